@@ -17,7 +17,7 @@ from bench.effort import Effort
 from bench.engine import _elsewhere, _timed_runs
 from bench.report import Row, Rows, progress
 from holdfast.engine.activities.task_pool import TaskPool
-from holdfast.engine.start.first_turns import FirstTurns
+from holdfast.engine.start.starter import FirstTurns
 from holdfast.engine.turns.draft import TurnDraft
 from holdfast.store.sqlite.commit import ShortCut
 

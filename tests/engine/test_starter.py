@@ -11,8 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core.instants import Instant
-from holdfast.engine.start.first_turns import First
-from holdfast.engine.start.starter import CREATE_RUNS, Starter
+from holdfast.engine.start.starter import CREATE_RUNS, First, Starter
 from holdfast.errors import EngineError, InvalidInput, LeaseExpired, StoreUnavailable
 from holdfast.store.port import Created, Existing, LoadedRun, NewRun, Refused
 from holdfast.store.types import created_run
@@ -80,7 +79,7 @@ class Drafter:
 
     def __init__(self) -> None:
         self.can_begin: set[str] = set()
-        self.are_at_work = True
+        self.begun: list[str] = []
         self.closed: list[str] = []
         self.on_take: Callable[[], None] = lambda: None
 
@@ -89,10 +88,13 @@ class Drafter:
         if new.run_id not in self.can_begin:
             return None
         self.on_take()
-        live: Any = SimpleNamespace(close=lambda: self.closed.append(new.run_id))
-        drafted: Any = SimpleNamespace(cached=live)
-        begun = replace(new, tags=("begun",)) if self.are_at_work else new
-        return First(begun, created_run(new, "node-a", now), drafted, is_at_work=self.are_at_work)
+        something: Any = SimpleNamespace()
+        cached: Any = SimpleNamespace(close=lambda: self.closed.append(new.run_id))
+        return First(replace(new, tags=("begun",)), created_run(new, "node-a", now), cached, something, something)
+
+    def begin(self, first: First, now: Instant) -> None:
+        """Note it."""
+        self.begun.append(f"{first.new.run_id} with its first turn")
 
 
 class Scene:
@@ -106,22 +108,17 @@ class Scene:
         first_turns: Any = Drafter()
         self.store: Maker = store
         self.drafter: Drafter = first_turns
-        self.begun: list[str] = []
-        self.held: list[str] = []
+        self.begun = first_turns.begun
         self.found: list[str] = []
         self.starter = Starter(store, self, 1_000, first_turns if is_for_node else None)
 
-    def begin(self, new: NewRun, now: Instant, first: First | None) -> None:
+    def begin(self, new: NewRun, now: Instant) -> None:
         """Note it."""
-        self.begun.append(new.run_id if first is None else f"{new.run_id} with its first turn")
-
-    def add(self, loaded: LoadedRun) -> None:
-        """Note it."""
-        self.held.append(loaded.head.run_id)
+        self.begun.append(new.run_id)
 
     def owns(self, run_id: str) -> bool:
-        """Say whether it was noted."""
-        return run_id in self.held
+        """Say whether it was begun."""
+        return run_id in self.begun
 
     def find(self, run_id: str) -> None:
         """Note it."""
@@ -138,7 +135,6 @@ async def test_a_run_that_is_created_for_this_node_is_begun_here_once() -> None:
     scene = Scene()
     assert await asyncio.gather(*scene.start("a", "b")) == [Created("a", 1), Created("b", 1)]
     assert scene.begun == ["a", "b"]
-    assert scene.starter._under_way == set()
 
 
 @pytest.mark.contract("OWN-1", "QUE-1")
@@ -152,35 +148,22 @@ async def test_a_run_that_is_somebody_elses_is_not_begun_here() -> None:
     assert nobody.begun == []
 
 
-@pytest.mark.contract("OWN-1")
-async def test_a_run_that_the_node_has_found_by_itself_meanwhile_is_not_begun_again() -> None:
-    scene = Scene()
-    scene.store.may_answer.clear()
-    scene.drafter.can_begin = {"b"}
-    scene.drafter.are_at_work = False
-    tasks = scene.start("a", "b", "c")
-    await scene.store.asked.wait()
-    assert not scene.starter.keeps(loaded("a"))
-    assert not scene.starter.keeps(loaded("b"))
-    scene.store.may_answer.set()
-    await asyncio.gather(*tasks)
-    assert (scene.begun, scene.held, scene.drafter.closed) == (["c"], [], ["b"])
-
-
 @pytest.mark.contract("OWN-1", "ACT-1")
-async def test_a_run_that_is_created_at_work_and_found_meanwhile_waits_for_the_answer() -> None:
+async def test_a_run_that_is_claimed_before_the_answer_to_its_creation_is_begun_first() -> None:
     """What it does has not begun: it is not to be taken for something that was lost."""
     scene = Scene()
     scene.drafter.can_begin = {"a"}
     scene.store.may_answer.clear()
     tasks = scene.start("a", "b")
     await scene.store.asked.wait()
-    assert scene.starter.keeps(loaded("a"))
-    assert not scene.starter.keeps(loaded("c"))
+    await scene.starter.begun([loaded("c")])
+    claims = [asyncio.create_task(scene.starter.begun([loaded("c"), loaded(run_id)])) for run_id in ("a", "b")]
+    await asyncio.sleep(0)
+    assert not any(claim.done() for claim in claims)
     scene.store.may_answer.set()
+    await asyncio.gather(*claims)
+    assert scene.begun == ["a with its first turn", "b"]
     await asyncio.gather(*tasks)
-    assert (scene.begun, scene.held) == (["a with its first turn", "b"], ["a"])
-    assert not scene.starter.keeps(loaded("a"))
 
 
 @pytest.mark.contract("QUE-1")
@@ -205,7 +188,7 @@ async def test_runs_of_which_some_may_have_been_created_before_a_lease_ended_are
     async with asyncio.timeout(60):
         while scene.starter._looking:  # noqa: ASYNC110
             await asyncio.sleep(0)
-    assert (scene.begun, scene.found, scene.held) == (["b with its first turn"], ["a"], [])
+    assert (scene.begun, scene.found) == (["b with its first turn"], ["a"])
 
 
 async def test_what_runs_here_knows_nothing_of_who_asked() -> None:
@@ -220,17 +203,19 @@ async def test_what_runs_here_knows_nothing_of_who_asked() -> None:
 
 
 @pytest.mark.contract("OWN-1")
-async def test_a_run_that_was_found_though_its_creation_failed_is_held_as_it_was_found() -> None:
+async def test_a_run_that_is_claimed_though_its_creation_failed_waits_no_longer() -> None:
     scene = Scene()
     scene.drafter.can_begin = {"a"}
     scene.store.may_answer.clear()
     scene.store.problem = StoreUnavailable("down")
     tasks = scene.start("a")
     await scene.store.asked.wait()
-    assert scene.starter.keeps(loaded("a"))
+    claim = asyncio.create_task(scene.starter.begun([loaded("a")]))
+    await asyncio.sleep(0)
     scene.store.may_answer.set()
+    await claim
     assert await asyncio.gather(*tasks, return_exceptions=True) == [scene.store.problem]
-    assert (scene.begun, scene.held, scene.drafter.closed) == ([], ["a"], ["a"])
+    assert (scene.begun, scene.drafter.closed) == ([], ["a"])
 
 
 async def test_runs_are_created_with_their_first_turns() -> None:
@@ -274,7 +259,7 @@ async def test_runs_whose_creation_was_not_answered_are_looked_for(monkeypatch: 
     async with asyncio.timeout(60):
         while scene.starter._looking:  # noqa: ASYNC110
             await asyncio.sleep(0)
-    assert (scene.found, scene.held) == (["a"], [])
+    assert scene.found == ["a"]
     assert scene.store.looked_for == [*[["a", "b", "c"]] * 3, ["c"]]
 
 
@@ -308,7 +293,7 @@ async def test_a_store_that_fails_is_told_to_everybody_of_the_batch_and_to_nobod
     scene.store.problem = StoreUnavailable("down")
     answers = await asyncio.gather(*scene.start("a", "b"), return_exceptions=True)
     assert answers == [scene.store.problem] * 2
-    assert (scene.begun, scene.starter._under_way) == ([], set())
+    assert scene.begun == []
     scene.store.problem = None
     assert await asyncio.gather(*scene.start("a")) == [Created("a", 1)]
 

@@ -69,6 +69,11 @@ def encode(value: object) -> Raw:
     return Raw(raw)
 
 
+def encode_text(value: object) -> str:
+    """Return a struct of ours as JSON text. It holds what was checked before; nothing is checked again."""
+    return _encoder.encode(value).decode()
+
+
 def bounded(raw: Raw, most_bytes: int, what: str) -> Raw:
     """Return an encoded value, or raise `PayloadTooLarge` if it has more bytes than a history keeps in one."""
     size = len(raw)

@@ -71,4 +71,4 @@ class HandOver:
         """Return whether nothing of the run is under way here that is not in the store."""
         run_id = owned.loaded.head.run_id
         has_reports = any(run_id == reported for reported, _ in self._owned_runs.reports)
-        return not (owned.inputs or owned.drafted or has_reports or self._owned_runs.executor.attempts.get(run_id))
+        return not (owned.inputs or has_reports or self._owned_runs.executor.attempts.get(run_id))

@@ -35,8 +35,7 @@ from holdfast.engine.leases import LeaseGuard, keep_lease
 from holdfast.engine.observe.logs import log_dead_letters
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.start.admission import RunQueue
-from holdfast.engine.start.first_turns import FirstTurns
-from holdfast.engine.start.starter import Starter
+from holdfast.engine.start.starter import FirstTurns, Starter
 from holdfast.engine.turns.draft import LIMITS, TurnDraft
 from holdfast.engine.turns.execute import CachedRun, RunCache, pause_turn, take_turn
 from holdfast.engine.turns.owned_runs import OwnedRun, OwnedRuns, unsuccessful
@@ -116,9 +115,7 @@ class Node:
             self._queue_worker.heartbeats,
             self._hand_over,
         )
-        first_turns = None
-        if options.takes_runs:
-            first_turns = FirstTurns(name, self.run_cache, self.owned_runs.dispatcher, limits)
+        first_turns = FirstTurns(self.owned_runs, self.run_cache, limits) if options.takes_runs else None
         self.starter = Starter(store, self.owned_runs, options.lease_ms, first_turns)
         self._guard: LeaseGuard | None = None
         self._is_idle = False
@@ -190,6 +187,8 @@ class Node:
             self.owned_runs.should_claim = True
             raise
         self.owned_runs.should_claim |= len(claimed) == self._options.claim_runs
+        if self.starter.creating:
+            await self.starter.begun(claimed)
         for loaded in claimed:
             self._accept(loaded)
 
@@ -202,8 +201,6 @@ class Node:
         stops = self.owned_runs.is_stopping  # then nothing is claimed, whatever is due
         due_at = None if stops else await self.store.next_due(self.name, self.definition_filter.plans())
         timeout_s = None if due_at is None else (due_at - await self.store.now()) / 1_000_000
-        if timeout_s is not None:
-            timeout_s = max(timeout_s, self.starter.pause_s)
         try:
             async with asyncio.timeout(timeout_s):
                 self._is_idle = True
@@ -215,9 +212,8 @@ class Node:
         changed.clear()
 
     def _accept(self, loaded: LoadedRun) -> None:
-        """Take a run that was claimed for this node, unless its creation here is not answered yet."""
-        if not self.starter.keeps(loaded):
-            self.owned_runs.add(loaded)
+        """Take a run that was claimed for this node."""
+        self.owned_runs.add(loaded)
 
     async def _load_again(self) -> None:
         """Load runs that belong to this node: those whose last turn had not seen an outcome take that turn again.
@@ -522,8 +518,6 @@ class TurnTaker:
 
         Until the commit nothing is awaited: what came in between would be of no turn.
         """
-        if owned.drafted is not None and (drafted := owned.take_drafted(cached)) is not None:
-            return self._drafted(owned, cached, drafted.draft, drafted.problem)
         was = owned.inputs, owned.is_fresh
         lost = self.owned_runs.lost(owned, cached.state, now) if owned.is_fresh else []
         inputs = [*lost, *owned.inputs] if lost else owned.inputs
@@ -551,22 +545,17 @@ class TurnTaker:
                 return None
         else:
             draft = pause_turn(cached.state, owned.loaded, inputs, problem, now, self._node, self._limits)
-        return self._drafted(owned, cached, draft, problem)
-
-    def _is_deferred_otherwise(self, owned: OwnedRun, inputs: Sequence[Input]) -> bool:
-        """Return whether something has come in since the end of this turn was deferred: then it may end elsewhere."""
-        was, owned.deferred_with = owned.deferred_with, None
-        return was is not None and was != (owned.loaded, list(inputs))
-
-    def _drafted(
-        self, owned: OwnedRun, cached: CachedRun, draft: TurnDraft, problem: RunError | None
-    ) -> tuple[OwnedRun, CachedRun, TurnDraft]:
         if draft.dispatch:
             self.owned_runs.dispatcher.leave_unknown(draft)
         if problem is not None:
             logger.error("run %s is paused: %s", cached.state.run_id, problem)
             self._run_cache.forget(cached.state.run_id)
         return owned, cached, draft
+
+    def _is_deferred_otherwise(self, owned: OwnedRun, inputs: Sequence[Input]) -> bool:
+        """Return whether something has come in since the end of this turn was deferred: then it may end elsewhere."""
+        was, owned.deferred_with = owned.deferred_with, None
+        return was is not None and was != (owned.loaded, list(inputs))
 
     async def _refuse_sends(self, turns: list[Turn], of: Sequence[OwnedRun], now: Instant) -> list[Turn]:
         """Return the turns without the signals that other runs do not take; again and again until that is known."""

@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from holdfast.core.audit import AuditEntry
-from holdfast.core.codec import decode_body, decode_ref
+from holdfast.core.codec import decode_body, decode_ref, encode_text
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import NULL, CallerRef, EngineRunRef, Event
@@ -32,7 +32,6 @@ from holdfast.store.types import (
     WaitQuery,
 )
 
-_encoder = msgspec.json.Encoder()
 _snapshots = msgspec.json.Decoder(RuntimeSnapshot)
 _messages = msgspec.json.Decoder(Message)
 _tasks = msgspec.json.Decoder(Task)
@@ -121,11 +120,6 @@ def found_of(
     if not unreadable:
         return Found(found, place)
     return Found(found, place_of(rows[-1]) if place is None else place, tuple(unreadable))
-
-
-def encode(value: Any) -> str:
-    """Return the value as JSON text."""
-    return _encoder.encode(value).decode()
 
 
 def head_of(row: tuple[Any, ...]) -> RunHead:
@@ -314,14 +308,14 @@ def mail_name(row: Sequence[Any]) -> str:
 
 def by_of(request: SignalRequest) -> str | None:
     """Return the caller of a signal as text, or None."""
-    return None if request.audit is None or request.audit.by is None else encode(request.audit.by)
+    return None if request.audit is None or request.audit.by is None else encode_text(request.audit.by)
 
 
 def audit_row(entry: AuditEntry) -> tuple[Any, ...]:
     """Return the row of AUDIT for an entry of the audit log."""
     token_id = None if entry.by is None else entry.by.token_id
     place = (entry.tenant, entry.project, entry.environment)
-    return entry.at, entry.entry_id, *place, entry.run_id, entry.actor, token_id, entry.operation, encode(entry)
+    return entry.at, entry.entry_id, *place, entry.run_id, entry.actor, token_id, entry.operation, encode_text(entry)
 
 
 @_reading

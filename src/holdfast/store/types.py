@@ -322,6 +322,25 @@ def created_run(new: NewRun, owner: str, now: Instant) -> LoadedRun:
     return LoadedRun(head=new_head(new, owner, now), messages=new.messages)
 
 
+def creations_may_wake_others(runs: Sequence[NewRun], answers: Sequence["Created | Existing | Refused"]) -> bool:
+    """Return whether another process than the owner of these runs can be waiting for what their creation does.
+
+    The owner begins a run as soon as it has the answer, and its first turn wakes the others.
+    """
+    for new, answer in zip(runs, answers, strict=True):
+        if isinstance(answer, Refused):
+            continue
+        if new.signals or (isinstance(answer, Created) and (not answer.epoch or _is_under_way(new))):
+            return True
+    return False
+
+
+def _is_under_way(new: NewRun) -> bool:
+    """Return whether a run has a history that is awaited, or messages that are due later, from its beginning."""
+    is_awaited = any(event.data.IS_AWAITED for event in new.events)
+    return is_awaited or any(message.due_at is not None for message in new.messages)
+
+
 class Admitted(Struct, frozen=True, gc=False):
     """A run that was admitted. STARTED: `run` is set if it was claimed; otherwise any node may claim it.
 

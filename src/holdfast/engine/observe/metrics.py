@@ -77,7 +77,9 @@ class Counts:
         for turn in turns:
             if turn.dead:
                 self.dead_letters.update(letter.reason for letter in turn.dead)
-            self.runs_created += len(turn.starts)
+            if turn.starts:
+                self.runs_created += len(turn.starts)
+                self.events.update([event.event_type for new in turn.starts for event in new.events])
 
 
 class ObservedStore(StoreProxy):
@@ -102,7 +104,7 @@ class ObservedStore(StoreProxy):
         answers = await self._store.create(runs, claim_for)
         created = [new for new, answer in zip(runs, answers, strict=True) if isinstance(answer, Created)]
         self.counts.runs_created += len(created)
-        self.counts.events.update([event.event_type for new in created for event in new.events[1:]])  # of first turns
+        self.counts.events.update([event.event_type for new in created for event in new.events])
         return answers
 
     async def deliver(self, items: Sequence[SignalRequest | Message]) -> list[Delivered]:

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 
-from msgspec import Raw, Struct
+from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import codec
@@ -72,32 +72,24 @@ REST = 2
 class CachedRun:
     """A run's state and program."""
 
-    __slots__ = ("is_ahead", "is_closed", "replay", "state")
+    __slots__ = ("ahead", "is_closed", "replay", "state")
 
     def __init__(self, state: RunState, replay: Replay) -> None:
         self.state = state
         self.replay = replay
-        self.is_ahead = False
-        """Whether the program has taken a turn that is not durable yet."""
+        self.ahead: tuple[TurnDraft, RunError | None] | None = None
+        """The turn that the program has taken and that is not durable yet; with the reason if it cannot go on."""
         self.is_closed = False
 
     def settle(self, state: RunState) -> None:
         """Take note that the turn is durable which has led to this state."""
         self.state = state
-        self.is_ahead = False
+        self.ahead = None
 
     def close(self) -> None:
         """Let go of the program."""
         self.is_closed = True
         self.replay.close()
-
-
-class Drafted(Struct, frozen=True):
-    """A turn that a run has taken and that is not committed yet; with the reason if its program cannot go on."""
-
-    cached: CachedRun
-    draft: TurnDraft
-    problem: RunError | None
 
 
 class _Beginning:
@@ -183,11 +175,13 @@ def take_turn(
 
     Raises `EndDeferred`, and nothing has happened then: the run is to be made again (`rebuild`) for the same turn.
     """
+    if cached.ahead is not None:  # by a turn that is to be committed first: what has come in since waits for the next
+        return cached.ahead
     draft = TurnDraft(cached.state, loaded, now, node, limits)
-    cached.is_ahead = True
     try:
         _Turn(cached, draft).run([*loaded.messages, *inputs])
-        return draft, None
+        cached.ahead = draft, None
+        return cached.ahead
     except EndDeferred as deferred:
         cached.replay.defer(deferred)
         raise
@@ -195,7 +189,8 @@ def take_turn(
         raise
     except BaseException as problem:  # user code that raised where no task could take it must not end the node
         stuck = _stuck(problem)
-        return pause_turn(cached.state, loaded, inputs, stuck, now, node, limits), stuck
+        cached.ahead = pause_turn(cached.state, loaded, inputs, stuck, now, node, limits), stuck
+        return cached.ahead
 
 
 def pause_turn(
@@ -534,7 +529,7 @@ class RunCache:
             head = await head_of(self._store, run_id)
         refuse_suspect(head)
         cached = self.get(head)
-        if cached is not None and not cached.is_ahead:  # what is not durable may never come to be
+        if cached is not None and cached.ahead is None:  # what is not durable may never come to be
             try:
                 return _answer(cached, name, arguments)
             except (NotDurable, RunawayWorkflow):  # this program no longer agrees with its history

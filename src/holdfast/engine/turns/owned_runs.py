@@ -41,9 +41,8 @@ from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.engine.observe.logs import LOGGED, log_events
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.start.admission import RunQueue
-from holdfast.engine.start.first_turns import First
 from holdfast.engine.turns.draft import TurnDraft
-from holdfast.engine.turns.execute import CachedRun, Drafted, RunCache
+from holdfast.engine.turns.execute import CachedRun, RunCache
 from holdfast.engine.turns.poison import UNFIT, Refusals
 from holdfast.errors import InvalidInput, TurnRefused
 from holdfast.limits import Limits
@@ -65,7 +64,6 @@ class OwnedRun:
 
     __slots__ = (
         "deferred_with",
-        "drafted",
         "inputs",
         "is_fresh",
         "is_tried",
@@ -80,7 +78,6 @@ class OwnedRun:
         self.inputs: list[Input] = []
         self.taken: Sequence[Input] = ()  # the inputs of the turn that is being committed
         self.is_fresh = True
-        self.drafted: Drafted | None = None  # what it did before it was created
         self.deferred_with: object = None  # what the turn was given whose end waits for updates
         self.is_tried = False  # whether it is durable that it takes its turn alone
         self.losses_after = 0  # how often it counts as lost after its present turn
@@ -122,20 +119,6 @@ class OwnedRun:
             m for m in loaded.messages if m.signal_id in known or m.type != "TimerDue" or m.step_id not in waits
         ]
         self.loaded = replace(loaded, messages=tuple(messages))
-
-    def take_drafted(self, cached: CachedRun) -> Drafted | None:
-        """Return the turn that was taken before, if it was by what is live now; whatever came in since waits."""
-        drafted, self.drafted = self.drafted, None
-        return drafted if drafted is not None and drafted.cached is cached else None
-
-    def is_as_before(self, loaded: LoadedRun) -> bool:
-        """Return whether a later load brings nothing that was not there before."""
-        was, now = self.loaded.head, loaded.head
-        if (was.lease_epoch, was.version) != (now.lease_epoch, now.version) or loaded.signals:
-            return False
-        return {message.signal_id for message in loaded.messages} <= {
-            message.signal_id for message in self.loaded.messages
-        }
 
     def advance(self, draft: TurnDraft, losses: int = 0) -> None:
         """Take note of a turn that was committed."""
@@ -266,11 +249,6 @@ class OwnedRuns:
         """Take a run that was claimed for this node; its turn comes with the next round."""
         run_id = loaded.head.run_id
         owned = self.by_id.get(run_id)
-        if owned is not None and owned.drafted is not None:
-            if owned.is_as_before(loaded):
-                return
-            owned.drafted = None  # there is more to take with the first turn, or another node owned it in between
-            self._run_cache.forget(run_id)
         if owned is None:
             self.by_id[run_id] = OwnedRun(loaded)
         elif owned.loaded.head.lease_epoch == loaded.head.lease_epoch:
@@ -286,22 +264,20 @@ class OwnedRuns:
         self.ready.add(run_id, is_new=loaded.head.version == 1)
         self.changed.set()
 
-    def begin(self, new: NewRun, now: Instant, first: First | None) -> None:
-        """Hold a run that was just created; its history is known without asking."""
-        if first is None:
-            self._run_cache.keep(self._run_cache.beginning(new))
+    def begin(self, new: NewRun, now: Instant, cached: CachedRun | None = None) -> None:
+        """Take a run that was just created, unless it was found in the store before: its history is known."""
+        if new.run_id not in self.by_id:
+            self._run_cache.keep(cached or self._run_cache.beginning(new))
             self.add(created_run(new, self.name, now))
-            return
-        self._run_cache.keep(first.drafted.cached)
-        owned = self.by_id[new.run_id] = OwnedRun(first.loaded)
+        elif cached is not None:
+            cached.close()
+
+    def hold(self, loaded: LoadedRun, cached: CachedRun) -> OwnedRun:
+        """Take a run that has nothing to do, with its program."""
+        self._run_cache.keep(cached)
+        owned = self.by_id[loaded.head.run_id] = OwnedRun(loaded)
         owned.is_fresh = False
-        if first.is_at_work:
-            self.perform_effects(owned, first.drafted.cached, first.drafted.draft, None, now)
-            self._run_cache.trim()
-        else:
-            owned.drafted = first.drafted
-            self.ready.add(new.run_id)
-            self.changed.set()
+        return owned
 
     @property
     def has_room(self) -> bool:
@@ -366,9 +342,7 @@ class OwnedRuns:
         lost = [step for step in lost if (state.run_id, step.step_id) not in self.reports]
         return [NodeLost(s.step_id) for s in lost if not self.executor.is_working_on(state.run_id, s.step_id)]
 
-    def perform_effects(
-        self, owned: OwnedRun, cached: CachedRun, draft: TurnDraft, turn: Turn | None, now: Instant
-    ) -> None:
+    def perform_effects(self, owned: OwnedRun, cached: CachedRun, draft: TurnDraft, turn: Turn, now: Instant) -> None:
         """Perform the effects of a turn that is durable."""
         run_id = draft.state.run_id
         cached.settle(draft.state)
@@ -393,12 +367,12 @@ class OwnedRuns:
             self._completion_waiters.notify(run_id, draft.state.version, draft.events[-1] if draft.events else None)
             if self._workflow_limits:
                 self._run_queue.notice_end(draft.state.plan_id)
-        if is_finished or (turn is not None and turn.release):
+        if is_finished or turn.release:
             if self.by_id.get(run_id) is owned:  # what came in meanwhile is about steps that this turn has closed
                 del self.by_id[run_id]
             lacking = None
         else:
-            owned.advance(draft, 0 if turn is None else turn.losses)
+            owned.advance(draft, turn.losses)
             lacking = draft.state
         if self.dispatcher.unknown or self._definition_filter.lacking:
             self._note_lack(run_id, lacking, now)

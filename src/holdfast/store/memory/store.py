@@ -94,7 +94,8 @@ class MemoryStore:
         if claim_for is not None:
             self._check_node(claim_for, now)
         answers = [self._create(new, claim_for, now) for new in runs]
-        self.wakeups.notify()
+        if port.creations_may_wake_others(runs, answers):
+            self.wakeups.notify()
         return answers
 
     def _create(self, new: port.NewRun, owner: str | None, now: Instant) -> port.Created | port.Existing | port.Refused:

@@ -7,13 +7,13 @@ from typing import Any, get_args
 from msgspec import UNSET, Raw
 from msgspec.structs import fields, replace
 
-from holdfast.core.codec import encode_body, encode_ref
+from holdfast.core.codec import encode_body, encode_ref, encode_text
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import NULL, Body, Event
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.messages import Message
 from holdfast.store.port import Job
-from holdfast.store.sql import encode, text_of
+from holdfast.store.sql import text_of
 
 EVENT_COLUMNS = 15
 MESSAGE_COLUMNS = 4
@@ -91,7 +91,7 @@ def event_rows(number: int, version: int, events: Iterable[Event]) -> list[tuple
 def message_rows(number: int, messages: Iterable[Message]) -> list[tuple[Any, ...]]:
     """Return the messages of item `number`; of two with one id the later one counts."""
     latest = {message.signal_id: message for message in messages}
-    return [(number, signal_id, message.due_at, encode(message)) for signal_id, message in latest.items()]
+    return [(number, signal_id, message.due_at, encode_text(message)) for signal_id, message in latest.items()]
 
 
 class More:
@@ -102,7 +102,7 @@ class More:
 
     def text(self) -> str | None:
         """Return it as JSON, or None if there is nothing."""
-        return encode(self._lists) if self._lists else None
+        return encode_text(self._lists) if self._lists else None
 
     def add(self, name: str, number: int, rows: Iterable[dict[str, Any]]) -> None:
         """Add rows of item `number`."""
@@ -124,7 +124,10 @@ class More:
         self.add(
             "tasks",
             number,
-            ({**{field: getattr(task, field) for field in fields}, "task": encode(task)} for task in latest.values()),
+            (
+                {**{field: getattr(task, field) for field in fields}, "task": encode_text(task)}
+                for task in latest.values()
+            ),
         )
 
     def add_records(self, number: int, records: Iterable[ActivityRecord]) -> None:
@@ -138,7 +141,7 @@ class More:
                 {
                     **{field: getattr(one, field) for field in fields},
                     "is_completed": one.status == "completed",
-                    "record": encode(one),
+                    "record": encode_text(one),
                 }
                 for one in latest.values()
             ),
@@ -168,7 +171,7 @@ def _job(job: Job) -> dict[str, Any]:
         "due_at": job.due_at,
         "next_attempt": job.engine_attempt_id,
         "details": None if job.details == NULL else text_of(job.details),
-        "job": encode(replace(job, details=NULL)),
+        "job": encode_text(replace(job, details=NULL)),
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import asyncpg
 from msgspec import Struct
 
+from holdfast.core.codec import encode_text
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
@@ -300,7 +301,7 @@ def _run_row(turn: port.Turn, is_unfit: bool) -> tuple[Any, ...]:
         turn.epoch,
         len(turn.events),
         str(snapshot.status),
-        sql.encode(snapshot) if not is_unfit else "{}",
+        encode_text(snapshot) if not is_unfit else "{}",
         snapshot.status in TERMINAL,
         turn.seen_inbox_seq,
         turn.release,

@@ -5,10 +5,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
 from holdfast.errors import InvalidInput
 from holdfast.limits import Limits
-from holdfast.store import decisions, port, sql, validation
+from holdfast.store import decisions, port, validation
 from holdfast.store.postgres import admission, audit
 from holdfast.store.postgres.columns import (
     EVENT_COLUMNS,
@@ -211,10 +212,10 @@ def _run_row(new: port.NewRun) -> tuple[Any, ...]:
         bytes.fromhex(new.input_sha256),
         new.parent_run_id,
         new.reference_key,
-        sql.encode(new.tags),
+        encode_text(new.tags),
         str(new.snapshot.status),
         len(new.events),
-        sql.encode(new.snapshot),
+        encode_text(new.snapshot),
         min((due for due in dues if due is not None), default=None),
         None in dues,
     )

@@ -5,6 +5,7 @@ from operator import itemgetter
 from typing import Any
 
 from holdfast.core.audit import AuditEntry
+from holdfast.core.codec import encode_text
 from holdfast.core.dead_letters import DeadLetter, Settled, Settlement, letter_id, unreadable_payload
 from holdfast.core.instants import Instant
 from holdfast.core.keys import inbox_uuid
@@ -91,7 +92,7 @@ async def _requeue(transaction: Transaction, run_no: int, message: Message, now:
         run_no,
         message.signal_id,
         now,
-        sql.encode(message),
+        encode_text(message),
     )
     await transaction.fetch("UPDATE holdfast.runs SET ready_at = least(ready_at, $2) WHERE run_no = $1", run_no, now)
     await transaction.fetch("SELECT holdfast.enter_1(ARRAY[$1::bigint], $2)", run_no, now)

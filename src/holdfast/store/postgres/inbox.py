@@ -6,6 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core.audit import AuditEntry
+from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
 from holdfast.core.keys import RESERVED_PREFIX, inbox_uuid, signal_storage_key, signal_suffix
 from holdfast.core.messages import AcceptedSignalResult, Message, SignalRequest
@@ -99,7 +100,7 @@ async def _deliver(
     for index in wave:
         item = items[index]
         if isinstance(item, Message):
-            messages.append((index, item.run_id, item.signal_id, item.due_at, sql.encode(item)))
+            messages.append((index, item.run_id, item.signal_id, item.due_at, encode_text(item)))
         else:
             signals.append(_signal_row(index, item))
             is_repeatable = is_repeatable and item.signal_id is not None

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from holdfast.core.codec import encode_text
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.instants import Instant
 from holdfast.errors import StoreCorrupt
@@ -213,7 +214,7 @@ JOIN holdfast.definitions d ON d.plan_id = x.plan_id AND d.plan_version = x.plan
 async def publish_definitions(db: Db, definitions: Sequence[WorkflowDeclaration]) -> None:
     """Store definitions, replacing those of the same versions."""
     last = {(one.plan_id, one.plan_version): one for one in definitions}.values()
-    given = [one.plan_id for one in last], [one.plan_version for one in last], [sql.encode(one) for one in last]
+    given = [one.plan_id for one in last], [one.plan_version for one in last], [encode_text(one) for one in last]
     await db.fetch(_PUBLISH_DEFINITIONS, *given)
 
 

@@ -120,8 +120,15 @@ class PostgresStore:
         self, runs: Sequence[port.NewRun], claim_for: str | None = None
     ) -> list[port.Created | port.Existing | port.Refused]:
         validation.check_batch(runs, self._limits)
-        work = create_on(self._ready(), runs, claim_for, self._limits, self._asked())
-        return await self._pool.finished(self._then_notify(work))
+        pool = self._ready()
+
+        async def create() -> list[port.Created | port.Existing | port.Refused]:
+            answers = await create_on(pool, runs, claim_for, self._limits, self._asked())
+            if port.creations_may_wake_others(runs, answers):
+                self._notify_soon()
+            return answers
+
+        return await self._pool.finished(create())
 
     async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
         validation.check_ids(run_ids, self._limits)

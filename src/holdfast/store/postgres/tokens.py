@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.access import AccessToken, merge_tokens
+from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
 from holdfast.errors import InvalidInput, StoreCorrupt
 from holdfast.store import sql
@@ -96,7 +97,7 @@ def _row_of(token: AccessToken) -> tuple[Any, ...]:
         token.revoked_at,
         token.revoked_by.encode(),
         token.last_used_at,
-        sql.encode(token),
+        encode_text(token),
     )
 
 

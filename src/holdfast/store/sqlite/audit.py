@@ -6,6 +6,7 @@ from operator import itemgetter
 from typing import Any
 
 from holdfast.core.audit import AuditEntry
+from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
 from holdfast.store import sql
 from holdfast.store.port import PurgePolicy
@@ -24,7 +25,7 @@ def places_of(db: sqlite3.Connection, run_ids: Iterable[str]) -> Mapping[str, tu
     """Return whose these runs are."""
     found = db.execute(
         "SELECT run_id, tenant, project, environment FROM runs WHERE run_id IN (SELECT value FROM json_each(?))",
-        (sql.encode(list(run_ids)),),
+        (encode_text(list(run_ids)),),
     )
     return {run_id: (tenant, project, environment) for run_id, tenant, project, environment in found}
 
@@ -45,7 +46,7 @@ def old(db: sqlite3.Connection, policy: PurgePolicy, until: Instant) -> list[Any
     where.add("at <= ?", until)
     where.add_given("tenant = ?", policy.tenant)
     if policy.run_ids is not None:
-        where.add("run_id IN (SELECT value FROM json_each(?))", sql.encode(policy.run_ids))
+        where.add("run_id IN (SELECT value FROM json_each(?))", encode_text(policy.run_ids))
     select = f"SELECT at, entry_id FROM audit_log {where.text} ORDER BY at, entry_id LIMIT ?"
     return db.execute(select, where.values(policy.limit + 1)).fetchall()
 

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from holdfast.core.codec import encode_text
 from holdfast.core.events import Event, RunStarted
 from holdfast.core.instants import Instant
 from holdfast.core.messages import OUTCOME_SIGNAL, Message, SignalRequest
@@ -358,7 +359,7 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
             jobs += [queries.job_row(run_no, job, now) for job in turn.jobs]
         if turn.received or turn.waits_opened or turn.waits_closed or turn.tasks or turn.records or turn.dead:
             others.append((run_no, turn))
-        state = str(turn.snapshot.status), turn.expected_version + len(turn.events), sql.encode(turn.snapshot), now
+        state = str(turn.snapshot.status), turn.expected_version + len(turn.events), encode_text(turn.snapshot), now
         expected, seen = (run_no, turn.run_id, turn.expected_version, turn.epoch), turn.seen_inbox_seq
         if is_light:
             states.append((*state, *expected, seen))

@@ -7,9 +7,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core.admission import NEVER, AdmissionRequest
+from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
 from holdfast.limits import Limits
-from holdfast.store import decisions, port, sql, validation
+from holdfast.store import decisions, port, validation
 from holdfast.store.sqlite import admission, audit, queries
 from holdfast.store.sqlite.inbox import deliver
 
@@ -145,10 +146,10 @@ def _run_row(run_no: int, new: port.NewRun, owner: str | None, now: Instant) -> 
         bytearray.fromhex(new.input_sha256),
         new.parent_run_id,
         new.reference_key,
-        sql.encode(new.tags),
+        encode_text(new.tags),
         str(new.snapshot.status),
         len(new.events),
-        sql.encode(new.snapshot),
+        encode_text(new.snapshot),
         now,
         now,
         min(due.values(), default=None),

@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.core.codec import encode_text
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
 from holdfast.core.keys import RESERVED_PREFIX, inbox_uuid, signal_storage_key, signal_suffix
@@ -256,6 +257,6 @@ def _accept(
             bytes(request.payload).decode(),
             by_of(request),
         ),
-        (inbox.run_no, request.name, signal_id, record.expires_at, sql.encode(record)),
+        (inbox.run_no, request.name, signal_id, record.expires_at, encode_text(record)),
     )
     return result

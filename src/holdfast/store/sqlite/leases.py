@@ -4,12 +4,13 @@ import json
 import sqlite3
 from collections.abc import Sequence
 
+from holdfast.core.codec import encode_text
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.instants import Instant
 from holdfast.errors import StoreCorrupt
 from holdfast.limits import SUSPECT_LOSSES
 from holdfast.store import decisions, port
-from holdfast.store.sql import definition_of, encode, plan_keys, plan_of
+from holdfast.store.sql import definition_of, plan_keys, plan_of
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.connection import check_unreadable
 from holdfast.store.sqlite.dead_letters import unreadable_to_dead_letters
@@ -250,7 +251,7 @@ _FIND_DEFINITIONS = (
 
 def publish_definitions(db: sqlite3.Connection, definitions: Sequence[WorkflowDeclaration]) -> None:
     """Store definitions, replacing those of the same versions."""
-    db.executemany(_PUBLISH_DEFINITION, [(one.plan_id, one.plan_version, encode(one)) for one in definitions])
+    db.executemany(_PUBLISH_DEFINITION, [(one.plan_id, one.plan_version, encode_text(one)) for one in definitions])
 
 
 def find_definitions(db: sqlite3.Connection, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Raw
 from msgspec.structs import replace
 
-from holdfast.core.codec import encode_body, encode_ref
+from holdfast.core.codec import encode_body, encode_ref, encode_text
 from holdfast.core.events import NULL, Event
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
@@ -76,7 +76,7 @@ def event_rows(run_no: int, events: Iterable[Event], version: int, now: Instant)
 
 def message_row(run_no: int, message: Message, now: Instant) -> tuple[Any, ...]:
     """Return the row of a message; one without a due instant is due now."""
-    return run_no, message.signal_id, now if message.due_at is None else message.due_at, sql.encode(message)
+    return run_no, message.signal_id, now if message.due_at is None else message.due_at, encode_text(message)
 
 
 def wait_row(run_no: int, wait: Wait) -> tuple[Any, ...]:
@@ -86,13 +86,13 @@ def wait_row(run_no: int, wait: Wait) -> tuple[Any, ...]:
 
 def task_row(run_no: int, task: Task) -> tuple[Any, ...]:
     """Return the row of a task."""
-    return task.task_id, run_no, task.step_id, task.status, task.assignee, sql.encode(task.roles), sql.encode(task)
+    return task.task_id, run_no, task.step_id, task.status, task.assignee, encode_text(task.roles), encode_text(task)
 
 
 def record_row(run_no: int, record: ActivityRecord) -> tuple[Any, ...]:
     """Return the row of an activity record."""
     is_completed = record.status == "completed"
-    return run_no, record.activity_name, record.step_id, record.idempotency_key, is_completed, sql.encode(record)
+    return run_no, record.activity_name, record.step_id, record.idempotency_key, is_completed, encode_text(record)
 
 
 def job_row(run_no: int, job: Job, now: Instant) -> tuple[Any, ...]:
@@ -100,12 +100,12 @@ def job_row(run_no: int, job: Job, now: Instant) -> tuple[Any, ...]:
     visible_at = now if job.due_at is None else job.due_at
     details = None if job.details == NULL else sql.text_of(job.details)
     plain = replace(job, details=NULL)
-    return run_no, job.step_id, job.queue, job.activity, visible_at, job.engine_attempt_id, details, sql.encode(plain)
+    return run_no, job.step_id, job.queue, job.activity, visible_at, job.engine_attempt_id, details, encode_text(plain)
 
 
 def listing(values: Iterable[int | str]) -> str:
     """Return values as a JSON array, to be read by `json_each(?)`: one statement for any number of them."""
-    return sql.encode(list(values))
+    return encode_text(list(values))
 
 
 # --- reading

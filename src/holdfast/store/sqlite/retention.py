@@ -4,8 +4,9 @@ import sqlite3
 from typing import Any
 
 from holdfast.core.audit import AuditEntry
+from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
-from holdfast.store import decisions, sql
+from holdfast.store import decisions
 from holdfast.store.port import PurgePolicy, PurgeReport
 from holdfast.store.sqlite import audit, queries
 
@@ -40,7 +41,7 @@ _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: AuditEntry | None = None) -> PurgeReport:
     """Delete, or with `dry_run` only count, what the policy allows."""
     limit = policy.limit
-    run_ids = None if policy.run_ids is None else sql.encode(policy.run_ids)
+    run_ids = None if policy.run_ids is None else encode_text(policy.run_ids)
     named = {"tenant": policy.tenant, "run_ids": run_ids}
 
     def select(sql: str, window_ms: int | None, gone: str = "[]") -> list[Any]:

@@ -115,9 +115,12 @@ class SqliteStore:
         def work(db: sqlite3.Connection, now: Instant) -> list[port.Created | port.Existing | port.Refused]:
             if claim_for is not None:
                 leases.check_node(db, claim_for, now)
-            return create.create(db, runs, claim_for, self._limits, now, self._short_cut.learn)
+            answers = create.create(db, runs, claim_for, self._limits, now, self._short_cut.learn)
+            if port.creations_may_wake_others(runs, answers):
+                self._notify_soon()  # which comes after the commit: nothing is awaited before
+            return answers
 
-        return await self._write(work, notifies=True)
+        return await self._write(work)
 
     async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
         validation.check_ids(run_ids, self._limits)
