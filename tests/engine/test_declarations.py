@@ -20,7 +20,7 @@ from holdfast.engine.inbox.declarations import Declared, DeclaredByCode, Declare
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.store.memory import MemoryStore
-from holdfast.store.port import MailboxQuery, Store
+from holdfast.store.port import MailboxQuery, RunQuery, Store
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.types import DeadLetterQuery
 from tests.engine.harness import wait_for_event
@@ -163,6 +163,47 @@ async def test_what_counts_is_the_version_that_the_run_was_started_with(store: S
         with pytest.raises(InvalidInput):
             await new.run(run.run_id).signal("approval", {"approved": True, "by": "ann"})
         await new.run(run.run_id).signal("approval", 7)
+
+
+@pytest.mark.contract("SIG-10", "SIG-9", "QUE-1")
+@pytest.mark.parametrize("has_both", [True, False])
+async def test_a_signal_with_the_start_of_a_run_that_is_there_is_checked_by_the_version_of_that_run(
+    store: Store, has_both: bool
+) -> None:
+    old, order = shop("1", signals={"approval": int, "remark": str})
+    async with asyncio.timeout(60), old.connect(store):
+        run = await old.start(order, request_id="r")
+    new, later = shop("2", **DECLARES)
+    if has_both:
+
+        @new.workflow(name="order", version="1", signals={"approval": int, "remark": str})
+        async def first_order() -> str:
+            return str(await hf.wait_signal("approval"))
+
+    async with asyncio.timeout(60), new.connect(store):
+        payload: Any
+        for name, payload, problem in (
+            ("approval", {"approved": True, "by": "ann"}, InvalidInput),
+            ("no such", 7, NotFound),
+        ):
+            with pytest.raises(problem):
+                await new.start(later, request_id="r", with_signal={"name": name, "payload": payload})
+        assert await store.find(MailboxQuery(run_id=run.run_id)) == []
+        for signal_id, name, payload in (("a", "approval", 7), ("b", "remark", "fine"), ("a", "approval", 7)):
+            again = await new.start(
+                later, request_id="r", with_signal={"name": name, "payload": payload, "signal_id": signal_id}
+            )
+            assert again.run_id == run.run_id
+        kept = await store.find(MailboxQuery(run_id=run.run_id))
+        assert [(signal.name, bytes(signal.payload)) for signal in kept] == [("approval", b"7"), ("remark", b'"fine"')]
+        for name, payload, problem in (("approval", 7, InvalidInput), ("remark", "fine", NotFound)):
+            with pytest.raises(problem):  # in its own version it fits nothing, and there is no run without its signal
+                await new.start(later, request_id="s", with_signal={"name": name, "payload": payload})
+            with pytest.raises(problem):
+                await new.start(
+                    later, request_id="r", workflow_version="2", with_signal={"name": name, "payload": payload}
+                )
+        assert len(await store.find(RunQuery())) == 1
 
 
 @pytest.mark.contract("SIG-10")

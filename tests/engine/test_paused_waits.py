@@ -10,6 +10,7 @@ from holdfast.app import App
 from holdfast.core.state import PAUSED
 from holdfast.run import RunHandle
 from holdfast.store.port import Store
+from holdfast.testing.samples import message
 from tests.engine.harness import EngineVariant, event_types, store_with_virtual_time, wait_for_event, wait_for_status
 
 MINUTE_US = 60_000_000
@@ -109,3 +110,31 @@ async def test_a_wait_times_out_during_a_pause_if_all_signals_are_for_others(
         await until_quiet(store, run)
         await run.resume()
         assert await run.result() == ["0", "1" if signals == 2 else "nobody"]
+
+
+@pytest.mark.contract("SIG-8", "SIG-10")
+async def test_a_signal_that_did_not_fit_before_the_pause_keeps_no_wait_from_timing_out(variant: EngineVariant) -> None:
+    app, waits = waiting_app()
+    async with store_with_virtual_time(variant) as (store, clock):
+        async with variant.node(app, store):
+            run = await app.start(waits)
+            await wait_for_event(run, "SignalWaiting")
+        async with app.connect(store):
+            run = app.run(run.run_id)
+            await run.signal("go", 7, step_id="go")
+            await run.pause()
+            await store.deliver([message(run.run_id, "so that the signal is taken before the pause")])
+        clock.advance(us=MINUTE_US + 1)
+        async with variant.node(app, store):
+            run = app.run(run.run_id)
+            await wait_for_status(run, PAUSED)
+            await until_quiet(store, run)
+            assert (await event_types(run))[-4:] == [
+                "SignalDeadLettered",
+                "SignalAccepted",
+                "RunPaused",
+                "SignalTimedOut",
+            ]
+            await run.resume()
+            await run.signal("go", "somebody")
+            assert await run.result() == ["nobody", "somebody"]

@@ -116,8 +116,10 @@ def never_rejected(starts: Iterable[NewRun]) -> list[NewRun]:
     ]
 
 
-def first_signals(new: NewRun, run_id: str) -> list[SignalRequest]:
-    """Return the signals that come with a request, addressed to the run of the request."""
+def first_signals(new: NewRun, run_id: str, version: str) -> list[SignalRequest]:
+    """Return the signals that come with a request and that its run, of this version, is to get."""
+    if new.unfit is not None or version != new.plan_version:
+        return []
     return [replace(request, run_id=run_id) for request in new.signals]
 
 

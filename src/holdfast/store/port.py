@@ -155,7 +155,7 @@ class RunStore(Protocol):
         `LeaseExpired` is raised and nothing is created.
 
         A run and its first signals are one atomic step with one answer. If one of the signals could never be accepted,
-        the run is `Refused`; if the run exists already, they are delivered to it as by `deliver`.
+        the run is `Refused`; if the run exists already, in the same version, they are delivered to it as by `deliver`.
         """
         ...
 

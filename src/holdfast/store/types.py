@@ -136,6 +136,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
 
     `request_key` recognises a retry of the same request (QUE-1); `input_sha256` distinguishes a retry from a misuse.
     `signals` are for this run, whatever run they name: the run and its signals are created together, or neither is.
+    `unfit` is why no run may be created with them, unless the request was made before.
     With `admission` it is queued, and starts once its plan admits it.
     """
 
@@ -157,6 +158,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     reference_key: str | None = None
     tags: tuple[str, ...] = ()
     signals: tuple[SignalRequest, ...] = ()
+    unfit: CallerError | None = None
     admission: AdmissionRequest | None = None
     audit: AuditEntry | None = None
     """What the audit log keeps once the run is created. A request that was made before adds nothing."""
@@ -218,7 +220,11 @@ class Created(Struct, frozen=True, gc=False):
 
 
 class Existing(Struct, frozen=True, gc=False):
-    """The same request was made before; this is its run. Signals of this request were delivered to it."""
+    """The same request was made before; this is its run. `signals` are the answers to those of this request.
+
+    There are none if the run is of another version, or the signals are unfit for theirs: what the run's own version
+    declares decides, so the caller checks and delivers them.
+    """
 
     run_id: str
     signals: "tuple[Delivered, ...]" = ()

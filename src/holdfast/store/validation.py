@@ -295,7 +295,9 @@ def check_admit(run_limits: Mapping[str, RunLimit], limit: int, node: str | None
 
 def check_first_signals(new: NewRun, limits: Limits) -> CallerError | None:
     """Return why a new run cannot accept the signals that come with it, or None if it accepts all of them."""
-    for request in first_signals(new, new.run_id):
+    if new.unfit is not None:
+        return new.unfit
+    for request in first_signals(new, new.run_id, new.plan_version):
         problem = check_signal(request, limits)
         if request.expected_version is not None or request.accept_before is not None:
             return InvalidInput("the signals that come with a run have no conditions", field="signals")

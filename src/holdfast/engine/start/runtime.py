@@ -211,8 +211,9 @@ class Runtime:
         )
         if caller is not None:
             new = replace(new, audit=audit_entry(caller, self.ids, subject=definition.name))
+        warning = None
         if options.with_signal is not None:
-            new = await self._with_signal(new, queued, definition, options, caller)
+            new, warning = await self._with_signal(new, queued, definition, options, caller)
         if self.registry.workflow_limits:
             new = node.run_queue.with_admission(new, options.priority)
         is_unheard_of = options.run_id is None and not options.request_id
@@ -225,7 +226,11 @@ class Runtime:
         if isinstance(answer, port.Existing) and not options.names_version:  # an earlier release may have started it
             [existing] = await self.store.load([answer.run_id])
             version = version if existing is None else existing.head.plan_version
-        return Started(answer.run_id, version, answer.signals)
+        signals = tuple(_with_warning(each, warning) for each in answer.signals) if warning else answer.signals
+        if new.signals and not answer.signals:  # the run is of another version, and what that declares decides
+            sent = [replace(signal, run_id=answer.run_id) for signal in new.signals]
+            signals = tuple([port.Accepted(await self._signals.send(signal, None, caller)) for signal in sent])
+        return Started(answer.run_id, version, signals)
 
     async def _with_signal(
         self,
@@ -234,16 +239,26 @@ class Runtime:
         definition: WorkflowDefinition,
         options: StartOptions,
         caller: Caller | None,
-    ) -> port.NewRun:
-        """Return the run with its first signal. The signal has an id, so that it can be sent again after an error."""
+    ) -> tuple[port.NewRun, str | None]:
+        """Return the run with its first signal, and a warning for the sender.
+
+        The signal has an id, so that it can be sent again after an error. If it does not fit what this version
+        declares, no run is created with it; a run that the same request has started in another version may take it.
+        """
         assert options.with_signal is not None
-        signal = first_signal(new.run_id, options.with_signal, definition)
+        signal = first_signal(new.run_id, options.with_signal)
+        declared = self._signals.declarations.of(definition)
+        warning, unfit = None, None
+        try:
+            warning = None if declared is None else declared.check(signal.name, signal.payload)
+        except CallerError as problem:
+            unfit = problem
         signal_id = self.ids.new_id() if signal.signal_id is None else signal.signal_id
         audit = audit_entry(caller, self.ids, actor=signal.actor, subject=signal.name)
         signal = replace(signal, signal_id=signal_id, audit=audit)
         if self._authorizer.is_needed:
             await self._authorizer.check_first_signal(signal, queued, options.run_id, caller)
-        return replace(new, signals=(signal,))
+        return replace(new, signals=(signal,), unfit=unfit), warning
 
     async def _create_again(self, new: port.NewRun, now: Instant) -> port.Created | port.Existing | port.Refused:
         """Create a run that does another one again: here, or for a node that has its definition."""
@@ -430,3 +445,10 @@ class Runtime:
         if caller is None:
             return None
         return audit_entry(caller, self.ids, actor=actor, subject=self.activity_token(token).step_id)
+
+
+def _with_warning(delivered: port.Delivered, warning: str) -> port.Delivered:
+    """Return the answer to a signal with a warning for its sender, if it was accepted."""
+    if isinstance(delivered, port.Refused) or delivered.result is None:
+        return delivered
+    return replace(delivered, result=replace(delivered.result, warning=warning))

@@ -129,7 +129,10 @@ class TurnDraft:
 
         When the run is resumed the wait takes the signal; if it does not, it times out then.
         """
-        return bool(self.signals) and is_taken(self.state, step, self.signals)
+        if not self.signals:
+            return False
+        taken = {inbox_seq for inbox_seq, _ in self.received}  # one that was addressed and does not fit is gone
+        return is_taken(self.state, step, [signal for signal in self.signals if signal.inbox_seq not in taken])
 
     def _may_be_in_time(self, step: OpenStep) -> bool:
         """Return whether a signal that was not loaded may have come in time for the wait whose time is over.

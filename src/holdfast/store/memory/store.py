@@ -151,7 +151,8 @@ class MemoryStore:
         return admitted, None
 
     def _deliver_first(self, new: port.NewRun, run_id: str, now: Instant) -> tuple[port.Delivered, ...]:
-        return tuple(self._deliver(request, self._limits, now) for request in decisions.first_signals(new, run_id))
+        requests = decisions.first_signals(new, run_id, self._runs[run_id].head.plan_version)
+        return tuple(self._deliver(request, self._limits, now) for request in requests)
 
     async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
         now = self._now()

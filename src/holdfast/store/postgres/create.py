@@ -172,7 +172,11 @@ async def _with_signals(db: Db, new: port.NewRun, answer: Answer, limits: Limits
     """Put the signals that came with a request into the mailbox of its run, in the same transaction."""
     if isinstance(answer, port.Refused) or not new.signals:
         return answer
-    delivered = await deliver(db, decisions.first_signals(new, answer.run_id), limits, now)
+    version = new.plan_version
+    if isinstance(answer, port.Existing):
+        found = await db.fetch("SELECT plan_version FROM holdfast.runs WHERE run_id = $1", answer.run_id)
+        version = found[0][0] if found else ""
+    delivered = await deliver(db, decisions.first_signals(new, answer.run_id, version), limits, now)
     return replace(answer, signals=tuple(delivered))
 
 

@@ -86,7 +86,10 @@ def _with_signals(db: sqlite3.Connection, new: port.NewRun, answer: Answer, limi
     """Put the signals that came with a request into the mailbox of its run, in the same transaction."""
     if isinstance(answer, port.Refused) or not new.signals:
         return answer
-    delivered = deliver(db, decisions.first_signals(new, answer.run_id), limits, now)
+    version = new.plan_version
+    if isinstance(answer, port.Existing):
+        (version,) = db.execute("SELECT plan_version FROM runs WHERE run_id = ?", (answer.run_id,)).fetchone()
+    delivered = deliver(db, decisions.first_signals(new, answer.run_id, version), limits, now)
     return replace(answer, signals=tuple(delivered))
 
 

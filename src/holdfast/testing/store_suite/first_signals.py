@@ -108,6 +108,26 @@ class FirstSignalSuite(SuiteBase):
         assert isinstance(answer, Existing)
         check_refused(answer.signals[0], RunTerminal)
 
+    @pytest.mark.contract("SIG-9", "SIG-10", "QUE-1")
+    async def test_signals_for_a_run_of_another_version_are_left_to_the_caller(self, store: Store) -> None:
+        """What that version declares decides whether they fit."""
+        request = new_run("run-1", request_id="r")
+        await store.create([request])
+        other = with_signals(replace(request, run_id="run-2", plan_version="9"), signal("x", "go", 1, signal_id="a"))
+        async with unchanged(store):
+            assert await store.create([other]) == [Existing("run-1")]
+
+    @pytest.mark.contract("SIG-9", "SIG-10", "QUE-1")
+    async def test_no_run_is_created_with_signals_that_are_unfit(self, store: Store) -> None:
+        """A request that was made before is answered all the same, and delivers nothing."""
+        unfit = InvalidInput("signal 'go': payload: not a number")
+        request = with_signals(new_run("run-1", request_id="r"), signal("x", "go", 1, signal_id="a"))
+        async with unchanged(store):
+            assert await store.create([replace(request, unfit=unfit)]) == [Refused(unfit)]
+        await store.create([replace(request, signals=())])
+        async with unchanged(store):
+            assert await store.create([replace(request, run_id="run-2", unfit=unfit)]) == [Existing("run-1")]
+
     @pytest.mark.contract("SIG-9", "QUE-1")
     async def test_a_request_with_another_input_delivers_nothing(self, store: Store) -> None:
         """A misuse of a request id leaves no trace, not even of its signal."""
