@@ -23,6 +23,7 @@ from holdfast.core.index_rows import Wait
 from holdfast.core.keys import check_name, check_signal_name, require_step_name
 from holdfast.core.messages import AcceptedSignalResult
 from holdfast.core.timing import Retry
+from holdfast.engine.activities.slots import DaemonExecutor
 from holdfast.engine.inbox.authorization import Authoriser
 from holdfast.engine.inbox.dead_letters import DeadLetterHandle
 from holdfast.engine.inbox.signals import FirstSignal, Outgoing, result_of
@@ -449,6 +450,8 @@ class App:
 def termination_signal() -> Iterator["asyncio.Future[str]"]:
     """Yield a future that gets the name of the first SIGTERM or SIGINT. A second one ends the process at once.
 
+    Nor does the end of the process wait for threads: those that `asyncio.to_thread` makes are daemons from now on.
+
     At once means even if the event loop is stuck: what was acknowledged is durable, and other nodes take over the rest
     when the lease has expired. Afterwards the former handlers are back. Only a process that is nothing but a node uses
     this; a node inside another program leaves the signals of the operating system alone.
@@ -467,6 +470,7 @@ def termination_signal() -> Iterator["asyncio.Future[str]"]:
         is_asked = True
         loop.call_soon_threadsafe(asked.set_result, signal.Signals(number).name)
 
+    loop.set_default_executor(DaemonExecutor())
     before = {ending: signal.signal(ending, ask) for ending in ENDING}
     try:
         yield asked

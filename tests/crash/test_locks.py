@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import HoldfastError, StoreBusy
+from holdfast.errors import HoldfastError, StoreBusy, StoreUnavailable
 from holdfast.store.port import Created, PurgePolicy
+from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.samples import new_run
 from tests.races.stores import opened, prepare
 
@@ -106,6 +107,24 @@ async def test_a_lock_that_is_held_for_a_while_is_waited_for(tmp_path: Path) -> 
             release()
             answers = await asyncio.wait_for(asyncio.gather(*writes), 10)
     assert all(isinstance(answer, Created) for (answer,) in answers)
+
+
+@pytest.mark.contract("STO-3", "MSG-4")
+async def test_a_store_that_is_closed_does_not_wait_for_ever_for_a_lock(tmp_path: Path) -> None:
+    """What was waiting for it is not done, and its caller learns that."""
+    path = tmp_path / "store.db"
+    await prepare(path)
+    store = await SqliteStore.open(path)
+    with held(path):
+        writing = asyncio.create_task(store.create([new_run("run-1")]))
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        await store.close()
+        assert time.monotonic() - began < 10
+        with pytest.raises(StoreUnavailable):
+            await writing
+    async with opened(path) as store:
+        assert await store.load(["run-1"]) == [None]
 
 
 @pytest.mark.contract("STO-3")

@@ -70,15 +70,28 @@ async def test_a_node_ends_at_a_signal_and_the_signals_do_what_they_did_before(
 
 
 STUCK = """
-import asyncio, signal, threading
+import asyncio, signal, sys, threading
 import holdfast as hf
 
 app = hf.App("shop")
 
-@app.activity
-def pack():
+def never():
     signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
     threading.Event().wait()
+
+async def stubborn():
+    signal.raise_signal(signal.SIGTERM)
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+
+async def to_thread():
+    await asyncio.to_thread(never)
+
+functions = {"never": never, "stubborn": stubborn, "to_thread": to_thread}
+pack = app.activity(name="pack", queue=sys.argv[2])(functions[sys.argv[1]])
 
 @app.workflow
 async def order() -> None:
@@ -88,18 +101,48 @@ async def main():
     store = hf.MemoryStore()
     async with app.connect(store):
         await app.start(order)
-    await app.serve(store, options=hf.NodeOptions(drain_s=0.01))
+    await app.serve(store, options=hf.NodeOptions(drain_s=0.01, queues=("far",)))
 
 asyncio.run(main())
 """
+"""A process that is asked to stop by an activity that does not end, not even when it is cancelled."""
 
 
 @pytest.mark.process
 @pytest.mark.contract("MSG-4")
-def test_a_process_that_serves_ends_although_an_activity_does_not_return() -> None:
-    ended = subprocess.run([sys.executable, "-c", STUCK], timeout=60, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("queue", ["", "far"])
+@pytest.mark.parametrize("activity", ["never", "stubborn", "to_thread"])
+def test_a_process_that_serves_ends_although_an_activity_does_not_return(activity: str, queue: str) -> None:
+    asked = [sys.executable, "-c", STUCK, activity, queue]
+    ended = subprocess.run(asked, timeout=60, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
     assert "activities given up because they took too long: 1" in ended.stderr
+
+
+@pytest.mark.contract("MSG-4")
+async def test_what_is_waited_for_before_the_node_stops_counts_as_time_to_drain() -> None:
+    app, began = hf.App("shop"), asyncio.Event()
+
+    @app.activity
+    async def pack() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    @app.workflow
+    async def order() -> None:
+        await pack()
+
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(MOST_SECONDS):
+        async with app.node("memory://", options=hf.NodeOptions(drain_s=2.5)) as node:
+            await app.start(order)
+            await began.wait()
+            asked: asyncio.Future[str] = loop.create_future()
+            asked.set_result("SIGTERM")
+            await node.run_until(asked)
+            await asyncio.sleep(2.0)  # such as requests that are under way
+            since = loop.time()
+    assert 0.9 < loop.time() - since < 2.4
 
 
 @pytest.mark.contract("MSG-4")

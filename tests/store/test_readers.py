@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,20 @@ async def opened(tmp_path: Path) -> SqliteStore:
     store = await SqliteStore.open(tmp_path / "store.db")
     await store.migrate()
     return store
+
+
+@pytest.mark.contract("MSG-4")
+async def test_a_store_closes_though_others_occupy_all_threads_of_the_loop(tmp_path: Path) -> None:
+    store, go_on = await opened(tmp_path), threading.Event()
+    await store.find(TaskQuery())
+    others = [asyncio.create_task(asyncio.to_thread(go_on.wait)) for _ in range(100)]
+    try:
+        async with asyncio.timeout(MOST_SECONDS / 2):
+            await asyncio.sleep(0.01)
+            await store.close()
+    finally:
+        go_on.set()
+        await asyncio.gather(*others)
 
 
 @pytest.mark.contract("STO-1", "API-2")

@@ -60,7 +60,13 @@ from holdfast.store.port import CommitConflict, Committed, LoadedRun, Store, Tur
 RETRY_S = 0.2
 
 GIVE_BACK_S = 5.0
-"""How long a node that stops waits for the store to release its runs. Else they go on when its lease has expired."""
+"""How long a node that stops waits for the store to release its runs, and for cancelled activities to end.
+
+Else the runs go on when its lease has expired, and the activities are abandoned.
+"""
+
+LAST_DRAIN_S = 1.0
+"""How long activities may go on at least, if something else was waited for after the process was asked to stop."""
 
 logger = logging.getLogger("holdfast.node")
 
@@ -119,6 +125,7 @@ class Node:
         self.starter = Starter(store, self.owned_runs, options.lease_ms, first_turns)
         self._guard: LeaseGuard | None = None
         self._is_idle = False
+        self._asked_at: float | None = None
         self._claiming: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -310,11 +317,19 @@ class Node:
             self.owned_runs.return_attempt(work.run_id, work.step)
         try:
             if draining := [*self._queue_worker.drain(), *self._working]:
-                await asyncio.wait(draining, timeout=self._options.drain_s)
+                await asyncio.wait(draining, timeout=self._drain_left_s())
         except asyncio.CancelledError:
             await self._give_back()
             raise
         await self._give_back()
+
+    def _drain_left_s(self) -> float:
+        """Return how long activities may still go on, counted from when the process was asked to stop."""
+        drain_s = self._options.drain_s
+        if self._asked_at is None:
+            return drain_s
+        waited_s = asyncio.get_running_loop().time() - self._asked_at
+        return max(drain_s - waited_s, min(drain_s, LAST_DRAIN_S))
 
     async def _give_back(self) -> None:
         """End every part of the node, then its lease. What ends the parts does not wait: it cannot be interrupted."""
@@ -329,8 +344,10 @@ class Node:
         self._slots.close()
         self._listener.close()
         self.completion_waiters.close()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + GIVE_BACK_S
         try:
-            async with asyncio.timeout(GIVE_BACK_S):
+            async with asyncio.timeout_at(until):
                 await self.starter.stop()
                 await asyncio.gather(*self._tasks, return_exceptions=True)
                 with suppress(StoreError):  # nothing but progress is lost; its runs are released below
@@ -343,11 +360,16 @@ class Node:
             logger.warning(text, self.name, GIVE_BACK_S)
         finally:
             self.run_cache.close()
+            left_s = max(until - loop.time(), 0.0)
+            stubborn = await asyncio.gather(self.owned_runs.executor.end(left_s), self._queue_worker.end(left_s))
+            if any(stubborn):
+                logger.warning("node %s: activities that ignore their cancellation: %d", self.name, sum(stubborn))
 
     async def run_until(self, asked: "asyncio.Future[str]") -> None:
         """Wait until the future is done; raise if a part of the node fails before."""
         awaited: list[asyncio.Future[Any]] = [asked, *self._tasks]
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        self._asked_at = asyncio.get_running_loop().time()
         for task in self._tasks:
             if task.done():
                 task.result()

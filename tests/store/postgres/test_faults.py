@@ -407,3 +407,22 @@ async def test_closing_takes_a_bounded_time_though_a_server_does_not_answer(
         await store.close()
         with pytest.raises(StoreUnavailable):
             await asking
+
+
+@pytest.mark.contract("MSG-4")
+async def test_closing_waits_once_for_a_server_that_does_not_answer(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lists have connections of their own, and these are closed beside the others."""
+    monkeypatch.setattr(pool, "CLOSE_S", 2.0)
+    store = await PostgresStore.open(postgres_url)
+    await store.migrate()
+    both = (store._pool, store._lists)
+    asking = [asyncio.create_task(each.finished(each.fetch("SELECT pg_sleep(60)"))) for each in both]
+    while not all(each._in_use for each in both):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    since = asyncio.get_running_loop().time()
+    async with asyncio.timeout(60):
+        await store.close()
+        assert asyncio.get_running_loop().time() - since < 3.5
+        assert [type(each) for each in await asyncio.gather(*asking, return_exceptions=True)] == [StoreUnavailable] * 2

@@ -95,6 +95,10 @@ class ActivityExecutor:
         for run_id in list(self.attempts):
             self.cancel(run_id)
 
+    async def end(self, timeout_s: float) -> int:
+        """Wait for what was cancelled, so long at most; return how many activities have ignored it."""
+        return await self._pool.end(timeout_s)
+
     def _forget(self, run_id: str, step_id: str) -> "_Attempt | None":
         steps = self.attempts.get(run_id)
         attempt = steps.pop(step_id, None) if steps else None

@@ -139,6 +139,10 @@ class QueueWorker:
         """Give up what is still under way; it becomes visible again by itself."""
         self._executor.cancel_all()
 
+    async def end(self, timeout_s: float) -> int:
+        """Wait for what was given up, so long at most; return how many activities have ignored it."""
+        return await self._executor.end(timeout_s)
+
     # --- taking
 
     async def _take_on(self) -> None:

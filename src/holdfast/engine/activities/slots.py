@@ -6,10 +6,11 @@ thread cannot be stopped. One that is no longer waited for keeps its slot until 
 
 import asyncio
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -18,6 +19,9 @@ from typing import Any, Protocol
 
 THREADS = "holdfast-activity"
 """What the names of threads begin with that carry out activities."""
+
+THREADS_OF_LOOP = min(32, (os.cpu_count() or 1) + 4)
+"""How many threads an event loop has for what is not async, as `asyncio` has them by default."""
 
 logger = logging.getLogger("holdfast.activities")
 
@@ -87,6 +91,22 @@ class Slots:
         """Let go of the threads, without waiting for what they do."""
         self._waiting.clear()
         self._threads.close()
+
+
+class DaemonExecutor(ThreadPoolExecutor):
+    """An executor whose threads the process does not wait for, also not for what `asyncio.to_thread` has begun."""
+
+    def __init__(self) -> None:
+        super().__init__(max_workers=1)  # which is never used: it makes threads that the process waits for
+        self._daemons = _Threads(THREADS_OF_LOOP)
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        """Begin to carry out a call in a thread."""
+        return self._daemons.submit(partial(function, *args, **kwargs))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls. Nothing waits for those that are under way."""
+        self._daemons.close()
 
 
 class _Threads:

@@ -10,6 +10,7 @@ task and ignored it) ends, and the next activity begins in a new task.
 """
 
 import asyncio
+from asyncio.tasks import _unregister_task
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
@@ -52,6 +53,19 @@ class TaskPool(Generic[P]):
         self._waiting.append(work)
         if self._opened < FEW:
             self._open(1)
+
+    async def end(self, timeout_s: float) -> int:
+        """Wait for activities that were cancelled, so long at most; return how many have ignored it.
+
+        Those are abandoned, as a thread is: the loop does not wait for them when it ends.
+        """
+        tasks = [task for task in self._tasks if not task.done()]
+        if not tasks:
+            return 0
+        _, stubborn = await asyncio.wait(tasks, timeout=timeout_s)
+        for task in stubborn:
+            _unregister_task(task)
+        return len(stubborn)
 
     def _open(self, number: int) -> None:
         loop = asyncio.get_running_loop()

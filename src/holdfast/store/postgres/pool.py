@@ -31,7 +31,7 @@ STATEMENT_S = 60.0
 
 CONNECT_S = 10.0
 
-CLOSE_S = 5.0
+CLOSE_S = 3.0
 """How long a store that is closed waits for pending work, and for its connections to end."""
 
 _LOOK = """

@@ -290,10 +290,7 @@ class PostgresStore:
 
     async def close(self) -> None:
         try:
-            try:
-                await self._lists.close()
-            finally:
-                await self._pool.close()
+            await asyncio.gather(self._lists.close(), self._pool.close())  # each within its bound
             self._notify()
             if isinstance(self.wakeups, NotifyWakeups):
                 await self.wakeups.flush(FLUSH_S)

@@ -44,6 +44,9 @@ PRIVATE_FOLDER = 0o700
 """Other users have no rights on the files and folders of a store, from the moment that they are created."""
 
 OLDEST_SQLITE = (3, 31, 0)
+CLOSE_S = 3.0
+"""How long a store that is closed waits for another process to release its lock."""
+
 SHORT_PAUSE_S = 0.001
 """Between tries while another process writes: about as long as a commit takes."""
 
@@ -144,14 +147,19 @@ class Database:
         return await future
 
     async def close(self) -> None:
-        """Finish pending work, and close the file."""
+        """Finish pending work, within a bound, and close the file. What waits for a lock for longer is given up."""
         if self._is_closed:
             return
         self._is_closed = True
+        flusher = self._flusher
         try:
-            if self._flusher is not None:
-                await asyncio.wait([self._flusher])
+            if flusher is not None:
+                await asyncio.wait([flusher], timeout=CLOSE_S)
         finally:
+            if flusher is not None and not flusher.done():
+                flusher.cancel()
+                _fail(self._queue, StoreUnavailable("the store is closed", path=str(self.path)))
+                self._queue = []
             with suppress(sqlite3.Error):
                 self.connection.close()
 

@@ -6,6 +6,7 @@ and leases are not delayed. A read that takes too long is interrupted, and so is
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,7 +17,7 @@ from holdfast.errors import RequestTimedOut, StoreUnavailable
 from holdfast.limits import LIST_S
 from holdfast.store.decisions import TOO_SLOW
 from holdfast.store.sql import text_or_damage
-from holdfast.store.sqlite.connection import check_unreadable, finish_reading, translate
+from holdfast.store.sqlite.connection import CLOSE_S, check_unreadable, finish_reading, translate
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ class Readers:
         for reading in self._readings:
             reading.give_up()
         if self._threads is not None:
-            await asyncio.to_thread(self._threads.shutdown)
+            await _ended(self._threads)
         free, self._free = self._free, []
         for connection in free:
             connection.close()
@@ -115,6 +116,21 @@ class Readers:
             with suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
         self._free.append(connection)
+
+
+async def _ended(threads: ThreadPoolExecutor) -> None:
+    """Wait for threads to end, within a bound: not in one of the loop's threads, which may all be occupied."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def wait() -> None:
+        threads.shutdown()
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=wait, name="holdfast-reader-end", daemon=True).start()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_S):
+            await ended.wait()
 
 
 class _Reading:

@@ -279,10 +279,7 @@ class SqliteStore:
 
     async def close(self) -> None:
         try:
-            try:
-                await self._readers.close()
-            finally:
-                await self._database.close()
+            await asyncio.gather(self._readers.close(), self._database.close())  # each within its bound
             self._notify()
         finally:
             self.wakeups.close()
