@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 import hypothesis
 import pytest
 
-from tests import kinds
+from tests import kinds, open_transports
 from tests.postgres_server import Databases, Installation
 from tests.server_folder import memory_folder
 from tools import contract
@@ -34,6 +34,7 @@ sys.dont_write_bytecode = False
 if (room := memory_folder()) is not None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", room)
 
+open_transports.watch()
 WATCH = kinds.Watch()
 KNOWN_IDS = frozenset(contract.read_ids(contract.CONTRACT.read_text(encoding="utf-8")))
 
@@ -74,6 +75,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     yield
     started = WATCH.end()
     assert not started, f"this test starts processes: mark it with `process`: {started}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """Fail a test that leaves a transport open on its event loop, instead of another that runs when it is collected."""
+    yield
+    left = open_transports.left_open()
+    assert not left, f"this test leaves open: {left}"
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ FIGURES = {
 def bench(*options: str) -> subprocess.CompletedProcess[str]:
     """Run the benchmark."""
     command = [sys.executable, "-m", "bench", *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
 def numbers(values: Any) -> list[float]:

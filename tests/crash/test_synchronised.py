@@ -50,7 +50,7 @@ def test_every_answer_comes_after_the_last_write_was_synchronised(tmp_path: Path
     assert STRACE is not None
     tracing = [STRACE, "-f", "-qq", "-e", "trace=write,pwrite64,fsync,fdatasync", "-o", str(record)]
     command = [*tracing, sys.executable, "-c", WRITER, str(tmp_path / "store.db")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     if not record.exists() or "PTRACE" in done.stderr or "not permitted" in done.stderr:
         pytest.skip(f"strace may not trace here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
