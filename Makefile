@@ -85,8 +85,13 @@ diagram: $(RUN_STAMP) ## Draw docs/states.md from the transition table
 	@$(BIN)/python -m holdfast.core.diagram > docs/states.md.new || { rm -f docs/states.md.new; exit 1; }
 	@mv docs/states.md.new docs/states.md
 
-tables: $(DEV_STAMP) ## Write the page's tables of event types from the bodies of events
+tables: $(DEV_STAMP) ## Write what is derived: tables of the page and of the docs, stubs of the client
 	@$(BIN)/python -m tools.event_tables
+	@$(BIN)/python -m tools.client_stubs
+	@$(BIN)/ruff check --quiet --fix-only src/holdfast/client/resources.pyi
+	@$(BIN)/ruff format --quiet src/holdfast/client/resources.pyi
+	@$(BIN)/python -m tools.reference
+	@$(BIN)/python -m tools.commands
 
 clean: ## Remove the virtual environment and everything generated
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -362,6 +362,14 @@ def test_dialect_rule_allows_words_that_contain_a_phrase() -> None:
     assert_clean(rules.dialect(PurePosixPath("holdfast/core/state.py"), "strings, during, outlets into"))
 
 
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_files_that_the_guides_name_exist(page: str) -> None:
+    files = {f"/{folder}/{path}" for folder in ("src", "tests", "tools") for path, _ in text_files(folder)}
+    named = rules.FILE_NAME.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert named
+    assert not [name for name in named if not any(file.endswith(f"/{name}") for file in files)]
+
+
 def test_nothing_pretends_to_exist() -> None:
     check_each(rules.not_implemented)
 

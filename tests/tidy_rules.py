@@ -60,7 +60,7 @@ MODULE_LINES_MIN = 40
 
 DIALECT = re.compile(
     r"\b(?:say whether|put(?:s|ting)? aside|comes? again|(?:is|are) believed|lets? in|mourn\w*|rings?|rung"
-    r"|nobody|whoever|whomever|anybody|tells?|telling|told)\b",
+    r"|nobody|whoever|whomever|anybody|tells?|telling|told|who asks|hears? of|heard of|come back later)\b",
     re.IGNORECASE,
 )
 """Phrases for which the field has a word: return whether, defer, retry, trusted, admit, notify, the caller."""
@@ -68,6 +68,9 @@ DIALECT = re.compile(
 IMPORTED_SCRIPT = re.compile(r"""(?:from|import|src=)\s*["'](?:\{base\})?(\.{0,2}/[^"']+\.js)["']""")
 
 TIME = re.compile(r"\btime\b")
+FILE_NAME = re.compile(r"`((?:[a-z_.]+/)*[a-z_]+\.(?:py|sql|js))`")
+"""The name of a file in a guide; one in capitals stands for any."""
+
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
 REGISTRY = re.compile(
     r"pypi\.org|pythonhosted\.org|npmjs\.(?:org|com)|docker\.io|ghcr\.io|quay\.io|crates\.io"

@@ -1,6 +1,6 @@
 """The methods of the client as type checkers see them: `python -m tools.client_stubs` writes `client/resources.pyi`.
 
-`make format` breaks its lines.
+`make tables` runs it, and breaks its lines.
 """
 
 from __future__ import annotations

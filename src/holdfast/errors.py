@@ -31,8 +31,8 @@
     │   ├── QueryFailed             a query raised, or its answer is no JSON; raised to who asked
     │   ├── NondeterminismError     replaying the code does not lead to the history that was recorded
     │   ├── VersionMismatch         no node has the version of the workflow that the run was started with
-    │   ├── RunFailed               the run failed; raised to who asks for its result
-    │   ├── RunCancelled            the run was cancelled; raised to who asks for its result
+    │   ├── RunFailed               the run failed; raised where its result is awaited
+    │   ├── RunCancelled            the run was cancelled; raised where its result is awaited
     │   ├── PayloadUnreadable       a value of the run is encrypted or kept elsewhere, and cannot be opened here
     │   ├── NotDurable              a workflow did something that cannot be replayed; the message names what to use
     │   ├── RunawayWorkflow         a workflow did not become idle
@@ -200,11 +200,11 @@ class QueryFailed(RunError):
 
 
 class RunFailed(_Recorded):
-    """The run failed. Raised to who asks for its result; `info` holds the chain of causes."""
+    """The run failed. Raised where its result is awaited; `info` holds the chain of causes."""
 
 
 class RunCancelled(_Recorded):
-    """The run was cancelled. Raised to who asks for its result."""
+    """The run was cancelled. Raised where its result is awaited."""
 
 
 class NondeterminismError(RunError):

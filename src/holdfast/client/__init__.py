@@ -57,7 +57,7 @@ class Client:
         ids: Ids | None = None,
         rng: Rng | None = None,
     ) -> None:
-        """`token` is sent to a service; `principal` is who asks, in process. `transport` is one of httpx, for tests."""
+        """`token` is sent to a service; `principal` is the caller, in process. `transport` is httpx's, for tests."""
         over: Transport = InProcess(to, principal) if isinstance(to, App) else Http(to, token, timeout_s, transport)
         self._calls = Calls(over, retry, ids or SystemIds(), rng or SystemRng())
         self.runs = resources.Runs(self._calls)

@@ -83,7 +83,7 @@ class Http:
     """Asks a service by its address. An answer may take so long, beside what is asked to be waited for."""
 
     def __init__(self, address: str, token: str | None, timeout_s: float, transport: Any = None) -> None:
-        import httpx  # here: who asks in process does not wait for it
+        import httpx  # here: a caller in process does not wait for it
 
         try:
             is_address = address.startswith(("http://", "https://")) and bool(httpx.URL(address).host)

@@ -14,7 +14,7 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     """How a node behaves. Durations end in `_ms` or `_s`."""
 
     lease_ms: int = 10_000
-    """How long others wait, after this node was last heard of, before they go on with its runs."""
+    """How long others wait, after this node's last renewal, before they go on with its runs."""
 
     claim_runs: int = 200
     """How many runs are claimed by one call."""

@@ -67,7 +67,7 @@ SignalId = Annotated[
     ),
 ]
 ActorName = Annotated[
-    str, Meta(max_length=NAME_BYTES, description="Who does this, where access is open; else it is who asks.")
+    str, Meta(max_length=NAME_BYTES, description="Who does this, where access is open; else it is the caller.")
 ]
 ActorRoles = Annotated[
     tuple[Name, ...], Meta(max_length=100, description="The roles of who does this, where access is open.")

@@ -289,7 +289,7 @@ def _heartbeat(job: Job, details: Details = UNSET) -> Heartbeat:
 
 
 def _step(job: Job) -> OpenStep:
-    """Return the step as its run has it, or will have it when it hears of this attempt."""
+    """Return the step as its run has it, or will have it when it gets this attempt's message."""
     return OpenStep(
         job.step_id,
         "activity",
@@ -303,7 +303,7 @@ def _step(job: Job) -> OpenStep:
 
 
 def outcome_message(work: Work, outcome: Outcome, now: Instant) -> Message:
-    """Return the message by which a run hears of an outcome that is made durable before."""
+    """Return the message that carries an outcome to a run, which is made durable before."""
     step = work.step
     token = retry_token(step.step_id, step.engine_attempt_id)
     return activity_completed(work.run_id, step.step_id, token, _outcome(step, outcome), now)

@@ -285,7 +285,7 @@ class _Turn:
         """Record the outcomes that were reported by token, and return the commands that are left to take.
 
         Their senders know that they count, so they come before everything that may close their steps: all of them
-        are recorded before the program hears of the first. Only a pause that was asked for before comes earlier.
+        are recorded before the program gets the first. Only a pause that was asked for before comes earlier.
         """
         commands = list(controls_of(signals))
         reported = sorted(outcomes_of(signals), key=lambda reported: not self._may_pause(reported))

@@ -88,7 +88,7 @@ class Provider:
 
     async def _describe(self) -> dict[str, Any]:
         now = asyncio.get_running_loop().time()
-        if now - self._described_at < REST_S:  # who asks for it need not be known
+        if now - self._described_at < REST_S:  # the caller need not be known
             raise EngineError(f"the OpenID provider {self.options.issuer} cannot be asked", retry_after_ms=1_000)
         self._described_at = now
         place = f"{self.options.issuer.rstrip('/')}/.well-known/openid-configuration"
@@ -186,7 +186,7 @@ def check_provider_address(address: str) -> None:
 
 
 class OidcAccess(TokenAccess):
-    """Says who asks: by tokens of an OpenID provider, and by our own."""
+    """Identifies callers: by tokens of an OpenID provider, and by our own."""
 
     def __init__(self, app: App, most_age_s: float, options: OidcOptions, secrets: Secrets | None = None) -> None:
         super().__init__(app, most_age_s)
@@ -196,7 +196,7 @@ class OidcAccess(TokenAccess):
         self._valid: dict[bytes, tuple[float, Principal]] = {}
 
     async def __call__(self, headers: Headers) -> Principal:
-        """Return who asks, or raise `NotAuthenticated`."""
+        """Return the caller, or raise `NotAuthenticated`."""
         said = headers.get(b"authorization", b"").strip()
         found = _JWT.fullmatch(said) if len(said) <= LONGEST_TOKEN else None
         if found is None:

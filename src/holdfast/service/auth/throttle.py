@@ -77,7 +77,7 @@ class RefusalLog:
         """Raise `RateLimited` if this caller was refused too often."""
         left_ms = self._refused.left_ms(key, self._per_minute)
         if left_ms:
-            raise RateLimited("you have been refused too often; come back later", retry_after_ms=left_ms)
+            raise RateLimited("you have been refused too often; retry later", retry_after_ms=left_ms)
 
     def count(self, key: str) -> None:
         """Count a refusal of this caller that a run records."""

@@ -220,7 +220,7 @@ def _text(value: bytes) -> str:
 
 
 class TokenAccess:
-    """Says who asks, by the tokens in an app's store."""
+    """Identifies callers by the tokens in an app's store."""
 
     def __init__(self, app: App, most_age_s: float) -> None:
         self._app = app
@@ -240,7 +240,7 @@ class TokenAccess:
             raise EngineError("the service has no store at the moment") from problem
 
     async def __call__(self, headers: Headers) -> Principal:
-        """Say who asks, or raise `NotAuthenticated`."""
+        """Return the caller, or raise `NotAuthenticated`."""
         given = given_token(headers)
         if given is None:
             raise NotAuthenticated(f"this needs a token, as `Authorization: Bearer holdfast_…`; {HOW_TO_BEGIN}")

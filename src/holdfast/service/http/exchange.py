@@ -97,7 +97,7 @@ def check_head(headers: Sequence[tuple[bytes, bytes]], query: bytes) -> None:
     """Refuse what different readers would read differently, and tokens where logs would keep them."""
     said = [name for name, _ in headers if name in _ONCE]
     if len(said) != len(set(said)):
-        raise MalformedRequest("a header that says who asks, or from where, is there more than once")
+        raise MalformedRequest("a header that identifies the caller, its origin or the host is there more than once")
     if query and _IN_QUERY.search(query):
         raise MalformedRequest(
             "a token goes into the Authorization header; logs keep addresses, so revoke the one in this address"

@@ -105,7 +105,7 @@ class Front:
     def _check_connection(self, scope: Scope, is_spare: bool) -> None:
         """Refuse what ends the connection: one too many, and a head that leaves open where the body ends."""
         if is_spare and scope["path"] != "/v1/health":
-            busy = "there are as many connections, from this address or from all, as are served; come back later"
+            busy = "there are as many connections, from this address or from all, as are served; retry later"
             raise EngineError(busy, retry_after_ms=1_000)
         check_framing(scope["headers"], len(scope["raw_path"]) + len(scope["query_string"]))
 

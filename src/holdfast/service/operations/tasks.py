@@ -19,7 +19,7 @@ _WORDS = f"Up to {SEARCH_WORDS} words, each a part of the name or of the payload
 
 
 class ListTasks(Request, frozen=True, kw_only=True):
-    """Which tasks to list; what is left out may be anything. `mine` leaves those that concern who asks."""
+    """Which tasks to list; what is left out may be anything. `mine` leaves those that concern the caller."""
 
     mine: bool = False
     actor: ActorName = ""

@@ -48,7 +48,7 @@ async def _view(context: RequestContext, token: AccessToken) -> TokenView:
 class CreateToken(Request, frozen=True, kw_only=True):
     """Who gets a token, and what it is good for: a role, or scopes, or both. `roles` are the bearer's for tasks.
 
-    Without a tenant it is for the tenant of who asks; if they see all tenants, so does it.
+    Without a tenant it is for the tenant of the caller; if the caller sees all tenants, so does it.
     """
 
     name: Name

@@ -1,4 +1,4 @@
-// Signing in with a token. It goes to the service once; from then on a cookie that no script can read says who asks.
+// Signing in with a token. It goes to the service once; from then on a cookie that no script can read identifies the caller.
 
 import { h, put } from "../lib/dom.js";
 import { signIn, signInWays } from "../lib/session.js";
