@@ -1,14 +1,26 @@
 """Tasks: what humans are asked by runs, and what they do with it."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from holdfast.core.messages import Actor
 from holdfast.errors import Conflict, HoldfastError, NotFound, NotPermitted, PayloadTooLarge, RateLimited
 from holdfast.limits import COMMENT_CHARS, SEARCH_CHARS, SEARCH_WORDS
 from holdfast.service.context import RequestContext
 from holdfast.service.paging import Cursor, PageSize, decode_cursor, encode_cursor, read_page
-from holdfast.service.registry import ActorName, ActorRoles, Name, Request, SignalId, given, operation
+from holdfast.service.registry import (
+    ActorName,
+    ActorRoles,
+    Handler,
+    Name,
+    Operation,
+    Request,
+    SignalId,
+    given,
+    operation,
+)
 from holdfast.service.views import EventView, Moment, TaskItem, event_view, instant_of, listed_task, task_item
 from holdfast.store.port import TaskQuery
 
@@ -124,49 +136,44 @@ class DoTask(OfTask, frozen=True, kw_only=True):
     operation_id: SignalId | UnsetType = UNSET
 
 
+class _By(TypedDict):
+    actor: Actor
+    operation_id: str | None
+
+
+def _by(context: RequestContext, request: DoTask) -> _By:
+    """Return who does something to a task, and the id by which a retry is recognised."""
+    actor = context.actor(request.actor, request.actor_roles)
+    return _By(actor=actor, operation_id=given(request.operation_id))
+
+
+def _task_operation(name: str, address: str) -> Callable[[Handler], Operation]:
+    """Declare an operation that does something to a task."""
+    return operation(name, address, scope="tasks:write", errors=OF_A_TASK, audit="its commit")
+
+
 class AssignTask(DoTask, frozen=True, kw_only=True):
     """To whom a task is given."""
 
     to: Name
 
 
-@operation("tasks.assign", "POST /v1/tasks/{task_id}/assign", scope="tasks:write", errors=OF_A_TASK, audit="its commit")
+@_task_operation("tasks.assign", "POST /v1/tasks/{task_id}/assign")
 async def assign(context: RequestContext, request: AssignTask) -> TaskItem:
     """Assign a task that has no assignee."""
-    return task_item(
-        await context.tasks.assign(
-            request.task_id,
-            request.to,
-            actor=context.actor(request.actor, request.actor_roles),
-            operation_id=given(request.operation_id),
-        )
-    )
+    return task_item(await context.tasks.assign(request.task_id, request.to, **_by(context, request)))
 
 
-@operation("tasks.claim", "POST /v1/tasks/{task_id}/claim", scope="tasks:write", errors=OF_A_TASK, audit="its commit")
+@_task_operation("tasks.claim", "POST /v1/tasks/{task_id}/claim")
 async def claim(context: RequestContext, request: DoTask) -> TaskItem:
     """Take a task that has no assignee."""
-    return task_item(
-        await context.tasks.claim(
-            request.task_id,
-            actor=context.actor(request.actor, request.actor_roles),
-            operation_id=given(request.operation_id),
-        )
-    )
+    return task_item(await context.tasks.claim(request.task_id, **_by(context, request)))
 
 
-@operation(
-    "tasks.release", "POST /v1/tasks/{task_id}/release", scope="tasks:write", errors=OF_A_TASK, audit="its commit"
-)
+@_task_operation("tasks.release", "POST /v1/tasks/{task_id}/release")
 async def release(context: RequestContext, request: DoTask) -> TaskItem:
     """Give one's task back."""
-    return task_item(
-        await context.tasks.release(
-            request.task_id,
-            actor=context.actor(request.actor, request.actor_roles),
-            operation_id=given(request.operation_id),
-        )
-    )
+    return task_item(await context.tasks.release(request.task_id, **_by(context, request)))
 
 
 class ReassignTask(DoTask, frozen=True, kw_only=True):
@@ -176,20 +183,11 @@ class ReassignTask(DoTask, frozen=True, kw_only=True):
     roles: Annotated[tuple[Name, ...], Meta(max_length=100)] | None = None
 
 
-@operation(
-    "tasks.reassign", "POST /v1/tasks/{task_id}/reassign", scope="tasks:write", errors=OF_A_TASK, audit="its commit"
-)
+@_task_operation("tasks.reassign", "POST /v1/tasks/{task_id}/reassign")
 async def reassign(context: RequestContext, request: ReassignTask) -> TaskItem:
     """Give a task to another assignee, or to none, and to other roles, if some are given."""
-    return task_item(
-        await context.tasks.reassign(
-            request.task_id,
-            request.to,
-            roles=request.roles,
-            actor=context.actor(request.actor, request.actor_roles),
-            operation_id=given(request.operation_id),
-        )
-    )
+    by = _by(context, request)
+    return task_item(await context.tasks.reassign(request.task_id, request.to, roles=request.roles, **by))
 
 
 class CompleteTask(DoTask, frozen=True, kw_only=True):
@@ -198,19 +196,10 @@ class CompleteTask(DoTask, frozen=True, kw_only=True):
     answer: Any = None
 
 
-@operation(
-    "tasks.complete", "POST /v1/tasks/{task_id}/complete", scope="tasks:write", errors=OF_A_TASK, audit="its commit"
-)
+@_task_operation("tasks.complete", "POST /v1/tasks/{task_id}/complete")
 async def complete(context: RequestContext, request: CompleteTask) -> TaskItem:
     """Answer a task. The first answer stands; later ones get `Conflict` with `completed_by` and `completed_at`."""
-    return task_item(
-        await context.tasks.complete(
-            request.task_id,
-            request.answer,
-            actor=context.actor(request.actor, request.actor_roles),
-            operation_id=given(request.operation_id),
-        )
-    )
+    return task_item(await context.tasks.complete(request.task_id, request.answer, **_by(context, request)))
 
 
 class CommentTask(DoTask, frozen=True, kw_only=True):
@@ -219,16 +208,7 @@ class CommentTask(DoTask, frozen=True, kw_only=True):
     text: Annotated[str, Meta(min_length=1, max_length=COMMENT_CHARS)]
 
 
-@operation(
-    "tasks.comment", "POST /v1/tasks/{task_id}/comments", scope="tasks:write", errors=OF_A_TASK, audit="its commit"
-)
+@_task_operation("tasks.comment", "POST /v1/tasks/{task_id}/comments")
 async def comment(context: RequestContext, request: CommentTask) -> TaskItem:
     """Say something about a task. It is kept in the task's history."""
-    return task_item(
-        await context.tasks.comment(
-            request.task_id,
-            request.text,
-            actor=context.actor(request.actor, request.actor_roles),
-            operation_id=given(request.operation_id),
-        )
-    )
+    return task_item(await context.tasks.comment(request.task_id, request.text, **_by(context, request)))
