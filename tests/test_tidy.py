@@ -28,6 +28,7 @@ SWALLOWING_ALLOWED: dict[str, str] = {
     "holdfast/engine/turns/execute.py:rebuild": "what user code raises where no task takes it pauses its run",
     "holdfast/engine/turns/execute.py:take_turn": "what user code raises where no task takes it pauses its run",
     "holdfast/engine/activities/slots.py:_carry_out": "its future has it as its exception",
+    "holdfast/engine/activities/verification.py:ask": "an operator of its run gets it as the verifier's words",
     "holdfast/engine/observe/tracing.py:Tracing._work": "logged; losing a trace loses no run",
     "holdfast/program/api.py:Saga._undo_all": "failures are gathered, and raised together with the first error",
     "holdfast/program/outcomes.py:_attribute": "an exception whose own code fails is recorded without what it says",

@@ -14,6 +14,7 @@ from holdfast.core.events import Event
 from holdfast.core.messages import Actor
 from holdfast.core.timing import Retry
 from holdfast.engine.activities.context import NonRetryable, activity_context
+from holdfast.engine.activities.verification import Completed, CompletedWithoutResult, Indeterminate, NotCompleted
 from holdfast.engine.inbox.authorization import Caller, ControlRequest
 from holdfast.engine.observe.logs import JsonFormatter
 from holdfast.engine.options import NodeOptions
@@ -63,16 +64,20 @@ __all__ = [
     "Actor",
     "App",
     "Caller",
+    "Completed",
+    "CompletedWithoutResult",
     "ControlRequest",
     "DeadLetterPolicy",
     "Encryption",
     "Escalation",
     "Event",
+    "Indeterminate",
     "JsonFormatter",
     "Limits",
     "MemoryStore",
     "NodeOptions",
     "NonRetryable",
+    "NotCompleted",
     "Payload",
     "PayloadCodec",
     "PostgresStore",

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
 from functools import update_wrapper
 from types import FrameType
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, get_args, overload
@@ -43,6 +44,7 @@ from holdfast.program.definitions import (
     LimitOptions,
     WorkflowDefinition,
     WorkflowLimit,
+    checked_key,
     failure_policy,
     milliseconds,
 )
@@ -94,21 +96,33 @@ class Workflow(Generic[P, R]):
 class Activity(Generic[P, R]):
     """A registered activity."""
 
-    def __init__(self, definition: ActivityDefinition, options: ActivityOptions | None = None) -> None:
+    def __init__(
+        self,
+        definition: ActivityDefinition,
+        options: ActivityOptions | None = None,
+        idempotency_key: str | None = None,
+    ) -> None:
         self.definition = definition
         self._options = options or definition.options
+        self._idempotency_key = idempotency_key
         update_wrapper(self, definition.function)
 
     def options(self, **changes: Any) -> "Activity[P, R]":
-        """Return the same activity with other options for the calls made through it."""
-        return Activity(self.definition, _options(self._options, **changes))
+        """Return the same activity with other options for the calls made through it.
+
+        `idempotency_key`, a text, is the key of these calls, whatever the definition computes.
+        """
+        key = self._idempotency_key
+        if "idempotency_key" in changes:
+            key = checked_key(changes.pop("idempotency_key"))
+        return Activity(self.definition, _options(self._options, **changes), key)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Run it as a durable step inside a workflow; outside one only call the function. Either is to be awaited."""
         program = current_program()
         if program is None:
             return self._plain(args, kwargs)
-        return program.run_activity(self.definition, args, kwargs, self._options)
+        return program.run_activity(self.definition, args, kwargs, self._options, self._idempotency_key)
 
     async def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         result = self.definition.function(*args, **kwargs)
@@ -217,14 +231,43 @@ class App:
     @overload
     def activity(self, function: Callable[P, R], /) -> Activity[P, R]: ...
     @overload
-    def activity(self, *, name: str | None = None, **options: Any) -> RegistersActivity: ...
+    def activity(
+        self,
+        *,
+        name: str | None = None,
+        idempotency_key: Callable[..., str] | None = None,
+        verify: Callable[..., Any] | None = None,
+        verify_timeout: timedelta | float | None = None,
+        **options: Any,
+    ) -> RegistersActivity: ...
 
-    def activity(self, function: Any = None, *, name: str | None = None, **options: Any) -> Any:
-        """Register a function as an activity. Use as `@app.activity` or `@app.activity(retry=…, timeout=…)`."""
+    def activity(
+        self,
+        function: Any = None,
+        *,
+        name: str | None = None,
+        idempotency_key: Callable[..., str] | None = None,
+        verify: Callable[..., Any] | None = None,
+        verify_timeout: timedelta | float | None = None,
+        **options: Any,
+    ) -> Any:
+        """Register a function as an activity. Use as `@app.activity` or `@app.activity(retry=…, timeout=…)`.
+
+        `idempotency_key` computes the key of a call from arguments, by their names. A call with a key is reconciled:
+        before it is dispatched again, `verify`, a function of the same arguments, is asked whether it has happened. It
+        returns `NotCompleted`, `Completed`, `CompletedWithoutResult` or `Indeterminate`, within `verify_timeout`.
+        """
 
         def register(function: Callable[P, Any]) -> Activity[P, Any]:
             chosen = function.__name__ if name is None else name
-            definition = ActivityDefinition(function, chosen, _options(ActivityOptions(), **options))
+            definition = ActivityDefinition(
+                function,
+                chosen,
+                _options(ActivityOptions(), **options),
+                idempotency_key,
+                verify,
+                milliseconds(verify_timeout),
+            )
             require_step_name("an activity's name", definition.name)
             self.registry.add_activity(definition)
             return Activity(definition)

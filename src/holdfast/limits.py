@@ -117,6 +117,24 @@ NODE_NAME_BYTES = 200
 ACTIVITY_NAME_BYTES = 200
 """The longest name of an activity or a queue. Steps, attempts and messages are named after it, within `NAME_BYTES`."""
 
+IDEMPOTENCY_KEY_BYTES = 256
+"""The longest idempotency key of an activity call, in UTF-8 bytes. It is part of keys in every store."""
+
+LOSSES_IN_A_ROW = 3
+"""After how many lost attempts in a row a keyed step waits for an operator: its function or verifier ends nodes."""
+
+VERIFY_TIMEOUT_MS = 30_000
+"""How long a verifier may take, unless its activity says otherwise."""
+
+ATTEMPTS_SHOWN = 20
+"""How many attempts of a keyed step an operator is shown: the last ones."""
+
+ERROR_SHOWN_CHARS = 500
+"""How much of the error of an attempt an operator is shown."""
+
+CLOSED_EFFECTS = 100
+"""For how many keyed steps that are closed a run knows the result, to notice another one: the last ones."""
+
 LIST_S = 10.0
 """How long a store looks for what a list or a search names. A request for more than that is refused."""
 

@@ -13,7 +13,14 @@ from holdfast.core import codec, commands, events, messages
 from holdfast.core.decide import Input, apply_commands, decide, queue_run
 from holdfast.core.event_writer import Decision, Refusal
 from holdfast.core.events import ADAPTER_VERSION, Body, EngineRunRef, ErrorInfo, Event
-from holdfast.core.index_rows import Task, Wait, index_changes, runtime_snapshot
+from holdfast.core.index_rows import (
+    ActivityRecord,
+    Task,
+    Wait,
+    index_changes,
+    record_changes,
+    runtime_snapshot,
+)
 from holdfast.core.invariants import RunView
 from holdfast.core.keys import event_id, event_key, inbox_uuid, signal_storage_key, signal_suffix
 from holdfast.core.messages import AcceptedSignalResult, Control, ControlName, Message, Signal
@@ -42,6 +49,7 @@ class Driver:
         self.acknowledged: list[AcceptedSignalResult] = []
         self.waits: dict[str, Wait] = {}
         self.tasks: dict[str, Task] = {}
+        self.records: dict[str, ActivityRecord] = {}
         self.dispatched: list[str] = []
         self.is_owned = True
         first = queued or events.RunQueued("order", "1", input=Raw(b"{}"), parent_run_id=parent_run_id)
@@ -194,6 +202,7 @@ class Driver:
             del self.waits[step_id]
         self.waits.update({wait.step_id: wait for wait in changes.waits_opened})
         self.tasks.update({task.task_id: task for task in changes.tasks})
+        self.records.update({record.step_id: record for record in record_changes(before, answer.events)})
         self.inbox.update({message.signal_id: message for message in answer.messages})
         if self.state.is_finished:
             self.inbox.clear()

@@ -40,7 +40,8 @@ def test_events_that_may_recur_within_an_attempt_are_keyed_like_events_of_the_ru
     of_the_run = {name for name in e.BODIES if name.startswith("Run")} | {"ContinuedAsNew"}
     decisions = {"SignalAccepted", "SignalRejected"}
     of_tasks = {"TaskAssigned", "TaskReminded", "TaskCommented", "TaskAnswered", "TaskRefused"}
-    assert keyed_by_run == of_the_run | decisions | {"StepRetried", "StepDetached", "SignalDeadLettered"} | of_tasks
+    of_steps = {"StepRetried", "StepDetached", "StepUnresolved", "StepSucceededLate"}
+    assert keyed_by_run == of_the_run | decisions | of_steps | {"SignalDeadLettered"} | of_tasks
     assert {body.KEYED_BY for body in e.BODIES.values()} == {"run", "step"}
 
 

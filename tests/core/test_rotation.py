@@ -29,6 +29,7 @@ NOT_CARRIED = {
     "steps_since_rotation",
     "last_executed_by",
     "last_executed_on",
+    "closed_effects",
 }
 
 

@@ -107,7 +107,7 @@ def test_a_history_that_does_not_begin_with_its_run_is_corrupt(body: Body) -> No
 
 
 CONCERNED: dict[str, set[type[Body]]] = {
-    "activity": {e.StepCompleted, e.StepFailed, e.StepRetried, e.StepDetached},
+    "activity": {e.StepCompleted, e.StepFailed, e.StepRetried, e.StepDetached, e.StepUnresolved},
     "timer": {e.TimerFired},
     "signal": {e.SignalReceived, e.SignalTimedOut},
     "task": {e.TaskCompleted, e.TaskAssigned, e.TaskAnswered, e.TaskCommented, e.TaskReminded},

@@ -263,12 +263,15 @@ async def test_a_refusal_leaves_nothing_in_the_turn(store: MemoryStore) -> None:
 
 @pytest.mark.contract("ACT-3")
 async def test_records_of_activities_are_part_of_the_commit(store: MemoryStore) -> None:
-    await started(store, samples.activity())
+    keyed = replace(samples.activity(), idempotency_key="order-1")
+    await started(store, keyed)
+    [claimed] = (await load(store)).records
+    assert (claimed.step_id, claimed.idempotency_key, claimed.status) == ("charge", "order-1", "indeterminate")
     draft = await begin(store)
-    draft.handle(ActivitySucceeded("charge", 1))
-    draft.record(samples.record())
-    assert draft.finish().records == (samples.record(),)
-    assert (await commit(store, draft)).records == (samples.record(),)
+    draft.handle(ActivitySucceeded("charge", 1, Raw(b"7")))
+    [completed] = draft.finish().records
+    assert (completed.status, completed.result, completed.created_at) == ("completed", Raw(b"7"), claimed.created_at)
+    assert (await commit(store, draft)).records == ()  # a completed one is not needed any more
 
 
 @pytest.mark.contract("OWN-1")

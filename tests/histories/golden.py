@@ -22,7 +22,8 @@ from holdfast.core import codec, commands
 from holdfast.core import events as e
 from holdfast.core.events import Event, UnknownBody
 from holdfast.core.index_rows import runtime_snapshot
-from holdfast.core.messages import NodeLost, Update
+from holdfast.core.messages import ActivityErrored, NodeLost, Update
+from holdfast.core.reconciliation import indeterminate, without_result
 from holdfast.core.snapshot import project_run
 from holdfast.core.state import state_of
 from holdfast.core.timing import Retry
@@ -70,7 +71,7 @@ def expected(run_id: str, events: list[Event]) -> dict[str, Any]:
 
 def make_runs() -> list[Driver]:
     """Return a handful of runs that have, between them, an event of every type."""
-    return [smooth(), troubled(), sociable(), awkward(), complete_bodies()]
+    return [smooth(), troubled(), sociable(), awkward(), doubtful(), complete_bodies()]
 
 
 def smooth() -> Driver:
@@ -139,6 +140,24 @@ def awkward() -> Driver:
     return run
 
 
+def doubtful() -> Driver:
+    """Return a run whose effects are not known: nodes are lost, verifiers cannot say, an operator is asked."""
+    run = Driver("doubtful").start()
+    run.ask(replace(activity("charge"), idempotency_key="order-1"), replace(activity("refund"), idempotency_key="r"))
+    run.tell(NodeLost("charge"))
+    run.tell(ActivityErrored("charge", 1, 2, indeterminate("the bank is closed"), Retry()))
+    run.now += SECOND
+    run.control("RETRY_STEP", "charge")
+    run.tell(ActivityErrored("charge", 1, 3, indeterminate("the bank is closed"), Retry()))
+    [asked] = [step for step in run.state.open_steps.values() if step.kind == "task"]
+    run.tell(answered(run, asked.step_id, "TaskCompleted", {"actor": "ann", "answer": {"answer": "did-not-happen"}}))
+    run.tell(done("charge"))
+    run.tell(NodeLost("refund"))
+    run.tell(ActivityErrored("refund", 1, 2, without_result("refunded"), Retry()))
+    run.ask(commands.CompleteRun(result=Raw(b"1")))
+    return run
+
+
 def complete_bodies() -> Driver:
     """Return a run with every body, each with all of its fields; each status event comes when it can."""
     bodies = {type(body).__name__: (body, step_id) for body, step_id in SAMPLES}
@@ -156,7 +175,7 @@ def complete_bodies() -> Driver:
     append("SignalRejected")
     append("SignalDeadLettered")
     opened = {
-        "StepStarted": ["StepRetried", "StepDetached", "StepCompleted"],
+        "StepStarted": ["StepRetried", "StepDetached", "StepUnresolved", "StepSucceededLate", "StepCompleted"],
         "TimerStarted": ["TimerFired"],
         "SignalWaiting": ["SignalReceived"],
         "TaskCreated": [*TASK_EVENTS, "TaskCompleted"],

@@ -25,6 +25,8 @@ DIGESTS = {
     "v4.expected.json": "0bd62cacdaadc6a724a6b583ce181ef4353fbd5bc31ec00fddc729cdac381a38",
     "v5.jsonl": "fcc33ea0cbc6ad4c13a8079cd0c9ce5e10f62fdbefeaae99539cde056e57f360",
     "v5.expected.json": "8e5444e94efcb1390accc08fd829b3277426cf57bd1fd1942120865fc00ceb9c",
+    "v6.jsonl": "80cbe8b93fd6ed1e495d18fcf37b465ddcacaaeae580497c66185a647c047daf",
+    "v6.expected.json": "3fe58607171f3623876d22ab5fc9f887a1a94d7961ac5317098f579625a56e86",
 }
 
 

@@ -14,10 +14,11 @@ from typing import Any, get_args
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from holdfast.core import codec, tasks
+from holdfast.core import codec, reconciliation, tasks
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import messages as m
+from holdfast.core.effects import LOST
 from holdfast.core.event_writer import NOTHING, Decision, EventWriter, Refusal
 from holdfast.core.events import Body, EngineRunRef
 from holdfast.core.instants import Instant
@@ -120,9 +121,13 @@ def _on_deadline(step: OpenStep, message: m.Message, writer: EventWriter) -> Dec
         return NOTHING
     if writer.now < deadline:
         return Decision(messages=(message,))
-    return _give_up(
-        step, e.ErrorInfo("TimeoutError", overdue_text(step, options.schedule_to_close_ms)), options, writer
-    )
+    error = e.ErrorInfo("TimeoutError", overdue_text(step, options.schedule_to_close_ms))
+    if step.key is not None:
+        if step.is_unresolved or (step.effect is not None and step.effect.is_last_look):
+            return NOTHING  # an operator, or the verifier, has the last word
+        if reconciliation.may_have_begun(step, writer.now):
+            return reconciliation.look_once_more(step, error, "failed", writer)
+    return _give_up(step, error, writer)
 
 
 def _on_retry(step: OpenStep, message: m.Message, writer: EventWriter) -> Decision | Refusal:
@@ -211,6 +216,9 @@ def _on_success(state: RunState, outcome: m.ActivitySucceeded, writer: EventWrit
     step = _running(state, outcome.step_id, outcome.logical_attempt_id)
     if step is None:
         return NOTHING
+    if step.effect is not None:
+        attempt, confirmed_by = step.engine_attempt_id, outcome.confirmed_by
+        return reconciliation.on_success(step, attempt, outcome.result, writer, None, confirmed_by, writer.node)
     writer.close(step, e.StepCompleted(outcome.result))
     return writer.decision()
 
@@ -219,7 +227,7 @@ def _on_error(state: RunState, outcome: m.ActivityErrored, writer: EventWriter) 
     step = _running(state, outcome.step_id, outcome.logical_attempt_id)
     if step is None or step.engine_attempt_id != outcome.engine_attempt_id:
         return NOTHING
-    return _fail(step, outcome.error, outcome.retry, outcome.fraction, writer)
+    return _fail(step, outcome.error, outcome.retry, outcome.fraction, writer, writer.node)
 
 
 def _on_detached(state: RunState, outcome: m.ActivityDetached, writer: EventWriter) -> Decision | Refusal:
@@ -245,16 +253,24 @@ def _conclude(
     state: RunState, step_id: str, outcome: m.ActivityOutcome, writer: EventWriter, cause: str | None
 ) -> Decision:
     step = _running(state, step_id, outcome.logical_attempt_id)
-    is_success = outcome.error is None and not outcome.is_detached
-    if step is None or (outcome.engine_attempt_id < step.engine_attempt_id and not is_success):
+    is_success, attempt = outcome.error is None and not outcome.is_detached, outcome.engine_attempt_id
+    if step is None and is_success and state.closed_effects:
+        logical, node = outcome.logical_attempt_id, outcome.node
+        return reconciliation.on_success_of_closed(state, step_id, logical, attempt, outcome.result, writer, node)
+    if step is None or (attempt < step.engine_attempt_id and not is_success):
         return NOTHING
-    if outcome.engine_attempt_id > step.engine_attempt_id:
-        step = replace(step, engine_attempt_id=outcome.engine_attempt_id, is_detached=False)
+    lost = max(attempt - step.engine_attempt_id, 0)
+    if lost:
+        step = replace(step, engine_attempt_id=attempt, is_detached=False)
     if outcome.is_detached:
         return _detach(step, outcome.until, writer)
     if outcome.error is not None:
-        return _fail(step, outcome.error, _options(step).retry, outcome.fraction, writer, cause)
-    writer.close(step, e.StepCompleted(outcome.result), cause)
+        return _fail(step, outcome.error, _options(step).retry, outcome.fraction, writer, outcome.node, cause, lost)
+    if step.effect is not None or (step.key is not None and attempt < step.engine_attempt_id):
+        return reconciliation.on_success(
+            step, attempt, outcome.result, writer, cause, outcome.confirmed_by, outcome.node
+        )
+    writer.close(step, e.StepCompleted(outcome.result, confirmed_by=outcome.confirmed_by), cause)
     return writer.decision()
 
 
@@ -270,15 +286,30 @@ def _options(step: OpenStep) -> StepOptions:
 
 
 def _fail(
-    step: OpenStep, error: e.ErrorInfo, retry: Retry, fraction: float, writer: EventWriter, cause: str | None = None
+    step: OpenStep,
+    error: e.ErrorInfo,
+    retry: Retry,
+    fraction: float,
+    writer: EventWriter,
+    node: str,
+    cause: str | None = None,
+    lost: int = 0,
 ) -> Decision:
-    """Retry by the policy and before the deadline, or give up. A job is queued again at once, visible when due."""
-    options = _options(step)
-    delay_ms, deadline = retry_delay_ms(retry, step.attempt, error, fraction), options.deadline_of(step)
+    """Retry by the policy and before the deadline, or give up. A job is queued again at once, visible when due.
+
+    `lost` is how often a job was acquired before by nodes that did not report. `node` has made the attempt.
+    """
+    deadline = _options(step).deadline_of(step)
+    uncounted = 0 if retry.count_lost else lost
+    delay_ms = retry_delay_ms(retry, step.attempt - uncounted, error, fraction)
     if delay_ms is None or (deadline is not None and writer.now + delay_ms * 1_000 >= deadline):
-        return _give_up(step, error, options, writer, cause)
+        doubt = None
+        if step.key is not None:
+            doubt = reconciliation.on_failure(step, error, retry, writer, node, cause)
+        return doubt if doubt is not None else _give_up(step, error, writer, cause)
     due_at = writer.now + delay_ms * 1_000
-    _retry(step, writer, e.StepRetried("failed", due_at, error), cause)
+    made_by = "" if step.key is None else node
+    writer.retry(step, e.StepRetried("failed", due_at, error, uncounted, node=made_by), cause)
     if step.queue:
         writer.dispatch.append(step.step_id)
     else:
@@ -286,13 +317,8 @@ def _fail(
     return writer.decision()
 
 
-def _give_up(
-    step: OpenStep, error: e.ErrorInfo, options: StepOptions, writer: EventWriter, cause: str | None = None
-) -> Decision:
-    if writer.state.status is RUNNING and options.on_failure == "pause":
-        # First, so that the program gets the failure among the outcomes when the run is resumed.
-        writer.write(e.RunPaused(f"step {step.step_id!r} failed", failed_step_id=step.step_id), cause=cause)
-    writer.close(step, e.StepFailed(error), cause)
+def _give_up(step: OpenStep, error: e.ErrorInfo, writer: EventWriter, cause: str | None = None) -> Decision:
+    writer.fail(step, error, cause)
     return writer.decision()
 
 
@@ -314,7 +340,7 @@ def _fail_unreported(step: OpenStep, writer: EventWriter) -> None:
     has_time_left = deadline is None or writer.now < deadline
     unreported = f"the outcome of activity {step.name!r} was not reported in time"
     problem = unreported if has_time_left else overdue_text(step, options.schedule_to_close_ms)
-    _fail(step, e.ErrorInfo("TimeoutError", problem, retryable=has_time_left), options.retry, 0.0, writer)
+    _fail(step, e.ErrorInfo("TimeoutError", problem, retryable=has_time_left), options.retry, 0.0, writer, "")
 
 
 def _on_node_lost(state: RunState, lost: m.NodeLost, writer: EventWriter) -> Decision | Refusal:
@@ -327,15 +353,18 @@ def _on_node_lost(state: RunState, lost: m.NodeLost, writer: EventWriter) -> Dec
     if step is None or step.kind != "activity" or step.is_detached or _is_early(step, writer):
         return NOTHING
     if step.is_unbegun:
-        _retry(step, writer, e.StepRetried(e.NOT_BEGUN, writer.now))
+        writer.retry(step, e.StepRetried(e.NOT_BEGUN, writer.now))
         writer.dispatch.append(step.step_id)
         return writer.decision()
-    options = _options(step)
+    retry = _options(step).retry
     problem = f"the node was lost that ran attempt {step.attempt} of activity {step.name!r}; its outcome is not known"
     error = e.ErrorInfo("NodeLost", problem, retryable=True)
-    if retry_delay_ms(options.retry, step.attempt, error, 0.0) is None:
-        return _give_up(step, replace(error, retryable=False), options, writer)
-    _retry(step, writer, e.StepRetried("node lost"))
+    is_last = retry_delay_ms(retry, step.attempt if retry.count_lost else 0, error, 0.0) is None
+    if step.key is not None:
+        return reconciliation.on_loss(step, error, is_last, retry, writer, state.last_executed_by)
+    if is_last:
+        return _give_up(step, replace(error, retryable=False), writer)
+    writer.retry(step, e.StepRetried(LOST, uncounted=0 if retry.count_lost else 1))
     writer.dispatch.append(step.step_id)
     return writer.decision()
 
@@ -346,16 +375,11 @@ def _on_returned(state: RunState, returned: m.ActivityReturned, writer: EventWri
     if step is None or step.engine_attempt_id != returned.engine_attempt_id or step.is_detached:
         return NOTHING
     if returned.is_lacking:
-        _retry(step, writer, e.StepRetried(e.NOT_BEGUN))
+        writer.retry(step, e.StepRetried(e.NOT_BEGUN))
         return writer.decision()
-    _retry(step, writer, e.StepRetried(e.NOT_BEGUN, writer.now))
+    writer.retry(step, e.StepRetried(e.NOT_BEGUN, writer.now))
     writer.schedule("RetryDue", step.step_id, retry_token(step.step_id, step.engine_attempt_id + 1), writer.now)
     return writer.decision()
-
-
-def _retry(step: OpenStep, writer: EventWriter, body: e.StepRetried, cause: str | None = None) -> None:
-    next_attempt = step.engine_attempt_id + 1
-    writer.write(body, step.step_id, step.logical_attempt_id, next_attempt, cause, step.opened_event_id)
 
 
 _DECIDERS: dict[type, Callable[[RunState, Any, EventWriter], Decision | Refusal]] = {

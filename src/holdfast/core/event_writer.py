@@ -8,10 +8,22 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import messages as m
-from holdfast.core.events import ADAPTER_VERSION, Body, CallerRef, EngineRunRef, Event
+from holdfast.core.events import (
+    ADAPTER_VERSION,
+    NULL,
+    Body,
+    CallerRef,
+    EngineRunRef,
+    ErrorInfo,
+    Event,
+    RunPaused,
+    StepCancelled,
+    StepFailed,
+    StepRetried,
+)
 from holdfast.core.instants import Instant
 from holdfast.core.keys import event_id, event_key
-from holdfast.core.state import OpenStep, RunState
+from holdfast.core.state import RUNNING, OpenStep, RunState
 from holdfast.core.timing import deadline_token, step_options
 from holdfast.errors import CallerError, Conflict
 
@@ -54,6 +66,11 @@ class EventWriter:
         self.opened: dict[str, Event | None] = {}
         self.sends: list[m.SignalRequest] = []
         self.has_ended = False
+
+    @property
+    def node(self) -> str:
+        """The node that decides."""
+        return self._by.node
 
     def write(
         self,
@@ -103,6 +120,27 @@ class EventWriter:
     def close(self, step: OpenStep, body: Body, cause: str | None = None) -> None:
         """Write the event that closes a step."""
         self.write(body, step.step_id, step.logical_attempt_id, step.engine_attempt_id, cause, step.opened_event_id)
+        if step.effect is not None and step.effect.task:
+            self.close_reconciliation(step.effect.task)
+
+    def close_reconciliation(self, task_step_id: str) -> None:
+        """Close the task in which an operator is asked about a step: the step is closed, or is tried again."""
+        task = self.state.open_steps.get(task_step_id)
+        if task is not None and task_step_id not in self.opened:
+            self.opened[task_step_id] = None
+            self.close(task, StepCancelled("the step is no longer unresolved"))
+
+    def retry(self, step: OpenStep, body: StepRetried, cause: str | None = None) -> None:
+        """Write that an activity is dispatched again, as the next attempt."""
+        next_attempt = step.engine_attempt_id + 1
+        self.write(body, step.step_id, step.logical_attempt_id, next_attempt, cause, step.opened_event_id)
+
+    def fail(self, step: OpenStep, error: ErrorInfo, cause: str | None = None) -> None:
+        """Write that an activity has failed for good; where its options say so, the run is paused."""
+        if self.state.status is RUNNING and step_options(getattr(step.body, "options", NULL)).on_failure == "pause":
+            # First, so that the program gets the failure among the outcomes when the run is resumed.
+            self.write(RunPaused(f"step {step.step_id!r} failed", failed_step_id=step.step_id), cause=cause)
+        self.close(step, StepFailed(error), cause)
 
     def token(self, step_id: str) -> str:
         """Return a waiting token that no other wait of this run has had."""

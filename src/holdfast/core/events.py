@@ -322,7 +322,7 @@ class SignalRejected(RunBody, frozen=True):
 
 
 class StepStarted(Body, frozen=True):
-    """An activity was scheduled."""
+    """An activity was scheduled. With an idempotency key the step is reconcilable: see `core/reconciliation.py`."""
 
     OPENS = "activity"
     ADDS_NOTHING = True
@@ -357,6 +357,12 @@ class StepRetried(RunBody, frozen=True):
     reason: str
     due_at: Instant | None = None
     error: ErrorInfo | None = None
+    uncounted: int = 0
+    """How many attempts before the next one do not count toward the bound: they were lost, and the policy forgives."""
+    is_last_look: bool = False
+    """The next attempt only asks the verifier of a keyed step: the function is not called again."""
+    node: str = ""
+    """The node that made the attempt before, where the step has a key and the node is known."""
 
 
 class StepDetached(RunBody, frozen=True):
@@ -370,8 +376,41 @@ class StepDetached(RunBody, frozen=True):
     until: Instant | None = None
 
 
+class StepUnresolved(RunBody, frozen=True):
+    """It is not known whether the effect of a keyed step has happened: the step waits for an operator.
+
+    Keyed like `StepRetried`: it may recur. The task for the operator is opened by the next event.
+    """
+
+    CHANGES = "activity"
+    RECORDS = "outcome"
+    TONE = "bad"
+
+    error: ErrorInfo
+    """Why it is not known: the last words of the verifier, or what happened instead."""
+    was_called: bool = True
+    """Whether the function may have been called in this attempt."""
+    result: Raw | UnsetType = UNSET
+    """The result of this attempt, where it contradicts that of another one."""
+    node: str = ""
+
+
+class StepSucceededLate(RunBody, frozen=True):
+    """An attempt of a keyed step has succeeded after it was given up, and a later one may have begun meanwhile.
+
+    While the step is open, the present attempt decides: its result must be the same. If the step is closed, this is a
+    diagnostic: the result differs from what was recorded, and does not replace it.
+    """
+
+    RECORDS = "outcome"
+    TONE = "warn"
+
+    result: Raw = NULL
+    node: str = ""
+
+
 class StepCompleted(Body, frozen=True):
-    """An activity's result is recorded."""
+    """An activity's result is recorded. `confirmed_by` is `verifier` or `operator` if it is not from the function."""
 
     CLOSES = frozenset({"activity"})
     TO_PROGRAM = "outcome"
@@ -380,6 +419,7 @@ class StepCompleted(Body, frozen=True):
 
     result: Raw = NULL
     artifacts: tuple[ArtifactRef, ...] = ()
+    confirmed_by: str = ""
 
 
 class StepFailed(Body, frozen=True):

@@ -1,9 +1,9 @@
-"""What a commit stores beside the history, so that a run, its waits and its tasks are found without reading it.
+"""What a commit stores beside the history, so that a run, its waits, tasks and activity records are found without it.
 
 The `RuntimeSnapshot` is the row of the run itself: it is a cache, and folding the events gives it back.
 
-Waits and tasks are derived from events (`index_changes`). Activity records are written by the engine: they hold what
-is known about an effect outside, and survive the crash that lost its result.
+All of them are derived from events. An activity record holds what is known about the effect of a keyed step: it is
+claimed, as `indeterminate`, by the commit that schedules the step, and survives the crash that lost the result.
 """
 
 from collections.abc import Iterable
@@ -12,10 +12,27 @@ from typing import Literal
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core import events as e
+from holdfast.core.effects import TIMED_OUT
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.operator_commands import failures_to_settle
-from holdfast.core.state import NO_PROGRESS, OpenStep, RunState, RunStatus, TaskProgress, apply_to_task
+from holdfast.core.reconciliation import (
+    COMPLETED_WITHOUT_RESULT,
+    INDETERMINATE,
+    NOT_COMPLETED,
+    UNKNOWN_CODES,
+    may_have_begun,
+)
+from holdfast.core.state import (
+    NO_PROGRESS,
+    OpenStep,
+    RunState,
+    RunStatus,
+    TaskProgress,
+    apply_to_task,
+    fold_onto,
+    own_copy,
+)
 
 SNAPSHOT_SCHEMA_VERSION = 1
 
@@ -104,6 +121,9 @@ class Task(Struct, frozen=True, kw_only=True, gc=False, rename={"workflow": "pla
     is_escalated: bool = False
 
 
+RecordStatus = Literal["completed", "failed", "cancelled", "timed-out", "indeterminate"]
+
+
 class ActivityRecord(Struct, frozen=True, kw_only=True, gc=False):
     """What is known about one activity call with an idempotency key. Its key is the first four fields."""
 
@@ -111,7 +131,7 @@ class ActivityRecord(Struct, frozen=True, kw_only=True, gc=False):
     activity_name: str
     step_id: str
     idempotency_key: str
-    status: Literal["completed", "failed", "cancelled", "timed-out", "indeterminate"]
+    status: RecordStatus
     created_at: Instant
     updated_at: Instant
     result: Raw | UnsetType = UNSET
@@ -172,6 +192,74 @@ def index_changes(before: RunState, after: RunState, events: Iterable[Event]) ->
                 body, progress = apply_to_task(body, progress, change)
             tasks.append(_task(after, was, body, progress, event))
     return IndexChanges(tuple(opened), tuple(closed), tuple(tasks))
+
+
+def record_changes(before: RunState, events: Iterable[Event]) -> tuple[ActivityRecord, ...]:
+    """Return the records of the keyed steps that these events, from one state on, are about: as they are after them.
+
+    The record is of the step. RETRY_STEP does not begin another one: it is indeterminate again, with the last error.
+    """
+    state = own_copy(before)
+    records: dict[str, ActivityRecord] = {}
+    for event in events:
+        closes_all = type(event.data) in e.CLOSING_ALL
+        touched = list(state.open_steps.values()) if closes_all else [state.open_steps.get(event.step_id or "")]
+        fold_onto(state, (event,))
+        for was in touched:
+            step = state.open_steps.get(event.step_id or "") if was is None else was
+            if step is not None and step.key is not None:
+                known = _known_of(step, event)
+                if known is not None:
+                    records[step.step_id] = _record(state.run_id, step, event, *known)
+    return tuple(records.values())
+
+
+Known = tuple[RecordStatus, Raw | UnsetType, ErrorInfo | None]
+
+
+def _known_of(step: OpenStep, event: Event) -> Known | None:
+    """Return what is known of the effect of a step after an event of it, or of the run; None if nothing has changed."""
+    body = event.data
+    error = step.effect.error if step.effect is not None else None
+    if isinstance(body, e.StepStarted):
+        return "indeterminate", UNSET, error
+    if isinstance(body, e.StepCompleted):
+        return "completed", body.result, None
+    if isinstance(body, e.StepFailed):
+        has_happened = body.error.category == COMPLETED_WITHOUT_RESULT
+        return "completed" if has_happened else _status_of(body.error), UNSET, body.error
+    if isinstance(body, e.StepUnresolved):
+        return "indeterminate", UNSET, body.error
+    if isinstance(body, e.StepRetried):
+        return None if body.reason == e.NOT_BEGUN else (_status_of(body.error), UNSET, body.error or error)
+    if type(body) in e.CLOSING or type(body) in e.CLOSING_ALL:  # given up: skipped, cancelled, or left open by its run
+        return "indeterminate" if may_have_begun(step, event.emitted_at) else "cancelled", UNSET, error
+    return None
+
+
+def _status_of(error: ErrorInfo | None) -> RecordStatus:
+    """Return the status of an attempt that ended like this. A lost one, and what only operators know, is unknown."""
+    if error is None or error.category == INDETERMINATE:
+        return "indeterminate"
+    if error.code == TIMED_OUT:
+        return "timed-out"
+    return "indeterminate" if error.code in UNKNOWN_CODES and error.category != NOT_COMPLETED else "failed"
+
+
+def _record(
+    run_id: str, step: OpenStep, event: Event, status: RecordStatus, result: Raw | UnsetType, error: ErrorInfo | None
+) -> ActivityRecord:
+    return ActivityRecord(
+        run_id=run_id,
+        activity_name=step.name,
+        step_id=step.step_id,
+        idempotency_key=step.key or "",
+        status=status,
+        created_at=step.effect.since if step.effect is not None and step.effect.since else step.opened_at,
+        updated_at=event.emitted_at,
+        result=result,
+        error=error,
+    )
 
 
 def _wait(run_id: str, step: OpenStep) -> Wait:

@@ -35,14 +35,20 @@ from holdfast.core import codec
 from holdfast.core.codec import digest
 from holdfast.core.instants import format_instant
 from holdfast.errors import CallerError, InvalidInput
-from holdfast.limits import ACTIVITY_NAME_BYTES, NAME_BYTES, SIGNAL_ID_BYTES
+from holdfast.limits import (
+    ACTIVITY_NAME_BYTES,
+    ERROR_TEXT_CHARS,
+    IDEMPOTENCY_KEY_BYTES,
+    NAME_BYTES,
+    SIGNAL_ID_BYTES,
+)
 
 RESERVED_PREFIX = "holdfast."
 """The engine's own signals begin with it. They do not count against a run's rate limit."""
 
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
-_LIKE_A_STEP_ID = re.compile(r"#[0-9]+$|^[0-9]+(?:/|$)|^(?:update|patched|cut):|:(?:taken|skipped)$")
-"""Step ids that the engine makes: the second `act`, `act` after a rotation, updates, and markers of a program."""
+_LIKE_A_STEP_ID = re.compile(r"#[0-9]+$|^[0-9]+(?:/|$)|^(?:update|patched|cut):|:(?:taken|skipped)$|!reconcile")
+"""Step ids that the engine makes: the second `act`, `act` after a rotation, updates, markers, the engine's tasks."""
 
 
 def check_name(field: str, value: Any) -> InvalidInput | None:
@@ -71,7 +77,8 @@ def check_step_name(field: str, name: Any) -> CallerError | None:
     if _LIKE_A_STEP_ID.search(name):
         return InvalidInput(
             f"{field} {name!r} looks like a step id of the engine's own: it may not end in # and a number, :taken or "
-            ":skipped, nor be a number, nor begin with a number and /, update:, patched: or cut:",
+            ":skipped, nor be a number, nor begin with a number and /, update:, patched: or cut:, nor contain "
+            "!reconcile",
             field=field,
         )
     size = len(name.encode())
@@ -110,6 +117,14 @@ def check_signal_id(value: Any) -> InvalidInput | None:
     if not isinstance(value, str) or value == "":
         return InvalidInput(f"signal_id must be a string that is not empty, not {value!r}", field="signal_id")
     return _check_text("signal_id", value, SIGNAL_ID_BYTES)
+
+
+def check_idempotency_key(value: Any) -> InvalidInput | None:
+    """Return why `value` cannot be the idempotency key of an activity call, or None. Keys are never normalised."""
+    if not isinstance(value, str) or value == "":
+        problem = f"idempotency_key must be a string that is not empty, not {value!r}"
+        return InvalidInput(problem[:ERROR_TEXT_CHARS], field="idempotency_key")
+    return _check_text("idempotency_key", value, IDEMPOTENCY_KEY_BYTES)
 
 
 def fitting_id(id: str, most: int) -> str:

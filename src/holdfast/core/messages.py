@@ -101,6 +101,10 @@ class ActivityOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     fraction: float = 0.0
     is_detached: bool = False
     until: Instant | None = None
+    confirmed_by: str = ""
+    """`verifier` if the result is not from the function."""
+    node: str = ""
+    """The node that made the attempt, if the step has a key."""
 
 
 class Original(Struct, frozen=True, gc=False):
@@ -252,11 +256,12 @@ class AcceptanceRecord(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ActivitySucceeded(Struct, frozen=True, gc=False):
-    """An activity returned."""
+    """An activity returned; or its verifier has found the result (`confirmed_by`)."""
 
     step_id: str
     logical_attempt_id: int
     result: Raw = NULL
+    confirmed_by: str = ""
 
 
 class ActivityErrored(Struct, frozen=True, gc=False):

@@ -7,6 +7,8 @@ A failed step can be retried or skipped until the program gets the failure, that
 failure itself paused the run, the run resumes when the last such step is settled. RESUME raises the failure in the
 workflow, which may end the run, so it needs `raise_failure` for that.
 
+RETRY_STEP of an unresolved step (see `reconciliation.py`) asks its verifier again.
+
 A task or a wait is skipped without a result: only those it asks may answer it. Skipping needs a permission of its own
 (`may_override`), and the workflow gets None.
 """
@@ -15,6 +17,8 @@ from collections.abc import Callable, Sequence
 
 from holdfast.core import events as e
 from holdfast.core import messages as m
+from holdfast.core import reconciliation
+from holdfast.core.effects import is_of_engine
 from holdfast.core.event_writer import Decision, EventWriter, Refusal
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, RunState
 from holdfast.core.timing import step_options
@@ -72,7 +76,8 @@ def objection_to_resume(failed: Sequence[str]) -> str:
 def _objection_to_retry(state: RunState, step_id: str) -> str:
     failed = state.failed_steps.get(step_id)
     if failed is None:
-        return f"step {step_id!r} has not failed"
+        step = state.open_steps.get(step_id)
+        return "" if step is not None and step.is_unresolved else f"step {step_id!r} has not failed"
     return f"the workflow has gone on since step {step_id!r} failed" if failed.is_delivered else ""
 
 
@@ -93,6 +98,8 @@ _WITHOUT_RESULT: frozenset[str] = OVERRIDES | {"timer"}
 def _objection_to_skip(state: RunState, command: m.Control, step_id: str) -> str:
     step = state.open_steps.get(step_id)
     if step is not None:
+        if is_of_engine(step_id):
+            return f"step {step_id!r} asks about another step: answer its task, or skip that step"
         if step.kind == "update":
             return f"step {step_id!r} is an update, and somebody waits for its answer"
         if step.kind in _WITHOUT_RESULT and command.result != e.NULL:
@@ -156,6 +163,10 @@ def _approve(state: RunState, command: m.Control, writer: EventWriter) -> None:
 
 
 def _retry_step(state: RunState, command: m.Control, writer: EventWriter) -> None:
+    unresolved = state.open_steps.get(command.step_id or "")
+    if unresolved is not None:
+        reconciliation.ask_again(unresolved, writer, command.id)
+        return
     started = state.failed_steps[command.step_id or ""].started
     writer.write(
         started.body,

@@ -30,6 +30,10 @@ CANCELLING = "CANCELLING"
 """The substatus of a run that is being cancelled and cleans up."""
 
 
+UNRESOLVED = "Unresolved"
+"""The error code of an open step that waits for an operator: whether its effect has happened is not known."""
+
+
 class StepStatus(StrEnum):
     """The status of a step, as operators see it."""
 
@@ -162,9 +166,16 @@ def _project_step(event: Event, steps: dict[str, StepSnapshot]) -> None:
             started_at=event.persisted_at,
         )
     elif kind is e.StepRetried:
-        steps[step_id] = replace(step, engine_attempt_id=event.engine_attempt_id or step.engine_attempt_id + 1)
+        attempt = event.engine_attempt_id or step.engine_attempt_id + 1
+        steps[step_id] = replace(step, engine_attempt_id=attempt, error=_settled_error(step))
     elif kind is e.StepDetached:
         steps[step_id] = replace(step, engine_attempt_id=event.engine_attempt_id or step.engine_attempt_id)
+    elif isinstance(body, e.StepUnresolved):
+        steps[step_id] = replace(
+            step,
+            engine_attempt_id=event.engine_attempt_id or step.engine_attempt_id,
+            error=StepError(UNRESOLVED, body.error.message, True),
+        )
     elif kind in _CLOSED_AS:
         error = _TIMED_OUT if kind is e.SignalTimedOut else _step_error(getattr(body, "error", None))
         steps[step_id] = replace(
@@ -173,8 +184,13 @@ def _project_step(event: Event, steps: dict[str, StepSnapshot]) -> None:
             engine_attempt_id=event.engine_attempt_id or step.engine_attempt_id,
             completed_at=event.persisted_at,
             artifacts=getattr(body, "artifacts", ()),
-            error=error if error is not None else step.error,
+            error=error if error is not None else _settled_error(step),
         )
+
+
+def _settled_error(step: StepSnapshot) -> StepError | None:
+    """Return the error of a step that is no longer unresolved."""
+    return None if step.error is not None and step.error.code == UNRESOLVED else step.error
 
 
 def _step_error(error: ErrorInfo | None) -> StepError | None:

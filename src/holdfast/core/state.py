@@ -26,9 +26,19 @@ from msgspec.json import decode
 from msgspec.structs import force_setattr, replace
 
 from holdfast.core import events as e
+from holdfast.core.codec import digest
+from holdfast.core.effects import (
+    ClosedEffect,
+    Effect,
+    LateResult,
+    effect_after_doubt,
+    effect_after_retry,
+    effect_of_retried_step,
+)
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.errors import CorruptHistory, HistoryGap
+from holdfast.limits import CLOSED_EFFECTS
 
 
 class GivenAnswer(Struct, frozen=True, gc=False):
@@ -71,11 +81,23 @@ class OpenStep(Struct, frozen=True, gc=False):
     """The error of the last attempt that failed, within the logical attempt."""
     is_unbegun: bool = False
     """The attempt waits for a node that has the activity: no node has begun it."""
+    effect: Effect | None = None
+    """What is known of the effect, if the step has a key and its first attempt is over."""
 
     @property
     def attempt(self) -> int:
         """The number of the present attempt within the logical one, from 1; attempts that never began do not count."""
         return self.engine_attempt_id - self.first_engine_attempt_id + 1
+
+    @property
+    def key(self) -> str | None:
+        """The idempotency key of the step; None if it has none."""
+        return getattr(self.body, "idempotency_key", None)
+
+    @property
+    def is_unresolved(self) -> bool:
+        """Whether the step waits for an operator, who is asked if its effect has happened."""
+        return self.effect is not None and self.effect.task != ""
 
     @property
     def queue(self) -> str:
@@ -161,6 +183,8 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     last_executed_by: str = ""
     last_executed_on: Instant = 0
     unknown_events: int = 0
+    closed_effects: tuple[ClosedEffect, ...] = ()
+    """The keyed steps that were closed last, to notice a second success."""
 
     @property
     def is_finished(self) -> bool:
@@ -424,6 +448,7 @@ def _rotated(draft: RunState, event: Event) -> None:
     _close_all(draft)
     draft.open_steps.update(_open_updates(event.data))
     draft.failed_steps.clear()
+    _set(draft, "closed_effects", ())
     _set(draft, "replay_from", draft.version + 1)
     _set(draft, "steps_since_rotation", 0)
 
@@ -437,8 +462,7 @@ def _opener(opening: type[e.Body], kind: str) -> Callable[[RunState, Event], Non
         step_id, body = event.step_id, event.data
         if step_id is None or step_id in draft.open_steps:
             raise _step_misfit(draft, event)
-        if draft.failed_steps:
-            draft.failed_steps.pop(step_id, None)
+        failed = draft.failed_steps.pop(step_id, None) if draft.failed_steps else None
         engine_attempt_id = event.engine_attempt_id or 1
         draft.open_steps[step_id] = OpenStep(
             step_id,
@@ -453,6 +477,8 @@ def _opener(opening: type[e.Body], kind: str) -> Callable[[RunState, Event], Non
             engine_attempt_id,
         )
         _set(draft, "steps_since_rotation", draft.steps_since_rotation + 1)
+        if failed is not None and failed.started.key is not None:
+            draft.open_steps[step_id] = replace(draft.open_steps[step_id], effect=effect_of_retried_step(failed))
         if type(body) is e.StepStarted:
             if not body.queue:
                 _set(draft, "local_activities", draft.local_activities + 1)
@@ -471,12 +497,23 @@ def _close(draft: RunState, event: Event) -> OpenStep:
     if type(body) is e.StepStarted:
         if not body.queue:
             _set(draft, "local_activities", draft.local_activities - 1)
+        if body.idempotency_key is not None:
+            _note_closed(draft, step, event)
     elif type(body) is e.SignalWaiting:
         waits = draft.waits.pop(body.name)
         if len(waits) > 1:
             place = waits.index(step.step_id)
             draft.waits[body.name] = waits[:place] + waits[place + 1 :]
     return step
+
+
+def _note_closed(draft: RunState, step: OpenStep, event: Event) -> None:
+    """Note how a keyed step was closed: a second success that says otherwise is kept as a diagnostic."""
+    attempt = event.engine_attempt_id or step.engine_attempt_id
+    result = digest(bytes(event.data.result)) if isinstance(event.data, e.StepCompleted) else ""
+    closed = ClosedEffect(step.step_id, step.logical_attempt_id, (attempt,) if result else (), result)
+    others = [each for each in draft.closed_effects if each.step_id != step.step_id]
+    _set(draft, "closed_effects", (*others, closed)[-CLOSED_EFFECTS:])
 
 
 def _step_failed(draft: RunState, event: Event) -> None:
@@ -505,10 +542,13 @@ def _step_retried(draft: RunState, event: Event) -> None:
         engine_attempt_id=engine_attempt_id,
         token=retry_token(step.step_id, engine_attempt_id),
         due_at=event.data.due_at,
-        first_engine_attempt_id=step.first_engine_attempt_id + (event.data.reason == e.NOT_BEGUN),
+        first_engine_attempt_id=step.first_engine_attempt_id
+        + (event.data.reason == e.NOT_BEGUN)
+        + event.data.uncounted,
         is_detached=False,
         error=event.data.error or step.error,
         is_unbegun=event.data.reason == e.NOT_BEGUN and event.data.due_at is None,
+        effect=None if step.key is None else effect_after_retry(step, event, event.data),
     )
     _record_error(draft, event)
 
@@ -526,6 +566,42 @@ def _step_detached(draft: RunState, event: Event) -> None:
         due_at=event.data.until,
         is_detached=True,
     )
+
+
+def _step_unresolved(draft: RunState, event: Event) -> None:
+    """Leave the step to an operator: like a detached one, it is executed by no node."""
+    assert isinstance(event.data, e.StepUnresolved)
+    step = draft.open_steps.get(event.step_id or "")
+    if step is None or step.kind != "activity":
+        raise _step_misfit(draft, event)
+    engine_attempt_id = event.engine_attempt_id or step.engine_attempt_id
+    draft.open_steps[step.step_id] = replace(
+        step,
+        engine_attempt_id=engine_attempt_id,
+        token=retry_token(step.step_id, engine_attempt_id),
+        due_at=None,
+        is_detached=True,
+        is_unbegun=False,
+        effect=effect_after_doubt(step, event, event.data),
+    )
+    _record_error(draft, event)
+
+
+def _step_succeeded_late(draft: RunState, event: Event) -> None:
+    assert isinstance(event.data, e.StepSucceededLate)
+    step = draft.open_steps.get(event.step_id or "")
+    if step is not None and step.kind == "activity" and step.logical_attempt_id == event.logical_attempt_id:
+        late = LateResult(event.engine_attempt_id or 1, event.data.result)
+        known = step.effect or Effect(since=step.opened_at)
+        succeeded = (*known.succeeded, late.engine_attempt_id)
+        draft.open_steps[step.step_id] = replace(step, effect=replace(known, late=late, succeeded=succeeded))
+        return
+    attempt = (event.engine_attempt_id or 1,)
+    noted = tuple(
+        replace(each, attempts=each.attempts + attempt) if each.step_id == event.step_id else each
+        for each in draft.closed_effects
+    )
+    _set(draft, "closed_effects", noted)
 
 
 def _signal_received(draft: RunState, event: Event) -> None:
@@ -586,6 +662,8 @@ _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
     e.SignalAccepted: _signal_accepted,
     e.StepRetried: _step_retried,
     e.StepDetached: _step_detached,
+    e.StepUnresolved: _step_unresolved,
+    e.StepSucceededLate: _step_succeeded_late,
     e.StepFailed: _step_failed,
     e.StepSkipped: _step_skipped,
     e.SignalReceived: _signal_received,

@@ -12,11 +12,12 @@ assignee after each answer, so that the next person can answer.
 
 from collections.abc import Callable, Iterable, Iterator
 
-from msgspec import Raw
+from msgspec import Raw, UnsetType
 
-from holdfast.core import codec
+from holdfast.core import codec, reconciliation
 from holdfast.core import events as e
 from holdfast.core import messages as m
+from holdfast.core.effects import is_of_engine
 from holdfast.core.event_writer import NOTHING, Decision, EventWriter, Refusal
 from holdfast.core.instants import Instant
 from holdfast.core.state import APPROVED, NO_PROGRESS, PENDING, GivenAnswer, OpenStep, RunState, TaskProgress
@@ -31,26 +32,39 @@ DECISIONS = e.recording("task")
 Check = Callable[[Raw, Raw], None]
 """Raises `InvalidInput` if an answer (the second) does not fit a form (the first)."""
 
+CheckResult = Callable[[e.Body, Raw], None]
+"""Raises `InvalidInput` if a result does not fit the activity of a step, where the activity is known."""
 
-def task_operations(signals: Iterable[m.Signal], state: RunState, check: Check | None) -> Iterator[m.TaskOperation]:
+
+def task_operations(
+    signals: Iterable[m.Signal], state: RunState, check: Check | None, check_result: CheckResult | None = None
+) -> Iterator[m.TaskOperation]:
     """Return the operations on the tasks of a run. Without a check, answers are left for later."""
     for signal in signals:
         if signal.name == m.TASK_SIGNAL:
             request = codec.decode(signal.payload, m.TaskRequest)
             problem = None
             if request.action == "complete":
-                if check is None:
+                if check is None and not is_of_engine(request.step_id):  # which no program knows
                     continue
-                problem = _misfit(state, request, check)
+                problem = _misfit(state, request, check, check_result)
             yield m.TaskOperation(
                 id=signal.id, request=request, problem=problem, inbox_seq=signal.inbox_seq, by=signal.by
             )
 
 
-def _misfit(state: RunState, request: m.TaskRequest, check: Check) -> str | None:
+def _misfit(
+    state: RunState, request: m.TaskRequest, check: Check | None, check_result: CheckResult | None = None
+) -> str | None:
     step = _open_task(state, request)
     try:
-        if step is not None:
+        if step is None:
+            return None
+        if is_of_engine(step.step_id):
+            about, given = reconciliation.step_of(state, step.step_id), reconciliation.read_answer(request.answer)
+            if about is not None and check_result is not None and given.answer == "happened":
+                check_result(about.body, e.NULL if isinstance(given.result, UnsetType) else given.result)
+        elif check is not None:
             check(_created(step).form, request.answer)
     except InvalidInput as unfit:
         return unfit.message
@@ -173,6 +187,8 @@ def _answer(step: OpenStep, actor: str, answer: Raw, writer: EventWriter, cause:
             return
         answer = Raw(b"[" + b",".join(bytes(given.answer) for given in answers) + b"]")
     writer.close(step, e.TaskCompleted(actor, answer), cause)
+    if is_of_engine(step.step_id):
+        reconciliation.settle(step, actor, answer, writer, cause)
 
 
 def _write(step: OpenStep, body: e.Body, writer: EventWriter, cause: str | None) -> None:

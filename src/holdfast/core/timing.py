@@ -22,7 +22,10 @@ from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS
 
 
 class Retry(Struct, frozen=True, kw_only=True):
-    """A retry policy. `max_attempts` 0 sets no bound; `non_retryable` names exceptions, by class or class name."""
+    """A retry policy. `max_attempts` 0 sets no bound; `non_retryable` names exceptions, by class or class name.
+
+    An attempt that is lost with its node counts toward the bound, unless `count_lost` is False.
+    """
 
     max_attempts: int = 3
     initial_ms: int = 1_000
@@ -30,6 +33,7 @@ class Retry(Struct, frozen=True, kw_only=True):
     most_ms: int = 100_000
     jitter: float = 0.2
     non_retryable: tuple[str, ...] = ()
+    count_lost: bool = True
 
     def __post_init__(self) -> None:
         for field in ("max_attempts", "initial_ms", "most_ms"):
@@ -38,6 +42,8 @@ class Retry(Struct, frozen=True, kw_only=True):
         for field in ("factor", "jitter"):
             if type(getattr(self, field)) not in (int, float):
                 raise InvalidInput(f"{field} is a number, not {getattr(self, field)!r}", field=field)
+        if type(self.count_lost) is not bool:
+            raise InvalidInput(f"count_lost is True or False, not {self.count_lost!r}", field="count_lost")
         force_setattr(self, "non_retryable", _names(self.non_retryable))
         if self.max_attempts < 0 or self.initial_ms < 0 or self.most_ms < 0:
             raise InvalidInput("max_attempts, initial_ms and most_ms may not be negative")

@@ -285,9 +285,14 @@ class CoroutineProgram:
     # --- for the workflow, through `holdfast.program.api`
 
     async def run_activity(
-        self, activity: ActivityDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: ActivityOptions
+        self,
+        activity: ActivityDefinition,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: ActivityOptions,
+        idempotency_key: str | None = None,
     ) -> Any:
-        """Run an activity as a step, and return its result."""
+        """Run an activity as a step, and return its result. The key is that of the call, if it has one."""
         input = activity.signature.pack(args, kwargs)
         if len(input) > self.limits.value_bytes:  # compared here first, because most are small
             self.bounded(input, f"the input of activity {activity.name!r}")
@@ -295,11 +300,14 @@ class CoroutineProgram:
         step_id = self.name_step(activity.name)
         if self.is_replaying:
             self._note_signature(step_id, activity.signature)
+        if idempotency_key is None and activity.key_function is not None and step_id not in self.known_markers:
+            idempotency_key = activity.key_of(input)  # once: a history that has the step has its key
         command = c.RunActivity(
             name=activity.name,
             input=input,
             step_id=step_id,
             queue=options.queue,
+            idempotency_key=idempotency_key,
             options=encode_options(options),
         )
         return activity.signature.result_of(await self.step(command))

@@ -18,9 +18,10 @@ from msgspec.structs import asdict
 
 from holdfast.core import codec
 from holdfast.core.admission import AdmissionRequest, Overload, RunLimit, check_admission_request, check_limit
+from holdfast.core.keys import check_idempotency_key
 from holdfast.core.timing import Retry
 from holdfast.errors import InvalidInput
-from holdfast.limits import DURATION_MS, NAME_BYTES
+from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS, NAME_BYTES, VERIFY_TIMEOUT_MS
 from holdfast.program.fingerprint import fingerprint
 from holdfast.program.schema import json_schema
 
@@ -46,7 +47,7 @@ class Signature:
             (p.name, hints.get(p.name, Any)) if p.default is p.empty else (p.name, hints.get(p.name, Any), p.default)
             for p in parameters
         ]
-        self._name = what or function.__qualname__
+        self.name = what or function.__qualname__
         self.names = [p.name for p in parameters]
         self._signature = signature.replace(parameters=parameters)
         self._model = msgspec.defstruct(
@@ -70,7 +71,7 @@ class Signature:
             raw = codec.encode(arguments)
             codec.decode_with(self._decoder, raw)
         except InvalidInput as problem:
-            raise InvalidInput(self._unfit(arguments) or f"{self._name}: {problem.message}") from problem
+            raise InvalidInput(self._unfit(arguments) or f"{self.name}: {problem.message}") from problem
         return raw
 
     def _unfit(self, arguments: dict[str, Any]) -> str | None:
@@ -79,7 +80,7 @@ class Signature:
             try:
                 codec.encode(value)
             except InvalidInput as problem:
-                return f"argument {name!r} of {self._name}: {problem.message}"
+                return f"argument {name!r} of {self.name}: {problem.message}"
         return None
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +91,7 @@ class Signature:
         try:
             return self._signature.bind(*args, **kwargs).arguments
         except TypeError as problem:
-            raise InvalidInput(f"{self._name}: {problem}") from problem
+            raise InvalidInput(f"{self.name}: {problem}") from problem
 
     def unpack(self, raw: Raw) -> dict[str, Any]:
         """Return the arguments that the JSON holds, as the annotated types."""
@@ -109,7 +110,7 @@ class Signature:
             return self._result_decoder.decode(raw)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as problem:
             kind = getattr(self.result_type, "__qualname__", self.result_type)
-            raise InvalidInput(f"the result of {self._name} does not fit {kind}: {problem}") from problem
+            raise InvalidInput(f"the result of {self.name} does not fit {kind}: {problem}") from problem
 
 
 class WorkflowDefinition:
@@ -199,15 +200,65 @@ def decode_options(raw: bytes) -> ActivityOptions:
     return codec.decode(raw, ActivityOptions)
 
 
+class Verifier:
+    """The verifier of an activity: a function of some of its arguments. See `engine/activities/verification.py`."""
+
+    def __init__(self, function: Callable[..., Any], timeout_ms: int, signature: Signature) -> None:
+        self.function = function
+        self.timeout_ms = timeout_ms
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.names = parameters_of("verify", function, signature)
+
+
 class ActivityDefinition:
     """A registered activity."""
 
-    def __init__(self, function: Callable[..., Any], name: str, options: ActivityOptions) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        options: ActivityOptions,
+        idempotency_key: Callable[..., str] | None = None,
+        verify: Callable[..., Any] | None = None,
+        verify_timeout_ms: int | None = None,
+    ) -> None:
         self.function = function
         self.name = name
         self.options = options
         self.is_async = inspect.iscoroutinefunction(function)
         self.signature = Signature(function, f"activity {name!r}")
+        if verify is None and verify_timeout_ms is not None:
+            raise InvalidInput("verify_timeout is the time of a verifier, and there is none", field="verify_timeout")
+        self.key_function = idempotency_key
+        self._key_names: list[str] = []
+        if idempotency_key is not None:
+            if inspect.iscoroutinefunction(idempotency_key):
+                problem = "the function that computes it runs in the workflow: pass a plain function, not an async one"
+                raise InvalidInput(f"idempotency_key: {problem}", field="idempotency_key")
+            self._key_names = parameters_of("idempotency_key", idempotency_key, self.signature)
+        timeout_ms = VERIFY_TIMEOUT_MS if verify_timeout_ms is None else verify_timeout_ms
+        self.verifier = None if verify is None else Verifier(verify, timeout_ms, self.signature)
+
+    def key_of(self, input: Raw) -> str:
+        """Return the idempotency key of a call with these arguments, as the function on the definition computes it."""
+        assert self.key_function is not None
+        arguments = self.signature.unpack(input)
+        key: Any
+        try:
+            key = self.key_function(**{name: arguments[name] for name in self._key_names})
+        except Exception as problem:
+            words = f"the idempotency key of activity {self.name!r} could not be computed: {problem!r}"
+            raise InvalidInput(words[:ERROR_TEXT_CHARS], field="idempotency_key") from problem
+        return checked_key(key)
+
+
+def checked_key(key: Any) -> str:
+    """Return an idempotency key; raise `InvalidInput` if it cannot be one."""
+    problem = check_idempotency_key(key)
+    if problem is not None:
+        raise problem
+    assert isinstance(key, str)
+    return key
 
 
 def milliseconds(value: timedelta | float | None) -> int | None:
@@ -285,7 +336,7 @@ class WorkflowLimit:
             raise InvalidInput("a workflow's limit needs at_once, per_key or rate; key and overload alone set none")
         if (self._key is None) != (self.limit.per_key is None):
             raise InvalidInput("per_key and key belong together: set both or neither")
-        self._names = _names(self._key, signature) if self._key is not None else []
+        self._names = parameters_of("key", self._key, signature) if self._key is not None else []
 
     def admission_request(self, input: Any, priority: int = 0) -> AdmissionRequest:
         """Return the admission request of a run with this input."""
@@ -315,12 +366,14 @@ def _rate(rate: Any) -> tuple[int | None, int]:
     return rate[0], milliseconds(rate[1]) or 0
 
 
-def _names(key: Callable[..., Any], signature: Signature) -> list[str]:
-    """Return the arguments that a key is computed from."""
-    if not callable(key):
-        raise InvalidInput(f"key is a function of the workflow's arguments, not {key!r}", field="key")
-    names = list(inspect.signature(key).parameters)
-    for name in names:
-        if name not in signature.names:
-            raise InvalidInput(f"key takes {name!r}, and the workflow takes {', '.join(signature.names)}", field="key")
-    return names
+def parameters_of(field: str, function: Any, signature: Signature) -> list[str]:
+    """Return which arguments of an activity or a workflow a function takes, by their names; refuse any others."""
+    if not callable(function):
+        raise InvalidInput(f"{field} is a function of the arguments of {signature.name}, not {function!r}", field=field)
+    parameters = inspect.signature(function).parameters
+    for name, parameter in parameters.items():
+        by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if name not in signature.names or not by_name:
+            known = ", ".join(signature.names) or "nothing"
+            raise InvalidInput(f"{field} takes {name!r}, and {signature.name} takes {known}", field=field)
+    return list(parameters)

@@ -28,6 +28,7 @@ from msgspec.structs import replace
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
+from holdfast.core.effects import is_of_engine
 from holdfast.core.events import Event
 from holdfast.errors import NondeterminismError
 from holdfast.program.port import EndDeferred, Program
@@ -89,7 +90,7 @@ class Replay:
     def replay(self, events: Iterable[Event]) -> None:
         """Bring the program to the end of this history, or raise at the first difference."""
         events = list(events)
-        markers = [event.step_id or "" for event in events if type(event.data) is e.MarkerRecorded]
+        markers = [event.step_id or "" for event in events if _is_known_by_step(event.data)]
         self._markers = frozenset(markers) if markers else _NO_MARKERS
         self._closed = set()
         self._set_replaying(True)
@@ -145,7 +146,7 @@ class Replay:
             return [command for outcome in outcomes for command in self._hand(outcome)]
         elif kind is e.SignalAccepted:
             self._take_back(event)
-        elif kind in e.OUTCOMES and not (kind is e.UpdateAccepted and _is_refused(event)):
+        elif kind in e.OUTCOMES and not _is_withheld(kind, event):
             if not self._is_paused:
                 return self._hand(event)
             if kind is e.RunCancelRequested and self._is_held:
@@ -199,7 +200,7 @@ class Replay:
     def _compare(self, event: Event) -> None:
         kind = type(event.data)
         expected = _COMMANDED.get(kind)
-        if expected is None or self.program is None or _is_from_outside(event):
+        if expected is None or self.program is None or _is_from_outside(event) or is_of_engine(event.step_id):
             follows_report, self._follows_report = self._follows_report, _is_reported(event)
             if follows_report and self._follows_report:  # the commands because of them follow after all of them
                 if kind in e.OUTCOMES:  # it cannot give up a step that has ended, only one that is retried
@@ -246,6 +247,12 @@ def event_key(event: Event) -> str:
     return c.command_key(_COMMANDED[type(event.data)], event.step_id)
 
 
+def _is_known_by_step(body: e.Body) -> bool:
+    """Return whether a program knows beforehand that its step is in the history: a marker, or a step with a key."""
+    kind = type(body)
+    return kind is e.MarkerRecorded or (kind is e.StepStarted and body.idempotency_key is not None)  # type: ignore[attr-defined]
+
+
 def _is_stuck(event: Event, following: Event) -> bool:
     """Return whether the program could not go on after a start or a resumption."""
     if type(event.data) is not e.RunStarted and type(event.data) is not e.RunResumed:
@@ -253,9 +260,11 @@ def _is_stuck(event: Event, following: Event) -> bool:
     return isinstance(following.data, e.RunPaused) and following.data.error is not None
 
 
-def _is_refused(event: Event) -> bool:
-    """Return whether an update was refused when it was accepted: the program does not get it."""
-    return isinstance(event.data, e.UpdateAccepted) and event.data.was_refused is True
+def _is_withheld(kind: type[e.Body], event: Event) -> bool:
+    """Return whether the program does not get it: an update that was refused, or the answer to the engine's task."""
+    if kind is e.UpdateAccepted:
+        return isinstance(event.data, e.UpdateAccepted) and event.data.was_refused is True
+    return kind is e.TaskCompleted and is_of_engine(event.step_id)
 
 
 def _is_reported(event: Event) -> bool:

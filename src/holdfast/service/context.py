@@ -17,6 +17,7 @@ from holdfast.app import App
 from holdfast.clock import Ids, SystemIds
 from holdfast.core.audit import AuditEntry
 from holdfast.core.messages import Actor
+from holdfast.core.reconciliation import OPERATOR
 from holdfast.core.tasks import is_effective
 from holdfast.engine.history import head_of
 from holdfast.engine.inbox.authorization import Caller
@@ -55,10 +56,14 @@ class Principal(Caller, frozen=True, kw_only=True):
         """Raise `NotPermitted` unless this scope is granted. None needs no scope."""
         if scope is None:
             return
-        if self.scopes is not None and scope not in self.scopes:
+        if not self.permits(scope):
             raise NotPermitted(f"this needs the scope {scope!r}", scope=scope)
         if self.tenant is not None and scope in OF_ALL_TENANTS:
             raise NotPermitted("this is about all tenants together; it needs a token without a tenant", scope=scope)
+
+    def permits(self, scope: str) -> bool:
+        """Return whether this scope is granted."""
+        return self.scopes is None or scope in self.scopes
 
 
 UNAUTHENTICATED = Principal(name="", scopes=frozenset())
@@ -313,12 +318,17 @@ class RequestContext:
         return given
 
     def actor(self, given: str = "", roles: tuple[str, ...] = ()) -> Actor:
-        """Return who does something to a task, and with which roles: the caller, or whom the request names."""
+        """Return who does something to a task, and with which roles: the caller, or whom the request names.
+
+        Callers who may control runs have the role of operators, who are asked about unresolved steps.
+        """
         name = self.name(given)
         if roles:
             self._require_trust()
         elif name == self.principal.name:
             roles = self.principal.roles
+            if self.principal.permits("runs:control") and OPERATOR not in roles:
+                roles += (OPERATOR,)
         return Actor(name, roles, self.principal.is_admin)
 
     def _require_trust(self) -> None:

@@ -14,6 +14,7 @@ from holdfast.core.access import AccessToken
 from holdfast.core.admission import AdmissionRequest
 from holdfast.core.audit import AuditEntry
 from holdfast.core.dead_letters import DeadLetter, Reason
+from holdfast.core.effects import Effect
 from holdfast.core.events import NULL, Event
 from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, Task, Wait
 from holdfast.core.instants import Instant
@@ -113,6 +114,11 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     scheduled_at: Instant = 0
     due_at: Instant | None = None
     details: Raw = NULL
+    queued_attempt_id: int = 0
+    """The `engine_attempt_id` with which it was queued: later acquisitions are of attempts after lost ones."""
+    idempotency_key: str | None = None
+    effect: Effect | None = None
+    """What the run knows of the effect of a keyed step."""
     tenant: str = ""
     environment: str = ""
     """Of the run; empty if a version of Holdfast has put the job that did not write them."""
@@ -154,6 +160,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     messages: tuple[Message, ...] = ()
     waits_opened: tuple[Wait, ...] = ()
     tasks: tuple[Task, ...] = ()
+    records: tuple[ActivityRecord, ...] = ()
     parent_run_id: str | None = None
     reference_key: str | None = None
     tags: tuple[str, ...] = ()

@@ -62,9 +62,9 @@ def require_for_signals(store: RunStore, requests: Iterable[Any]) -> None:
         require_conditional_batch(store, "idempotent signal delivery")
 
 
-def require_for_records(store: RunStore, turns: Iterable[Turn]) -> None:
-    """Refuse turns with activity records on a store that could not store each exactly once."""
-    if not store.capabilities.conditional_batch and any(turn.records for turn in turns):
+def require_for_records(store: RunStore, items: Iterable[Turn | NewRun]) -> None:
+    """Refuse turns and new runs with activity records on a store that could not store each exactly once."""
+    if not store.capabilities.conditional_batch and any(getattr(item, "records", ()) for item in items):
         require_conditional_batch(store, "activity reconciliation")
 
 

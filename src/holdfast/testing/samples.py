@@ -7,6 +7,8 @@ commits turns that handle everything that waits and then do what the test says.
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from holdfast.core import codec, commands
 from holdfast.core.access import AccessToken, digest_of
 from holdfast.core.dead_letters import DeadLetter, Reason, to_dead_letter
@@ -297,9 +299,9 @@ def draft_turn(
             raise outcome.error
         for waiting in run.signals:
             draft.handle(waiting)  # what was just begun may want what was there before it
-    for known in records:
-        draft.record(known)
-    return draft.finish(release=release)
+    turn = draft.finish(release=release)
+    known = tuple(records)
+    return replace(turn, records=turn.records + known) if known else turn
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------

@@ -103,6 +103,21 @@ class ActivityContext:
         return self._work.step.attempt
 
     @property
+    def idempotency_key(self) -> str | None:
+        """The idempotency key of the call, to hand on to the outside system; None if it has none."""
+        return self._work.step.key
+
+    @property
+    def logical_attempt_id(self) -> int:
+        """How often operators had the step retried, counted from 1: the same for all attempts by the retry policy."""
+        return self._work.step.logical_attempt_id
+
+    @property
+    def engine_attempt_id(self) -> int:
+        """The number of this dispatch of the step. It grows with every one, whatever the reason."""
+        return self._work.step.engine_attempt_id
+
+    @property
     def tenant(self) -> str:
         """The tenant of the run."""
         return self._work.tenant

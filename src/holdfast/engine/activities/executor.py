@@ -15,9 +15,10 @@ from msgspec import Raw
 
 from holdfast.clock import Rng
 from holdfast.core import codec
-from holdfast.core.events import StepStarted
+from holdfast.core.events import NULL, StepStarted
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
+from holdfast.core.reconciliation import indeterminate, not_completed
 from holdfast.core.state import OpenStep
 from holdfast.core.timing import overdue_text
 from holdfast.engine.activities.context import (
@@ -31,6 +32,7 @@ from holdfast.engine.activities.context import (
 )
 from holdfast.engine.activities.slots import Slots
 from holdfast.engine.activities.task_pool import TaskPool
+from holdfast.engine.activities.verification import CALL, Found, ask, before_asking
 from holdfast.errors import InvalidInput
 from holdfast.limits import Limits
 from holdfast.program.definitions import ActivityOptions
@@ -120,13 +122,17 @@ class ActivityExecutor:
         outcome: Outcome
         try:
             assert isinstance(work.step.body, StepStarted)
-            arguments = work.definition.signature.unpack(work.step.body.input)
-            if is_without_limits and work.definition.is_async:
-                result = await work.definition.function(**arguments)
+            verified = None if work.step.effect is None else await self._verify(attempt, deadline)
+            if verified is None:
+                arguments = work.definition.signature.unpack(work.step.body.input)
+                if is_without_limits and work.definition.is_async:
+                    result = await work.definition.function(**arguments)
+                else:
+                    result = await self._call_within_limits(attempt, context, arguments, deadline)
+                step_id, logical_attempt_id = work.step.step_id, work.step.logical_attempt_id
+                outcome = ActivitySucceeded(step_id, logical_attempt_id, self._encoded(work, result))
             else:
-                result = await self._call_within_limits(attempt, context, arguments, deadline)
-            step_id, logical_attempt_id = work.step.step_id, work.step.logical_attempt_id
-            outcome = ActivitySucceeded(step_id, logical_attempt_id, self._encoded(work, result))
+                outcome = verified
         except BaseException as problem:  # every failure of an activity is recorded in its run
             if _is_the_engines(problem, attempt):
                 raise
@@ -143,6 +149,36 @@ class ActivityExecutor:
             self._forget(work.run_id, work.step.step_id)
         if not attempt.is_given_up:  # else no turn waits for it, and its run may be in the middle of a commit
             self._report(work, outcome)
+
+    async def _verify(self, attempt: "_Attempt", deadline: float | None) -> Outcome | None:
+        """Ask the verifier of a keyed step whose effect is not known; return None if the function is to be called.
+
+        Until the verifier has answered, the attempt counts as not begun.
+        """
+        work = attempt.work
+        assert work.step.effect is not None
+        if not work.step.effect.must_verify:
+            return None
+
+        def in_thread(call: Callable[[], Any]) -> "Future[Any]":
+            attempt.thread = self._slots.run(call)
+            return attempt.thread
+
+        attempt.has_begun = False
+        try:
+            found = before_asking(work) or await ask(work, in_thread, self._encoded)
+        except asyncio.CancelledError:
+            if attempt.is_given_up:
+                raise
+            found = Found(error=indeterminate("the verifier was cancelled"))
+        finally:
+            attempt.has_begun = True
+        if found is CALL:
+            if _has_time_left(deadline):
+                return None
+            overdue = TimeoutError(overdue_text(work.step, work.options.schedule_to_close_ms))
+            found = Found(error=not_completed(error_info(overdue)))
+        return _verified(work, found)
 
     def _unsuccessful(self, work: Work, problem: BaseException, now: Instant, deadline: float | None) -> Outcome:
         step = work.step
@@ -192,6 +228,15 @@ class ActivityExecutor:
             return raw
         except InvalidInput as problem:
             raise InvalidInput(f"the result of activity {work.definition.name!r}: {problem}") from problem
+
+
+def _verified(work: Work, found: Found) -> Outcome:
+    """Return the outcome of an attempt in which the function was not called, by what its verifier has found."""
+    step = work.step
+    if found.error is None:
+        return ActivitySucceeded(step.step_id, step.logical_attempt_id, found.result or NULL, confirmed_by="verifier")
+    attempts = step.logical_attempt_id, step.engine_attempt_id
+    return ActivityErrored(step.step_id, *attempts, found.error, work.options.retry)
 
 
 def unfit_options(step: OpenStep, problem: InvalidInput) -> ActivityErrored:

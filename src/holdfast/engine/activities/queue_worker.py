@@ -25,7 +25,9 @@ from holdfast.core.messages import (
     Message,
     activity_completed,
 )
+from holdfast.core.reconciliation import effect_after_takes, indeterminate, lost_too_often
 from holdfast.core.state import OpenStep, retry_token
+from holdfast.core.timing import Retry
 from holdfast.engine.activities.context import Details, Outcome, Work
 from holdfast.engine.activities.executor import ActivityExecutor
 from holdfast.engine.activities.heartbeats import Heartbeats
@@ -225,11 +227,16 @@ class QueueWorker:
         except InvalidInput as problem:
             self._report(job, error_info(problem))
             return
-        step = _step(job)
+        step = _step(job, options.retry)
         most = options.retry.max_attempts
-        if most and step.attempt > most:
-            lost = f"activity {job.activity!r} was taken {step.attempt - 1} times, and no node reported an outcome"
-            self._report(job, ErrorInfo("WorkerLost", lost))
+        if job.idempotency_key is None:
+            if most and step.attempt > most:
+                lost = f"activity {job.activity!r} was taken {step.attempt - 1} times, and no node reported an outcome"
+                self._report(job, ErrorInfo("WorkerLost", lost))
+                return
+        elif step.effect is not None and lost_too_often(step.effect, options.retry):
+            words = f"activity {job.activity!r} was taken {step.effect.losses} times, and no node reported an outcome"
+            self._report(job, indeterminate(words))
             return
         work = Work(job.run_id, step, definition, options, job.details, job.tenant, job.environment)
         self._executor.start(work, now)
@@ -268,7 +275,7 @@ class QueueWorker:
     async def _deliver(self, batch: Sequence[tuple[Job, ActivityOutcome]]) -> None:
         await self.heartbeats.flush((job.run_id, job.step_id) for job, outcome in batch if outcome.error is not None)
         now = await self._store.now()
-        answers = await self._store.deliver([_message(job, outcome, now) for job, outcome in batch])
+        answers = await self._store.deliver([_message(job, outcome, now, self._node) for job, outcome in batch])
         for (job, _), answer in zip(batch, answers, strict=True):
             key = (job.run_id, job.step_id)
             if self.jobs.get(key) is job:
@@ -288,18 +295,23 @@ def _heartbeat(job: Job, details: Details = UNSET) -> Heartbeat:
     )
 
 
-def _step(job: Job) -> OpenStep:
+def _step(job: Job, retry: Retry) -> OpenStep:
     """Return the step as its run has it, or will have it when it gets this attempt's message."""
-    return OpenStep(
+    lost = job.engine_attempt_id - job.queued_attempt_id if job.queued_attempt_id else 0
+    step = OpenStep(
         job.step_id,
         "activity",
-        StepStarted(job.activity, job.input, job.queue, options=job.options),
+        StepStarted(job.activity, job.input, job.queue, job.idempotency_key, job.options),
         "",
         job.scheduled_at,
         job.logical_attempt_id,
         job.engine_attempt_id,
-        first_engine_attempt_id=job.first_engine_attempt_id,
+        first_engine_attempt_id=job.first_engine_attempt_id + (0 if retry.count_lost else lost),
+        effect=job.effect,
     )
+    if job.idempotency_key is None or not lost:
+        return step
+    return replace(step, effect=effect_after_takes(step, lost, retry))
 
 
 def outcome_message(work: Work, outcome: Outcome, now: Instant) -> Message:
@@ -315,7 +327,7 @@ def _outcome(job: Job | OpenStep, outcome: Outcome | ErrorInfo) -> ActivityOutco
     sent = ActivityOutcome(logical_attempt_id=logical, engine_attempt_id=engine)
     match outcome:
         case ActivitySucceeded():
-            return replace(sent, result=outcome.result)
+            return replace(sent, result=outcome.result, confirmed_by=outcome.confirmed_by)
         case ActivityErrored():
             return replace(sent, error=outcome.error, fraction=outcome.fraction)
         case ActivityDetached():
@@ -324,6 +336,8 @@ def _outcome(job: Job | OpenStep, outcome: Outcome | ErrorInfo) -> ActivityOutco
             return replace(sent, error=outcome)
 
 
-def _message(job: Job, outcome: ActivityOutcome, now: Instant) -> Message:
+def _message(job: Job, outcome: ActivityOutcome, now: Instant, node: str) -> Message:
     token = retry_token(job.step_id, job.engine_attempt_id)
+    if job.idempotency_key is not None:  # for an operator who may be asked about the attempt
+        outcome = replace(outcome, node=node)
     return activity_completed(job.run_id, job.step_id, token, outcome, now)

@@ -8,16 +8,19 @@ caller waits for that decision. With an `operation_id`, which is unique within t
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from msgspec import UnsetType
 from msgspec.structs import asdict, replace
 
 from holdfast.clock import Ids
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.effects import is_of_engine
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Task
 from holdfast.core.instants import Instant
 from holdfast.core.keys import check_name, signal_uuid
 from holdfast.core.messages import TASK_SIGNAL, Actor, SignalRequest, TaskAction, TaskRequest
+from holdfast.core.reconciliation import AboutStep, read_answer
 from holdfast.core.tasks import DECISIONS, is_effective
 from holdfast.engine.history import head_of, wait_for_event
 from holdfast.engine.inbox.authorization import Authorizer, Caller, audit_entry
@@ -230,6 +233,12 @@ class Tasks:
 
     def _check_answer(self, task: Task, request: TaskRequest) -> None:
         """Refuse an answer that does not fit before anything is stored, if its form was asked for in this process."""
+        if is_of_engine(task.step_id):
+            given = read_answer(request.answer)
+            if given.answer == "happened":
+                about = e.StepStarted(codec.decode(task.payload, AboutStep).activity)
+                self._registry.check_result(about, e.NULL if isinstance(given.result, UnsetType) else given.result)
+            return
         for definition in self._registry.workflows.values():
             if definition.name == task.workflow:
                 check_with(definition.forms)(task.form, request.answer)

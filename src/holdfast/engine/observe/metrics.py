@@ -101,6 +101,7 @@ class ObservedStore(StoreProxy):
 
     async def create(self, runs: Sequence[NewRun], claim_for: str | None = None) -> list[Created | Existing | Refused]:
         validation.require_for_signals(self._store, (signal for new in runs for signal in new.signals))
+        validation.require_for_records(self._store, runs)
         answers = await self._store.create(runs, claim_for)
         created = [new for new, answer in zip(runs, answers, strict=True) if isinstance(answer, Created)]
         self.counts.runs_created += len(created)

@@ -116,7 +116,7 @@ class FirstTurns:
 
 def _begun(new: NewRun, turn: Turn) -> NewRun | None:
     """Return the run as it is after the turn, or None if a creation cannot carry all that the turn writes."""
-    others = turn.jobs or turn.jobs_closed or turn.starts or turn.sends or turn.records or turn.dead or turn.received
+    others = turn.jobs or turn.jobs_closed or turn.starts or turn.sends or turn.dead or turn.received
     if others or turn.snapshot.status is not RUNNING:
         return None
     return replace(
@@ -126,6 +126,7 @@ def _begun(new: NewRun, turn: Turn) -> NewRun | None:
         messages=turn.messages,
         waits_opened=turn.waits_opened,
         tasks=turn.tasks,
+        records=turn.records,
     )
 
 

@@ -16,7 +16,7 @@ from holdfast.core.dead_letters import DeadLetter, Reason, defer, signal_to_dead
 from holdfast.core.decide import Input, apply_commands, decide, is_taken, queue_run
 from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.events import EngineRunRef, Event, RunQueued
-from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, index_changes, runtime_snapshot
+from holdfast.core.index_rows import RuntimeSnapshot, index_changes, record_changes, runtime_snapshot
 from holdfast.core.instants import Instant
 from holdfast.core.keys import ANY_VERSION, fitting_id, request_key
 from holdfast.core.messages import (
@@ -54,12 +54,12 @@ class TurnDraft:
         "_by",
         "_consumed",
         "_dead",
+        "_has_keys",
         "_limits",
         "_loaded",
         "_messages",
         "_now",
         "_queued",
-        "_records",
         "_sent",
         "_touched",
         "dispatch",
@@ -86,7 +86,7 @@ class TurnDraft:
         self._messages: list[Message] = []
         self._consumed: list[str] = []
         self.received: list[tuple[int, int]] = []
-        self._records: list[ActivityRecord] = []
+        self._has_keys = False
         self._sent: list[SignalRequest] = []
 
     def handle(self, message: Input) -> Decision | Refusal:
@@ -183,10 +183,6 @@ class TurnDraft:
         """Decide what the program asks for."""
         return self._take(apply_commands(self.state, commands, self._now, self._by))
 
-    def record(self, record: ActivityRecord) -> None:
-        """Keep what is known about an activity's effect, in the same commit."""
-        self._records.append(record)
-
     def finish(self, *, release: bool = False) -> Turn:
         """Return the turn to commit. `release` lets go of the run with the same commit."""
         if self.dispatch:
@@ -219,7 +215,7 @@ class TurnDraft:
             waits_opened=changes.waits_opened,
             waits_closed=changes.waits_closed,
             tasks=changes.tasks,
-            records=tuple(self._records),
+            records=record_changes(self._before, self.events) if self._concerns_keys() else (),
             starts=tuple(self._children()) if knows_children else (),
             sends=(*self._sent, *(self._sends() if knows_children or self.state.parent_run_id is not None else ())),
             jobs=tuple(self._jobs()) if self._queued else (),
@@ -249,14 +245,18 @@ class TurnDraft:
 
         Without this check a run of three steps takes 6 % more instructions; `python -m bench --only paths` measures it.
         """
-        if self._queued or self.received or self._records or self._sent or self._dead or self._loaded.details:
+        if self._queued or self.received or self._has_keys or self._sent or self._dead or self._loaded.details:
             return False
         if self.state.parent_run_id is not None or not _ADDING_NOTHING.issuperset(self.kinds):
             return False
-        for step in self._touched:  # noqa: SIM110 - a generator would take longer than the loop
-            if type(step.body) is not e.StepStarted or step.body.queue:
+        for step in self._touched:
+            if type(step.body) is not e.StepStarted or step.body.queue or step.body.idempotency_key is not None:
                 return False
         return True
+
+    def _concerns_keys(self) -> bool:
+        """Return whether the turn is about steps with idempotency keys, which have records."""
+        return self._has_keys or any(step.key is not None for step in self._touched)
 
     def _jobs(self) -> Iterator[Job]:
         """Return what this turn puts into queues: activities that some node is to carry out, now or when due."""
@@ -277,6 +277,9 @@ class TurnDraft:
                     due_at=step.due_at,
                     tenant=self._loaded.head.tenant,
                     environment=self._loaded.head.environment,
+                    queued_attempt_id=step.engine_attempt_id,
+                    idempotency_key=step.body.idempotency_key,
+                    effect=step.effect,
                 )
 
     def _jobs_closed(self) -> tuple[str, ...]:
@@ -284,8 +287,9 @@ class TurnDraft:
         after = self.state.open_steps
         closed = [step.step_id for step in self._touched if step.queue and step.step_id not in after]
         closed += [step_id for step_id in self._loaded.details if step_id not in after]
-        for event in self.events if e.StepDetached in self.kinds else ():
-            if type(event.data) is e.StepDetached:  # no node is to carry it out any more
+        leaves = e.StepDetached in self.kinds or e.StepUnresolved in self.kinds
+        for event in self.events if leaves else ():
+            if type(event.data) in (e.StepDetached, e.StepUnresolved):  # no node is to carry it out any more
                 left = after.get(event.step_id or "")
                 closed += [left.step_id] if left is not None and left.queue and left.is_detached else []
         return tuple(dict.fromkeys(closed)) if closed else ()
@@ -354,10 +358,13 @@ class TurnDraft:
                 self._sent += answer.sends
             for step_id in answer.dispatch:
                 step = self.state.open_steps.get(step_id)
-                if step is not None and isinstance(step.body, e.StepStarted) and step.body.queue:
-                    self._queued.append(step_id)
-                else:
-                    self.dispatch.append(step_id)
+                if step is not None and isinstance(step.body, e.StepStarted):
+                    if step.body.idempotency_key is not None:
+                        self._has_keys = True
+                    if step.body.queue:
+                        self._queued.append(step_id)
+                        continue
+                self.dispatch.append(step_id)
         return answer
 
 

@@ -72,11 +72,12 @@ REST = 2
 class CachedRun:
     """A run's state and program."""
 
-    __slots__ = ("ahead", "is_closed", "replay", "state")
+    __slots__ = ("ahead", "is_closed", "registry", "replay", "state")
 
-    def __init__(self, state: RunState, replay: Replay) -> None:
+    def __init__(self, state: RunState, replay: Replay, registry: Registry) -> None:
         self.state = state
         self.replay = replay
+        self.registry = registry
         self.ahead: tuple[TurnDraft, RunError | None] | None = None
         """The turn that the program has taken and that is not durable yet; with the reason if it cannot go on."""
         self.is_closed = False
@@ -132,7 +133,7 @@ def rebuild(
     else:
         assert isinstance(first, e.RunQueued)
         begin = _Beginning(registry, state, first.input, 0)
-    cached = CachedRun(state, Replay(begin))
+    cached = CachedRun(state, Replay(begin), registry)
     if before is not None:
         cached.replay.deferred = before.deferred
     if len(history) == 1 and isinstance(first, e.RunQueued):  # nothing has begun
@@ -150,7 +151,7 @@ def rebuild(
 def at_rest(run_id: str, history: Sequence[Event], registry: Registry) -> CachedRun:
     """Return a run whose program is not begun: to record what is known of a run without running its code."""
     state = state_of(run_id, history)
-    cached = CachedRun(state, Replay(_Beginning(registry, state, e.NULL, 0)))
+    cached = CachedRun(state, Replay(_Beginning(registry, state, e.NULL, 0)), registry)
     cached.close()
     return cached
 
@@ -261,7 +262,9 @@ class _Turn:
         if signals:
             starts = [given for given in inputs if _is_start(given)]
             others = sorted((given for given in inputs if not _is_start(given)), key=_place)
-            asked = task_operations(signals, self._live.state, answer_check(self._live.replay.program))
+            live = self._live
+            check, check_result = answer_check(live.replay.program), live.registry.check_result
+            asked = task_operations(signals, live.state, check, check_result)
             inputs = [*starts, *commands, *others, *asked]
         else:
             inputs = sorted(inputs, key=_place) if len(inputs) > 1 else inputs

@@ -56,6 +56,7 @@ class Run:
         self.head = new_head(new, owner, now)
         self._append(new.events, 0, now)
         self._index(new.messages, new.waits_opened, new.tasks, now)
+        self._keep_records(new.records)
         if starts_at is not None:
             self.messages = {signal_id: (starts_at, message) for signal_id, (_, message) in self.messages.items()}
         self.head = replace(self.head, ready_at=self._ready_at(0, now), queued_at=now if starts_at == NEVER else None)
@@ -266,8 +267,7 @@ class Run:
         self._append(turn.events, turn.expected_version, now)
         self._consume(turn)
         self._index(turn.messages, turn.waits_opened, turn.tasks, now)
-        for record in turn.records:
-            self.records[record.activity_name, record.step_id, record.idempotency_key] = record
+        self._keep_records(turn.records)
         self.letters.update({letter.letter_id: letter for letter in turn.dead})
         for step_id in turn.jobs_closed:
             self.work.pop(step_id, None)
@@ -327,6 +327,10 @@ class Run:
             self.messages[message.signal_id] = (due_at, message)
         self.waits.update({wait.step_id: wait for wait in waits})
         self.tasks.update({task.task_id: task for task in tasks})
+
+    def _keep_records(self, records: Iterable[ActivityRecord]) -> None:
+        for record in records:
+            self.records[record.activity_name, record.step_id, record.idempotency_key] = record
 
     def _end_turn(self, turn: port.Turn, now: Instant) -> None:
         is_finished = turn.snapshot.status in TERMINAL

@@ -91,6 +91,7 @@ class MemoryStore:
         now = self._now()
         validation.check_batch(runs, self._limits)
         validation.require_for_signals(self, (signal for new in runs for signal in getattr(new, "signals", ())))
+        validation.require_for_records(self, runs)
         if claim_for is not None:
             self._check_node(claim_for, now)
         answers = [self._create(new, claim_for, now) for new in runs]

@@ -189,9 +189,10 @@ def _arguments(now: Instant | None, owner: str | None, new_runs: Sequence[port.N
         runs.append(_run_row(new))
         events += event_rows(number, 0, new.events)
         messages += message_rows(number, new.messages)
-        if new.waits_opened or new.tasks:  # hardly ever: a run has done nothing yet
+        if new.waits_opened or new.tasks or new.records:  # hardly ever: a run has done nothing yet
             more.add_waits(number, new.waits_opened)
             more.add_tasks(number, new.tasks)
+            more.add_records(number, new.records)
     return [
         now,
         owner,

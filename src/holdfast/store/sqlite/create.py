@@ -127,9 +127,11 @@ def _insert(db: sqlite3.Connection, created: list[tuple[int, port.NewRun]], owne
     )
     waits = [queries.wait_row(run_no, wait) for run_no, new in created for wait in new.waits_opened]
     tasks = [queries.task_row(run_no, task) for run_no, new in created for task in new.tasks]
-    if waits or tasks:  # hardly ever: a run has done nothing yet
+    records = [queries.record_row(run_no, record) for run_no, new in created for record in new.records]
+    if waits or tasks or records:  # hardly ever: a run has done nothing yet
         db.executemany(queries.INSERT_WAIT, waits)
         db.executemany(queries.INSERT_TASK, tasks)
+        db.executemany(queries.INSERT_RECORD, records)
 
 
 def _run_row(run_no: int, new: port.NewRun, owner: str | None, now: Instant) -> tuple[Any, ...]:

@@ -65,5 +65,7 @@ export const TONES = {
   RunCancelled: "warn",
   SignalRejected: "bad",
   StepRetried: "warn",
+  StepUnresolved: "bad",
+  StepSucceededLate: "warn",
   SignalDeadLettered: "bad",
 };

@@ -1,0 +1,128 @@
+"""Verifiers: they ask the outside system whether the effect of a keyed step has happened.
+
+A verifier is the first part of an attempt: the node, or the queue worker, that would call the function asks it before.
+It takes arguments of the activity, by their names, has the activity's context, and a time limit of its own. It is read
+only: a node that stops gives the attempt back, as if it had not begun.
+
+What a verifier returns that is no verdict, what it raises, and a result that does not fit the activity count as
+indeterminate, with the reason.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from msgspec import Raw, Struct
+
+from holdfast.core import reconciliation
+from holdfast.core.events import ErrorInfo, StepStarted
+from holdfast.engine.activities.context import Work
+from holdfast.errors import HoldfastError
+from holdfast.program.outcomes import error_info
+
+
+class NotCompleted(Struct, frozen=True):
+    """The effect has not happened, and no earlier attempt can still cause it: the activity is called."""
+
+
+class Completed(Struct, frozen=True):
+    """The effect has happened. The result is what the activity would have returned."""
+
+    result: Any = None
+
+
+class CompletedWithoutResult(Struct, frozen=True):
+    """The effect has happened, and its result cannot be found: the step fails, and is never called again."""
+
+    reason: str = ""
+
+
+class Indeterminate(Struct, frozen=True):
+    """It cannot be known whether the effect has happened: an operator decides."""
+
+    reason: str = ""
+
+
+Verdict = NotCompleted | Completed | CompletedWithoutResult | Indeterminate
+
+Encode = Callable[[Work, Any], Raw]
+RunInThread = Callable[[Callable[[], Any]], "Future[Any]"]
+
+
+class Found(Struct, frozen=True):
+    """What a verification leads to: a result, or an error. Without both, the function is to be called."""
+
+    result: Raw | None = None
+    error: ErrorInfo | None = None
+
+
+CALL = Found()
+
+
+def before_asking(work: Work) -> Found | None:
+    """Return what follows without a verifier; None if the activity has one."""
+    if work.definition.verifier is not None:
+        return None
+    step, effect = work.step, work.step.effect
+    assert effect is not None
+    error = effect.error
+    if effect.is_last_look and error is not None and error.code not in reconciliation.UNKNOWN_CODES:
+        return Found(error=reconciliation.not_completed(error))  # the function's own word
+    last = "" if error is None else f"; the last attempt ended with {error.code}: {error.message}"
+    words = f"whether step {step.step_id!r} has had its effect is not known, and the activity has no verifier{last}"
+    return Found(error=reconciliation.indeterminate(words))
+
+
+async def ask(work: Work, in_thread: RunInThread, encode: Encode) -> Found:
+    """Ask the verifier of an activity, and return what follows."""
+    definition, step = work.definition, work.step
+    assert isinstance(step.body, StepStarted)
+    assert definition.verifier is not None
+    try:
+        arguments = definition.signature.unpack(step.body.input)
+        call = partial(definition.verifier.function, **{name: arguments[name] for name in definition.verifier.names})
+        limit = asyncio.timeout(definition.verifier.timeout_ms / 1_000)
+        try:
+            async with limit:
+                said = await (call() if definition.verifier.is_async else asyncio.wrap_future(in_thread(call)))
+        except TimeoutError:
+            if limit.expired():
+                words = f"the verifier did not answer within {definition.verifier.timeout_ms} ms"
+                return Found(error=reconciliation.indeterminate(words))
+            raise
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as problem:  # whatever a verifier raises is for the operator
+        raised = error_info(problem)
+        return Found(error=reconciliation.indeterminate(f"the verifier raised {raised.code}: {raised.message}"))
+    return _follow(work, said, encode)
+
+
+def _follow(work: Work, said: Any, encode: Encode) -> Found:
+    step = work.step
+    effect = step.effect
+    assert effect is not None
+    match said:
+        case NotCompleted():
+            if effect.late is not None:
+                words = (
+                    f"the verifier says that it has not happened, and attempt {effect.late.engine_attempt_id} "
+                    "has succeeded: they contradict each other"
+                )
+                return Found(error=reconciliation.indeterminate(words))
+            return Found(error=reconciliation.not_completed(effect.error)) if effect.is_last_look else CALL
+        case Completed():
+            try:
+                return Found(result=encode(work, said.result))
+            except HoldfastError as problem:
+                words = f"the verifier found a result that cannot be used: {problem.message}"
+                return Found(error=reconciliation.indeterminate(words))
+        case CompletedWithoutResult():
+            words = f"step {step.step_id!r} has had its effect, and the result cannot be found"
+            return Found(error=reconciliation.without_result(f"{words}: {said.reason}" if said.reason else words))
+        case Indeterminate():
+            return Found(error=reconciliation.indeterminate(str(said.reason) or "the verifier cannot say"))
+    words = f"the verifier returned {type(said).__qualname__}, which is no verdict"
+    return Found(error=reconciliation.indeterminate(words))
