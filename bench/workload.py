@@ -15,7 +15,7 @@ from holdfast.core.commands import Command, StartTimer, WaitSignal
 from holdfast.core.events import RunQueued
 from holdfast.core.messages import Message, Signal
 from holdfast.core.state import RunState, state_of
-from holdfast.engine.turns.draft import TurnDraft, start_run
+from holdfast.engine.turns.draft import TurnDraft, prepare_run
 from holdfast.limits import Limits
 from holdfast.store.port import Created, LoadedRun, NewRun, Store, Turn
 from holdfast.store.types import new_head
@@ -35,7 +35,7 @@ _clock = SystemClock()
 def new_runs(count: int) -> list[NewRun]:
     """Make runs to create."""
     queued = RunQueued("bench", "1")
-    return [start_run(_ids.new_id(), queued, _clock.now(), NODE) for _ in range(count)]
+    return [prepare_run(_ids.new_id(), queued, _clock.now(), NODE) for _ in range(count)]
 
 
 async def create_all(store: Store, runs: Sequence[NewRun], claim_for: str | None = NODE) -> None:

@@ -15,7 +15,7 @@ import pytest
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.engine.options import NodeOptions
-from holdfast.engine.turns.draft import start_run
+from holdfast.engine.turns.draft import prepare_run
 from holdfast.settings import without_password
 from holdfast.store.port import Created
 from holdfast.store.sqlite import SqliteStore
@@ -90,7 +90,7 @@ class Shop:
     async def start(self, workflow: str = "order", run_id: str = "r") -> None:
         """Start a run. No node is here: it is for whoever finds it."""
         queued = e.RunQueued(workflow, "1", input=codec.encode({"number": 1}))
-        [answer] = await self.store.create([start_run(run_id, queued, await self.store.now(), "test")])
+        [answer] = await self.store.create([prepare_run(run_id, queued, await self.store.now(), "test")])
         assert isinstance(answer, Created)
 
     async def types(self) -> list[str]:

@@ -18,7 +18,7 @@ from holdfast.core.messages import Message
 from holdfast.core.state import PAUSED, RUNNING
 from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.engine.observe.doctor import examine
-from holdfast.engine.turns.draft import DEFINITION, start_run
+from holdfast.engine.turns.draft import DEFINITION, prepare_run
 from holdfast.errors import InvalidInput, StoreUnavailable
 from holdfast.limits import DeadLetterPolicy
 from holdfast.store.inspect import view_of
@@ -87,7 +87,7 @@ async def queue(store: Store, shop: Shop, version: str, count: int) -> list[str]
     definition = shop.orders[version].definition
     body = e.RunQueued("order", version, input=definition.signature.pack((), {}))
     run_ids = [f"{version}-{number}" for number in range(count)]
-    await store.create([start_run(run_id, body, await store.now(), "somebody") for run_id in run_ids])
+    await store.create([prepare_run(run_id, body, await store.now(), "somebody") for run_id in run_ids])
     return run_ids
 
 
@@ -238,7 +238,7 @@ async def test_a_node_that_begins_requeues_what_has_died_for_want_of_its_definit
     """So a workflow whose nodes were all away goes on by itself; what other workflows miss is not touched."""
     old, new = Shop("1"), Shop("2")
     waiting = [await old.begun(store, "1") for _ in range(3)]
-    await store.create([start_run("strange", e.RunQueued("other", "1"), await store.now(), "somebody")])
+    await store.create([prepare_run("strange", e.RunQueued("other", "1"), await store.now(), "somebody")])
     async with new.node(store):
         for run_id in waiting:
             await new.app.run(run_id).signal("go", "kept")

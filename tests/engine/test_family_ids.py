@@ -9,7 +9,7 @@ import holdfast as hf
 from holdfast.core import codec
 from holdfast.core.events import ChildStarted, RunQueued
 from holdfast.core.state import CANCELLED
-from holdfast.engine.turns.draft import start_run
+from holdfast.engine.turns.draft import prepare_run
 from holdfast.errors import RunCancelled
 from holdfast.limits import NAME_BYTES
 from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
@@ -76,7 +76,7 @@ async def test_a_child_whose_parent_is_gone_ends_and_harms_nobody(variant: Engin
             parent_token="child@3",
             depth=1,
         )
-        await node.store.create([start_run("orphan-ö", queued, await node.store.now(), "somebody")])
+        await node.store.create([prepare_run("orphan-ö", queued, await node.store.now(), "somebody")])
         orphan: Any = app.run("orphan-ö")
         await wait_for_event(orphan, "SignalWaiting")
         await orphan.signal("go", "word")

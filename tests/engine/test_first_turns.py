@@ -15,7 +15,7 @@ from holdfast.core.events import RunQueued
 from holdfast.engine.observe.metrics import observer_of
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.start.starter import FirstTurns
-from holdfast.engine.turns.draft import start_run
+from holdfast.engine.turns.draft import prepare_run
 from holdfast.errors import HoldfastError, LeaseExpired, StoreUnavailable
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Created, RunQuery, WaitQuery
@@ -324,7 +324,7 @@ async def test_a_turn_that_was_taken_before_loses_nothing_that_comes_before_it_i
 ) -> None:
     store = MemoryStore()
     async with shop.app.node(store) as node:
-        new = start_run("a", RunQueued("ask", "1", input=Raw(b'{"question":"who?"}')), START, node.name)
+        new = prepare_run("a", RunQueued("ask", "1", input=Raw(b'{"question":"who?"}')), START, node.name)
         first_turns = FirstTurns(node.owned_runs, node.run_cache, node.limits)
         first = first_turns.take(new, START)
         assert first is not None

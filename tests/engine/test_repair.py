@@ -9,7 +9,7 @@ import pytest
 import holdfast as hf
 from holdfast.core import events as e
 from holdfast.core.state import PAUSED, RUNNING
-from holdfast.engine.turns.draft import start_run
+from holdfast.engine.turns.draft import prepare_run
 from holdfast.errors import Conflict, NondeterminismError, RunCancelled, VersionMismatch
 from tests.engine.harness import (
     EngineVariant,
@@ -161,7 +161,7 @@ async def queued(store: Any, app: hf.App, order: Any) -> str:
     """Create a run that no node has started."""
     definition = order.definition
     body = e.RunQueued(definition.name, definition.version, input=definition.signature.pack((), {}))
-    await store.create([start_run("queued", body, await store.now(), "somebody")])
+    await store.create([prepare_run("queued", body, await store.now(), "somebody")])
     return "queued"
 
 

@@ -14,7 +14,7 @@ import pytest
 import holdfast as hf
 from holdfast.core.codec import encode
 from holdfast.core.events import RunQueued
-from holdfast.engine.turns.draft import start_run
+from holdfast.engine.turns.draft import prepare_run
 from holdfast.errors import InvalidInput
 from tests.engine.harness import MOST_SECONDS
 
@@ -226,7 +226,7 @@ async def test_a_node_that_stops_commits_what_has_ended_and_begins_nothing_more(
             await asyncio.sleep(0)
             asked = store.asked
             queued = RunQueued("order", "1", input=encode({}))
-            await store.create([start_run("late", queued, await store.now(), "test")])
+            await store.create([prepare_run("late", queued, await store.now(), "test")])
             for _ in range(50):
                 await asyncio.sleep(0)
             may_end.set()

@@ -12,7 +12,7 @@ from holdfast.core.index_rows import Task, Wait, runtime_snapshot
 from holdfast.core.keys import request_key
 from holdfast.core.messages import ActivitySucceeded, Control, NodeLost
 from holdfast.core.state import RUNNING, RunState, fold, state_of
-from holdfast.engine.turns.draft import TurnDraft, start_run
+from holdfast.engine.turns.draft import TurnDraft, prepare_run
 from holdfast.errors import Conflict, InvalidInput, RunTerminal
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Committed, Created, LoadedRun
@@ -75,7 +75,7 @@ async def started(store: MemoryStore, *todo: commands.Command) -> LoadedRun:
 @pytest.mark.contract("QUE-1", "QUE-4")
 def test_a_new_run_carries_its_request_its_first_event_and_its_first_message() -> None:
     queued = RunQueued("order", "7", "acme", "shop", "prod", "req-77", Raw(b"[1]"), "parent", "step")
-    new = start_run("run-1", queued, START, NODE, reference_key="order-1", tags=("vip",))
+    new = prepare_run("run-1", queued, START, NODE, reference_key="order-1", tags=("vip",))
     assert (new.run_id, new.tenant, new.project, new.environment) == ("run-1", "acme", "shop", "prod")
     assert (new.plan_id, new.plan_version, new.run_request_id) == ("order", "7", "req-77")
     assert new.request_key == request_key("acme", "shop", "prod", "order", "7", "req-77")
@@ -89,7 +89,7 @@ def test_a_new_run_carries_its_request_its_first_event_and_its_first_message() -
 
 @pytest.mark.contract("QUE-1")
 def test_without_a_request_id_nothing_is_a_retry() -> None:
-    one, other = (start_run(run_id, RunQueued("order", "1"), START, NODE) for run_id in ("run-1", "run-2"))
+    one, other = (prepare_run(run_id, RunQueued("order", "1"), START, NODE) for run_id in ("run-1", "run-2"))
     assert one.run_request_id == "run-1"
     assert one.request_key != other.request_key
 
@@ -97,7 +97,7 @@ def test_without_a_request_id_nothing_is_a_retry() -> None:
 @pytest.mark.contract("QUE-1")
 def test_the_same_request_with_another_input_has_the_same_key_and_another_digest() -> None:
     one, other = (
-        start_run("run-1", RunQueued("order", "1", run_request_id="r", input=Raw(text)), START, NODE)
+        prepare_run("run-1", RunQueued("order", "1", run_request_id="r", input=Raw(text)), START, NODE)
         for text in (b"1", b"2")
     )
     assert one.request_key == other.request_key
@@ -116,7 +116,7 @@ def test_the_same_request_with_another_input_has_the_same_key_and_another_digest
 )
 def test_what_cannot_be_part_of_a_key_is_refused_before_anything_is_stored(queued: RunQueued) -> None:
     with pytest.raises(InvalidInput):
-        start_run("run-1", queued, START, NODE)
+        prepare_run("run-1", queued, START, NODE)
 
 
 # --- one turn

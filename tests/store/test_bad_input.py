@@ -12,7 +12,7 @@ from holdfast.core import codec
 from holdfast.core.events import ErrorInfo, RunQueued
 from holdfast.core.messages import ActivityErrored, Message, SignalRequest
 from holdfast.core.timing import NO_RETRY
-from holdfast.engine.turns.draft import start_run
+from holdfast.engine.turns.draft import prepare_run
 from holdfast.errors import InvalidInput
 from holdfast.limits import JSON_DEPTH
 from holdfast.store import port
@@ -130,7 +130,7 @@ async def test_nothing_is_nested_deeper_than_every_reader_can_follow(store: Stor
     with pytest.raises(InvalidInput, match="nested"):
         codec.encode(value)
     with pytest.raises(InvalidInput, match="nested"):
-        start_run("run-2", RunQueued("p", "1", input=nested(JSON_DEPTH + 1)), START, "node")
+        prepare_run("run-2", RunQueued("p", "1", input=nested(JSON_DEPTH + 1)), START, "node")
     many = codec.encode([["]" * 3, "{" * 500, '"'] for _ in range(500)])
     assert codec.check(many, "payload") is None
 
@@ -139,7 +139,7 @@ async def test_nothing_is_nested_deeper_than_every_reader_can_follow(store: Stor
 @pytest.mark.parametrize("text", [b"{oops", b"", b'"\xff"', b'1,"plan_id":"evil"'])
 def test_an_input_that_is_not_json_begins_no_run(text: bytes) -> None:
     with pytest.raises(InvalidInput):
-        start_run("run-1", RunQueued("p", "1", input=Raw(text)), START, "node")
+        prepare_run("run-1", RunQueued("p", "1", input=Raw(text)), START, "node")
 
 
 @pytest.mark.contract("SIG-5")

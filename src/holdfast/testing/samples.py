@@ -19,7 +19,7 @@ from holdfast.core.index_rows import ActivityRecord
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, MessageType, Signal, SignalRequest
 from holdfast.core.state import RunState, state_of
-from holdfast.engine.turns.draft import TurnDraft, start_run
+from holdfast.engine.turns.draft import TurnDraft, prepare_run
 from holdfast.store.port import (
     CommitConflict,
     Committed,
@@ -78,7 +78,7 @@ def new_run(
         input=codec.encode(value),
         parent_run_id=parent,
     )
-    return start_run(run_id, queued, now, "starter", reference_key=reference_key, tags=tags)
+    return prepare_run(run_id, queued, now, "starter", reference_key=reference_key, tags=tags)
 
 
 def signal(

@@ -30,7 +30,7 @@ from holdfast.engine.inbox.authorization import (
     has_override,
     refusal_id,
 )
-from holdfast.engine.turns.draft import control_request, start_run
+from holdfast.engine.turns.draft import control_request, prepare_run
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted, RunTerminal
 from holdfast.limits import NAME_BYTES
 from holdfast.registry import Registry
@@ -254,7 +254,7 @@ class CommandSender:
         )
         now = await self._store.now()
         tags = tuple(tag for tag in head.tags if not tag.startswith(RETRY_TAG))
-        new = start_run(
+        new = prepare_run(
             _fitting(f"{run_id}/retry-{number[:12]}", f"retry-{number}"),
             queued,
             now,

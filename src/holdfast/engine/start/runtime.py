@@ -21,6 +21,7 @@ from holdfast.core.events import Event
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
 from holdfast.core.keys import (
+    ANY_VERSION,
     ActivityToken,
     check_name,
     check_signal_name,
@@ -40,7 +41,7 @@ from holdfast.engine.inbox.signals import FirstSignal, Outgoing, SignalSender, f
 from holdfast.engine.inbox.tasks import Tasks
 from holdfast.engine.node import Node
 from holdfast.engine.start.admission import Dequeued
-from holdfast.engine.turns.draft import start_run
+from holdfast.engine.turns.draft import prepare_run, start_key
 from holdfast.errors import CallerError, EngineError, InvalidInput, RunTerminal, StoreUnavailable, UpdateFailed
 from holdfast.limits import PRIORITY, Limits
 from holdfast.program.definitions import WorkflowDefinition
@@ -200,14 +201,10 @@ class Runtime:
         if len(self.registry.workflows) != self._published:  # one was registered after the node was opened
             await self._publish()
         now = await self.store.now()
-        new = start_run(
-            options.run_id or self.ids.new_id(),
-            queued,
-            now,
-            node.name,
-            reference_key=options.reference_key,
-            tags=options.tags,
-            names_version=options.names_version,
+        run_id = options.run_id or self.ids.new_id()
+        key = None if options.names_version else start_key(run_id, queued, ANY_VERSION)
+        new = prepare_run(
+            run_id, queued, now, node.name, reference_key=options.reference_key, tags=options.tags, key=key
         )
         if caller is not None:
             new = replace(new, audit=audit_entry(caller, self.ids, subject=definition.name))

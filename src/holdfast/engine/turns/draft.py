@@ -18,7 +18,7 @@ from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.events import EngineRunRef, Event, RunQueued
 from holdfast.core.index_rows import RuntimeSnapshot, index_changes, record_changes, runtime_snapshot
 from holdfast.core.instants import Instant
-from holdfast.core.keys import ANY_VERSION, fitting_id, request_key
+from holdfast.core.keys import fitting_id, request_key
 from holdfast.core.messages import (
     CONTROL_SIGNAL,
     ChildOutcome,
@@ -316,7 +316,7 @@ class TurnDraft:
                     parent_token=body.token,
                     depth=self.state.depth + 1,
                 )
-                yield start_run(body.child_run_id, queued, self._now, self._by.node, key=event.idempotency_key)
+                yield prepare_run(body.child_run_id, queued, self._now, self._by.node, key=event.idempotency_key)
 
     def _sends(self) -> Iterator[Message | SignalRequest]:
         """Return what this turn sends to other runs: its outcome to the parent, cancellations to children."""
@@ -452,7 +452,7 @@ def _is_given_up(child: e.ChildStarted, state: RunState, is_cancelled: bool, has
     )
 
 
-def start_run(
+def prepare_run(
     run_id: str,
     queued: RunQueued,
     now: Instant,
@@ -460,19 +460,14 @@ def start_run(
     *,
     reference_key: str | None = None,
     tags: tuple[str, ...] = (),
-    names_version: bool = True,
     key: str | None = None,
 ) -> NewRun:
-    """Return the run to create. Without a request id, the run's own id stands in.
-
-    Without `names_version` the request is the same whichever version starts. `key` is the request's, if it has its own.
-    """
+    """Return the run to create. `key` recognises a retry of the request; by default it is that of this version."""
     problem = codec.check(queued.input, "input")
     if problem is None and codec.holds_sealed(queued.input):
         problem = InvalidInput(f"input: the key {codec.SEAL!r} of an object is reserved", field="input")
     if problem is not None:
         raise problem
-    request_id = queued.run_request_id or run_id
     decision = queue_run(run_id, queued, now, EngineRunRef(node))
     state = state_of(run_id, decision.events)
     return NewRun(
@@ -482,8 +477,8 @@ def start_run(
         environment=queued.environment,
         plan_id=queued.plan_id,
         plan_version=queued.plan_version,
-        run_request_id=request_id,
-        request_key=key or _key_of(queued, request_id, names_version),
+        run_request_id=queued.run_request_id or run_id,
+        request_key=key or start_key(run_id, queued, queued.plan_version),
         input_sha256=codec.value_digest(queued.input),
         snapshot=runtime_snapshot(state),
         events=decision.events,
@@ -494,6 +489,7 @@ def start_run(
     )
 
 
-def _key_of(queued: RunQueued, request_id: str, names_version: bool) -> str:
-    version = queued.plan_version if names_version else ANY_VERSION
+def start_key(run_id: str, queued: RunQueued, version: str) -> str:
+    """Return what recognises a retry of a start, of this version. Without a request id, the run's own id stands in."""
+    request_id = queued.run_request_id or run_id
     return request_key(queued.tenant, queued.project, queued.environment, queued.plan_id, version, request_id)
