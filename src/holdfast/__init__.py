@@ -35,6 +35,7 @@ from holdfast.program.api import (
 )
 from holdfast.program.signals import signals, wait_signal
 from holdfast.program.tasks import Escalation, task
+from holdfast.program.values import Converter
 from holdfast.run import RunHandle
 from holdfast.settings import Settings
 from holdfast.store.memory import MemoryStore
@@ -67,6 +68,7 @@ __all__ = [
     "Completed",
     "CompletedWithoutResult",
     "ControlRequest",
+    "Converter",
     "DeadLetterPolicy",
     "Encryption",
     "Escalation",

@@ -48,7 +48,7 @@ from holdfast.program.definitions import (
     failure_policy,
     milliseconds,
 )
-from holdfast.program.schema import json_schema
+from holdfast.program.values import Converter, Values
 from holdfast.registry import Registry
 from holdfast.run import RunHandle, run_from_inside
 from holdfast.settings import Settings, load_settings
@@ -157,10 +157,13 @@ class App:
         authoriser: Authoriser | None = None,
         allow_cross_tenant_signals: bool = False,
         codecs: Sequence[PayloadCodec] = (),
+        converters: Sequence[Converter[Any]] = (),
     ) -> None:
         """`codecs` seal what goes to the store, such as `Encryption`; without them, those that the settings name.
 
-        `allow_cross_tenant_signals` lets workflows signal runs of other tenants, projects and environments."""
+        `allow_cross_tenant_signals` lets workflows signal runs of other tenants, projects and environments.
+        `converters` store values of types of your own: see docs/types.md.
+        """
         self.name = name
         self.logger = logger_of(name)
         """The app's log. Its records carry the run and the step; it is silent while a history is replayed."""
@@ -171,7 +174,9 @@ class App:
         self._rng = rng or SystemRng()
         self.authoriser = authoriser
         """Decides what may be asked of runs, for nodes that are opened from now on; None permits everything."""
-        self.registry = Registry(limits, allow_cross_tenant_signals=allow_cross_tenant_signals)
+        self.registry = Registry(
+            limits, allow_cross_tenant_signals=allow_cross_tenant_signals, values=Values(converters)
+        )
         """The workflows, activities and limits of this app."""
         self._runtime: Runtime | None = None
 
@@ -219,6 +224,7 @@ class App:
                 version,
                 signals,
                 allows_other_signals=allow_other_signals,
+                values=self.registry.values,
             )
             require_step_name("a workflow's name", definition.name)
             self.registry.add_workflow(definition, WorkflowLimit(limits, definition.signature) if limits else None)
@@ -267,6 +273,7 @@ class App:
                 idempotency_key,
                 verify,
                 milliseconds(verify_timeout),
+                self.registry.values,
             )
             require_step_name("an activity's name", definition.name)
             self.registry.add_activity(definition)
@@ -301,7 +308,8 @@ class App:
 
     def signal_schemas(self, workflow: Workflow[..., Any]) -> dict[str, dict[str, Any]]:
         """Return the JSON Schema of each signal that the workflow declares, by its name."""
-        return {name: json_schema(kind) for name, kind in self._known(workflow).signals.items()}
+        definition = self._known(workflow)
+        return {name: definition.values.schema(kind) for name, kind in definition.signals.items()}
 
     async def complete_activity(self, token: str, result: Any = None) -> None:
         """Report the result of an activity that ended by `complete_later`. When this returns it is durable.

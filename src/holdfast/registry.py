@@ -11,6 +11,7 @@ from holdfast.errors import InvalidInput, NotFound, VersionMismatch
 from holdfast.limits import Limits
 from holdfast.program.coroutine import CoroutineProgram
 from holdfast.program.definitions import ActivityDefinition, WorkflowDefinition, WorkflowLimit
+from holdfast.program.values import PLAIN, Values
 
 TURN_S = 5.0
 """How long the code of a workflow may block its node, unless the node's options say otherwise."""
@@ -22,10 +23,23 @@ MOST_CALLBACKS = 1_000_000
 class Registry:
     """What an app can run. Entries are added and never taken away."""
 
-    __slots__ = ("_limits", "_turn_s", "activities", "allow_cross_tenant_signals", "workflow_limits", "workflows")
+    __slots__ = (
+        "_limits",
+        "_turn_s",
+        "activities",
+        "allow_cross_tenant_signals",
+        "values",
+        "workflow_limits",
+        "workflows",
+    )
 
     def __init__(
-        self, limits: Limits | None = None, turn_s: float | None = TURN_S, *, allow_cross_tenant_signals: bool = False
+        self,
+        limits: Limits | None = None,
+        turn_s: float | None = TURN_S,
+        *,
+        allow_cross_tenant_signals: bool = False,
+        values: Values = PLAIN,
     ) -> None:
         self.workflows: dict[tuple[str, str], WorkflowDefinition] = {}
         """The workflows, by name and version."""
@@ -35,12 +49,16 @@ class Registry:
         """The limits of the workflows that have some, by name: those of the version that was registered last."""
         self.allow_cross_tenant_signals = allow_cross_tenant_signals
         """Whether runs may signal runs of other tenants, projects and environments."""
+        self.values = values
+        """How the app's values are stored."""
         self._limits = limits or Limits()
         self._turn_s = turn_s
 
     def bounded(self, limits: Limits, turn_s: float | None) -> "Registry":
         """Return a registry with the same entries whose programs keep to these bounds."""
-        bounded = Registry(limits, turn_s, allow_cross_tenant_signals=self.allow_cross_tenant_signals)
+        bounded = Registry(
+            limits, turn_s, allow_cross_tenant_signals=self.allow_cross_tenant_signals, values=self.values
+        )
         bounded.workflows = self.workflows
         bounded.activities = self.activities
         bounded.workflow_limits = self.workflow_limits

@@ -1,6 +1,6 @@
 """`RunHandle`: one run, seen from outside."""
 
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from msgspec import Raw
 
@@ -50,9 +50,9 @@ class RunHandle(Generic[R]):
         """Wait for the run to finish; return its result, or raise `RunFailed` or `RunCancelled`."""
         body = (await self.last_event()).data
         if isinstance(body, e.RunCompleted):
-            kind = self._definition.signature.result_type if self._definition else Any
-            value: R = codec.decode(body.result, kind)
-            return value
+            if self._definition is None:
+                return cast(R, codec.decode(body.result, Any))
+            return cast(R, self._definition.values.decode(body.result, self._definition.signature.result_type))
         if isinstance(body, e.RunFailed):
             raise RunFailed(f"run {self.run_id} failed: {body.error.code}: {body.error.message}", body.error)
         raise RunCancelled(f"run {self.run_id} was cancelled", run_id=self.run_id)
@@ -82,7 +82,9 @@ class RunHandle(Generic[R]):
 
     async def query(self, name: str, /, **arguments: Any) -> Any:
         """Ask the run about its present state. A node answers it, from the run's program."""
-        answer = await self._outside().query(self.run_id, name, codec.encode(arguments), self._caller)
+        answer = await self._outside().query(
+            self.run_id, name, self._runtime.registry.values.encode(arguments), self._caller
+        )
         return codec.decode(answer, Any)
 
     # --- what is sent to it
@@ -113,7 +115,7 @@ class RunHandle(Generic[R]):
         request = SignalRequest(
             run_id=self.run_id,
             name=name,
-            payload=codec.encode(payload),
+            payload=self._runtime.registry.values.encode(payload),
             signal_id=signal_id,
             step_id=step_id,
             require_waiting=require_waiting,
@@ -197,7 +199,7 @@ class RunHandle(Generic[R]):
         A task or a wait for a signal is skipped without a result, and only by an operator who may override it: the
         workflow gets None, or what `on_timeout` returns.
         """
-        packed = codec.encode(result)
+        packed = self._outside().registry.values.encode(result)
         await self._command("SKIP_STEP", reason, actor, signal_id, step_id=step_id, result=packed, wait=wait)
 
     async def terminate(

@@ -13,11 +13,9 @@
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
-
-import msgspec
 
 from holdfast.app import App
 from holdfast.client import resources
@@ -26,6 +24,7 @@ from holdfast.client.transports import Http, InProcess, Transport
 from holdfast.clock import Ids, Rng, SystemIds, SystemRng
 from holdfast.core.timing import Retry
 from holdfast.errors import InvalidInput, RunCancelled, RunFailed
+from holdfast.program.values import PLAIN, Converter, Values
 from holdfast.service.context import OPEN, Principal
 from holdfast.service.operations.runs import RunOutcome
 
@@ -56,9 +55,16 @@ class Client:
         transport: Any = None,
         ids: Ids | None = None,
         rng: Rng | None = None,
+        converters: Sequence[Converter[Any]] = (),
     ) -> None:
-        """`token` is sent to a service; `principal` is the caller, in process. `transport` is httpx's, for tests."""
-        over: Transport = InProcess(to, principal) if isinstance(to, App) else Http(to, token, timeout_s, transport)
+        """`token` is sent to a service; `principal` is the caller, in process. `transport` is httpx's, for tests.
+
+        `converters` are those of the app; in process they are known.
+        """
+        self._values = to.registry.values if isinstance(to, App) else Values(converters)
+        over: Transport = (
+            InProcess(to, principal) if isinstance(to, App) else Http(to, token, timeout_s, transport, self._values)
+        )
         self._calls = Calls(over, retry, ids or SystemIds(), rng or SystemRng())
         self.runs = resources.Runs(self._calls)
         self.signals = resources.Signals(self._calls)
@@ -76,7 +82,7 @@ class Client:
         """Wait for a run to finish; return what it returned, as this type, or raise `RunFailed` or `RunCancelled`."""
         while not (outcome := await self.runs.result(run_id, wait_s=WAIT_S)).is_finished:
             pass
-        return parse_value(outcome, kind)
+        return parse_value(outcome, kind, self._values)
 
     async def close(self) -> None:
         """Close connections."""
@@ -91,10 +97,10 @@ class Client:
         await self.close()
 
 
-def parse_value(outcome: RunOutcome, kind: Any = Any) -> Any:
+def parse_value(outcome: RunOutcome, kind: Any = Any, values: Values = PLAIN) -> Any:
     """Return what a finished run returned, as this type, or raise why it did not."""
     if outcome.error is None:
-        return msgspec.json.decode(outcome.result, type=kind)
+        return values.decode(outcome.result, kind)
     if outcome.error.code == RunCancelled.code:
         raise RunCancelled(outcome.error.message, run_id=outcome.run_id)
     message = f"run {outcome.run_id} failed: {outcome.error.code}: {outcome.error.message}"

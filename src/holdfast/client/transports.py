@@ -9,6 +9,7 @@ import msgspec
 from holdfast import errors
 from holdfast.app import App
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
+from holdfast.program.values import PLAIN, Values
 from holdfast.service.context import Principal, make_service
 from holdfast.service.http.problems import Problem, unexpected
 from holdfast.service.live.sse import Stream
@@ -43,6 +44,7 @@ class InProcess:
 
     def __init__(self, app: App, principal: Principal) -> None:
         self._service = make_service(app)
+        self._values = app.registry.values
         self._principal = principal
         self._readers: dict[str, RequestBinder] = {}
 
@@ -76,13 +78,15 @@ class InProcess:
         reader = self._readers.get(operation.name)
         if reader is None:
             reader = self._readers[operation.name] = RequestBinder(operation)
-        return reader.from_json(encoded(fields))
+        return reader.from_json(encoded(fields, self._values))
 
 
 class Http:
     """Asks a service by its address. An answer may take so long, beside what is asked to be waited for."""
 
-    def __init__(self, address: str, token: str | None, timeout_s: float, transport: Any = None) -> None:
+    def __init__(
+        self, address: str, token: str | None, timeout_s: float, transport: Any = None, values: Values = PLAIN
+    ) -> None:
         import httpx  # here: a caller in process does not wait for it
 
         try:
@@ -94,6 +98,7 @@ class Http:
                 f"the service {without_password(address)!r} is no address such as http://127.0.0.1:8321",
                 field="address",
             )
+        self._values = values
         self._address = address
         self._timeout_s = timeout_s
         self._failure = httpx.HTTPError
@@ -107,7 +112,7 @@ class Http:
         wait_s = fields.get("wait_s") or 0.0
         timeout_s = self._timeout_s + (wait_s if isinstance(wait_s, int | float) else 0.0)
         try:
-            response = await self._http.request(**_request(operation, fields), timeout=timeout_s)
+            response = await self._http.request(**_request(operation, fields, self._values), timeout=timeout_s)
         except self._failure as problem:
             raise self._unreachable(problem) from problem
         if not response.is_success:
@@ -116,7 +121,7 @@ class Http:
 
     async def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         try:
-            async with self._http.stream(**_request(operation, fields)) as response:
+            async with self._http.stream(**_request(operation, fields, self._values)) as response:
                 if not response.is_success:
                     raise error_of(response.status_code, await response.aread())
                 async for chunk in response.aiter_raw():
@@ -133,7 +138,7 @@ class Http:
         return Unreachable(f"no server answers at {shown}: {why}", address=shown)
 
 
-def _request(operation: Operation, fields: dict[str, Any]) -> dict[str, Any]:
+def _request(operation: Operation, fields: dict[str, Any], values: Values) -> dict[str, Any]:
     """Return what is asked as REST has it."""
     rest, path = dict(fields), operation.path
     for field in operation.path_fields:
@@ -145,14 +150,14 @@ def _request(operation: Operation, fields: dict[str, Any]) -> dict[str, Any]:
         path = path.replace(f"{{{field}}}", quote(given, safe=""))
     asked: dict[str, Any] = {"method": operation.verb, "url": path}
     if operation.has_body:
-        return {**asked, "content": encoded(rest), "headers": {"content-type": "application/json"}}
+        return {**asked, "content": encoded(rest, values), "headers": {"content-type": "application/json"}}
     return {**asked, "params": {field: _text(value) for field, value in rest.items() if value is not None}}
 
 
-def encoded(fields: dict[str, Any]) -> bytes:
+def encoded(fields: dict[str, Any], values: Values = PLAIN) -> bytes:
     """Return what is asked as JSON."""
     try:
-        return msgspec.json.encode(fields)
+        return values.encode_plain(fields)
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as problem:
         raise InvalidInput(f"this cannot be sent as JSON: {problem}") from problem
 

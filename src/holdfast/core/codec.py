@@ -4,7 +4,7 @@
 Sets, which have no order, are sorted, so that every process writes them alike. Only `value_digest` uses the canonical
 form (keys sorted, no spaces): equal values have equal digests, however their JSON was written. A value that cannot be
 encoded, or does not fit the type it is read as, raises; it never falls back. NaN and the infinities have no JSON, so
-they are refused.
+they are refused. Types that JSON does not know are left to `Encoders`, which have a function for them.
 
 **Event bodies** carry the schema version of their type. `SCHEMA_VERSIONS` names the types whose version is past 1;
 `UPCASTERS[type, n]` turns the plain dict of version n into that of n + 1. A body of an unknown type, or of a newer
@@ -33,8 +33,37 @@ SCHEMA_VERSIONS: dict[str, int] = {}
 UPCASTERS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """From (event type, version) to the function that makes the next version's dict."""
 
-_canonical = msgspec.json.Encoder(order="deterministic")
-_encoder = msgspec.json.Encoder()
+
+class Encoders:
+    """The encoders of values. `to_plain` is called for values of types that msgspec does not know, and for no other."""
+
+    __slots__ = ("canonical", "in_order", "to_plain")
+
+    def __init__(self, to_plain: Callable[[Any], Any] | None = None) -> None:
+        self.to_plain = to_plain
+        self.canonical = msgspec.json.Encoder(order="deterministic", enc_hook=to_plain)
+        self.in_order = msgspec.json.Encoder(enc_hook=to_plain)
+
+    def builtins_of(self, value: object) -> Any:
+        """Return a value as plain ones; raw JSON, which has no numbers that are not finite, as None."""
+        return msgspec.to_builtins(value, enc_hook=self._or_none)
+
+    def _or_none(self, value: Any) -> Any:
+        return None if self.to_plain is None or type(value) is Raw else self.to_plain(value)
+
+
+class Misfit(ValueError):
+    """Why a value is not of a type that is converted by code. `where` and `reason` show nothing of the value."""
+
+    def __init__(self, message: str, where: str, reason: str) -> None:
+        super().__init__(message)
+        self.where = where
+        self.reason = reason
+
+
+_PLAIN = Encoders()
+_canonical = _PLAIN.canonical
+_encoder = _PLAIN.in_order
 _decoders = {name: msgspec.json.Decoder(body) for name, body in BODIES.items()}
 _plain = msgspec.json.Decoder()
 # A string from its first quote to its last, or to where the text ends: after a quote it always matches, so that no
@@ -53,15 +82,15 @@ SEALED = b'{"$holdfast":['
 _UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, RecursionError)
 
 
-def encode(value: object) -> Raw:
+def encode(value: object, using: Encoders = _PLAIN) -> Raw:
     """Return the value as JSON, in its own order."""
     try:
-        raw = _canonical.encode(value)  # which also refuses keys that are no text
+        raw = using.canonical.encode(value)  # which also refuses keys that are no text
         # `in` would ask first whether what is looked for is a number, by way of an error: `find` does not.
         if raw.find(b",") >= 0 and raw.find(b"{") >= 0:  # else there are no several keys, nor elements: no order
-            raw = _in_given_order(_encoder.encode(value), raw)
+            raw = _in_given_order(using.in_order.encode(value), raw)
         if raw.find(b"null") >= 0:  # a number that is not finite would be encoded as null, and decoded as None
-            _refuse_not_finite(msgspec.to_builtins(value, enc_hook=lambda _: None))
+            _refuse_not_finite(using.builtins_of(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
         raise InvalidInput(_unstorable(value, problem)) from problem
     if len(raw) > JSON_DEPTH and is_deeper(raw, JSON_DEPTH):
@@ -127,10 +156,15 @@ def decode(raw: Raw | bytes | str, kind: type[T]) -> T:
         value = msgspec.json.decode(raw, type=kind)
     except _UNREADABLE as problem:
         _refuse_sealed(raw)
-        raise InvalidInput(f"the value does not fit {getattr(kind, '__qualname__', kind)}: {problem}") from problem
+        raise InvalidInput(f"the value does not fit {type_name(kind)}: {problem}") from problem
     if isinstance(value, dict) and SEAL in value:
         _refuse_sealed(raw)
     return value
+
+
+def type_name(kind: Any) -> str:
+    """Return a type as an error names it."""
+    return str(getattr(kind, "__qualname__", None) or kind)
 
 
 def decode_with(decoder: msgspec.json.Decoder[T], raw: Raw | bytes | str) -> T:
@@ -139,8 +173,7 @@ def decode_with(decoder: msgspec.json.Decoder[T], raw: Raw | bytes | str) -> T:
         value = decoder.decode(raw)
     except _UNREADABLE as problem:
         _refuse_sealed(raw)
-        kind = decoder.type
-        raise InvalidInput(f"the value does not fit {getattr(kind, '__qualname__', kind)}: {problem}") from problem
+        raise InvalidInput(f"the value does not fit {type_name(decoder.type)}: {problem}") from problem
     if isinstance(value, dict) and SEAL in value:
         _refuse_sealed(raw)
     return value
@@ -282,6 +315,8 @@ def _upcast(event_type: str, version: int, present: int, text: str | bytes) -> B
 def explain_unfit(problem: BaseException) -> tuple[str, str]:
     """Return where a value does not fit its type, and why, without showing any of the value."""
     found = _WHERE.search(str(problem))
+    if isinstance(problem.__cause__, Misfit):
+        return f"{found[1] if found else ''}{problem.__cause__.where}", problem.__cause__.reason
     text = str(problem)[: found.start()] if found else str(problem)
     if _SAFE.match(text):
         reason = text

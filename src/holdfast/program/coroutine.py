@@ -196,10 +196,10 @@ class CoroutineProgram:
         handler = self.queries.get(name)
         if handler is None:
             raise NotFound(f"run {self.run_id} answers no query {name!r}; it answers {sorted(self.queries) or 'none'}")
-        unpacked = Signature(handler).unpack(arguments)
+        unpacked = Signature(handler, f"query {name!r}", values=self.definition.values).unpack(arguments)
         try:
             with read_only(f"query {name!r}"):
-                answer = self.watch.run(lambda: codec.encode(handler(**unpacked)))
+                answer = self.watch.run(lambda: self.definition.values.encode(handler(**unpacked)))
             self.bounded(answer, f"the answer of query {name!r}")
         except (RunError, PayloadTooLarge):
             raise
@@ -218,7 +218,7 @@ class CoroutineProgram:
         if step_id not in self.kinds:
             return None
         try:
-            codec.decode(payload, self.kinds[step_id])
+            self.definition.values.decode(payload, self.kinds[step_id])
             return None
         except InvalidInput as problem:
             where, reason = codec.explain_unfit(problem.__cause__ or problem)
@@ -371,13 +371,13 @@ class CoroutineProgram:
 
     def on_query(self, name: str, handler: Query) -> None:
         """Answer queries of this name with this function."""
-        note_handler(self.definition.queries, name, handler)
+        note_handler(self.definition.queries, name, handler, "query", self.definition.values)
         self.queries = {**self.queries, name: handler}
 
     def on_update(self, name: str, handler: Query, validator: Query | None) -> None:
         """Answer updates of this name with this function."""
-        note_handler(self.definition.updates, name, handler)
-        self.updates = {**self.updates, name: UpdateHandler(handler, validator)}
+        note_handler(self.definition.updates, name, handler, "update", self.definition.values)
+        self.updates = {**self.updates, name: UpdateHandler(handler, validator, self.definition.values)}
 
     def when(self, condition: Callable[[], bool]) -> "asyncio.Future[None]":
         """Return a future that is done when the condition holds."""
@@ -471,7 +471,7 @@ class CoroutineProgram:
             for step_id, task in self._answering.items():
                 if task.done():
                     answer = self._commands[c.command_key(c.CompleteUpdate, step_id)] = answer_of(
-                        step_id, task, self.bounded
+                        step_id, task, self.definition.values, self.bounded
                     )
                     self._bytes += len(answer.result) + error_bytes(answer.error)
             self._answering = self._in_progress() or _NOTHING

@@ -6,11 +6,10 @@ read them, other languages can send them, and they can be checked against annota
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property, lru_cache
 from math import inf
-from typing import Any, Literal, TypedDict, get_args, get_type_hints
+from typing import Any, Literal, Never, NoReturn, TypedDict, get_args, get_type_hints
 
 import msgspec
 from msgspec import Raw
@@ -23,43 +22,51 @@ from holdfast.core.timing import Retry
 from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS, NAME_BYTES, VERIFY_TIMEOUT_MS
 from holdfast.program.fingerprint import fingerprint
-from holdfast.program.schema import json_schema
+from holdfast.program.values import PLAIN, Values
 
 
 class Signature:
     """The parameters and the result of a function, as types that values are checked against."""
 
-    def __init__(self, function: Callable[..., Any], what: str = "", *, skip_first: bool = False) -> None:
+    def __init__(
+        self, function: Callable[..., Any], what: str = "", *, values: Values = PLAIN, skip_first: bool = False
+    ) -> None:
+        self.name = what or codec.type_name(function)
         signature = inspect.signature(function)
         parameters = list(signature.parameters.values())[1 if skip_first else 0 :]
         for parameter in parameters:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                raise InvalidInput(f"{function.__qualname__}: *args and **kwargs cannot be kept; name the parameters")
+                raise InvalidInput(f"{self.name}: *args and **kwargs cannot be kept; name the parameters")
             if parameter.kind is parameter.POSITIONAL_ONLY:
-                raise InvalidInput(
-                    f"{function.__qualname__}: arguments are stored by name; {parameter.name!r} is positional-only"
-                )
-        try:
-            hints = get_type_hints(function)
-        except NameError as problem:
-            raise InvalidInput(f"{function.__qualname__}: an annotation cannot be resolved: {problem}") from problem
+                raise InvalidInput(f"{self.name}: arguments are stored by name; {parameter.name!r} is positional-only")
+        hints = _hints(function, self.name)
+        kinds = {
+            p.name: values.checked(hints.get(p.name, Any), f"parameter {p.name!r} of {self.name}") for p in parameters
+        }
         fields = [
-            (p.name, hints.get(p.name, Any)) if p.default is p.empty else (p.name, hints.get(p.name, Any), p.default)
-            for p in parameters
+            (p.name, kinds[p.name]) if p.default is p.empty else (p.name, kinds[p.name], p.default) for p in parameters
         ]
-        self.name = what or function.__qualname__
+        self.values = values
         self.names = [p.name for p in parameters]
         self._signature = signature.replace(parameters=parameters)
-        self._model = msgspec.defstruct(
-            f"{function.__name__}_arguments", fields, kw_only=True, forbid_unknown_fields=True
-        )
-        self._decoder = msgspec.json.Decoder(self._model)
+        try:
+            self._model = msgspec.defstruct(
+                f"{getattr(function, '__name__', 'function')}_arguments",
+                fields,
+                kw_only=True,
+                forbid_unknown_fields=True,
+            )
+        except TypeError as problem:  # a default that is shared and can be changed
+            raise InvalidInput(f"{self.name}: a default cannot be kept: {problem}") from problem
+        self._decoder = values.new_decoder(self._model)
         self._positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self._known = frozenset(self.names)
         self._required = frozenset(p.name for p in parameters if p.default is p.empty)
         self._all_positional = len(parameters) if len(self._positional) == len(parameters) else -1
         self.result_type = hints.get("return", Any)
-        self._result_decoder = msgspec.json.Decoder(self.result_type)
+        if self.result_type in (NoReturn, Never):
+            self.result_type = Any
+        self._result_decoder = values.decoder(self.result_type, f"the result of {self.name}")
 
     def __str__(self) -> str:
         return str(self._signature)
@@ -68,20 +75,20 @@ class Signature:
         """Return the arguments as JSON, after binding them to the parameters."""
         arguments = self._bind(args, kwargs)
         try:
-            raw = codec.encode(arguments)
+            raw = self.values.encode(arguments)
             codec.decode_with(self._decoder, raw)
         except InvalidInput as problem:
-            raise InvalidInput(self._unfit(arguments) or f"{self.name}: {problem.message}") from problem
+            raise self._unfit(arguments, problem) from problem
         return raw
 
-    def _unfit(self, arguments: dict[str, Any]) -> str | None:
-        """Return which argument cannot be stored, and why; None if all can be."""
+    def _unfit(self, arguments: dict[str, Any], problem: InvalidInput) -> InvalidInput:
+        """Return the error that says which argument cannot be stored, or does not fit its type."""
         for name, value in arguments.items():
             try:
-                codec.encode(value)
-            except InvalidInput as problem:
-                return f"argument {name!r} of {self.name}: {problem.message}"
-        return None
+                self.values.encode(value)
+            except InvalidInput as unfit:
+                return InvalidInput(f"argument {name!r} of {self.name}: {unfit.message}", field=name)
+        return InvalidInput(f"{self.name}: {problem.message}")
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if not kwargs and len(args) == self._all_positional:
@@ -99,18 +106,33 @@ class Signature:
         return asdict(model)
 
     def schemas(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the JSON Schemas of the arguments and of the result; for a type without one, one that takes all."""
-        return _schema(self._model), _schema(self.result_type)
+        """Return the JSON Schemas of the arguments and of the result."""
+        return self.values.schema(self._model), self.values.schema(self.result_type)
 
     def result_of(self, raw: Raw | None) -> Any:
         """Return the result that the JSON holds, as the annotated type; None if the step was skipped."""
         if raw is None:
             return None
         try:
-            return self._result_decoder.decode(raw)
+            value = self._result_decoder.decode(raw)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as problem:
-            kind = getattr(self.result_type, "__qualname__", self.result_type)
+            kind = codec.type_name(self.result_type)
             raise InvalidInput(f"the result of {self.name} does not fit {kind}: {problem}") from problem
+        return codec.decode_with(self._result_decoder, raw) if type(value) is dict and codec.SEAL in value else value
+
+
+def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    """Return the annotations of a function, resolved."""
+    annotated: Any = function
+    if not hasattr(annotated, "__annotations__"):  # a partial, or an object with __call__
+        annotated = getattr(annotated, "func", None) or type(annotated).__call__
+    try:
+        return get_type_hints(annotated, include_extras=True)
+    except (NameError, AttributeError, TypeError) as problem:
+        raise InvalidInput(
+            f"{name}: an annotation cannot be resolved: {problem}; it has to be importable where the function is "
+            "defined, not under TYPE_CHECKING and not inside another function"
+        ) from problem
 
 
 class WorkflowDefinition:
@@ -124,20 +146,29 @@ class WorkflowDefinition:
         signals: Mapping[str, Any] | None = None,
         *,
         allows_other_signals: bool = False,
+        values: Values = PLAIN,
     ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidInput(f"a workflow is an async function, and {function.__qualname__} is not")
         self.function = function
         self.name = name
         self.version = version
-        self.signature = Signature(function, f"workflow {name!r}")
+        self.values = values
+        self.signature = Signature(function, f"workflow {name!r}", values=values)
         self.signals = dict(signals or {})
         self.allows_other_signals = allows_other_signals
-        self.signal_decoders = {name: _decoder(f"signal {name!r}", kind) for name, kind in self.signals.items()}
+        self.signal_decoders = {
+            signal: values.decoder(kind, f"signal {signal!r} of workflow {name!r}")
+            for signal, kind in self.signals.items()
+        }
         self.forms: dict[str, msgspec.json.Decoder[Any]] = {}
         self.queries: dict[str, Signature] = {}
         self.updates: dict[str, Signature] = {}
         """The queries and updates that its runs answer, as far as they have run in this process."""
+
+    def form(self, name: str, kind: Any) -> "tuple[Raw, msgspec.json.Decoder[Any]]":
+        """Return the JSON Schema of a type as the form of a task, and the decoder of answers; raise if it has none."""
+        return self.values.form(kind, f"the form of task {name!r}")
 
     @cached_property
     def fingerprint(self) -> str:
@@ -145,27 +176,12 @@ class WorkflowDefinition:
         return fingerprint(self.function)
 
 
-def note_handler(known: dict[str, Signature], name: str, handler: Callable[..., Any]) -> None:
-    """Keep the signature of a handler of queries or updates, so that it can be shown."""
+def note_handler(
+    known: dict[str, Signature], name: str, handler: Callable[..., Any], what: str, values: Values
+) -> None:
+    """Keep the signature of a handler of queries or updates, so that it can be shown; raise if it cannot be called."""
     if name not in known:
-        with suppress(InvalidInput):  # a handler without a valid signature raises when it is called
-            known[name] = Signature(handler)
-
-
-def _schema(kind: Any) -> dict[str, Any]:
-    try:
-        return json_schema(kind)
-    except TypeError:
-        return {}
-
-
-def _decoder(what: str, kind: Any) -> msgspec.json.Decoder[Any]:
-    """Return a decoder of a type; raise if the type has no JSON Schema."""
-    try:
-        msgspec.json.schema(kind)
-        return msgspec.json.Decoder(kind)
-    except (TypeError, NameError) as problem:
-        raise InvalidInput(f"{what}: {kind!r} cannot be the type of a payload: {problem}") from problem
+        known[name] = Signature(handler, f"{what} {name!r}", values=values)
 
 
 OnFailure = Literal["raise", "pause"]
@@ -221,12 +237,14 @@ class ActivityDefinition:
         idempotency_key: Callable[..., str] | None = None,
         verify: Callable[..., Any] | None = None,
         verify_timeout_ms: int | None = None,
+        values: Values = PLAIN,
     ) -> None:
         self.function = function
         self.name = name
+        self.values = values
         self.options = options
         self.is_async = inspect.iscoroutinefunction(function)
-        self.signature = Signature(function, f"activity {name!r}")
+        self.signature = Signature(function, f"activity {name!r}", values=values)
         if verify is None and verify_timeout_ms is not None:
             raise InvalidInput("verify_timeout is the time of a verifier, and there is none", field="verify_timeout")
         self.key_function = idempotency_key
@@ -336,7 +354,7 @@ class WorkflowLimit:
             raise InvalidInput("a workflow's limit needs at_once, per_key or rate; key and overload alone set none")
         if (self._key is None) != (self.limit.per_key is None):
             raise InvalidInput("per_key and key belong together: set both or neither")
-        self._names = parameters_of("key", self._key, signature) if self._key is not None else []
+        self.names = parameters_of("key", self._key, signature) if self._key is not None else []
 
     def admission_request(self, input: Any, priority: int = 0) -> AdmissionRequest:
         """Return the admission request of a run with this input."""
@@ -351,7 +369,7 @@ class WorkflowLimit:
             return ""
         arguments = self._signature.unpack(input)
         try:
-            return str(self._key(**{name: arguments[name] for name in self._names}))
+            return str(self._key(**{name: arguments[name] for name in self.names}))
         except Exception as problem:
             raise InvalidInput(f"the key could not be computed: {problem!r}", field="key") from problem
 

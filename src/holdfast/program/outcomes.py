@@ -12,13 +12,13 @@ from typing import Any, get_type_hints
 from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
-from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.events import ErrorInfo, Event
 from holdfast.errors import InvalidInput, NondeterminismError, PayloadTooLarge, RunError, SignalHandlerFailed
 from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS
 from holdfast.program.definitions import Signature
+from holdfast.program.values import PLAIN, Values
 from holdfast.program.watchdog import Watch
 
 Bounded = Callable[[Raw, str], Raw]
@@ -48,7 +48,7 @@ def outcome_of(main: asyncio.Task[Any], signature: Signature, *, is_cancelling: 
     if problem is not None:
         return c.FailRun(error=error_info(problem))
     try:
-        result = bounded(codec.encode(main.result()), "the result of the run")
+        result = bounded(signature.values.encode(main.result()), "the result of the run")
         signature.result_of(result)
         return c.CompleteRun(result=result)
     except (InvalidInput, PayloadTooLarge) as unfit:
@@ -68,7 +68,7 @@ def fails_on_none(main: asyncio.Task[Any]) -> bool:
 _OF_NONE = (TypeError, AttributeError, InvalidInput)
 
 
-def answer_of(step_id: str, task: asyncio.Task[Any], bounded: Bounded) -> c.CompleteUpdate:
+def answer_of(step_id: str, task: asyncio.Task[Any], values: Values, bounded: Bounded) -> c.CompleteUpdate:
     """Return the command that answers an update whose task has ended."""
     if task.cancelled():
         return c.CompleteUpdate(step_id=step_id, error=_stray_cancellation(task, "the update"))
@@ -77,7 +77,7 @@ def answer_of(step_id: str, task: asyncio.Task[Any], bounded: Bounded) -> c.Comp
         return c.CompleteUpdate(step_id=step_id, error=error_info(problem))
     try:
         return c.CompleteUpdate(
-            step_id=step_id, result=bounded(codec.encode(task.result()), "the answer of the update")
+            step_id=step_id, result=bounded(values.encode(task.result()), "the answer of the update")
         )
     except (InvalidInput, PayloadTooLarge) as unfit:
         return c.CompleteUpdate(step_id=step_id, error=error_info(unfit))
@@ -168,20 +168,21 @@ class Handler(Struct, frozen=True):
 
     function: Callable[[Any], Any]
     kind: Any
+    values: Values = PLAIN
 
     @property
     def result_type(self) -> Any:
         """The annotated type of the function's result."""
         try:
-            return get_type_hints(self.function).get("return", Any)
+            return get_type_hints(self.function, include_extras=True).get("return", Any)
         except (NameError, TypeError):  # an annotation that cannot be resolved, or something without annotations
             return Any
 
     def apply(self, payload: Raw, watch: Watch) -> "Received":
         """Call the function, and return what to record."""
         try:
-            given = codec.decode(payload, self.kind)
-            return Received(watch.run(lambda: codec.encode(self.function(given))))
+            given = self.values.decode(payload, self.kind)
+            return Received(watch.run(lambda: self.values.encode(self.function(given))))
         except RunError:  # it blocks its node, or cannot be replayed: the run is paused, and nothing is consumed
             raise
         except (Exception, asyncio.CancelledError) as problem:
@@ -191,17 +192,20 @@ class Handler(Struct, frozen=True):
 class UpdateHandler:
     """A function that answers updates of one name, and its validator, which may refuse one before it is accepted."""
 
-    __slots__ = ("_signature", "function", "validator")
+    __slots__ = ("_signature", "_values", "function", "validator")
 
-    def __init__(self, function: Callable[..., Any], validator: Callable[..., Any] | None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], validator: Callable[..., Any] | None, values: Values = PLAIN
+    ) -> None:
         self.function = function
         self.validator = validator
+        self._values = values
         self._signature: Signature | None = None
 
     def unpack(self, input: Raw) -> dict[str, Any]:
         """Return the arguments as the types of the function's parameters."""
         if self._signature is None:
-            self._signature = Signature(self.function)
+            self._signature = Signature(self.function, values=self._values)
         return self._signature.unpack(input)
 
     def refusal_of(self, input: Raw, watch: Watch) -> ErrorInfo | None:

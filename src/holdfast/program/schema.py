@@ -3,16 +3,19 @@
 `msgspec` sorts the choices of enums and literals, and the fields of typed dicts. Their order is looked up in the type.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
 
 
-def json_schema(kind: Any) -> dict[str, Any]:
-    """Return the JSON Schema of a type. Raises `TypeError` for a type that has none."""
-    schema = msgspec.json.schema(kind)
+def json_schema(kind: Any, describe: Callable[[Any], dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Return the JSON Schema of a type; `describe` returns it for a class that msgspec does not know.
+
+    Raises `TypeError` for a type that has none.
+    """
+    schema = msgspec.json.schema(kind, schema_hook=describe)
     parts = list(_parts(kind, set()))
     choices = [(part.__name__, [member.value for member in part]) for part in parts if _is_enum(part)]
     choices += [("", list(get_args(part))) for part in parts if get_origin(part) is Literal]

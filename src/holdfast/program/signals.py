@@ -7,7 +7,6 @@ from typing import Any, Generic, Literal, Self, TypeVar, get_args, overload
 
 from msgspec import Raw
 
-from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core.instants import Instant
 from holdfast.core.keys import check_signal_name, sent_signal_id
@@ -149,7 +148,11 @@ def send_signal(
     step_id = program.name_step(f"send:{name}")
     signal_id = sent_signal_id(program.run_id, step_id, program.definition.version) if signal_id is None else signal_id
     request = SignalRequest(
-        run_id=run_id, name=name, payload=codec.encode(payload), signal_id=signal_id, step_id=addressed_to
+        run_id=run_id,
+        name=name,
+        payload=program.definition.values.encode(payload),
+        signal_id=signal_id,
+        step_id=addressed_to,
     )
     problem: CallerError | None = check_signal(request, program.limits)
     if problem is not None:
@@ -185,8 +188,12 @@ async def _wait(
     on_misfit: OnMisfit,
 ) -> Any:
     command = c.WaitSignal(step_id=step_id, name=name, until=until)
-    handler = None if function is None else Handler(function, kind)
+    values = program.definition.values
+    handler = None if function is None else Handler(function, kind, values)
+    result_type = kind
     if handler is not None:
+        result_type = handler.result_type
+        values.decoder(result_type, f"the result of the handler of signal {name!r}")  # which raises before it waits
         program.handlers[step_id] = handler
     if kind is not Any and on_misfit == "dead-letter":
         program.kinds[step_id] = kind
@@ -195,17 +202,13 @@ async def _wait(
     finally:
         program.handlers.pop(step_id, None)
         program.kinds.pop(step_id, None)
-    return _read(payload, kind if handler is None else handler.result_type)
+    if payload is None:
+        raise _Skipped
+    return values.decode(payload, result_type)
 
 
 class _Skipped(Exception):
     """An operator has skipped the wait."""
-
-
-def _read(raw: Raw | None, kind: Any) -> Any:
-    if raw is None:
-        raise _Skipped
-    return codec.decode(raw, kind)
 
 
 def _check_on_misfit(on_misfit: Any) -> None:
@@ -222,7 +225,10 @@ def _kind(program: CoroutineProgram, name: str, kind: Any) -> Any:
     """Return the type to read payloads as: the one that the workflow declares for the name, if it declares one."""
     declared = program.definition.signals.get(name)
     if declared is None:
-        return Any if kind is None else kind
+        if kind is None:
+            return Any
+        program.definition.values.decoder(kind, f"signal {name!r}")  # which raises, before anything is waited for
+        return kind
     if kind is not None and kind != declared:
         raise InvalidInput(f"signal {name!r} is declared as {declared!r}, and waited for as {kind!r}", field="kind")
     return declared

@@ -23,7 +23,6 @@ from holdfast.errors import InvalidInput
 from holdfast.program.coroutine import CoroutineProgram, require_program
 from holdfast.program.definitions import milliseconds
 from holdfast.program.port import Program
-from holdfast.program.schema import json_schema
 
 T = TypeVar("T")
 
@@ -104,14 +103,14 @@ async def task(
     counts = (approvals, approvals if of is None else of)
     if any(type(count) is not int or count >= MOST_PEOPLE for count in counts) or not 1 <= counts[0] <= counts[1]:
         raise InvalidInput(f"task {name!r}: {approvals!r} approvals of {of!r} cannot be given", field="approvals")
-    schema, decoder = _form_of(form)
+    schema, decoder = program.definition.form(name, form)
     program.definition.forms[_form_key(bytes(schema))] = decoder
     command = c.AskHuman(
         step_id=program.name_step(name),
         name=name,
         task_type=task_type,
         route=route,
-        payload=program.bounded(codec.encode(payload), f"the payload of task {name!r}"),
+        payload=program.bounded(program.definition.values.encode(payload), f"the payload of task {name!r}"),
         form=schema,
         roles=tuple(roles),
         assignee=assignee,
@@ -150,18 +149,6 @@ def check_with(forms: dict[str, "msgspec.json.Decoder[Any]"]) -> Callable[[Raw, 
             codec.decode_with(decoder, answer)
 
     return check
-
-
-def _form_of(kind: Any) -> tuple[Raw, "msgspec.json.Decoder[Any]"]:
-    try:
-        return _form(kind)
-    except TypeError as problem:
-        raise InvalidInput(f"{kind!r} cannot be a form: {problem}", field="form") from problem
-
-
-@lru_cache(maxsize=256)
-def _form(kind: Any) -> tuple[Raw, "msgspec.json.Decoder[Any]"]:
-    return codec.encode(json_schema(kind)), msgspec.json.Decoder(kind)
 
 
 def _check_names(name: str, roles: Sequence[str], assignee: str | None) -> None:

@@ -51,7 +51,7 @@ async def report_result(
     A result that does not fit the type of a registered activity is refused: once recorded, it would fail the workflow.
     """
     of = read_activity_token(token, key)
-    encoded = codec.bounded(codec.encode(result), limits.value_bytes, f"the result of step {of.step_id!r}")
+    encoded = codec.bounded(registry.values.encode(result), limits.value_bytes, f"the result of step {of.step_id!r}")
     await _report(store, of, _outcome(of, result=encoded), registry, audit)
 
 

@@ -136,7 +136,7 @@ class ActivityContext:
             raise asyncio.CancelledError(f"attempt {self.attempt} of step {self.step_id} is over")
         if details is not UNSET:
             what = f"the progress of activity {self._work.definition.name!r}"
-            self._reported = codec.bounded(codec.encode(details), self._most_bytes, what)
+            self._reported = codec.bounded(self._work.definition.values.encode(details), self._most_bytes, what)
             self.details = details
         if self._thread_id == get_ident():
             self._go_on()  # at once: the attempt may end before the loop comes round again

@@ -221,7 +221,7 @@ class ActivityExecutor:
 
     def _encoded(self, work: Work, result: Any) -> Raw:
         try:
-            raw = codec.encode(result)
+            raw = work.definition.values.encode(result)
             if len(raw) > self._most_bytes:
                 codec.bounded(raw, self._most_bytes, f"the result of activity {work.definition.name!r}")
             work.definition.signature.result_of(raw)

@@ -22,7 +22,6 @@ from holdfast.core.messages import SignalRequest
 from holdfast.engine.inbox.json_schema import SchemaCheck
 from holdfast.errors import CallerError, InvalidInput, NotFound
 from holdfast.program.definitions import WorkflowDefinition
-from holdfast.program.schema import json_schema
 from holdfast.store import port
 from holdfast.store.outgoing import refused_letter
 from holdfast.store.port import RunHead, Turn
@@ -112,7 +111,7 @@ def published(definition: WorkflowDefinition) -> WorkflowDeclaration:
     return WorkflowDeclaration(
         plan_id=definition.name,
         plan_version=definition.version,
-        signals={name: json_schema(kind) for name, kind in definition.signals.items()},
+        signals={name: definition.values.schema(kind) for name, kind in definition.signals.items()},
         allows_other_signals=definition.allows_other_signals,
     )
 

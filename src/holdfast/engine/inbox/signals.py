@@ -6,7 +6,6 @@ from typing import Any, NotRequired, TypedDict
 from msgspec.structs import replace
 
 from holdfast.clock import Ids
-from holdfast.core import codec
 from holdfast.core.keys import check_name, check_signal_name
 from holdfast.core.messages import AcceptedSignalResult, SignalRequest
 from holdfast.engine.batcher import Batcher
@@ -14,6 +13,7 @@ from holdfast.engine.inbox.authorization import Authorizer, Caller, audit_entry
 from holdfast.engine.inbox.declarations import Declarations, Declared, DeclaredByCode
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
 from holdfast.program.definitions import WorkflowDefinition
+from holdfast.program.values import Values
 from holdfast.registry import Registry
 from holdfast.store import port
 
@@ -49,6 +49,7 @@ class SignalSender:
     ) -> None:
         """`expect` is called right before something is delivered, so that the node of this process is ready for it."""
         self._store = store
+        self._values = registry.values
         self._authorizer = authorizer
         self._expect = expect
         self.declarations = Declarations(store, registry.workflows)
@@ -74,7 +75,7 @@ class SignalSender:
         self, items: Sequence[Outgoing], caller: Caller | None, ids: Ids
     ) -> list[AcceptedSignalResult | CallerError]:
         """Send signals; return for each its result, or the error that refuses it."""
-        answers: list[Any] = [_attempt(item) for item in items]
+        answers: list[Any] = [_attempt(item, self._values) for item in items]
         if caller is not None:
             answers = [_audited(one, caller, ids) if isinstance(one, SignalRequest) else one for one in answers]
         warnings = await self._check_declared(answers)
@@ -132,7 +133,7 @@ class SignalSender:
             return [problem] * len(requests)
 
 
-def request_of(item: Outgoing) -> SignalRequest:
+def request_of(item: Outgoing, values: Values) -> SignalRequest:
     """Return an item of a batch as a request; raise `InvalidInput` if it is none."""
     fields: Any = item
     if not isinstance(fields, dict) or not {"run_id", "name"} <= fields.keys() <= _FIELDS:
@@ -141,15 +142,15 @@ def request_of(item: Outgoing) -> SignalRequest:
     problem = check_name("run_id", fields["run_id"])
     if problem is not None:
         raise problem
-    return SignalRequest(**{**fields, "payload": codec.encode(fields.get("payload"))})
+    return SignalRequest(**{**fields, "payload": values.encode(fields.get("payload"))})
 
 
-def first_signal(run_id: str, signal: FirstSignal) -> SignalRequest:
+def first_signal(run_id: str, signal: FirstSignal, values: Values) -> SignalRequest:
     """Return the signal that comes with the start of a run; raise `InvalidInput` if it is none."""
     fields: Any = signal
     if not isinstance(fields, dict) or not fields.keys() <= FirstSignal.__annotations__.keys():
         raise InvalidInput("with_signal is a dict of name, payload, signal_id and actor", field="with_signal")
-    return request_of({**fields, "run_id": run_id})  # type: ignore[typeddict-item]
+    return request_of({**fields, "run_id": run_id}, values)  # type: ignore[typeddict-item]
 
 
 def result_of(answer: port.Delivered) -> AcceptedSignalResult:
@@ -167,9 +168,9 @@ def _audited(request: SignalRequest, caller: Caller, ids: Ids) -> SignalRequest:
     return replace(request, audit=audit_entry(caller, ids, actor=request.actor, subject=request.name))
 
 
-def _attempt(item: Outgoing) -> SignalRequest | CallerError:
+def _attempt(item: Outgoing, values: Values) -> SignalRequest | CallerError:
     try:
-        return request_of(item)
+        return request_of(item, values)
     except CallerError as problem:
         return problem
 

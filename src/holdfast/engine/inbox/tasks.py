@@ -193,7 +193,7 @@ class Tasks:
         self, task_id: str, answer: Any = None, *, actor: Actor, operation_id: str | None = None
     ) -> TaskView:
         """Answer a task. The first answer stands; later ones get `Conflict` with `completed_by` and `completed_at`."""
-        return await self._do(task_id, "complete", actor, operation_id, answer=codec.encode(answer))
+        return await self._do(task_id, "complete", actor, operation_id, answer=self._registry.values.encode(answer))
 
     async def comment(self, task_id: str, text: str, *, actor: Actor, operation_id: str | None = None) -> TaskView:
         """Comment on a task. The comment is kept in the task's history."""

@@ -243,7 +243,7 @@ class Runtime:
         declares, no run is created with it; a run that the same request has started in another version may take it.
         """
         assert options.with_signal is not None
-        signal = first_signal(new.run_id, options.with_signal)
+        signal = first_signal(new.run_id, options.with_signal, self.registry.values)
         declared = self._signals.declarations.of(definition)
         warning, unfit = None, None
         try:
@@ -319,7 +319,7 @@ class Runtime:
         request = SignalRequest(
             run_id=run_id,
             name=UPDATE_SIGNAL,
-            payload=codec.encode({"name": name, "input": arguments}),
+            payload=self.registry.values.encode({"name": name, "input": arguments}),
             signal_id=self.ids.new_id() if update_id is None else update_id,
             audit=audit_entry(caller, self.ids, subject=name),
         )

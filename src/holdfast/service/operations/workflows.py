@@ -7,7 +7,6 @@ from msgspec import Struct
 from holdfast.core.admission import RunLimit
 from holdfast.errors import NotFound
 from holdfast.program.definitions import Signature, WorkflowDefinition
-from holdfast.program.schema import json_schema
 from holdfast.service.context import RequestContext
 from holdfast.service.registry import Name, Request, operation
 
@@ -53,7 +52,7 @@ def _view(context: RequestContext, definition: WorkflowDefinition) -> WorkflowVi
         doc=(definition.function.__doc__ or "").strip(),
         input=input,
         result=result,
-        signals={name: json_schema(kind) for name, kind in definition.signals.items()},
+        signals={name: definition.values.schema(kind) for name, kind in definition.signals.items()},
         allow_other_signals=definition.allows_other_signals,
         queries=_handled(definition.queries),
         updates=_handled(definition.updates),

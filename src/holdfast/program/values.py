@@ -1,0 +1,324 @@
+"""The values of workflows and activities: how each type is stored as JSON and read back, and which cannot be.
+
+msgspec knows plain values, dataclasses, Structs and the usual types of the standard library. Models of pydantic are
+left to pydantic. Any other type needs a `Converter`, which an app gets when it is made. A type that nothing here can
+store is refused when a function with it is registered, by `Values.checked`.
+"""
+
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
+
+import msgspec
+import msgspec.inspect as i
+from msgspec import Raw
+
+from holdfast.core import codec
+from holdfast.core.codec import Misfit, type_name
+from holdfast.errors import InvalidInput
+from holdfast.program import pydantic_models
+from holdfast.program.schema import json_schema
+
+T = TypeVar("T")
+
+KNOWN_TYPES = 1_024
+"""The decoders of so many types are kept."""
+
+_SURE = frozenset({Any, bool, int, float, str, bytes, None, type(None), object})
+"""Types that need no look."""
+
+
+class Converter(Generic[T]):
+    """How values of a type of your own are stored.
+
+    ::
+
+        app = hf.App("shop", converters=[hf.Converter(Money, encode=str, decode=Money.parse)])
+
+    `encode` returns something that can be stored; `decode` gets that back as plain JSON. Instances of subclasses are
+    encoded by the converter of their base. `schema` is the JSON Schema of what is stored; without one it is any value.
+    """
+
+    __slots__ = ("decode", "encode", "schema", "type")
+
+    def __init__(
+        self,
+        type: type[T],
+        encode: Callable[[T], Any],
+        decode: Callable[[Any], T],
+        schema: dict[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(type, types_of_types):
+            raise InvalidInput(f"a Converter is for a class, not {type!r}", field="type")
+        functions: tuple[Any, ...] = (encode, decode)
+        if not all(map(callable, functions)):
+            raise InvalidInput(f"the converter of {type_name(type)} needs two functions, encode and decode")
+        described: Any = schema
+        if described is not None and not isinstance(described, dict):
+            raise InvalidInput(f"the schema of the converter of {type_name(type)} is a dict, not {schema!r}")
+        self.type = type
+        self.encode = encode
+        self.decode = decode
+        self.schema = schema
+
+
+types_of_types = type
+"""`type` is an argument above."""
+
+
+class Values:
+    """Encodes and decodes the values of one app, with its converters."""
+
+    def __init__(self, converters: Iterable[Converter[Any]] = ()) -> None:
+        self._converters: dict[type, Converter[Any]] = {}
+        for converter in converters:
+            self._add(converter)
+        self._encoders = codec.Encoders(self._to_plain)
+        self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+        self._forms: dict[msgspec.json.Decoder[Any], Raw] = {}
+
+    def encode(self, value: object) -> Raw:
+        """Return a value as JSON; raise `InvalidInput` if it cannot be stored."""
+        return codec.encode(value, self._encoders)
+
+    def encode_plain(self, value: object) -> bytes:
+        """Return a value as JSON for another process, which checks it."""
+        return self._encoders.in_order.encode(value)
+
+    def decode(self, raw: Raw | bytes | str, kind: Any) -> Any:
+        """Return the value that the JSON holds, as this type; raise `InvalidInput` if it does not fit."""
+        return codec.decode_with(self.decoder(kind), raw)
+
+    def decoder(self, kind: Any, what: str = "") -> "msgspec.json.Decoder[Any]":
+        """Return the decoder of a type; raise `InvalidInput` if values of it cannot be stored."""
+        try:
+            known = self._decoders.get(kind)
+        except TypeError:  # something in it cannot be hashed
+            return self.new_decoder(self.checked(kind, what))
+        if known is None:
+            if len(self._decoders) >= KNOWN_TYPES:  # of code that makes types while it runs
+                self._decoders.clear()
+                self._forms.clear()
+            known = self._decoders[kind] = self.new_decoder(self.checked(kind, what))
+        return known
+
+    def new_decoder(self, checked: Any) -> "msgspec.json.Decoder[Any]":
+        """Return a decoder of a type that was checked."""
+        return msgspec.json.Decoder(checked, dec_hook=self._of_plain)
+
+    def form(self, kind: Any, what: str) -> "tuple[Raw, msgspec.json.Decoder[Any]]":
+        """Return the JSON Schema of a type, encoded, and its decoder; raise `InvalidInput` if there is none."""
+        decoder = self.decoder(kind, what)
+        form = self._forms.get(decoder)
+        if form is None:
+            form = self._forms[decoder] = codec.encode(self.schema(kind))
+        return form, decoder
+
+    def schema(self, kind: Any) -> dict[str, Any]:
+        """Return the JSON Schema of a type; raise `InvalidInput` if values of it cannot be stored."""
+        checked = self.checked(kind, "")
+        models: dict[Any, dict[str, Any]] = {}
+
+        def describe(part: Any) -> dict[str, Any]:
+            converter = self._converters.get(part)
+            anything = {"title": type_name(part)}  # msgspec takes an empty schema as none
+            if part is object or converter is not None:
+                return (converter and converter.schema) or anything
+            return models.setdefault(part, anything) or anything
+
+        found = json_schema(checked, describe)
+        if not models:
+            return found
+        models, definitions = pydantic_models.schemas(models, found.get("$defs", ()))
+        found = json_schema(checked, describe)  # again, now that the models are described, all of them together
+        return found | {"$defs": found.get("$defs", {}) | definitions} if definitions else found
+
+    # --- which types can be stored
+
+    def checked(self, kind: Any, what: str) -> Any:
+        """Return the type as msgspec is to read it; raise `InvalidInput` if values of it cannot be stored.
+
+        `what` has the type: it begins the error.
+        """
+        if _is_sure(kind):
+            return kind
+        try:
+            return self._checked(kind)
+        except (TypeError, NameError, InvalidInput) as problem:
+            text = problem.message if isinstance(problem, InvalidInput) else _explained(kind, problem)
+            raise InvalidInput(f"{what}: {text}" if what else text) from problem
+
+    def _checked(self, kind: Any) -> Any:
+        for part in _arguments(kind):
+            if isinstance(part, TypeVar):
+                raise InvalidInput(f"{type_name(kind)} has the type variable {part}; name a type, or Any")
+        adapted = _adapted(kind)
+        for part, where in _parts(i.type_info(adapted), "", set()):
+            text = self._problem_of(part)
+            if text is not None:
+                raise InvalidInput(f"{where.removeprefix('.')}: {text}" if where else text)
+        self.new_decoder(adapted)
+        return adapted
+
+    def _problem_of(self, part: Any) -> str | None:
+        """Return why values of a part of a type cannot be stored, or None."""
+        if isinstance(part, i.DictType) and not _is_text(part.key_type):
+            return "the keys of a JSON object are text; use dict[str, …], or a list of pairs"
+        if isinstance(part, i.DataclassType) and pydantic_models.is_dataclass(part.cls):
+            return (
+                f"{part.cls.__qualname__} is a dataclass of pydantic, whose validators would not run; use a BaseModel"
+            )
+        if not isinstance(part, i.CustomType) or part.cls is object or part.cls in self._converters:
+            return None
+        if pydantic_models.is_model(part.cls) or pydantic_models.is_union(part.cls):
+            return pydantic_models.problem_of(part.cls)
+        name = type_name(part.cls)
+        return f"values of {name} cannot be stored; use {_instead(part.cls, name)}"
+
+    def _add(self, converter: Converter[Any]) -> None:
+        given: Any = converter
+        if not isinstance(given, Converter):
+            raise InvalidInput(f"converters are a list of Converter, not of {converter!r}", field="converters")
+        name = type_name(converter.type)
+        if converter.type in self._converters:
+            raise InvalidInput(f"there are two converters of {name}", field="converters")
+        try:
+            is_native = not isinstance(i.type_info(converter.type), i.CustomType)
+        except (TypeError, NameError):  # one that msgspec knows and cannot read, such as an Enum of tuples
+            is_native = True
+        if is_native:
+            raise InvalidInput(
+                f"{name} has a stored form of its own, so a converter of it would not be called; "
+                "wrap it in a class, or convert it in your code",
+                field="converters",
+            )
+        self._converters[converter.type] = converter
+
+    # --- what msgspec calls for types that it does not know
+
+    def _to_plain(self, value: Any) -> Any:
+        kind = type(value)
+        for base in kind.__mro__ if self._converters else ():
+            converter = self._converters.get(base)
+            if converter is not None:
+                try:
+                    return converter.encode(value)
+                except Exception as problem:
+                    raise ValueError(f"{_failure(converter, problem)}, encoding it") from problem
+        if pydantic_models.is_model(kind):
+            return pydantic_models.to_plain(value)
+        raise TypeError(f"Encoding objects of type {kind.__name__} is unsupported")
+
+    def _of_plain(self, kind: Any, plain: Any) -> Any:
+        converter = self._converters.get(kind)
+        if converter is not None:
+            try:
+                return converter.decode(plain)
+            except Exception as problem:
+                text = _failure(converter, problem)
+                raise Misfit(text, "", f"Expected `{type_name(kind)}`") from problem
+        if pydantic_models.is_model(kind) or pydantic_models.is_union(kind):
+            return pydantic_models.of_plain(kind, plain)
+        return plain  # for `object`; of any other type msgspec refuses it
+
+
+def _failure(converter: Converter[Any], problem: Exception) -> str:
+    return f"the converter of {type_name(converter.type)} raised {type(problem).__name__}: {problem}"
+
+
+PLAIN = Values()
+"""The values of code that has no app."""
+
+
+def _is_sure(kind: Any) -> bool:
+    try:
+        return kind in _SURE
+    except TypeError:
+        return False
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, types.UnionType)
+
+
+def _arguments(kind: Any) -> Iterator[Any]:
+    """Iterate over a type and the types in its brackets, not over the fields of classes."""
+    yield kind
+    for argument in get_args(kind):
+        yield from _arguments(argument)
+
+
+def _adapted(kind: Any) -> Any:
+    """Return a type with unions that msgspec cannot read as a type that pydantic reads, if there is a model in them."""
+    kind = getattr(kind, "__value__", kind)  # of an alias
+    origin, arguments = get_origin(kind), get_args(kind)
+    if not any(map(pydantic_models.is_model, _arguments(kind))):
+        return kind
+    if origin is Annotated and _is_union(arguments[0]) and pydantic_models.is_union(_adapted(arguments[0])):
+        return pydantic_models.union_of(kind, get_args(arguments[0]))  # with what it is annotated by
+    if _is_union(kind):
+        others = [one for one in arguments if one is not type(None)]
+        if len(others) > 1 and any(map(pydantic_models.is_model, others)):
+            return pydantic_models.union_of(kind, arguments)
+        return Union[tuple(map(_adapted, arguments))]  # noqa: UP007 - made of what is found
+    adapted = tuple(map(_adapted, arguments))
+    if all(one is other for one, other in zip(adapted, arguments, strict=True)):
+        return kind
+    if origin is Annotated:
+        return Annotated[adapted]
+    return types.GenericAlias(origin, adapted) if origin.__module__ in _COLLECTIONS else kind
+
+
+_COLLECTIONS = ("builtins", "collections.abc")
+
+
+def _parts(node: Any, where: str, seen: set[int]) -> Iterator[tuple[Any, str]]:
+    """Iterate over the parts of a type as msgspec describes it, each with the fields that lead to it."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    yield node, where
+    for field in getattr(node, "fields", ()):
+        yield from _parts(field.type, f"{where}.{node.cls.__qualname__}.{field.name}", seen)
+    for name in ("item_type", "key_type", "value_type", "type"):
+        inner = getattr(node, name, None)
+        if isinstance(inner, i.Type):
+            yield from _parts(inner, where, seen)
+    for name in ("item_types", "types"):
+        for inner in getattr(node, name, ()):
+            yield from _parts(inner, where, seen)
+
+
+def _is_text(key: Any) -> bool:
+    if isinstance(key, i.Metadata):
+        return _is_text(key.type)
+    if isinstance(key, i.LiteralType):
+        return all(isinstance(value, str) for value in key.values)
+    return isinstance(key, i.StrType | i.AnyType)
+
+
+_ABSTRACT = frozenset({"Iterable", "Iterator", "Generator", "AsyncIterable", "AsyncIterator", "deque", "range"})
+
+
+def _instead(kind: Any, name: str) -> str:
+    plain = name.split("[")[0].rsplit(".", 1)[-1]
+    if plain in _ABSTRACT:
+        return "list[…]"
+    if plain in ("Path", "PosixPath", "PurePath"):
+        return f"str, or App(converters=[Converter({plain}, str, {plain})])"
+    if plain in ("Callable", "TextIO", "BinaryIO", "IO", "TextIOWrapper", "type", "Awaitable", "Coroutine"):
+        return "a value that describes it: it exists in one process only"
+    return (
+        f"a dataclass, a Struct or a pydantic model, or give the app a converter: "
+        f"App(converters=[Converter({plain}, encode=…, decode=…)])"
+    )
+
+
+def _explained(kind: Any, problem: Exception) -> str:
+    text = str(problem)
+    if isinstance(problem, NameError):
+        return f"an annotation in {type_name(kind)} cannot be resolved: {text}; import the name where it is used"
+    text = text if type_name(kind) in text else f"{type_name(kind)}: {text}"
+    if "unions" in text or "type union" in text:
+        return f"{text}; use one of them, Structs with a tag, or a pydantic model that holds the union"
+    return text
