@@ -381,7 +381,8 @@ class App:
         async with self._open(store) as (unobserved, limits):
             check_ownership(unobserved, _settings(None, None).checkpoint_ownership)
             works = options.takes_runs or bool(options.queues)
-            opened = observed(await sealed(unobserved, self.codecs, takes_runs=works))
+            opened = await sealed(unobserved, self.codecs, takes_runs=works)
+            opened = observed(opened, options.write_latency_budget_ms)
             registry = self.registry.bounded(limits, options.turn_s)
             node = Node(self._life_of(name), opened, registry, self._rng, options, limits)
             runtime = Runtime(opened, node, registry, self.authoriser, self._ids)

@@ -199,7 +199,7 @@ def _step_error(error: ErrorInfo | None) -> StepError | None:
 
 # --- keeping up with a history
 
-AlertCode = Literal["PROJECTOR_LAG_HIGH", "PROJECTOR_GAP_DETECTED"]
+AlertCode = Literal["PROJECTOR_LAG_HIGH", "PROJECTOR_GAP_DETECTED", "WRITE_LATENCY_HIGH"]
 
 
 class Alert(Struct, frozen=True):

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 
+from holdfast.engine.observe.write_latency import LateWrites
 from holdfast.program.fingerprint import CHARS as FINGERPRINT_CHARS
 from holdfast.store.port import NodePlans, Plan
 
@@ -24,13 +25,17 @@ class Abilities(Struct, frozen=True):
     """The definitions whose runs may be handed over to the node, each with the fingerprint of its code."""
     activities: frozenset[str] = frozenset()
     lacks: frozenset[Lack] = frozenset()
+    late_writes: LateWrites | None = None
+    """Its writes to the store that were over the budget of late."""
 
     def encode(self) -> list[Plan]:
         """Return the abilities as a store keeps them."""
         codes = [(f"{plan_id}@{code}", version) for (plan_id, version), code in sorted(self.codes)]
         activities = [("", f"activity\n{name}") for name in sorted(self.activities)]
         lacks = [("", f"lacks\n{name}\n{plan_id}\n{version}") for name, (plan_id, version) in sorted(self.lacks)]
-        return [*sorted(self.workflows), *codes, *activities, *lacks]
+        late = self.late_writes
+        writes = [("", f"late writes\n{late.count}\n{late.slowest_ms}\n{late.budget_ms}")] if late is not None else []
+        return [*sorted(self.workflows), *codes, *activities, *lacks, *writes]
 
 
 class NodeAbilities(Struct, frozen=True):
@@ -46,6 +51,7 @@ def decode(plans: Iterable[Plan]) -> Abilities:
     codes: set[tuple[Plan, str]] = set()
     activities: set[str] = set()
     lacks: set[Lack] = set()
+    late: LateWrites | None = None
     for key, value in plans:
         if key:
             workflows.add((key, value))
@@ -58,7 +64,9 @@ def decode(plans: Iterable[Plan]) -> Abilities:
             activities.add(names[0])
         elif kind == "lacks" and len(names) == 3:
             lacks.add((names[0], (names[1], names[2])))
-    return Abilities(frozenset(workflows), frozenset(codes), frozenset(activities), frozenset(lacks))
+        elif kind == "late writes" and len(names) == 3 and all(name.isdecimal() for name in names):
+            late = LateWrites(*map(int, names))
+    return Abilities(frozenset(workflows), frozenset(codes), frozenset(activities), frozenset(lacks), late)
 
 
 def abilities_of(nodes: Iterable[NodePlans]) -> list[NodeAbilities]:

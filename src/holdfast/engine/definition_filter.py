@@ -24,6 +24,8 @@ from zlib import crc32
 from holdfast.core.messages import Message
 from holdfast.core.state import PAUSED
 from holdfast.engine.abilities import Abilities, NodeAbilities, abilities_of, other_code
+from holdfast.engine.observe.metrics import ObservedStore
+from holdfast.engine.observe.write_latency import LateWrites
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import StoreCorrupt, StoreError
 from holdfast.registry import Registry
@@ -77,9 +79,12 @@ class DefinitionFilter:
         lacks = frozenset((name, plan) for plan, names in self.lacking for name in names)
         workflows = frozenset(self.plans())
         if self._is_stopping or not self._takes_runs:
-            return Abilities(workflows=workflows, lacks=lacks).encode()
+            return Abilities(workflows=workflows, lacks=lacks, late_writes=self._late_writes()).encode()
         codes, activities = frozenset(self._fingerprints().items()), frozenset(self._registry.activity_names())
-        return Abilities(workflows, codes, activities, lacks).encode()
+        return Abilities(workflows, codes, activities, lacks, self._late_writes()).encode()
+
+    def _late_writes(self) -> LateWrites | None:
+        return self._store.write_latency.recent() if isinstance(self._store, ObservedStore) else None
 
     def stop(self) -> None:
         """Publish from the next renewal on that this node is to be given no runs."""

@@ -49,6 +49,12 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     definition_grace_s: float | None = 30.0
     """How long a run may be due while no node alive has its definition before it is paused; None: for ever."""
 
+    write_latency_budget_ms: int = 3_000
+    """How long a write to the store may take before it is logged, counted and an alert."""
+
+    fail_open: bool = False
+    """Whether activities may begin while the commit that starts them is over the budget. Not available yet."""
+
     tune_gc: bool = False
     """Whether the garbage collector of the whole process runs less often while the node works, which saves time."""
 
@@ -58,10 +64,15 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
         if grace_s is not None and not (isinstance(grace_s, int | float) and 0 < grace_s <= DURATION_MS / 1_000):
             text = f"definition_grace_s is a number of seconds above 0, or None, not {grace_s!r}"
             raise InvalidInput(text, field="definition_grace_s")
-        for field in ("lease_ms", "claim_runs", "activities_at_once", "visible_ms"):
+        for field in ("lease_ms", "claim_runs", "activities_at_once", "visible_ms", "write_latency_budget_ms"):
             value = getattr(self, field)
             if type(value) is not int or value < 1:
                 raise InvalidInput(f"{field} is a whole number from 1, not {value!r}", field=field)
+        if self.fail_open is not False:
+            raise InvalidInput(
+                "fail_open is not available in this version: an activity begins when its start is durable",
+                field="fail_open",
+            )
         if type(self.cached_runs) is not int or self.cached_runs < 0:
             raise InvalidInput(f"cached_runs is a whole number from 0, not {self.cached_runs!r}", field="cached_runs")
         for field in ("safety_poll_s", "drain_s", "turn_s", "blocked_s"):

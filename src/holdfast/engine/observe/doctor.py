@@ -17,8 +17,9 @@ from holdfast.clock import Clock
 from holdfast.core.instants import Instant
 from holdfast.core.invariants import RunView, check
 from holdfast.core.state import PAUSED, state_of
-from holdfast.engine.abilities import lacks_of
+from holdfast.engine.abilities import abilities_of, lacks_of
 from holdfast.errors import RunError, StoreCorrupt
+from holdfast.store.decisions import name_of
 from holdfast.store.health import (
     SECOND,
     Bounds,
@@ -179,6 +180,17 @@ def _lacking(picture: Picture) -> Iterator[Finding]:
         yield wrong("activities", sentence, "start a node that has both: they go on by themselves")
 
 
+def _late_writes(picture: Picture) -> Iterator[Finding]:
+    for node in abilities_of(picture.nodes):
+        late = node.abilities.late_writes
+        if late is not None:
+            sentence = (
+                f"{late.count} writes of node {name_of(node.node)} took longer than its budget of {late.budget_ms} ms "
+                f"within the last hour, the slowest {late.slowest_ms} ms"
+            )
+            yield wrong("write latency", sentence, "see what the store waits for: disk, locks, network")
+
+
 def _retried(picture: Picture) -> Iterator[Finding]:
     found = picture.facts.retried
     if found:
@@ -207,6 +219,7 @@ CHECKS: tuple[tuple[str, Callable[[Picture], Iterable[Finding]], str], ...] = (
     ("ready runs", _unclaimed, "no run has been ready for long"),
     ("queues", _untaken, "no job has waited for long"),
     ("activities", _lacking, "no run waits for an activity that no node has"),
+    ("write latency", _late_writes, "no node has had a write over its budget within the last hour"),
     ("poison", _retried, "no message is retried again and again"),
     ("dead letters", _letters, "there is none that is not settled"),
     ("mailboxes", _mailbox, "no signal has waited for long"),

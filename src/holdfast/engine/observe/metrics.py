@@ -6,13 +6,13 @@ streams hear at once of what happens here, and traces of runs that have finished
 here too, by whichever class the store is.
 """
 
-import asyncio
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.state import TERMINAL
+from holdfast.engine.observe.write_latency import WriteLatency
 from holdfast.store import validation
 from holdfast.store.port import (
     CommitConflict,
@@ -30,7 +30,10 @@ from holdfast.store.port import (
 )
 from holdfast.store.proxy import StoreProxy
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 3.0, 5.0, 10.0, 30.0)
+BUDGET_MS = 3_000
+"""How long a write may take before operators are to know of it, unless the node's options say otherwise."""
+
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 CommitObserver = Callable[[Sequence[Turn]], None]
@@ -85,10 +88,11 @@ class Counts:
 class ObservedStore(StoreProxy):
     """A store whose traffic is counted, and whose commits can be observed."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, budget_ms: int = BUDGET_MS) -> None:
         super().__init__(store)
         self.counts = Counts()
         self.observers: tuple[CommitObserver, ...] = ()
+        self.write_latency = WriteLatency(budget_ms)
 
     def subscribe(self, observer: CommitObserver) -> Callable[[], None]:
         """Call this observer after each commit, until the function that is returned is called."""
@@ -102,7 +106,8 @@ class ObservedStore(StoreProxy):
     async def create(self, runs: Sequence[NewRun], claim_for: str | None = None) -> list[Created | Existing | Refused]:
         validation.require_for_signals(self._store, (signal for new in runs for signal in new.signals))
         validation.require_for_records(self._store, runs)
-        answers = await self._store.create(runs, claim_for)
+        with self.write_latency.measure("create", len(runs)):
+            answers = await self._store.create(runs, claim_for)
         created = [new for new, answer in zip(runs, answers, strict=True) if isinstance(answer, Created)]
         self.counts.runs_created += len(created)
         self.counts.events.update([event.event_type for new in created for event in new.events])
@@ -110,7 +115,8 @@ class ObservedStore(StoreProxy):
 
     async def deliver(self, items: Sequence[SignalRequest | Message]) -> list[Delivered]:
         validation.require_for_signals(self._store, (item for item in items if isinstance(item, SignalRequest)))
-        answers = await self._store.deliver(items)
+        with self.write_latency.measure("deliver", len(items)):
+            answers = await self._store.deliver(items)
         self.counts.signals.update(
             _fate(answer) for item, answer in zip(items, answers, strict=True) if isinstance(item, SignalRequest)
         )
@@ -118,10 +124,12 @@ class ObservedStore(StoreProxy):
 
     async def commit(self, turns: Sequence[Turn]) -> list[Committed | CommitConflict]:
         validation.require_for_records(self._store, turns)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        answers = await self._store.commit(turns)
-        self.counts.commit_s.add(loop.time() - began)
+        write = self.write_latency.measure("commit", len(turns))
+        try:
+            with write:
+                answers = await self._store.commit(turns)
+        finally:
+            self.counts.commit_s.add(write.took_s)
         lost = [answer for answer in answers if isinstance(answer, CommitConflict)]
         if lost:
             self.counts.conflicts.update(conflict.reason for conflict in lost)
@@ -150,9 +158,9 @@ def _fate(answer: Delivered) -> str:
     return "duplicate" if isinstance(answer, Duplicate) else "accepted"
 
 
-def observed(store: Store) -> Store:
-    """Return a store whose traffic is counted."""
-    return store if isinstance(store, ObservedStore) else ObservedStore(store)
+def observed(store: Store, budget_ms: int = BUDGET_MS) -> Store:
+    """Return a store whose traffic is counted, and whose writes are measured against a budget."""
+    return store if isinstance(store, ObservedStore) else ObservedStore(store, budget_ms)
 
 
 def observer_of(store: Store) -> ObservedStore:

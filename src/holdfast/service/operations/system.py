@@ -1,12 +1,14 @@
 """The installation: its health, its nodes and queues, and what operators should know."""
 
+import asyncio
 from datetime import datetime
 from importlib.metadata import version
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from holdfast.core.snapshot import AlertCode
+from holdfast.core.snapshot import Alert, AlertCode
+from holdfast.engine.observe.metrics import observer_of
 from holdfast.service.context import RequestContext
 from holdfast.service.paging import PageSize
 from holdfast.service.registry import Request, operation
@@ -61,12 +63,24 @@ class StatsView(Struct, frozen=True, kw_only=True):
     oldest_ready_at: datetime | None = None
     queued: int = 0
     """How many runs are queued for admission by the limits of their workflow."""
+    writes_over_budget: int = 0
+    """How many writes of this process took longer than `write_latency_budget_ms`."""
+    slowest_write_ms: int = 0
+    """How long the slowest of them took."""
 
 
 @operation("system.stats", "GET /v1/stats", scope="system:read")
 async def stats(context: RequestContext, request: Nothing) -> StatsView:
     """Count what is there, over all tenants."""
-    return shown(StatsView, await context.store.stats(), alerts=dict(context.service.alerts.counts))
+    await raise_write_alerts(context)
+    late = observer_of(context.runtime.store).write_latency
+    return shown(
+        StatsView,
+        await context.store.stats(),
+        alerts=dict(context.service.alerts.counts),
+        writes_over_budget=late.over_budget.total(),
+        slowest_write_ms=round(late.slowest_s * 1_000),
+    )
 
 
 class QueueView(Struct, frozen=True):
@@ -111,6 +125,17 @@ async def nodes(context: RequestContext, request: Nothing) -> NodeList:
     return NodeList([NodeView(name_of(node), moment(until), node == here) for node, until in leases])
 
 
+async def raise_write_alerts(context: RequestContext) -> None:
+    """Raise the alerts about writes over the budget that the node of this process has noted."""
+    noted = observer_of(context.runtime.store).write_latency.alerts
+    if noted:
+        now, now_s = await context.store.now(), asyncio.get_running_loop().time()
+        while noted:
+            alert = noted.popleft()
+            raised_at = now - round((now_s - alert.at_s) * 1_000_000)
+            context.service.alerts.add([Alert("WRITE_LATENCY_HIGH", 2, "", alert.detail)], raised_at)
+
+
 class ListAlerts(Request, frozen=True, kw_only=True):
     """From where to list alerts."""
 
@@ -138,6 +163,7 @@ class AlertList(Struct, frozen=True):
 @operation("system.alerts", "GET /v1/alerts", scope="system:read")
 async def alerts(context: RequestContext, request: ListAlerts) -> AlertList:
     """Return what operators should know: alerts of this process, such as PROJECTOR_GAP_DETECTED, in order."""
+    await raise_write_alerts(context)
     found = context.service.alerts.after(request.after, request.limit)
     return AlertList(
         [shown(AlertView, raised.alert, number=raised.number, raised_at=moment(raised.raised_at)) for raised in found]
