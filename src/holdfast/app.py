@@ -377,6 +377,8 @@ class App:
         The signals of the process are left alone: who ends the context decides when the node stops. See `serve`.
         """
         options = options or NodeOptions()
+        if options.fail_open and name is None:
+            raise InvalidInput("a node that fails open has a name, so that it finds its journal again", field="name")
         before = self._runtime
         async with self._open(store) as (unobserved, limits):
             check_ownership(unobserved, _settings(None, None).checkpoint_ownership)

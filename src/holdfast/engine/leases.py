@@ -8,7 +8,8 @@ and others must go on with its runs.
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from holdfast.errors import HoldfastError, StoreError
 
@@ -16,6 +17,30 @@ logger = logging.getLogger("holdfast.node")
 
 Extend = Callable[[str, int], None]
 """Extends the lease of a node that is current, from any thread."""
+
+
+class LeaseTimer:
+    """Until when a lease is certainly held, by this process's own clock."""
+
+    def __init__(self, lease_ms: int) -> None:
+        self._lease_s = lease_ms / 1_000
+        self._certain_until = 0.0
+
+    @contextmanager
+    def renewing(self) -> Iterator[None]:
+        """Measure a renewal. The lease counts from before it was sent, and for a tenth less: clocks differ in speed."""
+        sent = asyncio.get_running_loop().time()
+        yield
+        self._certain_until = max(self._certain_until, sent + 0.9 * self._lease_s)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the lease is held now, whatever the store would answer."""
+        return asyncio.get_running_loop().time() < self._certain_until
+
+    def end(self) -> None:
+        """Take note that the lease is lost."""
+        self._certain_until = 0.0
 
 
 class LeaseGuard:

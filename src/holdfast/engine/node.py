@@ -31,13 +31,14 @@ from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.engine.gc_tuning import tuned_gc
 from holdfast.engine.hand_over import HandOver
 from holdfast.engine.inbox.declarations import Declarations, has_signals, without_unfit_signals
-from holdfast.engine.leases import LeaseGuard, keep_lease
+from holdfast.engine.leases import LeaseGuard, LeaseTimer, keep_lease
 from holdfast.engine.observe.logs import log_dead_letters
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.starter import FirstTurns, Starter
 from holdfast.engine.turns.draft import LIMITS, TurnDraft
 from holdfast.engine.turns.execute import CachedRun, RunCache, pause_turn, take_turn
+from holdfast.engine.turns.fail_open import FailOpen
 from holdfast.engine.turns.owned_runs import OwnedRun, OwnedRuns, unsuccessful
 from holdfast.engine.turns.poison import deferring_turn, is_suspect, losses_after, poison_of, trial_turn, tried
 from holdfast.errors import (
@@ -122,6 +123,10 @@ class Node:
             self._hand_over,
         )
         first_turns = FirstTurns(self.owned_runs, self.run_cache, limits) if options.takes_runs else None
+        self._lease = LeaseTimer(options.lease_ms)
+        if options.fail_open:
+            budget_ms, folder = options.write_latency_budget_ms, options.fail_open
+            self.turn_taker.fail_open = FailOpen(name, store, self.owned_runs, self._lease, budget_ms, folder)
         self.starter = Starter(store, self.owned_runs, options.lease_ms, first_turns)
         self._guard: LeaseGuard | None = None
         self._is_idle = False
@@ -283,7 +288,10 @@ class Node:
 
     async def start(self) -> None:
         """Take a lease, and with it the runs that earlier processes of this node owned; begin to work."""
-        await self.store.renew(self.name, self._options.lease_ms, self.definition_filter.published(), True)
+        with self._lease.renewing():
+            await self.store.renew(self.name, self._options.lease_ms, self.definition_filter.published(), True)
+        if self.turn_taker.fail_open is not None:
+            await self.turn_taker.fail_open.reconcile()
         self.completion_key = self.owned_runs.executor.key = await completion_key(self.store)
         self._listener = self.store.wakeups.listen()
         extend = getattr(self.store, "extend_lease", None)
@@ -379,13 +387,15 @@ class Node:
 
     async def _renew(self) -> None:
         try:
-            await self.store.renew(self.name, self._options.lease_ms, self.definition_filter.published())
+            with self._lease.renewing():
+                await self.store.renew(self.name, self._options.lease_ms, self.definition_filter.published())
         except NodeSuperseded as problem:
             self._end_superseded(problem)
             raise
 
     def _end_superseded(self, problem: NodeSuperseded) -> None:
         """Do nothing more: another process has this node's name, and its runs."""
+        self._lease.end()
         if self.failure is None:
             logger.critical("node %s ends its work: %s", self.name, problem)
             self.failure = problem
@@ -441,6 +451,8 @@ class TurnTaker:
         self._hand_over = hand_over
         self.declarations: Declarations | None = None
         """What workflows declare of their signals, to check what the runs of this node send."""
+        self.fail_open: FailOpen | None = None
+        """What commits the turns, if the node may fail open."""
 
     async def take(self, batch: Sequence[OwnedRun]) -> None:
         suspects = [owned for owned in batch if owned.loaded.head.losses and is_suspect(owned.loaded.head)]
@@ -517,7 +529,10 @@ class TurnTaker:
                 turns[place] = replace(turns[place], losses=owned.losses_after)
         if any(turn.sends for turn in turns) and has_signals(turns):
             turns = await self._refuse_sends(turns, [owned for owned, _, _ in drafts], now)
-        answers = await self._commit(turns)
+        if self.fail_open is None:
+            answers = await self._commit(turns)
+        else:
+            answers = await self.fail_open.commit(drafts, turns, now)
         if self._registry.workflow_limits:
             self._run_queue.notice_starts(turns)
         refused: list[tuple[OwnedRun, RunError]] = []
@@ -569,6 +584,8 @@ class TurnTaker:
             draft = pause_turn(cached.state, owned.loaded, inputs, problem, now, self._node, self._limits)
         if draft.dispatch:
             self.owned_runs.dispatcher.leave_unknown(draft)
+            if self.fail_open is not None:
+                self.fail_open.put_in_order(draft)
         if problem is not None:
             logger.error("run %s is paused: %s", cached.state.run_id, problem)
             self._run_cache.forget(cached.state.run_id)

@@ -52,8 +52,9 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     write_latency_budget_ms: int = 3_000
     """How long a write to the store may take before it is logged, counted and an alert."""
 
-    fail_open: bool = False
-    """Whether activities may begin while the commit that starts them is over the budget. Not available yet."""
+    fail_open: str = ""
+    """The folder of a local journal: with one, activities may begin while their start is over the budget, and results
+    whose commit fails beyond it fail their step. Without, which is the default, everything waits for the store."""
 
     tune_gc: bool = False
     """Whether the garbage collector of the whole process runs less often while the node works, which saves time."""
@@ -68,11 +69,6 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
             value = getattr(self, field)
             if type(value) is not int or value < 1:
                 raise InvalidInput(f"{field} is a whole number from 1, not {value!r}", field=field)
-        if self.fail_open is not False:
-            raise InvalidInput(
-                "fail_open is not available in this version: an activity begins when its start is durable",
-                field="fail_open",
-            )
         if type(self.cached_runs) is not int or self.cached_runs < 0:
             raise InvalidInput(f"cached_runs is a whole number from 0, not {self.cached_runs!r}", field="cached_runs")
         for field in ("safety_poll_s", "drain_s", "turn_s", "blocked_s"):

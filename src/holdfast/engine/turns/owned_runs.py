@@ -377,6 +377,13 @@ class OwnedRuns:
         if self.dispatcher.unknown or self._definition_filter.lacking:
             self._note_lack(run_id, lacking, now)
 
+    def begin_steps(self, owned: OwnedRun, draft: TurnDraft, now: Instant) -> None:
+        """Begin the steps of a turn that is not durable yet; what else follows from it waits for its commit."""
+        for step_id in draft.dispatch:
+            step = draft.state.open_steps[step_id]
+            self.dispatcher.dispatch(owned.loaded.head, step, owned.loaded.details.get(step_id, e.NULL), now)
+        draft.dispatch = []
+
     def lose(self, run_id: str, conflict: CommitConflict, owned: OwnedRun) -> None:
         """Let go of a run that another node has, or whose turn the store refuses: its next turn pauses it.
 
