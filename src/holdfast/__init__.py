@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import errors
 from holdfast.app import Activity, App, Workflow
+from holdfast.core.events import ArtifactRef as Artifact
 from holdfast.core.events import Event
 from holdfast.core.messages import Actor
 from holdfast.core.timing import Retry
-from holdfast.engine.activities.context import NonRetryable, activity_context
+from holdfast.engine.activities.context import NonRetryable, activity_context, open_artifact, put_artifact
 from holdfast.engine.activities.verification import Completed, CompletedWithoutResult, Indeterminate, NotCompleted
 from holdfast.engine.inbox.authorization import Caller, ControlRequest
 from holdfast.engine.observe.logs import JsonFormatter
@@ -38,6 +39,7 @@ from holdfast.program.tasks import Escalation, task
 from holdfast.program.values import Converter
 from holdfast.run import RunHandle
 from holdfast.settings import Settings
+from holdfast.store.artifacts import Artifacts, ArtifactStore, FolderArtifacts, StoredObject
 from holdfast.store.memory import MemoryStore
 from holdfast.store.open import open_store
 from holdfast.store.payloads import Payload, PayloadCodec
@@ -49,10 +51,12 @@ if TYPE_CHECKING:
     from holdfast.service.http.server import serve
     from holdfast.service.options import ServiceOptions
     from holdfast.store.encryption import Encryption
+    from holdfast.store.object_artifacts import ObjectArtifacts
     from holdfast.store.postgres import PostgresStore
 
 _LAZY = {
     "Encryption": "holdfast.store.encryption",
+    "ObjectArtifacts": "holdfast.store.object_artifacts",
     "PostgresStore": "holdfast.store.postgres",
     "ServiceOptions": "holdfast.service.options",
     "serve": "holdfast.service.http.server",
@@ -64,6 +68,9 @@ __all__ = [
     "Activity",
     "Actor",
     "App",
+    "Artifact",
+    "ArtifactStore",
+    "Artifacts",
     "Caller",
     "Completed",
     "CompletedWithoutResult",
@@ -73,6 +80,7 @@ __all__ = [
     "Encryption",
     "Escalation",
     "Event",
+    "FolderArtifacts",
     "Indeterminate",
     "JsonFormatter",
     "Limits",
@@ -80,6 +88,7 @@ __all__ = [
     "NodeOptions",
     "NonRetryable",
     "NotCompleted",
+    "ObjectArtifacts",
     "Payload",
     "PayloadCodec",
     "PostgresStore",
@@ -90,6 +99,7 @@ __all__ = [
     "ServiceOptions",
     "Settings",
     "SqliteStore",
+    "StoredObject",
     "Workflow",
     "activity_context",
     "continue_as_new",
@@ -99,8 +109,10 @@ __all__ = [
     "now",
     "on_query",
     "on_update",
+    "open_artifact",
     "open_store",
     "patched",
+    "put_artifact",
     "random",
     "serve",
     "signals",

@@ -53,6 +53,7 @@ from holdfast.registry import Registry
 from holdfast.run import RunHandle, run_from_inside
 from holdfast.settings import Settings, load_settings
 from holdfast.store import port
+from holdfast.store.artifacts import Artifacts
 from holdfast.store.decisions import LIFE
 from holdfast.store.open import open_store
 from holdfast.store.payloads import PayloadCodec, sealed
@@ -157,10 +158,12 @@ class App:
         authoriser: Authoriser | None = None,
         allow_cross_tenant_signals: bool = False,
         codecs: Sequence[PayloadCodec] = (),
+        artifacts: Artifacts | None = None,
         converters: Sequence[Converter[Any]] = (),
     ) -> None:
         """`codecs` seal what goes to the store, such as `Encryption`; without them, those that the settings name.
 
+        `artifacts` is where artifacts and large values are kept; without it, what the settings name.
         `allow_cross_tenant_signals` lets workflows signal runs of other tenants, projects and environments.
         `converters` store values of types of your own: see docs/types.md.
         """
@@ -170,6 +173,8 @@ class App:
         self._given_limits = limits
         self.codecs = tuple(codecs)
         """What seals payloads on their way to the store, in this order."""
+        self.artifacts = artifacts
+        """Where artifacts and large values are kept, unless it is what the settings name."""
         self._ids = ids or SystemIds()
         self._rng = rng or SystemRng()
         self.authoriser = authoriser
@@ -383,11 +388,13 @@ class App:
         async with self._open(store) as (unobserved, limits):
             check_ownership(unobserved, _settings(None, None).checkpoint_ownership)
             works = options.takes_runs or bool(options.queues)
-            opened = await sealed(unobserved, self.codecs, takes_runs=works)
+            artifacts = self.artifacts or Artifacts.from_settings(_settings(None, None).artifacts)
+            codecs = (*self.codecs, *(() if artifacts is None else artifacts.codecs))
+            opened = await sealed(unobserved, codecs, takes_runs=works)
             opened = observed(opened, options.write_latency_budget_ms)
             registry = self.registry.bounded(limits, options.turn_s)
             node = Node(self._life_of(name), opened, registry, self._rng, options, limits)
-            runtime = Runtime(opened, node, registry, self.authoriser, self._ids)
+            runtime = Runtime(opened, node, registry, self.authoriser, self._ids, artifacts)
             await runtime.open()
             self._runtime = runtime
             try:

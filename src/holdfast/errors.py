@@ -33,6 +33,8 @@
     │   ├── VersionMismatch         no node has the version of the workflow that the run was started with
     │   ├── RunFailed               the run failed; raised where its result is awaited
     │   ├── RunCancelled            the run was cancelled; raised where its result is awaited
+    │   ├── ArtifactMissing         an artifact is not there: it has expired, or was deleted
+    │   ├── ArtifactCorrupt         an artifact is not what was stored
     │   ├── PayloadUnreadable       a value of the run is encrypted or kept elsewhere, and cannot be opened here
     │   ├── NotDurable              a workflow did something that cannot be replayed; the message names what to use
     │   ├── RunawayWorkflow         a workflow did not become idle
@@ -213,6 +215,14 @@ class NondeterminismError(RunError):
 
 class VersionMismatch(RunError):
     """No node has the version of the workflow that the run was started with. The run is paused."""
+
+
+class ArtifactMissing(RunError):
+    """An artifact is not there: it has expired, or was deleted."""
+
+
+class ArtifactCorrupt(RunError):
+    """The bytes of an artifact are not those that were stored."""
 
 
 class PayloadUnreadable(RunError):

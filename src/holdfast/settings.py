@@ -50,6 +50,19 @@ class EncryptionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_field
         return f"EncryptionSettings(is_on={self.is_on}, encrypts={self.encrypts})"
 
 
+class ArtifactSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where artifacts and large values are kept. Without a `store`: nowhere, and large values are in the store."""
+
+    store: str = ""
+    """A folder or a bucket: `file:///var/lib/shop/artifacts`, `s3://bucket/prefix`."""
+
+    offload_bytes: int = 256 * 1024
+    """Values of more bytes are kept there instead of in the store; 0 keeps all values in the store."""
+
+    retention_days: dict[str, float] = {}
+    """How long artifacts of a kind are kept. Others stay as long as their run."""
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set. Make it with `load_settings`, or directly in code."""
 
@@ -70,6 +83,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     encryption: EncryptionSettings = EncryptionSettings()
     """The keys with which payloads are encrypted."""
+
+    artifacts: ArtifactSettings = ArtifactSettings()
+    """Where artifacts and large values are kept."""
 
     limits: Limits = Limits()
     """The bounds of this installation."""

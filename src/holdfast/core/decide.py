@@ -217,9 +217,8 @@ def _on_success(state: RunState, outcome: m.ActivitySucceeded, writer: EventWrit
     if step is None:
         return NOTHING
     if step.effect is not None:
-        attempt, confirmed_by = step.engine_attempt_id, outcome.confirmed_by
-        return reconciliation.on_success(step, attempt, outcome.result, writer, None, confirmed_by, writer.node)
-    writer.close(step, e.StepCompleted(outcome.result))
+        return reconciliation.on_success(step, step.engine_attempt_id, outcome, writer, None, writer.node)
+    writer.close(step, e.StepCompleted(outcome.result, outcome.artifacts))
     return writer.decision()
 
 
@@ -267,10 +266,8 @@ def _conclude(
     if outcome.error is not None:
         return _fail(step, outcome.error, _options(step).retry, outcome.fraction, writer, outcome.node, cause, lost)
     if step.effect is not None or (step.key is not None and attempt < step.engine_attempt_id):
-        return reconciliation.on_success(
-            step, attempt, outcome.result, writer, cause, outcome.confirmed_by, outcome.node
-        )
-    writer.close(step, e.StepCompleted(outcome.result, confirmed_by=outcome.confirmed_by), cause)
+        return reconciliation.on_success(step, attempt, outcome, writer, cause, outcome.node)
+    writer.close(step, e.StepCompleted(outcome.result, outcome.artifacts, outcome.confirmed_by), cause)
     return writer.decision()
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.audit import AuditEntry
-from holdfast.core.events import NULL, CallerRef, ErrorInfo
+from holdfast.core.events import NULL, ArtifactRef, CallerRef, ErrorInfo
 from holdfast.core.instants import Instant
 from holdfast.core.keys import check_name, check_signal_id, fitting_id
 from holdfast.core.timing import DEADLINE_MARK, Retry
@@ -97,6 +97,7 @@ class ActivityOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     logical_attempt_id: int
     engine_attempt_id: int
     result: Raw = NULL
+    artifacts: tuple[ArtifactRef, ...] = ()
     error: ErrorInfo | None = None
     fraction: float = 0.0
     is_detached: bool = False
@@ -262,6 +263,7 @@ class ActivitySucceeded(Struct, frozen=True, gc=False):
     logical_attempt_id: int
     result: Raw = NULL
     confirmed_by: str = ""
+    artifacts: tuple[ArtifactRef, ...] = ()
 
 
 class ActivityErrored(Struct, frozen=True, gc=False):

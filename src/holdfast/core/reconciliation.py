@@ -41,6 +41,7 @@ from holdfast.core.event_writer import NOTHING, Decision, EventWriter
 from holdfast.core.events import ErrorInfo
 from holdfast.core.instants import Instant, format_instant
 from holdfast.core.keys import event_id, event_key
+from holdfast.core.messages import ActivityOutcome, ActivitySucceeded
 from holdfast.core.state import OpenStep, RunState
 from holdfast.core.timing import Retry
 from holdfast.errors import InvalidInput
@@ -312,11 +313,16 @@ def ask_again(step: OpenStep, writer: EventWriter, cause: str | None) -> None:
 
 
 def on_success(
-    step: OpenStep, attempt: int, result: Raw, writer: EventWriter, cause: str | None, confirmed_by: str, node: str
+    step: OpenStep,
+    attempt: int,
+    outcome: ActivitySucceeded | ActivityOutcome,
+    writer: EventWriter,
+    cause: str | None,
+    node: str,
 ) -> Decision:
     """Record a success of an attempt of a keyed step, or what contradicts it."""
     effect = step.effect or Effect()
-    late = effect.late
+    late, result = effect.late, outcome.result
     if effect.is_contradicted and step.is_unresolved:  # only the operator can decide
         if attempt not in effect.succeeded:
             _keep_late(step, attempt, result, writer, cause, node)
@@ -325,7 +331,7 @@ def on_success(
         return _contradict(step, attempt, result, writer, cause, node)
     is_latest = attempt >= step.engine_attempt_id
     if is_latest or late is not None or (attempt >= effect.called and not may_be_under_way(step, writer.now)):
-        writer.close(step, e.StepCompleted(result, confirmed_by=confirmed_by), cause)
+        writer.close(step, e.StepCompleted(result, outcome.artifacts, outcome.confirmed_by), cause)
         return writer.decision()
     _keep_late(step, attempt, result, writer, cause, node)
     return writer.decision()

@@ -23,6 +23,7 @@ from holdfast.core.decide import Input
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivitySucceeded
 from holdfast.engine.activities.async_completion import completion_key
+from holdfast.engine.activities.context import ArtifactAccess
 from holdfast.engine.activities.heartbeats import Heartbeats
 from holdfast.engine.activities.queue_worker import QueueWorker, outcome_message
 from holdfast.engine.activities.slots import Slots
@@ -55,6 +56,7 @@ from holdfast.limits import Limits
 from holdfast.program.loop import outside_loop
 from holdfast.program.port import EndDeferred
 from holdfast.registry import Registry
+from holdfast.store.artifacts import Artifacts, place_of
 from holdfast.store.payloads import has_sealed
 from holdfast.store.port import CommitConflict, Committed, LoadedRun, Store, Turn
 
@@ -87,7 +89,7 @@ class Node:
         self.name = name
         self.store = store
         self.limits = limits
-        self._options = options
+        self.options = options
         self.failure: EngineError | None = None
         self.completion_key = ""
         self.definition_filter = DefinitionFilter(name, store, registry, options)
@@ -137,7 +139,7 @@ class Node:
     # --- the loop: claim, turn, commit, effects
 
     async def _work(self) -> None:
-        with tuned_gc() if self._options.tune_gc else nullcontext():
+        with tuned_gc() if self.options.tune_gc else nullcontext():
             await self._loop()
 
     async def _loop(self) -> None:
@@ -190,7 +192,7 @@ class Node:
     async def _claim(self) -> None:
         self.owned_runs.should_claim = False  # before the call: a notification may come while it is under way
         try:
-            claimed = await self.definition_filter.claim(self._options.claim_runs)
+            claimed = await self.definition_filter.claim(self.options.claim_runs)
         except LeaseExpired:
             self.owned_runs.should_claim = True
             await self._renew()
@@ -198,7 +200,7 @@ class Node:
         except StoreError:
             self.owned_runs.should_claim = True
             raise
-        self.owned_runs.should_claim |= len(claimed) == self._options.claim_runs
+        self.owned_runs.should_claim |= len(claimed) == self.options.claim_runs
         if self.starter.creating:
             await self.starter.begun(claimed)
         for loaded in claimed:
@@ -272,7 +274,7 @@ class Node:
 
     def _owner_of_queued(self) -> str | None:
         """Return the node that claims admitted runs: this one, unless it takes none, or none any more."""
-        takes_runs = self._options.takes_runs and not self.owned_runs.is_stopping and self.failure is None
+        takes_runs = self.options.takes_runs and not self.owned_runs.is_stopping and self.failure is None
         return self.name if takes_runs else None
 
     def owns(self, run_id: str) -> bool:
@@ -284,23 +286,34 @@ class Node:
         """How many activities are under way here."""
         return self.owned_runs.executor.busy + self._queue_worker.busy
 
+    @property
+    def works(self) -> bool:
+        """Whether it takes runs, or jobs from queues."""
+        return self.options.takes_runs or bool(self.options.queues)
+
+    async def use_artifacts(self, artifacts: Artifacts) -> None:
+        """Let activities keep artifacts there."""
+        access = ArtifactAccess(artifacts, await place_of(self.store), self.store.now)
+        self.owned_runs.executor.artifacts = access
+        self._queue_worker.use_artifacts(access)
+
     # --- life
 
     async def start(self) -> None:
         """Take a lease, and with it the runs that earlier processes of this node owned; begin to work."""
         with self._lease.renewing():
-            await self.store.renew(self.name, self._options.lease_ms, self.definition_filter.published(), True)
+            await self.store.renew(self.name, self.options.lease_ms, self.definition_filter.published(), True)
         if self.turn_taker.fail_open is not None:
             await self.turn_taker.fail_open.reconcile()
         self.completion_key = self.owned_runs.executor.key = await completion_key(self.store)
         self._listener = self.store.wakeups.listen()
         extend = getattr(self.store, "extend_lease", None)
         if extend is not None:
-            self._guard = LeaseGuard(extend, self.name, self._options.lease_ms, self._options.blocked_s)
-        self._working = [asyncio.create_task(self._work(), name="turns")] if self._options.takes_runs else []
+            self._guard = LeaseGuard(extend, self.name, self.options.lease_ms, self.options.blocked_s)
+        self._working = [asyncio.create_task(self._work(), name="turns")] if self.options.takes_runs else []
         self._tasks = [
             asyncio.create_task(
-                keep_lease(self._renew, self.name, self._options.lease_ms, self._has_failed, self._guard), name="lease"
+                keep_lease(self._renew, self.name, self.options.lease_ms, self._has_failed, self._guard), name="lease"
             ),
             asyncio.create_task(self._hear(), name="wake-ups"),
             asyncio.create_task(self._watch(), name="completion waiters"),
@@ -333,7 +346,7 @@ class Node:
 
     def _drain_left_s(self) -> float:
         """Return how long activities may still go on, counted from when the process was asked to stop."""
-        drain_s = self._options.drain_s
+        drain_s = self.options.drain_s
         if self._asked_at is None:
             return drain_s
         waited_s = asyncio.get_running_loop().time() - self._asked_at
@@ -388,7 +401,7 @@ class Node:
     async def _renew(self) -> None:
         try:
             with self._lease.renewing():
-                await self.store.renew(self.name, self._options.lease_ms, self.definition_filter.published())
+                await self.store.renew(self.name, self.options.lease_ms, self.definition_filter.published())
         except NodeSuperseded as problem:
             self._end_superseded(problem)
             raise
@@ -407,11 +420,11 @@ class Node:
 
     async def _hear(self) -> None:
         while True:
-            await self._listener.wait(self._options.safety_poll_s)
+            await self._listener.wait(self.options.safety_poll_s)
             self.owned_runs.should_claim = True
             self.owned_runs.should_offer |= bool(self.definition_filter.lacking)
             self.owned_runs.changed.set()
-            if self._options.queues:
+            if self.options.queues:
                 self._queue_worker.notify()
 
     async def _watch(self) -> None:
@@ -420,7 +433,7 @@ class Node:
                 await self.completion_waiters.watch()
             except StoreError:
                 logger.warning("node %s could not look for finished runs", self.name, exc_info=True)
-                await asyncio.sleep(self._options.safety_poll_s)
+                await asyncio.sleep(self.options.safety_poll_s)
 
 
 # --- the turns of a batch

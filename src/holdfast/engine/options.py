@@ -56,6 +56,9 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     """The folder of a local journal: with one, activities may begin while their start is over the budget, and results
     whose commit fails beyond it fail their step. Without, which is the default, everything waits for the store."""
 
+    artifact_sweep_s: float = 3_600.0
+    """How often artifacts and large values that belong to no run are looked for, to delete them."""
+
     tune_gc: bool = False
     """Whether the garbage collector of the whole process runs less often while the node works, which saves time."""
 
@@ -71,7 +74,7 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
                 raise InvalidInput(f"{field} is a whole number from 1, not {value!r}", field=field)
         if type(self.cached_runs) is not int or self.cached_runs < 0:
             raise InvalidInput(f"cached_runs is a whole number from 0, not {self.cached_runs!r}", field="cached_runs")
-        for field in ("safety_poll_s", "drain_s", "turn_s", "blocked_s"):
+        for field in ("safety_poll_s", "drain_s", "turn_s", "blocked_s", "artifact_sweep_s"):
             value = getattr(self, field)
             if field == "turn_s" and value is None:
                 continue

@@ -5,6 +5,7 @@ from urllib.parse import unquote
 
 from holdfast.errors import InvalidInput, StoreNotMigrated, StoreUnavailable
 from holdfast.settings import Settings, without_password
+from holdfast.store.artifacts import Artifacts
 from holdfast.store.memory import MemoryStore
 from holdfast.store.payloads import PayloadCodec, SealingStore
 from holdfast.store.port import Store
@@ -43,6 +44,9 @@ def _with_codecs(store: Store, settings: Settings) -> Store:
         from holdfast.store.encryption import Encryption  # the package is an extra
 
         codecs.append(Encryption.from_settings(settings.encryption))
+    artifacts = Artifacts.from_settings(settings.artifacts)
+    if artifacts is not None:
+        codecs += artifacts.codecs
     return SealingStore(store, codecs) if codecs else store
 
 

@@ -48,6 +48,9 @@ Visit = Callable[[str, bytes], bytes]
 SEALED_MARK = "payload-codecs"
 """The name of the store's key that says: payloads are sealed here."""
 
+LAST_CODEC = "offload"
+"""The name of the codec that keeps large values elsewhere: after the others, so that it keeps what they have made."""
+
 REPORTED = 1_000
 """How many runs with values that cannot be opened are logged."""
 
@@ -59,6 +62,11 @@ class Payload(NamedTuple):
 
     scope: str
     data: bytes
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether the scope is the id of a run."""
+        return not self.scope.startswith(f"{_OF_REQUEST}\0")
 
 
 class PayloadCodec(Protocol):
@@ -95,6 +103,8 @@ class Seal(Struct, frozen=True, omit_defaults=True, rename={"codecs": codec.SEAL
     codecs: list[str]
     data: str
     of: str = ""
+    size: int = 0
+    """How large the value is, where it is kept elsewhere."""
 
 
 _seals = msgspec.json.Decoder(Seal)
@@ -106,8 +116,11 @@ async def sealed(store: port.Store, codecs: Sequence[PayloadCodec], *, takes_run
     A process without codecs, on a store where others seal payloads, can read everything else, and is refused where it
     would store a payload as it is. If it `takes_runs`, it is refused at once.
     """
+    if codecs and isinstance(store, SealingStore):  # those of the settings; an app's own replace them, by their names
+        named = {each.name: each for each in (*store.codecs, *codecs)}
+        return SealingStore(store.inner, sorted(named.values(), key=lambda each: each.name == LAST_CODEC))
     if codecs:
-        return SealingStore(store.inner if isinstance(store, SealingStore) else store, codecs)
+        return SealingStore(store, codecs)
     if isinstance(store, SealingStore) or await store.get_key(SEALED_MARK) is None:
         return store
     if takes_runs:
@@ -304,7 +317,7 @@ class SealingStore(StoreProxy):
     def __init__(self, store: port.Store, codecs: Sequence[PayloadCodec]) -> None:
         """Without `codecs` nothing can be sealed or opened: payloads stay sealed, and none can be stored."""
         super().__init__(store)
-        self._codecs = tuple(codecs)
+        self.codecs = self._codecs = tuple(codecs)
         self._is_open = False
         self._reported: set[str] = set()
 
@@ -337,7 +350,8 @@ class SealingStore(StoreProxy):
     async def read_events(
         self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
     ) -> list[Event]:
-        return await self._opened(await self._store.read_events(run_id, after, limit, most_bytes))
+        events = await self._store.read_events(run_id, after, limit, most_bytes)
+        return await self._opened(_within(events, most_bytes))
 
     async def claim(self, node: str, limit: int, plans: Sequence[port.Plan] | None = None) -> list[port.LoadedRun]:
         return await self._opened(await self._store.claim(node, limit, plans))
@@ -355,7 +369,9 @@ class SealingStore(StoreProxy):
 
     async def find(self, query: port.Query[Row]) -> port.Found[Row]:
         found = await self._store.find(query)
-        return port.Found(await self._opened(found), found.cursor, found.unreadable)
+        rows = _within(found, getattr(query, "most_bytes", None))
+        cursor = found.cursor if len(rows) == len(found) else None  # else the next page begins after the last row
+        return port.Found(await self._opened(rows), cursor, found.unreadable)
 
     # --- how
 
@@ -400,7 +416,7 @@ class SealingStore(StoreProxy):
                     data[place] = made
                     names[place].append(each.name)
         return [
-            now if not by else _sealed_value(by, now, payload.scope)
+            now if not by else _sealed_value(by, now, payload)
             for payload, now, by in zip(payloads, data, names, strict=True)
         ]
 
@@ -508,6 +524,25 @@ def _unsealed_in(item: Any) -> list[Payload] | None:
     return found
 
 
-def _sealed_value(names: Sequence[str], data: bytes, scope: str) -> bytes:
-    of = _OF_REQUEST if scope.startswith(f"{_OF_REQUEST}\0") else ""
-    return msgspec.json.encode(Seal([*names], b64encode(data).decode(), of))
+def _sealed_value(names: Sequence[str], data: bytes, payload: Payload) -> bytes:
+    size = len(payload.data) if names[-1] == LAST_CODEC else 0
+    return msgspec.json.encode(Seal([*names], b64encode(data).decode(), "" if payload.is_of_run else _OF_REQUEST, size))
+
+
+def _within(items: Sequence[T], most_bytes: int | None) -> Sequence[T]:
+    """Return records up to the one with which values that are kept elsewhere reach this size together."""
+    if most_bytes is None:
+        return items
+    size = 0
+
+    def add(_: str, data: bytes) -> bytes:
+        nonlocal size
+        seal = _seal_of(data)
+        size += 0 if seal is None else seal.size
+        return data
+
+    for place, item in enumerate(items):
+        _rewrite(item, "", add)
+        if size >= most_bytes:
+            return items[: place + 1]
+    return items

@@ -5,7 +5,7 @@ here writes to a store.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from threading import get_ident
@@ -14,13 +14,15 @@ from typing import Any, NoReturn
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core import codec
-from holdfast.core.events import NULL
+from holdfast.core.events import NULL, ArtifactRef
+from holdfast.core.instants import Instant
 from holdfast.core.keys import ActivityToken, write_activity_token
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
 from holdfast.core.state import OpenStep
 from holdfast.errors import HoldfastError, InvalidInput, NotDurable, PayloadTooLarge
 from holdfast.limits import Limits
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions
+from holdfast.store.artifacts import Artifacts, Source
 
 Outcome = ActivitySucceeded | ActivityErrored | ActivityDetached
 Details = Raw | UnsetType
@@ -52,6 +54,14 @@ class Work(Struct, frozen=True, gc=False):
     environment: str = ""
 
 
+class ArtifactAccess(Struct, frozen=True):
+    """Where activities keep artifacts, and the store's time."""
+
+    artifacts: Artifacts
+    place: str
+    now: Callable[[], Awaitable[Instant]]
+
+
 OnHeartbeat = Callable[[Work, Details], None]
 
 
@@ -59,6 +69,7 @@ class ActivityContext:
     """What an activity may know of itself, and report while it works."""
 
     __slots__ = (
+        "_artifact_access",
         "_extend",
         "_is_announced",
         "_is_over",
@@ -69,12 +80,21 @@ class ActivityContext:
         "_reported",
         "_thread_id",
         "_work",
+        "artifacts",
         "details",
     )
 
     def __init__(
-        self, work: Work, on_heartbeat: OnHeartbeat, key: str = "", most_bytes: int = Limits().value_bytes
+        self,
+        work: Work,
+        on_heartbeat: OnHeartbeat,
+        key: str = "",
+        most_bytes: int = Limits().value_bytes,
+        artifact_access: ArtifactAccess | None = None,
     ) -> None:
+        self.artifacts: list[ArtifactRef] = []
+        """The artifacts that this attempt has stored: those of the step, if it succeeds."""
+        self._artifact_access = artifact_access
         self.details: Any = None if work.details is NULL else codec.decode(work.details, Any)
         self._work = work
         self._on_heartbeat = on_heartbeat
@@ -154,6 +174,22 @@ class ActivityContext:
         of = ActivityToken(self.run_id, step.step_id, step.logical_attempt_id, step.engine_attempt_id)
         return write_activity_token(of, self._key)
 
+    async def put_artifact(self, source: Source, kind: str) -> ArtifactRef:
+        """Store bytes beside the run, as they come, and return the reference to them."""
+        access = self._artifact_store()
+        artifact = await access.artifacts.put(access.place, self.run_id, source, kind, await access.now())
+        self.artifacts.append(artifact)
+        return artifact
+
+    def open_artifact(self, artifact: ArtifactRef) -> AsyncIterator[bytes]:
+        """Yield the bytes of an artifact, which are checked at the end."""
+        return self._artifact_store().artifacts.open(artifact)
+
+    def _artifact_store(self) -> ArtifactAccess:
+        if self._artifact_access is None:
+            raise InvalidInput("there is no artifact store: give the app one, or name it in HOLDFAST_ARTIFACTS__STORE")
+        return self._artifact_access
+
     def complete_later(self) -> NoReturn:
         """End the activity without an outcome: the holder of its `token` reports it with `App.complete_activity`."""
         raise CompleteLater
@@ -197,6 +233,22 @@ def activity_context() -> ActivityContext:
         return CONTEXT.get()
     except LookupError:
         raise NotDurable("activity_context can only be used inside an activity that a workflow called") from None
+
+
+async def put_artifact(source: Source, *, kind: str = "file") -> ArtifactRef:
+    """Store bytes beside the run, inside an activity: bytes, chunks of them, or the file at a `Path`.
+
+    They pass as they come, and are never whole in memory. The reference can be returned, passed on and kept.
+    """
+    return await activity_context().put_artifact(source, kind)
+
+
+def open_artifact(artifact: ArtifactRef) -> AsyncIterator[bytes]:
+    """Iterate over the bytes of an artifact, inside an activity.
+
+    A missing one raises `ArtifactMissing`. `ArtifactCorrupt` is raised at the end, if they are not what was stored.
+    """
+    return activity_context().open_artifact(artifact)
 
 
 def current_activity() -> ActivityContext | None:

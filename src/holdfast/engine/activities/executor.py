@@ -24,6 +24,7 @@ from holdfast.core.timing import overdue_text
 from holdfast.engine.activities.context import (
     CONTEXT,
     ActivityContext,
+    ArtifactAccess,
     CompleteLater,
     OnHeartbeat,
     Outcome,
@@ -55,6 +56,8 @@ class ActivityExecutor:
         self._most_bytes = limits.value_bytes
         self.key = ""
         """The store's key for tokens."""
+        self.artifacts: ArtifactAccess | None = None
+        """Where activities keep artifacts, if there is such a place."""
 
     @property
     def busy(self) -> int:
@@ -117,7 +120,7 @@ class ActivityExecutor:
         if not is_without_limits:
             now = attempt.started_at()
             deadline = _deadline(work, now)
-        context = ActivityContext(work, self._on_heartbeat, self.key, self._most_bytes)
+        context = ActivityContext(work, self._on_heartbeat, self.key, self._most_bytes, self.artifacts)
         before = CONTEXT.set(context)
         outcome: Outcome
         try:
@@ -130,7 +133,8 @@ class ActivityExecutor:
                 else:
                     result = await self._call_within_limits(attempt, context, arguments, deadline)
                 step_id, logical_attempt_id = work.step.step_id, work.step.logical_attempt_id
-                outcome = ActivitySucceeded(step_id, logical_attempt_id, self._encoded(work, result))
+                raw, artifacts = self._encoded(work, result), tuple(context.artifacts)
+                outcome = ActivitySucceeded(step_id, logical_attempt_id, raw, artifacts=artifacts)
             else:
                 outcome = verified
         except BaseException as problem:  # every failure of an activity is recorded in its run

@@ -28,7 +28,7 @@ from holdfast.core.messages import (
 from holdfast.core.reconciliation import effect_after_takes, indeterminate, lost_too_often
 from holdfast.core.state import OpenStep, retry_token
 from holdfast.core.timing import Retry
-from holdfast.engine.activities.context import Details, Outcome, Work
+from holdfast.engine.activities.context import ArtifactAccess, Details, Outcome, Work
 from holdfast.engine.activities.executor import ActivityExecutor
 from holdfast.engine.activities.heartbeats import Heartbeats
 from holdfast.engine.activities.slots import Slots
@@ -78,6 +78,10 @@ class QueueWorker:
         self._taking: asyncio.Future[list[Job]] | None = None
         self._unbegun: list[Job] = []
         self._unknown_jobs_seen = 0
+
+    def use_artifacts(self, access: ArtifactAccess) -> None:
+        """Let activities keep artifacts there."""
+        self._executor.artifacts = access
 
     def start(self, key: str) -> "list[asyncio.Task[None]]":
         """Begin to work, with the store's key for tokens, and return what is to be cancelled in the end."""
@@ -327,7 +331,7 @@ def _outcome(job: Job | OpenStep, outcome: Outcome | ErrorInfo) -> ActivityOutco
     sent = ActivityOutcome(logical_attempt_id=logical, engine_attempt_id=engine)
     match outcome:
         case ActivitySucceeded():
-            return replace(sent, result=outcome.result, confirmed_by=outcome.confirmed_by)
+            return replace(sent, result=outcome.result, confirmed_by=outcome.confirmed_by, artifacts=outcome.artifacts)
         case ActivityErrored():
             return replace(sent, error=outcome.error, fraction=outcome.fraction)
         case ActivityDetached():

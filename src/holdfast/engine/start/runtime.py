@@ -5,6 +5,8 @@ methods. None of them reaches into the node. A caller of a service is one argume
 authoriser, recorded in the run, and named in the audit log. Without one, the request comes from code in this process.
 """
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -42,13 +44,25 @@ from holdfast.engine.inbox.tasks import Tasks
 from holdfast.engine.node import Node
 from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.turns.draft import prepare_run, start_key
-from holdfast.errors import CallerError, EngineError, InvalidInput, RunTerminal, StoreUnavailable, UpdateFailed
+from holdfast.errors import (
+    ArtifactMissing,
+    CallerError,
+    EngineError,
+    HoldfastError,
+    InvalidInput,
+    RunTerminal,
+    StoreUnavailable,
+    UpdateFailed,
+)
 from holdfast.limits import PRIORITY, Limits
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.registry import Registry
 from holdfast.store import port
+from holdfast.store.artifacts import Artifacts
 from holdfast.store.decisions import no_such_run
 from holdfast.store.types import DeadLetterQuery
+
+logger = logging.getLogger("holdfast.node")
 
 
 class StartOptions(Struct, frozen=True, kw_only=True):
@@ -107,13 +121,22 @@ class Runtime:
     """An app's store, node and registry while they are open, and every verb that callers have."""
 
     def __init__(
-        self, store: port.Store, node: Node, registry: Registry, authoriser: Authoriser | None, ids: Ids
+        self,
+        store: port.Store,
+        node: Node,
+        registry: Registry,
+        authoriser: Authoriser | None,
+        ids: Ids,
+        artifacts: Artifacts | None = None,
     ) -> None:
         self.store = store
         self.registry = registry
         self.ids = ids
         self._node = node
         self._published = -1
+        self.artifacts = artifacts
+        """Where artifacts and large values are kept, if there is such a place."""
+        self._sweeping: asyncio.Task[None] | None = None
         self._authorizer = Authorizer(authoriser, store, ids)
         self._signals = SignalSender(store, registry, self._authorizer, node.expect)
         self._commands = CommandSender(store, registry, self._authorizer, ids, self._create_again)
@@ -122,7 +145,22 @@ class Runtime:
         """Publish what the workflows declare, and start the node."""
         await self._publish()
         self._node.turn_taker.declarations = self._signals.declarations
+        if self.artifacts is not None and self._node.works:
+            await self._node.use_artifacts(self.artifacts)
         await self._node.start()
+        if self.artifacts is not None and self._node.options.takes_runs:
+            self._sweeping = asyncio.create_task(self._sweep_artifacts(self.artifacts), name="artifacts")
+
+    async def _sweep_artifacts(self, artifacts: Artifacts) -> None:
+        """Delete what no run owns any more, now and then. It is safe on several nodes at once."""
+        while True:
+            await asyncio.sleep(self._node.options.artifact_sweep_s)
+            try:
+                count = await artifacts.sweep(self.store)
+            except HoldfastError:
+                logger.exception("artifacts without a run could not be deleted; trying again later")
+            else:
+                logger.info("%d artifacts and values without a run were deleted", count)
 
     async def _publish(self) -> None:
         """Publish what the workflows declare of their signals. A larger number of workflows means that one is new."""
@@ -132,6 +170,8 @@ class Runtime:
 
     async def close(self) -> None:
         """Stop sending signals, and the node."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         try:
             await self._signals.stop()
         finally:
@@ -387,6 +427,14 @@ class Runtime:
     async def _event_at(self, run_id: str, version: int) -> Event:
         [event] = await self.store.read_events(run_id, version - 1)
         return event
+
+    # --- artifacts
+
+    def open_artifact(self, artifact: e.ArtifactRef) -> AsyncIterator[bytes]:
+        """Yield the bytes of an artifact. `ArtifactCorrupt` is raised at the end, if they are not what was stored."""
+        if self.artifacts is None:
+            raise ArtifactMissing("this process has no artifact store", uri=artifact.uri)
+        return self.artifacts.open(artifact)
 
     # --- operators and people
 

@@ -1,0 +1,105 @@
+"""Artifacts in an object store: S3 and its like, Google Cloud Storage, Azure. It needs the package `obstore`.
+
+An upload in parts becomes visible when it is completed, so an object is there wholly or not at all. Parts of an upload
+that was interrupted are invisible here: let a lifecycle rule of the bucket delete them.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from holdfast.errors import EngineError, InvalidInput, StoreUnavailable
+from holdfast.store.artifacts import CHUNK_BYTES, StoredObject, check_key, cut, missing
+
+try:
+    import obstore
+    from obstore.exceptions import BaseError, NotFoundError
+    from obstore.store import from_url
+except ImportError as absent:
+    raise InvalidInput(
+        "artifacts in a bucket need a package: pip install 'holdfast[s3]'", field="artifacts"
+    ) from absent
+
+PART_BYTES = 8 * 1024 * 1024
+"""How large the parts of an upload are."""
+
+
+class ObjectArtifacts:
+    """An `ArtifactStore` in a bucket: any store of `obstore`."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    @classmethod
+    def at(cls, address: str) -> "ObjectArtifacts":
+        """Return the bucket at an address. Credentials and region come from the environment, as everywhere for S3."""
+        try:
+            return cls(from_url(address))
+        except (BaseError, ValueError) as problem:
+            raise InvalidInput(f"the address of artifacts cannot be used: {problem}", field="artifacts") from problem
+
+    async def put(self, key: str, chunks: AsyncIterator[bytes]) -> None:
+        """Upload the object in parts, and complete it at the end."""
+        try:
+            first = bytearray()
+            async for chunk in chunks:
+                first += chunk
+                if len(first) >= PART_BYTES:
+                    break
+            else:  # it is small
+                await obstore.put_async(self._store, check_key(key), bytes(first))
+                return
+            writer = obstore.open_writer_async(self._store, check_key(key), buffer_size=PART_BYTES)
+            await writer.write(bytes(first))
+            first.clear()
+            async for chunk in chunks:  # after an error it is not closed, and so never completed
+                await writer.write(chunk)
+            await writer.close()
+        except BaseError as problem:
+            raise _unavailable(problem) from problem
+
+    async def read(self, key: str) -> AsyncIterator[bytes]:
+        """Yield the bytes of the object."""
+        try:
+            found = await obstore.get_async(self._store, check_key(key))
+            async for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
+                for part in cut(chunk):
+                    yield part
+        except (NotFoundError, FileNotFoundError):
+            raise missing(key) from None
+        except BaseError as problem:
+            raise _unavailable(problem) from problem
+
+    async def stat(self, key: str) -> StoredObject | None:
+        """Return the size and the time of the object."""
+        try:
+            return _object(await obstore.head_async(self._store, check_key(key)))
+        except (NotFoundError, FileNotFoundError):
+            return None
+        except BaseError as problem:
+            raise _unavailable(problem) from problem
+
+    async def delete(self, key: str) -> None:
+        """Delete the object."""
+        try:
+            await obstore.delete_async(self._store, check_key(key))
+        except (NotFoundError, FileNotFoundError):
+            return
+        except BaseError as problem:
+            raise _unavailable(problem) from problem
+
+    async def list(self, prefix: str = "") -> AsyncIterator[StoredObject]:
+        """Yield the objects, some thousand at a time."""
+        try:
+            async for page in obstore.list(self._store, prefix or None):
+                for meta in page:
+                    yield _object(meta)
+        except BaseError as problem:
+            raise _unavailable(problem) from problem
+
+
+def _object(meta: Any) -> StoredObject:
+    return StoredObject(meta["path"], meta["size"], round(meta["last_modified"].timestamp() * 1_000_000))
+
+
+def _unavailable(problem: Exception) -> EngineError:
+    return StoreUnavailable(f"the bucket of artifacts: {type(problem).__name__}")

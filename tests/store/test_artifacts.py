@@ -1,0 +1,220 @@
+"""Artifact stores: a folder, and what `obstore` reaches. One suite for all of them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tracemalloc
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from obstore.store import LocalStore
+from obstore.store import MemoryStore as Bucket
+
+from holdfast.core.events import ArtifactRef
+from holdfast.errors import ArtifactCorrupt, ArtifactMissing, InvalidInput, StoreUnavailable
+from holdfast.store.artifacts import (
+    GRACE_MS,
+    Artifacts,
+    ArtifactStore,
+    FolderArtifacts,
+    artifact_key,
+    open_artifacts,
+    place_of,
+    run_of_key,
+    run_path,
+)
+from holdfast.store.memory import MemoryStore
+from holdfast.store.object_artifacts import PART_BYTES, ObjectArtifacts
+from holdfast.testing import VirtualClock
+from holdfast.testing.samples import new_run
+
+MIB = 1024 * 1024
+PLACE = "0a1b"
+
+
+@pytest.fixture(params=["folder", "bucket", "local"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ArtifactStore:
+    """Return an empty artifact store."""
+    if request.param == "folder":
+        return FolderArtifacts(tmp_path / "artifacts")
+    return ObjectArtifacts(Bucket() if request.param == "bucket" else LocalStore(tmp_path))
+
+
+async def chunks_of(*chunks: bytes) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+async def read(store: ArtifactStore, key: str) -> bytes:
+    return b"".join([chunk async for chunk in store.read(key)])
+
+
+async def keys(store: ArtifactStore, prefix: str = "") -> list[str]:
+    return sorted([found.key async for found in store.list(prefix)])
+
+
+@pytest.mark.contract("SEC-2")
+async def test_what_is_put_is_read_measured_listed_and_deleted(store: ArtifactStore) -> None:
+    await store.put("a/one", chunks_of(b"12", b"", b"345"))
+    await store.put("a/b/two", chunks_of())
+    await store.put("a/one", chunks_of(b"another"))
+    assert await read(store, "a/one") == b"another"
+    assert await read(store, "a/b/two") == b""
+    found = await store.stat("a/one")
+    assert found is not None
+    assert (found.key, found.size_bytes) == ("a/one", 7)
+    assert await keys(store) == ["a/b/two", "a/one"]
+    assert await keys(store, "a/b") == ["a/b/two"]
+    await store.delete("a/one")
+    await store.delete("a/one")
+    assert await keys(store) == ["a/b/two"]
+    assert await store.stat("a/one") is None
+    with pytest.raises(ArtifactMissing):
+        await read(store, "a/one")
+
+
+@pytest.mark.contract("SEC-2")
+async def test_an_interrupted_write_leaves_nothing_under_the_name(store: ArtifactStore) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"x" * (2 * PART_BYTES)
+        raise RuntimeError("the activity was cancelled")
+
+    await store.put("a/kept", chunks_of(b"before"))
+    for key in ("a/new", "a/kept"):
+        with pytest.raises(RuntimeError):
+            await store.put(key, broken())
+    assert await read(store, "a/kept") == b"before"
+    assert await store.stat("a/new") is None
+    assert await keys(store, "a") == ["a/kept"]
+
+
+@pytest.mark.contract("SEC-2")
+async def test_a_large_artifact_passes_in_chunks(store: ArtifactStore, request: pytest.FixtureRequest) -> None:
+    """Short form of `bench/artifacts.py`: the memory in use does not grow with the size."""
+    artifacts, size = Artifacts(store), 48 * MIB
+
+    def source() -> AsyncIterator[bytes]:
+        return chunks_of(*([os.urandom(16) * 65_536] * (size // MIB)))
+
+    is_in_memory = request.node.callspec.params["store"] == "bucket"
+    tracemalloc.start()
+    artifact = await artifacts.put(PLACE, "run-1", source(), "film", 0)
+    seen = 0
+    async for chunk in artifacts.open(artifact):
+        assert len(chunk) <= 4 * MIB
+        seen += len(chunk)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert seen == size == artifact.size_bytes
+    if not is_in_memory:
+        assert peak < 3 * PART_BYTES
+
+
+@pytest.mark.contract("SEC-2")
+async def test_bytes_are_checked_when_they_are_read(store: ArtifactStore) -> None:
+    artifacts = Artifacts(store, retention={"report": timedelta(days=1)})
+    artifact = await artifacts.put(PLACE, "a/b%c", b"content", "report", 5)
+    assert artifact.kind == "report"
+    assert artifact.sha256 == sha256(b"content").hexdigest()
+    assert artifact.size_bytes == 7
+    assert artifact.expires_at == 5 + 86_400_000_000
+    assert b"".join([chunk async for chunk in artifacts.open(artifact)]) == b"content"
+    await store.put(artifact.uri.removeprefix("artifact:"), chunks_of(b"changed"))
+    with pytest.raises(ArtifactCorrupt):
+        _ = [chunk async for chunk in artifacts.open(artifact)]
+    await store.delete(artifact.uri.removeprefix("artifact:"))
+    with pytest.raises(ArtifactMissing):
+        _ = [chunk async for chunk in artifacts.open(artifact)]
+
+
+async def test_only_artifacts_are_opened_by_their_address(store: ArtifactStore) -> None:
+    artifacts = Artifacts(store)
+    for uri in (
+        "artifact:0a/values/=run-1/abc",
+        "artifact:0a/artifacts/../values/x",
+        "file:///etc/passwd",
+        "artifact:",
+    ):
+        with pytest.raises((InvalidInput, ArtifactMissing)):
+            _ = [chunk async for chunk in artifacts.open(ArtifactRef(uri, "x"))]
+    with pytest.raises(InvalidInput):
+        await artifacts.put(PLACE, "run-1", b"", "../kind", 0)
+    for wrong in ("text", 7, [1, 2], None):
+        with pytest.raises(InvalidInput):
+            await artifacts.put(PLACE, "run-1", wrong, "kind", 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("run_id", ["run-1", "a/b", "..", "é" * 100, "x" * 255, "=+/"])
+def test_the_run_of_an_object_is_known_from_its_key(run_id: str) -> None:
+    key = artifact_key(PLACE, run_id, "report", "0198")
+    assert run_of_key(key) == run_id
+    assert run_of_key(f"{PLACE}/values/{run_path(run_id)}/abc") == run_id
+    assert all(len(part) <= 255 for part in key.split("/"))
+
+
+@pytest.mark.contract("SEC-2")
+async def test_a_sweep_deletes_what_no_run_owns_and_what_has_expired(store: ArtifactStore) -> None:
+    clock = VirtualClock()
+    runs = MemoryStore(clock)
+    await runs.create([new_run("run-1")])
+    artifacts = Artifacts(store, retention={"log": timedelta(hours=2)})
+    now = await runs.now()
+    place = await place_of(runs)
+    kept = await artifacts.put(place, "run-1", b"report", "report", now)
+    log = await artifacts.put(place, "run-1", b"log", "log", now)
+    orphan = await artifacts.put(place, "run-2", b"orphan", "report", now)
+    other = await artifacts.put(PLACE, "run-2", b"of another store", "report", now)
+    found = await store.stat(kept.uri.removeprefix("artifact:"))
+    assert found is not None
+    clock.advance(ms=max(0, (found.modified_at - now) // 1_000))  # the two clocks agree
+    assert await artifacts.sweep(runs) == 0, "a start may be under way"
+    clock.advance(ms=GRACE_MS + 60_000)
+    assert await artifacts.sweep(runs) == 1
+    assert await keys(store, place) == sorted(each.uri.removeprefix("artifact:") for each in (kept, log))
+    with pytest.raises(ArtifactMissing):
+        _ = [chunk async for chunk in artifacts.open(orphan)]
+    clock.advance(ms=GRACE_MS)
+    assert await artifacts.sweep(runs) == 1
+    assert await keys(store, place) == [kept.uri.removeprefix("artifact:")]
+    assert await artifacts.delete_run(runs, "run-1") == 1
+    assert await keys(store) == [other.uri.removeprefix("artifact:")]
+
+
+@pytest.mark.contract("SEC-2")
+async def test_a_folder_is_private_and_forgets_what_was_interrupted(tmp_path: Path) -> None:
+    folder = tmp_path / "artifacts"
+    store = FolderArtifacts(folder)
+    await store.put("a/b", chunks_of(b"1"))
+    for path in (folder, folder / "a"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "a" / "b").stat().st_mode) == 0o600
+    left = folder / ".incomplete" / "by-a-crash"
+    left.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    runs = MemoryStore()
+    await runs.create([new_run("run-1")])
+    artifact = await Artifacts(store).put(PLACE, "run-1", b"whole", "report", 0)
+    await store.delete("a/b")
+    assert await Artifacts(store).sweep(runs) == 1
+    assert await keys(store) == [artifact.uri.removeprefix("artifact:")]
+    for wrong in ("../x", "a//b", "", "a/./b", "a\0b"):
+        with pytest.raises(InvalidInput):
+            await store.put(wrong, chunks_of(b"1"))
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises((StoreUnavailable, NotADirectoryError, FileExistsError)):
+        await FolderArtifacts(tmp_path / "file").put("a", chunks_of(b"1"))
+
+
+def test_addresses(tmp_path: Path) -> None:
+    assert isinstance(open_artifacts(f"file://{tmp_path}"), FolderArtifacts)
+    assert isinstance(open_artifacts("s3://bucket/prefix"), ObjectArtifacts)
+    for wrong in ("", "folder", "file://relative", "ftp://x"):
+        with pytest.raises(InvalidInput):
+            open_artifacts(wrong)
+    artifact = ArtifactRef("artifact:0a/artifacts/=r/k/i", "k", "0" * 64, 1)
+    assert replace(artifact, size_bytes=2) != artifact
