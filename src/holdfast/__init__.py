@@ -15,9 +15,10 @@ from holdfast.core.events import Event
 from holdfast.core.messages import Actor
 from holdfast.core.timing import Retry
 from holdfast.engine.activities.context import NonRetryable, activity_context, open_artifact, put_artifact
+from holdfast.engine.activities.secrets import EnvironmentSecrets, FileSecrets
 from holdfast.engine.activities.verification import Completed, CompletedWithoutResult, Indeterminate, NotCompleted
 from holdfast.engine.inbox.authorization import Caller, ControlRequest
-from holdfast.engine.observe.logs import JsonFormatter
+from holdfast.engine.observe.logs import JsonFormatter, SecretFilter
 from holdfast.engine.options import NodeOptions
 from holdfast.limits import DeadLetterPolicy, Limits
 from holdfast.program.api import (
@@ -34,6 +35,7 @@ from holdfast.program.api import (
     uuid4,
     wait_until,
 )
+from holdfast.program.secrets import Secret, SecretProvider, SecretScope
 from holdfast.program.signals import signals, wait_signal
 from holdfast.program.tasks import Escalation, task
 from holdfast.program.values import Converter
@@ -47,7 +49,7 @@ from holdfast.store.sqlite import SqliteStore
 from holdfast.store.types import PurgePolicy
 
 if TYPE_CHECKING:
-    from holdfast.engine.observe.tracing import span_context, traced
+    from holdfast.engine.observe.tracing import RedactingSpanProcessor, span_context, traced
     from holdfast.service.http.server import serve
     from holdfast.service.options import ServiceOptions
     from holdfast.store.encryption import Encryption
@@ -58,6 +60,7 @@ _LAZY = {
     "Encryption": "holdfast.store.encryption",
     "ObjectArtifacts": "holdfast.store.object_artifacts",
     "PostgresStore": "holdfast.store.postgres",
+    "RedactingSpanProcessor": "holdfast.engine.observe.tracing",
     "ServiceOptions": "holdfast.service.options",
     "serve": "holdfast.service.http.server",
     "span_context": "holdfast.engine.observe.tracing",
@@ -78,8 +81,10 @@ __all__ = [
     "Converter",
     "DeadLetterPolicy",
     "Encryption",
+    "EnvironmentSecrets",
     "Escalation",
     "Event",
+    "FileSecrets",
     "FolderArtifacts",
     "Indeterminate",
     "JsonFormatter",
@@ -93,9 +98,14 @@ __all__ = [
     "PayloadCodec",
     "PostgresStore",
     "PurgePolicy",
+    "RedactingSpanProcessor",
     "Retry",
     "RunHandle",
     "Saga",
+    "Secret",
+    "SecretFilter",
+    "SecretProvider",
+    "SecretScope",
     "ServiceOptions",
     "Settings",
     "SqliteStore",

@@ -24,6 +24,7 @@ from holdfast.core.index_rows import Wait
 from holdfast.core.keys import check_name, check_signal_name, require_step_name
 from holdfast.core.messages import AcceptedSignalResult
 from holdfast.core.timing import Retry
+from holdfast.engine.activities.secrets import open_provider
 from holdfast.engine.activities.slots import DaemonExecutor
 from holdfast.engine.inbox.authorization import Authoriser
 from holdfast.engine.inbox.dead_letters import DeadLetterHandle
@@ -36,7 +37,7 @@ from holdfast.engine.options import NodeOptions
 from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.start.runtime import Runtime, StartOptions
 from holdfast.errors import CallerError, InvalidInput
-from holdfast.limits import Limits
+from holdfast.limits import SECRETS, Limits
 from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import (
     ActivityDefinition,
@@ -48,6 +49,7 @@ from holdfast.program.definitions import (
     failure_policy,
     milliseconds,
 )
+from holdfast.program.secrets import Secret, SecretProvider
 from holdfast.program.values import Converter, Values
 from holdfast.registry import Registry
 from holdfast.run import RunHandle, run_from_inside
@@ -160,12 +162,14 @@ class App:
         codecs: Sequence[PayloadCodec] = (),
         artifacts: Artifacts | None = None,
         converters: Sequence[Converter[Any]] = (),
+        secrets: SecretProvider | str | None = None,
     ) -> None:
         """`codecs` seal what goes to the store, such as `Encryption`; without them, those that the settings name.
 
         `artifacts` is where artifacts and large values are kept; without it, what the settings name.
         `allow_cross_tenant_signals` lets workflows signal runs of other tenants, projects and environments.
         `converters` store values of types of your own: see docs/types.md.
+        `secrets` is where the values of secrets come from, a provider or the address of one; otherwise the settings.
         """
         self.name = name
         self.logger = logger_of(name)
@@ -183,6 +187,7 @@ class App:
             limits, allow_cross_tenant_signals=allow_cross_tenant_signals, values=Values(converters)
         )
         """The workflows, activities and limits of this app."""
+        self.registry.secrets = open_provider(secrets) if isinstance(secrets, str) else secrets
         self._runtime: Runtime | None = None
 
     # --- registering
@@ -393,6 +398,8 @@ class App:
             opened = await sealed(unobserved, codecs, takes_runs=works)
             opened = observed(opened, options.write_latency_budget_ms)
             registry = self.registry.bounded(limits, options.turn_s)
+            if registry.secrets is None and (address := _settings(None, None).secrets):
+                registry.secrets = open_provider(address)
             node = Node(self._life_of(name), opened, registry, self._rng, options, limits)
             runtime = Runtime(opened, node, registry, self.authoriser, self._ids, artifacts)
             await runtime.open()
@@ -554,6 +561,7 @@ def _options(base: ActivityOptions, **changes: Any) -> ActivityOptions:
         "schedule_to_close": lambda value: {"schedule_to_close_ms": milliseconds(value)},
         "heartbeat_timeout": lambda value: {"heartbeat_timeout_ms": milliseconds(value)},
         "on_failure": lambda value: {"on_failure": failure_policy(value)},
+        "secrets": lambda value: {"secrets": _secrets(value)},
     }
     fields: dict[str, Any] = {}
     for name, value in changes.items():
@@ -563,6 +571,15 @@ def _options(base: ActivityOptions, **changes: Any) -> ActivityOptions:
     if fields.get("queue", "") != "":  # the empty one is none
         require_step_name("queue", fields["queue"])
     return replace(base, **fields)
+
+
+def _secrets(value: Any) -> tuple[Secret, ...]:
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise InvalidInput(f'secrets is a list such as ["stripe/key"], not {value!r}', field="secrets")
+    found = {each.name: each for each in (one if isinstance(one, Secret) else Secret(one) for one in value)}
+    if len(found) > SECRETS:
+        raise InvalidInput(f"an activity has {len(found)} secrets; the most is {SECRETS}", field="secrets")
+    return tuple(found[name] for name in sorted(found))
 
 
 def _retry(value: Any) -> Retry:

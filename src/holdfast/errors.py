@@ -38,6 +38,7 @@
     │   ├── PayloadUnreadable       a value of the run is encrypted or kept elsewhere, and cannot be opened here
     │   ├── NotDurable              a workflow did something that cannot be replayed; the message names what to use
     │   ├── RunawayWorkflow         a workflow did not become idle
+    │   ├── SecretNotFound          a provider does not have a secret that an activity needs
     │   ├── PoisonTurn              nodes went away while they took the run's turn; it is set aside for an operator
     │   └── TurnRefused             the store refuses what a run would record, and would refuse it again
     └── EngineError                 the installation is at fault, not the caller
@@ -46,6 +47,7 @@
         ├── NodeSuperseded          another process has started under this node's name, and took over what it held
         ├── CheckpointOwnershipCapabilityError   the store cannot guard commits as the settings demand
         ├── InternalError           an error of the service; the log has it, under the same correlation id
+        ├── SecretsUnavailable      a provider of secrets failed, or there is none
         ├── RequestTimedOut         the answer took longer than a service waits; what was asked may still be done
         ├── ServiceStopping         the service is being stopped; `outcome` says whether what was asked was done
         └── StoreError
@@ -237,6 +239,17 @@ class RunawayWorkflow(RunError):
     """A workflow did not become idle within its bound."""
 
 
+class SecretNotFound(RunError):
+    """A provider does not have a secret that an activity needs. The attempt fails before the function is called.
+
+    `retryable` says whether the secret may be there later, as far as the provider knows.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = True, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.retryable = retryable
+
+
 class PoisonTurn(RunError):
     """Nodes went away, one after the other, while they took the run's turn. It is set aside for an operator."""
 
@@ -267,6 +280,14 @@ class CheckpointOwnershipCapabilityError(EngineError):
 
 class InternalError(EngineError):
     """An error of the service. The log has it, under the same correlation id."""
+
+
+class SecretsUnavailable(EngineError):
+    """A provider of secrets failed, or there is none. The attempt fails, and is tried again by its policy.
+
+    A provider that raises this decides what is recorded. Of any other error only the type is, as its text may hold
+    secrets.
+    """
 
 
 class RequestTimedOut(EngineError):

@@ -186,3 +186,15 @@ MAILBOX_SIGNALS = 500
 
 DEFINITION_BYTES = 1024 * 1024
 """How large what a workflow declares may be, as JSON Schemas."""
+
+SECRETS = 100
+"""How many secrets one activity may be given. They are resolved with one call, before each attempt."""
+
+SECRET_CHARS_LEAST = 4
+"""How short the value of a secret may be. A shorter one is refused: to redact it would change every other text."""
+
+SECRET_BYTES = 64 * 1024
+"""How long the value of a secret may be. It is searched for in everything that an activity returns or raises."""
+
+SECRETS_S = 30.0
+"""How long a provider of secrets may take. Then the attempt fails, and is tried again like any other."""

@@ -11,6 +11,7 @@ from holdfast.errors import InvalidInput, NotFound, VersionMismatch
 from holdfast.limits import Limits
 from holdfast.program.coroutine import CoroutineProgram
 from holdfast.program.definitions import ActivityDefinition, WorkflowDefinition, WorkflowLimit
+from holdfast.program.secrets import SecretProvider
 from holdfast.program.values import PLAIN, Values
 
 TURN_S = 5.0
@@ -28,6 +29,7 @@ class Registry:
         "_turn_s",
         "activities",
         "allow_cross_tenant_signals",
+        "secrets",
         "values",
         "workflow_limits",
         "workflows",
@@ -49,6 +51,8 @@ class Registry:
         """The limits of the workflows that have some, by name: those of the version that was registered last."""
         self.allow_cross_tenant_signals = allow_cross_tenant_signals
         """Whether runs may signal runs of other tenants, projects and environments."""
+        self.secrets: SecretProvider | None = None
+        """Where the secrets of activities come from."""
         self.values = values
         """How the app's values are stored."""
         self._limits = limits or Limits()
@@ -62,6 +66,7 @@ class Registry:
         bounded.workflows = self.workflows
         bounded.activities = self.activities
         bounded.workflow_limits = self.workflow_limits
+        bounded.secrets = self.secrets
         return bounded
 
     def add_workflow(self, definition: WorkflowDefinition, limit: WorkflowLimit | None = None) -> None:

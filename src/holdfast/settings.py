@@ -87,6 +87,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     artifacts: ArtifactSettings = ArtifactSettings()
     """Where artifacts and large values are kept."""
 
+    secrets: str = ""
+    """Where the values of secrets come from: `env://PREFIX_`, `file:///run/secrets`, or the address of a provider that
+    is installed; if empty, there are none. An app's own provider, `App(secrets=…)`, comes before it."""
+
     limits: Limits = Limits()
     """The bounds of this installation."""
 
@@ -97,6 +101,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise InvalidInput(
                 f"wakeups is an address such as nats://localhost:4222, not {self.wakeups!r}", field="wakeups"
             )
+        if not isinstance(self.secrets, str):
+            raise InvalidInput(f"secrets is an address such as env://SECRET_, not {self.secrets!r}", field="secrets")
         if type(self.busy_ms) is not int or self.busy_ms < 0:
             raise InvalidInput(f"busy_ms is a whole number from 0, not {self.busy_ms!r}", field="busy_ms")
 

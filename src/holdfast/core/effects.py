@@ -88,6 +88,9 @@ ASKED_AGAIN = "asked again"
 LOST = "node lost"
 """The reason of a retry whose previous attempt was lost with its node."""
 
+NOT_COMPLETED = "not-completed"
+"""The category of an error that leaves no doubt: the effect did not happen in this attempt, nor before."""
+
 TIMED_OUT = "TimeoutError"
 """The code of an error that leaves it open whether the function has done its work."""
 
@@ -105,8 +108,8 @@ def is_of_engine(step_id: str | None) -> bool:
 def effect_after_retry(step: "OpenStep", event: Event, body: e.StepRetried) -> Effect | None:
     """Return what is known of the effect of a keyed step after its attempt was followed by another one."""
     was = step.effect
-    if body.reason == e.NOT_BEGUN:
-        return was
+    if body.reason == e.NOT_BEGUN or (body.error is not None and body.error.category == NOT_COMPLETED):
+        return was  # the function was not called
     ended = (event.engine_attempt_id or step.engine_attempt_id + 1) - 1
     known = was or Effect(since=step.opened_at)
     if body.reason == NOT_HAPPENED:

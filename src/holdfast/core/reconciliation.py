@@ -31,6 +31,7 @@ from holdfast.core import events as e
 from holdfast.core.effects import (
     ASKED_AGAIN,
     LOST,
+    NOT_COMPLETED,
     NOT_HAPPENED,
     RECONCILE_MARK,
     TIMED_OUT,
@@ -56,7 +57,6 @@ TASK_TYPE = "reconciliation"
 RECONCILIATION_FAILED = "ReconciliationFailed"
 """The code of the error with which a step fails whose effect may have happened and has no usable result."""
 
-NOT_COMPLETED = "not-completed"
 COMPLETED_WITHOUT_RESULT = "completed-result-unavailable"
 INDETERMINATE = "indeterminate"
 """The categories of errors that come from a verifier, or instead of its answer."""

@@ -22,6 +22,8 @@ from holdfast.core.timing import Retry
 from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS, NAME_BYTES, VERIFY_TIMEOUT_MS
 from holdfast.program.fingerprint import fingerprint
+from holdfast.program.schema import parts_of
+from holdfast.program.secrets import Secret
 from holdfast.program.values import PLAIN, Values
 
 
@@ -47,6 +49,7 @@ class Signature:
             (p.name, kinds[p.name]) if p.default is p.empty else (p.name, kinds[p.name], p.default) for p in parameters
         ]
         self.values = values
+        self._hints = [hints[p.name] for p in parameters if p.name in hints]
         self.names = [p.name for p in parameters]
         self._signature = signature.replace(parameters=parameters)
         try:
@@ -104,6 +107,10 @@ class Signature:
         """Return the arguments that the JSON holds, as the annotated types."""
         model = codec.decode_with(self._decoder, raw)
         return asdict(model)
+
+    def takes(self, kind: type) -> bool:
+        """Return whether values of this type may be among the arguments, also inside of others."""
+        return any(part is kind for hint in self._hints for part in parts_of(hint, set()))
 
     def schemas(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the JSON Schemas of the arguments and of the result."""
@@ -197,6 +204,8 @@ class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     queue: str = ""
     on_failure: OnFailure = "raise"
     """What follows when the last attempt has failed: the error is raised, or the run is paused for an operator."""
+    secrets: tuple[Secret, ...] = ()
+    """The secrets that are resolved for each attempt, beside those among the arguments."""
 
     @property
     def is_without_limits(self) -> bool:
@@ -245,6 +254,7 @@ class ActivityDefinition:
         self.options = options
         self.is_async = inspect.iscoroutinefunction(function)
         self.signature = Signature(function, f"activity {name!r}", values=values)
+        self.takes_secrets = self.signature.takes(Secret)
         if verify is None and verify_timeout_ms is not None:
             raise InvalidInput("verify_timeout is the time of a verifier, and there is none", field="verify_timeout")
         self.key_function = idempotency_key

@@ -100,22 +100,45 @@ def _rotates(group: BaseExceptionGroup[BaseException]) -> bool:
 # --- exceptions as a history keeps them
 
 
-def error_info(problem: BaseException, *, retryable: bool = False, causes: int = ERROR_CAUSES) -> ErrorInfo:
-    """Return an exception as a history keeps it: bounded, with its cause. The cause of a group is its first member."""
+Redact = Callable[[str], str]
+"""Returns a text without what no history may hold."""
+
+
+def error_info(
+    problem: BaseException, *, retryable: bool = False, causes: int = ERROR_CAUSES, redact: Redact | None = None
+) -> ErrorInfo:
+    """Return an exception as a history keeps it: bounded, with its cause. The cause of a group is its first member.
+
+    Texts are redacted before they are cut: a part that is left of a value could not be found any more.
+    """
+    clean = redact or str
     if isinstance(problem, BaseExceptionGroup):
         inner = problem.__cause__ or problem.exceptions[0]
     else:
         inner = problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
     cause = _attribute(problem, "info")
-    if not isinstance(cause, ErrorInfo):
-        cause = error_info(inner, causes=causes - 1) if inner is not None and causes > 0 else None
+    if isinstance(cause, ErrorInfo):
+        cause = cause if redact is None else _redacted(cause, redact)
+    else:
+        cause = error_info(inner, causes=causes - 1, redact=redact) if inner is not None and causes > 0 else None
     code = None if isinstance(problem, SystemExit) else _attribute(problem, "code")  # its code is an exit status
     return ErrorInfo(
-        code=_plain_text(code)[:ERROR_TEXT_CHARS] if isinstance(code, str) and code else type(problem).__name__,
-        message=_message(problem)[:ERROR_TEXT_CHARS],
+        code=clean(_plain_text(code) if isinstance(code, str) and code else type(problem).__name__)[:ERROR_TEXT_CHARS],
+        message=clean(_message(problem))[:ERROR_TEXT_CHARS],
         retryable=retryable,
-        traceback=_traceback(problem)[-ERROR_TEXT_CHARS:],
+        traceback=clean(_traceback(problem))[-ERROR_TEXT_CHARS:],
         cause=cause,
+    )
+
+
+def _redacted(error: ErrorInfo, redact: Redact) -> ErrorInfo:
+    """Return an error that was recorded before, with its causes, redacted."""
+    return replace(
+        error,
+        code=redact(error.code),
+        message=redact(error.message),
+        traceback=redact(error.traceback),
+        cause=None if error.cause is None else _redacted(error.cause, redact),
     )
 
 

@@ -16,7 +16,7 @@ def json_schema(kind: Any, describe: Callable[[Any], dict[str, Any]] | None = No
     Raises `TypeError` for a type that has none.
     """
     schema = msgspec.json.schema(kind, schema_hook=describe)
-    parts = list(_parts(kind, set()))
+    parts = list(parts_of(kind, set()))
     choices = [(part.__name__, [member.value for member in part]) for part in parts if _is_enum(part)]
     choices += [("", list(get_args(part))) for part in parts if get_origin(part) is Literal]
     fields = {part.__name__: list(get_type_hints(part)) for part in parts if is_typeddict(part)}
@@ -30,7 +30,7 @@ def _is_enum(part: Any) -> bool:
     return isinstance(part, type) and issubclass(part, Enum)
 
 
-def _parts(kind: Any, seen: set[int]) -> Iterator[Any]:
+def parts_of(kind: Any, seen: set[int]) -> Iterator[Any]:
     """Return the types that a type is made of, each once."""
     if id(kind) in seen:
         return
@@ -39,17 +39,17 @@ def _parts(kind: Any, seen: set[int]) -> Iterator[Any]:
     if get_origin(kind) is Literal:
         return
     for argument in get_args(kind):
-        yield from _parts(argument, seen)
+        yield from parts_of(argument, seen)
     if isinstance(kind, type) and not _is_enum(kind):
         try:
             hints = get_type_hints(kind, include_extras=True)
         except (NameError, TypeError):
             return
         for hint in hints.values():
-            yield from _parts(hint, seen)
+            yield from parts_of(hint, seen)
     alias = getattr(kind, "__value__", None)
     if alias is not None:
-        yield from _parts(alias, seen)
+        yield from parts_of(alias, seen)
 
 
 def _ordered(schema: Any, choices: Choices, fields: dict[str, list[str]]) -> Any:

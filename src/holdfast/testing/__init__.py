@@ -1,13 +1,15 @@
 """For tests of what is built on Holdfast, and of stores: public, and kept as stable as the rest.
 
+`secrets` gives secrets values in tests that call an activity's function without a node.
 `view_of` and `system_view` are views of a store for `holdfast.core.invariants`, which check in a test what must hold.
 The conformance suite needs pytest, so it is not imported here: ``from holdfast.testing.store_suite import StoreSuite``.
 """
 
 from holdfast.core.instants import Instant, parse_instant
+from holdfast.program.secrets import revealed as secrets
 from holdfast.store.inspect import system_view, view_of
 
-__all__ = ["START", "VirtualClock", "system_view", "view_of"]
+__all__ = ["START", "VirtualClock", "secrets", "system_view", "view_of"]
 
 START: Instant = parse_instant("2026-01-28T12:00:00Z")
 """Where a virtual clock starts by default: the same instant in every test."""

@@ -27,6 +27,7 @@ from holdfast.engine.history import head_of, read_since_rotation
 from holdfast.errors import CallerError, Conflict, InvalidInput
 from holdfast.limits import ERROR_TEXT_CHARS, Limits
 from holdfast.program.outcomes import error_info
+from holdfast.program.secrets import current_redactor
 from holdfast.registry import Registry
 from holdfast.store.decisions import run_terminal
 from holdfast.store.port import Refused, Store, TokenStore
@@ -51,7 +52,10 @@ async def report_result(
     A result that does not fit the type of a registered activity is refused: once recorded, it would fail the workflow.
     """
     of = read_activity_token(token, key)
-    encoded = codec.bounded(registry.values.encode(result), limits.value_bytes, f"the result of step {of.step_id!r}")
+    encoded, redactor = registry.values.encode(result), current_redactor()
+    if redactor is not None:  # it is an activity that reports this
+        encoded = redactor.json(encoded)
+    codec.bounded(encoded, limits.value_bytes, f"the result of step {of.step_id!r}")
     await _report(store, of, _outcome(of, result=encoded), registry, audit)
 
 
@@ -65,10 +69,12 @@ async def report_error(
 ) -> None:
     """Report that the activity has failed. See `App.fail_activity`."""
     of = read_activity_token(token, key)
+    redactor = current_redactor()
+    redact = None if redactor is None else redactor.text
     if isinstance(error, str):
-        info = ErrorInfo("ActivityError", error[:ERROR_TEXT_CHARS], retryable=True)
+        info = ErrorInfo("ActivityError", (redact or str)(error)[:ERROR_TEXT_CHARS], retryable=True)
     else:
-        info = error_info(error, retryable=is_mendable(error))
+        info = error_info(error, retryable=is_mendable(error), redact=redact)
     # Drawn from the token, not by chance: a caller who repeats the call after an unknown answer sends the same again.
     fraction = codec.number_of(token) / 2**56
     await _report(store, of, _outcome(of, error=info, fraction=fraction), registry, audit)

@@ -7,7 +7,7 @@ here writes to a store.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from threading import get_ident
 from typing import Any, NoReturn
 
@@ -19,9 +19,10 @@ from holdfast.core.instants import Instant
 from holdfast.core.keys import ActivityToken, write_activity_token
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
 from holdfast.core.state import OpenStep
-from holdfast.errors import HoldfastError, InvalidInput, NotDurable, PayloadTooLarge
+from holdfast.errors import HoldfastError, InvalidInput, NotDurable, PayloadTooLarge, SecretNotFound
 from holdfast.limits import Limits
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions
+from holdfast.program.secrets import ResolvedSecrets, enter_secrets, leave_secrets
 from holdfast.store.artifacts import Artifacts, Source
 
 Outcome = ActivitySucceeded | ActivityErrored | ActivityDetached
@@ -39,6 +40,8 @@ class CompleteLater(BaseException):
 
 def is_mendable(problem: BaseException) -> bool:
     """Return whether a retry may help, as far as the error itself shows."""
+    if isinstance(problem, SecretNotFound):
+        return problem.retryable
     return not isinstance(problem, NonRetryable | InvalidInput | PayloadTooLarge)
 
 
@@ -52,6 +55,11 @@ class Work(Struct, frozen=True, gc=False):
     details: Raw = NULL
     tenant: str = ""
     environment: str = ""
+
+    @property
+    def needs_secrets(self) -> bool:
+        """Whether secrets are to be resolved before the function is called."""
+        return self.definition.takes_secrets or self.options.secrets != ()
 
 
 class ArtifactAccess(Struct, frozen=True):
@@ -70,6 +78,7 @@ class ActivityContext:
 
     __slots__ = (
         "_artifact_access",
+        "_entered",
         "_extend",
         "_is_announced",
         "_is_over",
@@ -82,6 +91,7 @@ class ActivityContext:
         "_work",
         "artifacts",
         "details",
+        "secrets",
     )
 
     def __init__(
@@ -106,6 +116,9 @@ class ActivityContext:
         self._reported: Details = UNSET
         self._is_announced = False
         self._is_over = False
+        self._entered: Token[ResolvedSecrets] | None = None
+        self.secrets: ResolvedSecrets | None = None
+        """The values of the secrets that the attempt was given; None if it was given none."""
 
     @property
     def run_id(self) -> str:
@@ -156,7 +169,10 @@ class ActivityContext:
             raise asyncio.CancelledError(f"attempt {self.attempt} of step {self.step_id} is over")
         if details is not UNSET:
             what = f"the progress of activity {self._work.definition.name!r}"
-            self._reported = codec.bounded(self._work.definition.values.encode(details), self._most_bytes, what)
+            encoded = self._work.definition.values.encode(details)
+            if self.secrets is not None:
+                encoded = self.secrets.redactor.json(encoded)
+            self._reported = codec.bounded(encoded, self._most_bytes, what)
             self.details = details
         if self._thread_id == get_ident():
             self._go_on()  # at once: the attempt may end before the loop comes round again
@@ -194,9 +210,25 @@ class ActivityContext:
         """End the activity without an outcome: the holder of its `token` reports it with `App.complete_activity`."""
         raise CompleteLater
 
+    def enter(self, secrets: ResolvedSecrets) -> None:
+        """Let the activity reveal these secrets, and redact them from what it reports."""
+        self.secrets = secrets
+        self._entered = enter_secrets(secrets)
+
+    def redact(self, text: str) -> str:
+        """Return a text with the names of the secrets that the attempt was given instead of their values."""
+        return text if self.secrets is None else self.secrets.redactor.text(text)
+
+    def leave(self) -> None:
+        """End what `enter` began, in the same context."""
+        if self._entered is not None:
+            leave_secrets(self._entered)
+
     def close(self) -> None:
         """Note that the attempt is over."""
         self._is_over = True
+        if self.secrets is not None:
+            self.secrets.close()
 
     def _go_on(self) -> None:
         self._is_announced = False

@@ -12,9 +12,11 @@ from functools import partial
 from typing import Any
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from holdfast.clock import Rng
 from holdfast.core import codec
+from holdfast.core.effects import NOT_COMPLETED
 from holdfast.core.events import NULL, StepStarted
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
@@ -31,6 +33,7 @@ from holdfast.engine.activities.context import (
     Work,
     is_mendable,
 )
+from holdfast.engine.activities.secrets import resolve_secrets
 from holdfast.engine.activities.slots import Slots
 from holdfast.engine.activities.task_pool import TaskPool
 from holdfast.engine.activities.verification import CALL, Found, ask, before_asking
@@ -38,6 +41,7 @@ from holdfast.errors import InvalidInput
 from holdfast.limits import Limits
 from holdfast.program.definitions import ActivityOptions
 from holdfast.program.outcomes import error_info
+from holdfast.program.secrets import ResolvedSecrets, SecretProvider, SecretScope, references_in
 
 Report = Callable[[Work, Outcome], None]
 
@@ -45,7 +49,15 @@ Report = Callable[[Work, Outcome], None]
 class ActivityExecutor:
     """Carries out activities in a node's slots, and reports how they ended."""
 
-    def __init__(self, slots: Slots, report: Report, on_heartbeat: OnHeartbeat, rng: Rng, limits: Limits) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        report: Report,
+        on_heartbeat: OnHeartbeat,
+        rng: Rng,
+        limits: Limits,
+        provider: SecretProvider | None = None,
+    ) -> None:
         self._slots = slots
         self._report = report
         self._on_heartbeat = on_heartbeat
@@ -54,6 +66,7 @@ class ActivityExecutor:
         """The attempts that are under way here, by run and step."""
         self._pool = TaskPool(self.carry_out)
         self._most_bytes = limits.value_bytes
+        self._provider = provider
         self.key = ""
         """The store's key for tokens."""
         self.artifacts: ArtifactAccess | None = None
@@ -125,26 +138,27 @@ class ActivityExecutor:
         outcome: Outcome
         try:
             assert isinstance(work.step.body, StepStarted)
-            verified = None if work.step.effect is None else await self._verify(attempt, deadline)
+            verified = None if work.step.effect is None else await self._verify(attempt, context, deadline)
             if verified is None:
                 arguments = work.definition.signature.unpack(work.step.body.input)
-                if is_without_limits and work.definition.is_async:
+                if is_without_limits and work.definition.is_async and not work.needs_secrets:
                     result = await work.definition.function(**arguments)
                 else:
                     result = await self._call_within_limits(attempt, context, arguments, deadline)
                 step_id, logical_attempt_id = work.step.step_id, work.step.logical_attempt_id
-                raw, artifacts = self._encoded(work, result), tuple(context.artifacts)
+                raw, artifacts = self._encoded(work, result, context.secrets), tuple(context.artifacts)
                 outcome = ActivitySucceeded(step_id, logical_attempt_id, raw, artifacts=artifacts)
             else:
                 outcome = verified
         except BaseException as problem:  # every failure of an activity is recorded in its run
             if _is_the_engines(problem, attempt):
                 raise
-            outcome = self._unsuccessful(work, problem, now, deadline)
+            outcome = self._unsuccessful(work, problem, now, deadline, context.secrets)
         finally:
             context.close()
             self._slots.leave(attempt.thread, work.definition.name)
         try:
+            context.leave()
             CONTEXT.reset(before)
         except ValueError:  # the coroutine was closed half-way, in another context
             return
@@ -154,7 +168,7 @@ class ActivityExecutor:
         if not attempt.is_given_up:  # else no turn waits for it, and its run may be in the middle of a commit
             self._report(work, outcome)
 
-    async def _verify(self, attempt: "_Attempt", deadline: float | None) -> Outcome | None:
+    async def _verify(self, attempt: "_Attempt", context: ActivityContext, deadline: float | None) -> Outcome | None:
         """Ask the verifier of a keyed step whose effect is not known; return None if the function is to be called.
 
         Until the verifier has answered, the attempt counts as not begun.
@@ -168,9 +182,16 @@ class ActivityExecutor:
             attempt.thread = self._slots.run(call)
             return attempt.thread
 
+        async def enter(arguments: dict[str, Any]) -> None:
+            if work.needs_secrets:
+                context.enter(await secrets_of(work, arguments, self._provider))
+
+        def encode(work: Work, result: Any) -> Raw:
+            return self._encoded(work, result, context.secrets)
+
         attempt.has_begun = False
         try:
-            found = before_asking(work) or await ask(work, in_thread, self._encoded)
+            found = before_asking(work) or await ask(work, enter, in_thread, encode, context.redact)
         except asyncio.CancelledError:
             if attempt.is_given_up:
                 raise
@@ -184,17 +205,27 @@ class ActivityExecutor:
             found = Found(error=not_completed(error_info(overdue)))
         return _verified(work, found)
 
-    def _unsuccessful(self, work: Work, problem: BaseException, now: Instant, deadline: float | None) -> Outcome:
+    def _unsuccessful(
+        self,
+        work: Work,
+        problem: BaseException,
+        now: Instant,
+        deadline: float | None,
+        secrets: ResolvedSecrets | None,
+    ) -> Outcome:
         step = work.step
         if _is_left_for_later(problem):
             until = _until(work, now)
             return ActivityDetached(step.step_id, step.logical_attempt_id, step.engine_attempt_id, until)
         retryable = is_mendable(problem) and _has_time_left(deadline)
+        error = error_info(problem, retryable=retryable, redact=None if secrets is None else secrets.redactor.text)
+        if secrets is None and work.needs_secrets and step.key is not None:
+            error = replace(error, category=NOT_COMPLETED)  # the function was not called
         return ActivityErrored(
             step.step_id,
             step.logical_attempt_id,
             step.engine_attempt_id,
-            error_info(problem, retryable=retryable),
+            error,
             work.options.retry,
             self._rng.fraction(),
         )
@@ -211,11 +242,14 @@ class ActivityExecutor:
             until = deadline if until is None else min(until, deadline)
         limit = asyncio.timeout_at(until)
         try:
-            async with limit, context.watched(work.options.heartbeat_timeout_ms):
-                if work.definition.is_async:
-                    return await work.definition.function(**arguments)
-                attempt.thread = self._slots.run(partial(work.definition.function, **arguments))
-                return await asyncio.wrap_future(attempt.thread)
+            async with limit:
+                if work.needs_secrets and context.secrets is None:  # else its verifier has them
+                    context.enter(await secrets_of(work, arguments, self._provider))
+                async with context.watched(work.options.heartbeat_timeout_ms):
+                    if work.definition.is_async:
+                        return await work.definition.function(**arguments)
+                    attempt.thread = self._slots.run(partial(work.definition.function, **arguments))
+                    return await asyncio.wrap_future(attempt.thread)
         except TimeoutError:
             if limit.expired():
                 took = f"activity {work.definition.name!r} took longer than {limit_ms} ms"
@@ -223,9 +257,11 @@ class ActivityExecutor:
                 raise TimeoutError(late if until == deadline else took) from None
             raise
 
-    def _encoded(self, work: Work, result: Any) -> Raw:
+    def _encoded(self, work: Work, result: Any, secrets: ResolvedSecrets | None) -> Raw:
         try:
             raw = work.definition.values.encode(result)
+            if secrets is not None:
+                raw = secrets.redactor.json(raw)  # what does not fit its type any more fails the step
             if len(raw) > self._most_bytes:
                 codec.bounded(raw, self._most_bytes, f"the result of activity {work.definition.name!r}")
             work.definition.signature.result_of(raw)
@@ -241,6 +277,12 @@ def _verified(work: Work, found: Found) -> Outcome:
         return ActivitySucceeded(step.step_id, step.logical_attempt_id, found.result or NULL, confirmed_by="verifier")
     attempts = step.logical_attempt_id, step.engine_attempt_id
     return ActivityErrored(step.step_id, *attempts, found.error, work.options.retry)
+
+
+async def secrets_of(work: Work, arguments: dict[str, Any], provider: SecretProvider | None) -> ResolvedSecrets:
+    """Return the secrets of an attempt, resolved: those among its arguments, and those that its options name."""
+    references = (*references_in(arguments), *work.options.secrets)
+    return await resolve_secrets(provider, references, SecretScope(work.tenant, work.environment))
 
 
 def unfit_options(step: OpenStep, problem: InvalidInput) -> ActivityErrored:

@@ -66,7 +66,7 @@ class QueueWorker:
         self._visible_ms = visible_ms
         self._slots = slots
         self._slots.on_free = self.notify
-        self._executor = ActivityExecutor(slots, self._on_outcome, self._on_heartbeat, rng, limits)
+        self._executor = ActivityExecutor(slots, self._on_outcome, self._on_heartbeat, rng, limits, registry.secrets)
         self.heartbeats = Heartbeats(node, store, visible_ms, self.cancel)
         self._outcomes: list[tuple[Job, ActivityOutcome]] = []
         self.jobs: dict[tuple[str, str], Job] = {}

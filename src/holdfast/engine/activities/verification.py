@@ -9,7 +9,7 @@ indeterminate, with the reason.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from holdfast.core import reconciliation
 from holdfast.core.events import ErrorInfo, StepStarted
 from holdfast.engine.activities.context import Work
 from holdfast.errors import HoldfastError
-from holdfast.program.outcomes import error_info
+from holdfast.program.outcomes import Redact, error_info
 
 
 class NotCompleted(Struct, frozen=True):
@@ -47,6 +47,7 @@ class Indeterminate(Struct, frozen=True):
 
 Verdict = NotCompleted | Completed | CompletedWithoutResult | Indeterminate
 
+Enter = Callable[[dict[str, Any]], Awaitable[None]]
 Encode = Callable[[Work, Any], Raw]
 RunInThread = Callable[[Callable[[], Any]], "Future[Any]"]
 
@@ -75,13 +76,14 @@ def before_asking(work: Work) -> Found | None:
     return Found(error=reconciliation.indeterminate(words))
 
 
-async def ask(work: Work, in_thread: RunInThread, encode: Encode) -> Found:
-    """Ask the verifier of an activity, and return what follows."""
+async def ask(work: Work, enter: Enter, in_thread: RunInThread, encode: Encode, redact: Redact) -> Found:
+    """Ask the verifier of an activity, and return what follows. `enter` resolves the secrets among the arguments."""
     definition, step = work.definition, work.step
     assert isinstance(step.body, StepStarted)
     assert definition.verifier is not None
     try:
         arguments = definition.signature.unpack(step.body.input)
+        await enter(arguments)
         call = partial(definition.verifier.function, **{name: arguments[name] for name in definition.verifier.names})
         limit = asyncio.timeout(definition.verifier.timeout_ms / 1_000)
         try:
@@ -95,12 +97,12 @@ async def ask(work: Work, in_thread: RunInThread, encode: Encode) -> Found:
     except (asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as problem:  # whatever a verifier raises is for the operator
-        raised = error_info(problem)
+        raised = error_info(problem, redact=redact)
         return Found(error=reconciliation.indeterminate(f"the verifier raised {raised.code}: {raised.message}"))
-    return _follow(work, said, encode)
+    return _follow(work, said, encode, redact)
 
 
-def _follow(work: Work, said: Any, encode: Encode) -> Found:
+def _follow(work: Work, said: Any, encode: Encode, redact: Redact) -> Found:
     step = work.step
     effect = step.effect
     assert effect is not None
@@ -117,12 +119,14 @@ def _follow(work: Work, said: Any, encode: Encode) -> Found:
             try:
                 return Found(result=encode(work, said.result))
             except HoldfastError as problem:
-                words = f"the verifier found a result that cannot be used: {problem.message}"
+                words = f"the verifier found a result that cannot be used: {redact(problem.message)}"
                 return Found(error=reconciliation.indeterminate(words))
         case CompletedWithoutResult():
             words = f"step {step.step_id!r} has had its effect, and the result cannot be found"
-            return Found(error=reconciliation.without_result(f"{words}: {said.reason}" if said.reason else words))
+            return Found(
+                error=reconciliation.without_result(f"{words}: {redact(str(said.reason))}" if said.reason else words)
+            )
         case Indeterminate():
-            return Found(error=reconciliation.indeterminate(str(said.reason) or "the verifier cannot say"))
+            return Found(error=reconciliation.indeterminate(redact(str(said.reason)) or "the verifier cannot say"))
     words = f"the verifier returned {type(said).__qualname__}, which is no verdict"
     return Found(error=reconciliation.indeterminate(words))

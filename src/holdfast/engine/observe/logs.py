@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable
+from copy import copy
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,9 +17,11 @@ from holdfast.core import events as e
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import ErrorInfo, Event
 from holdfast.core.instants import format_instant
+from holdfast.core.redaction import Redactor
 from holdfast.engine.activities.context import current_activity
 from holdfast.engine.options import NodeOptions
 from holdfast.program.coroutine import current_program
+from holdfast.program.secrets import current_redactor
 from holdfast.settings import without_password
 from holdfast.store.open import is_new
 from holdfast.store.port import Store
@@ -46,6 +49,62 @@ def place() -> dict[str, Any]:
     return {"run_id": activity.run_id, "step_id": activity.step_id, "attempt": activity.attempt}
 
 
+class SecretFilter(logging.Filter):
+    """Redacts records that are made inside an activity: of the values of its secrets. For handlers and loggers.
+
+    `App.logger` and the formatters of Holdfast redact by themselves.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Redact a record, and keep it."""
+        redact_record(record)
+        return True
+
+
+def redact_record(record: logging.LogRecord) -> None:
+    """Redact a record, if it is made inside an activity that has secrets."""
+    redactor = current_redactor()
+    if redactor is None:
+        return
+    try:
+        text = record.getMessage()
+    except Exception:  # the handler would write message and arguments as they are to the standard error
+        text = f"{record.msg!r} with arguments that do not fit: {record.args!r}"
+    record.msg, record.args = redactor.text(text), None
+    if record.exc_info and record.exc_info[0] is not None:
+        error = record.exc_text or _FORMATTER.formatException(record.exc_info)
+        redacted = redactor.text(error)
+        if redacted != error:
+            record.exc_text, record.exc_info = redacted, None  # what formats it anew would show the values
+    elif record.exc_text:
+        record.exc_text = redactor.text(record.exc_text)
+    if record.stack_info:
+        record.stack_info = redactor.text(record.stack_info)
+    for name, value in list(vars(record).items()):
+        if name not in _OWN:
+            setattr(record, name, _redacted_field(redactor, value))
+
+
+def _redacted_field(redactor: Redactor, value: Any) -> Any:
+    """Return what was given as `extra`: as it is, or redacted."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return redactor.text(value)
+    if isinstance(value, dict):
+        return {redactor.text(str(key)): _redacted_field(redactor, inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redacted_field(redactor, inner) for inner in value]
+    for text in (str(value), repr(value)):
+        redacted = redactor.text(text)
+        if redacted != text:
+            return redacted
+    return value
+
+
+_FORMATTER = logging.Formatter()
+
+
 class _InPlace(logging.Filter):
     """Adds to each record where it was made, and drops those that are made while a history is replayed."""
 
@@ -53,6 +112,7 @@ class _InPlace(logging.Filter):
         program = current_program()
         if program is not None and (program.is_replaying or program.loop.is_closed()):
             return False
+        redact_record(record)
         for name, value in place().items():
             setattr(record, name, value)
         return True
@@ -90,6 +150,14 @@ class PlainFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as text, redacted."""
+        redact_record(record)
+        if record.exc_text and not record.exc_info:
+            record = copy(record)
+            record.exc_text = _indented(record.exc_text or "")
+        return super().format(record)
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """Return the line of a record."""
         return escaped(super().formatMessage(record))
@@ -114,7 +182,8 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record as one line of JSON."""
+        """Return a record as one line of JSON, redacted."""
+        redact_record(record)
         fields: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname,
@@ -125,6 +194,8 @@ class JsonFormatter(logging.Formatter):
         fields |= {name: value for name, value in vars(record).items() if name not in _OWN}
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            fields["error"] = record.exc_text
         return escaped_json(json.dumps(fields, default=str, ensure_ascii=False))
 
 

@@ -12,21 +12,26 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import Event as SpanEvent
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter
-from opentelemetry.trace import NonRecordingSpan, SpanContext, Status, StatusCode, TraceFlags
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, Status, StatusCode, TraceFlags
+from opentelemetry.util.types import Attributes, AttributeValue
 
 from holdfast.core import events as e
 from holdfast.core.events import Event
+from holdfast.core.redaction import Redactor
 from holdfast.core.state import TERMINAL
 from holdfast.engine.activities.context import current_activity
 from holdfast.engine.history import read_history
 from holdfast.engine.observe.metrics import observer_of
 from holdfast.engine.start.runtime import Runtime
+from holdfast.program.secrets import current_redactor
 from holdfast.registry import Registry
 from holdfast.store.port import Store, Turn
 
@@ -153,6 +158,63 @@ class Tracing:
         self._unsubscribe()
         await self._finished.join()
         self._task.cancel()
+
+
+class RedactingSpanProcessor(SpanProcessor):
+    """Hands spans on to another processor, redacted of the secrets of the activity in which they end.
+
+    For the spans that activities, and what they call, make by a tracer of their own. Put it around the processor that
+    exports them: `provider.add_span_processor(hf.RedactingSpanProcessor(BatchSpanProcessor(exporter)))`.
+    """
+
+    def __init__(self, inner: SpanProcessor) -> None:
+        self._inner = inner
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Note that a span begins."""
+        self._inner.on_start(span, parent_context)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Hand on a span that has ended."""
+        redactor = current_redactor()
+        self._inner.on_end(span if redactor is None else _redacted(span, redactor))
+
+    def shutdown(self) -> None:
+        """Shut the other one down."""
+        self._inner.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Flush the other one."""
+        return self._inner.force_flush(timeout_millis)
+
+
+def _redacted(span: ReadableSpan, redactor: Redactor) -> ReadableSpan:
+    def clean(attributes: Attributes) -> dict[str, AttributeValue]:
+        return {redactor.text(key): _redacted_attribute(value, redactor) for key, value in (attributes or {}).items()}
+
+    said = span.status.description
+    return ReadableSpan(
+        name=redactor.text(span.name),
+        context=span.context,
+        parent=span.parent,
+        resource=span.resource,
+        attributes=clean(span.attributes),
+        events=[SpanEvent(redactor.text(each.name), clean(each.attributes), each.timestamp) for each in span.events],
+        links=[Link(each.context, clean(each.attributes)) for each in span.links],
+        kind=span.kind,
+        instrumentation_scope=span.instrumentation_scope,
+        status=Status(span.status.status_code, redactor.text(said)) if said else span.status,
+        start_time=span.start_time,
+        end_time=span.end_time,
+    )
+
+
+def _redacted_attribute(value: AttributeValue, redactor: Redactor) -> AttributeValue:
+    if isinstance(value, str):
+        return redactor.text(value)
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return cast(AttributeValue, [redactor.text(one) if isinstance(one, str) else one for one in value])
+    return value
 
 
 @contextmanager

@@ -223,7 +223,7 @@ class OwnedRuns:
         self.by_id: dict[str, OwnedRun] = {}
         self.ready = ReadyQueue()
         self.refusals = Refusals()
-        self.executor = ActivityExecutor(slots, self._on_outcome, self._on_heartbeat, rng, limits)
+        self.executor = ActivityExecutor(slots, self._on_outcome, self._on_heartbeat, rng, limits, registry.secrets)
         self._workflow_limits = registry.workflow_limits
         self.dispatcher = Dispatcher(registry, self.executor, self._on_outcome)
         self._queue_worker = queue_worker
