@@ -346,7 +346,7 @@ def test_unfinished_rule_allows_words_that_contain_a_mark() -> None:
 
 
 def test_code_and_docs_are_written_in_the_words_of_the_field() -> None:
-    pages = [(PurePosixPath(f"docs/{page.name}"), page.read_text()) for page in (ROOT / "docs").glob("*.md")]
+    pages = [(PurePosixPath(f"docs/{page.name}"), page.read_text()) for page in (ROOT / "docs").rglob("*.md")]
     pages += [(PurePosixPath(page.name), page.read_text()) for page in ROOT.glob("*.md") if page.stem != "CHANGELOG"]
     texts = [*text_files("src"), *(page for page in pages if page[0].stem != "contract")]  # whose words are agreed on
     assert_clean(problem for path, text in texts for problem in rules.dialect(path, text))

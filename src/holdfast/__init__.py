@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import errors
 from holdfast.app import Activity, App, Workflow
+from holdfast.core.audit import Caller
 from holdfast.core.events import ArtifactRef as Artifact
 from holdfast.core.events import Event
 from holdfast.core.messages import Actor
@@ -17,7 +18,7 @@ from holdfast.core.timing import Retry
 from holdfast.engine.activities.context import NonRetryable, activity_context, open_artifact, put_artifact
 from holdfast.engine.activities.secrets import EnvironmentSecrets, FileSecrets
 from holdfast.engine.activities.verification import Completed, CompletedWithoutResult, Indeterminate, NotCompleted
-from holdfast.engine.inbox.authorization import Caller, ControlRequest
+from holdfast.engine.inbox.authorization import ControlRequest
 from holdfast.engine.observe.logs import JsonFormatter, SecretFilter
 from holdfast.engine.options import NodeOptions
 from holdfast.limits import DeadLetterPolicy, Limits

@@ -6,11 +6,11 @@ from msgspec import Raw
 
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.audit import Caller
 from holdfast.core.events import NULL, Event
 from holdfast.core.messages import AcceptedSignalResult, ControlName, SignalRequest
 from holdfast.core.snapshot import RunSnapshot, project_run
 from holdfast.core.state import RunStatus
-from holdfast.engine.inbox.authorization import Caller
 from holdfast.engine.inbox.operator_commands import OperatorCommand
 from holdfast.engine.inbox.receipts import Receipt, Unconsumed
 from holdfast.engine.start.runtime import Runtime

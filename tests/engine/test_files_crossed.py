@@ -17,6 +17,7 @@ import pytest
 import holdfast as hf
 from holdfast.app import Workflow
 from holdfast.run import RunHandle
+from holdfast.service.auth.tokens import TokenAccess, make_token
 from holdfast.service.context import make_service
 from holdfast.service.http.front import Front
 from tests.engine.harness import wait_for_event
@@ -26,7 +27,8 @@ ROUNDS = 5
 
 START_FILES = 44
 SIGNAL_FILES = 52
-REST_START_FILES = 52
+REST_START_FILES = 44
+TOKEN_FILES = 2
 
 Order = Workflow[[], str]
 
@@ -99,16 +101,20 @@ async def test_files_of_a_signal_until_the_result(shop: tuple[hf.App, Order]) ->
     check(await fewest(signal, begin), SIGNAL_FILES)
 
 
-async def test_files_of_a_start_over_rest(shop: tuple[hf.App, Order]) -> None:
+@pytest.mark.parametrize("with_token", [False, True])
+async def test_files_of_a_start_over_rest(shop: tuple[hf.App, Order], with_token: bool) -> None:
     app, _ = shop
-    transport = httpx.ASGITransport(Front(make_service(app)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as http:
+    token, _ = await make_token(app.runtime().store, "ann", role="engineer")
+    service = make_service(app, authenticate=TokenAccess(app, 60.0)) if with_token else make_service(app)
+    headers = {"authorization": f"Bearer {token}"}
+    transport = httpx.ASGITransport(Front(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop", headers=headers) as http:
 
         async def start() -> None:
             assert (await http.post("/v1/runs", json={"workflow": "order"})).status_code == 201
 
         await start()
-        check(await fewest(start, _at_rest), REST_START_FILES)
+        check(await fewest(start, _at_rest), REST_START_FILES + (TOKEN_FILES if with_token else 0))
 
 
 async def _at_rest() -> None:

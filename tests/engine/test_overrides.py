@@ -9,9 +9,10 @@ from msgspec import Struct
 
 import holdfast as hf
 from holdfast.core import codec
+from holdfast.core.audit import Caller
 from holdfast.core.messages import Actor
 from holdfast.core.state import RunStatus
-from holdfast.engine.inbox.authorization import Caller, ControlRequest
+from holdfast.engine.inbox.authorization import ControlRequest
 from holdfast.engine.turns.draft import control_request
 from holdfast.errors import ActivityFailed, Conflict, InvalidInput, NotPermitted
 from holdfast.run import RunHandle

@@ -8,10 +8,14 @@ token or a deletion in the same commit as the change. An entry that concerns not
 appended alone.
 """
 
+from collections.abc import Callable
+
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.core.events import CallerRef
 from holdfast.core.instants import Instant
+from holdfast.limits import NAME_BYTES
 
 DETAIL_CHARS = 500
 
@@ -37,3 +41,71 @@ class AuditEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     correlation_id: str = ""
     at: Instant = 0
     version: int = 1
+
+
+class Caller(Struct, frozen=True, kw_only=True):
+    """Who sends a request, as a service knows them. A caller without a tenant sees all tenants.
+
+    `scopes` of None are all scopes. `token_id` identifies the caller; it is empty where access is open. `operation` is
+    the operation that they ask for, and `correlation_id` the id of the request in logs.
+    """
+
+    name: str
+    tenant: str | None = None
+    project: str | None = None
+    environment: str | None = None
+    roles: tuple[str, ...] = ()
+    scopes: frozenset[str] | None = None
+    is_admin: bool = False
+    token_id: str = ""
+    operation: str = ""
+    correlation_id: str = ""
+
+    @property
+    def ref(self) -> CallerRef | None:
+        """The caller as events name them."""
+        return CallerRef(self.token_id, self.name) if self.token_id else None
+
+
+def audit_entry(
+    caller: Caller | None,
+    new_id: Callable[[], str],
+    *,
+    actor: str = "",
+    subject: str = "",
+    detail: str = "",
+    outcome: str = "done",
+) -> AuditEntry | None:
+    """Return the audit log's entry about a request; None if it comes from code in this process."""
+    if caller is None or not caller.operation:
+        return None
+    return AuditEntry(
+        entry_id=new_id(),
+        operation=caller.operation,
+        actor=actor or caller.name,
+        by=caller.ref,
+        tenant=caller.tenant,
+        project=caller.project,
+        environment=caller.environment,
+        subject=subject,
+        detail=detail[:DETAIL_CHARS],
+        outcome=outcome,
+        correlation_id=caller.correlation_id,
+    )
+
+
+def run_entry(entry: AuditEntry, run_id: str, place: tuple[str, str, str], now: Instant) -> AuditEntry:
+    """Return an entry about a run, with the run's tenant, project and environment."""
+    tenant, project, environment = place
+    return replace(entry, run_id=run_id, tenant=tenant, project=project, environment=environment, at=now)
+
+
+def letter_entry(entry: AuditEntry, letter_id: str) -> AuditEntry:
+    """Return the entry about one of the dead letters that are settled together."""
+    return replace(entry, entry_id=f"{entry.entry_id}:{letter_id}"[:NAME_BYTES], subject=letter_id)
+
+
+def migration_entry(present: int, latest: int, now: Instant) -> AuditEntry:
+    """Return the entry about a migration of the schema."""
+    detail = f"schema {present} to {latest}"
+    return AuditEntry(entry_id=f"migrate-{latest}", operation="store.migrate", actor="holdfast", detail=detail, at=now)

@@ -15,12 +15,11 @@ from msgspec.structs import replace
 
 from holdfast.app import App
 from holdfast.clock import Ids, SystemIds
-from holdfast.core.audit import AuditEntry
+from holdfast.core.audit import AuditEntry, Caller
 from holdfast.core.messages import Actor
 from holdfast.core.reconciliation import OPERATOR
 from holdfast.core.tasks import is_effective
 from holdfast.engine.history import head_of
-from holdfast.engine.inbox.authorization import Caller
 from holdfast.engine.inbox.tasks import Tasks
 from holdfast.engine.start.runtime import Runtime
 from holdfast.errors import AnswerTooLarge, EngineError, HoldfastError, InvalidInput, NotPermitted

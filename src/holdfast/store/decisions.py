@@ -27,7 +27,7 @@ from holdfast.errors import (
     RunTerminal,
     SignalAcceptanceIndeterminate,
 )
-from holdfast.limits import LEASE_MS, NAME_BYTES, Limits
+from holdfast.limits import LEASE_MS, Limits
 from holdfast.store.types import NewRun, PurgeReport
 
 # --- nodes and their leases --------------------------------------------------------------------------------------
@@ -250,23 +250,6 @@ def unreadable_letter(letter_id: str) -> Conflict:
 
 
 # --- entries of the audit log ------------------------------------------------------------------------------------
-
-
-def audited(entry: AuditEntry, run_id: str, place: tuple[str, str, str], now: Instant) -> AuditEntry:
-    """Return an entry about a run, with the run's tenant, project and environment."""
-    tenant, project, environment = place
-    return replace(entry, run_id=run_id, tenant=tenant, project=project, environment=environment, at=now)
-
-
-def letter_entry(entry: AuditEntry, letter_id: str) -> AuditEntry:
-    """Return the entry about one of the dead letters that are settled together."""
-    return replace(entry, entry_id=f"{entry.entry_id}:{letter_id}"[:NAME_BYTES], subject=letter_id)
-
-
-def migration_entry(present: int, latest: int, now: Instant) -> AuditEntry:
-    """Return the entry about a migration of the schema."""
-    detail = f"schema {present} to {latest}"
-    return AuditEntry(entry_id=f"migrate-{latest}", operation="store.migrate", actor="holdfast", detail=detail, at=now)
 
 
 def purge_entry(entry: AuditEntry, report: PurgeReport, now: Instant) -> AuditEntry:

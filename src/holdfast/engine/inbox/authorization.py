@@ -1,4 +1,4 @@
-"""Who may ask what of runs: the caller, the app's authoriser, and the audit log's entry about a request (API-4).
+"""Who may ask what of runs: the app's authoriser, and what is recorded of its refusals (API-4).
 
 A request is checked in this order (SIG-13): its form, then the authoriser, then the decision is recorded. A permitted
 request is recorded by being accepted. A refused one is recorded in the run's history as SignalRejected, with the actor
@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from holdfast.clock import Ids
 from holdfast.core import codec
-from holdfast.core.audit import DETAIL_CHARS, AuditEntry
-from holdfast.core.events import NULL, CallerRef, RunQueued
+from holdfast.core.audit import Caller, audit_entry
+from holdfast.core.events import NULL, RunQueued
 from holdfast.core.messages import (
     TASK_SIGNAL,
     UPDATE_SIGNAL,
@@ -45,54 +45,9 @@ _OF_ANY_SIZE = Limits(signal_payload_bytes=2**62)
 logger = logging.getLogger("holdfast.access")
 
 
-class Caller(Struct, frozen=True, kw_only=True):
-    """Who sends a request, as a service knows them. A caller without a tenant sees all tenants.
-
-    `scopes` of None are all scopes. `token_id` identifies the caller; it is empty where access is open. `operation` is
-    the operation that they ask for, and `correlation_id` the id of the request in logs.
-    """
-
-    name: str
-    tenant: str | None = None
-    project: str | None = None
-    environment: str | None = None
-    roles: tuple[str, ...] = ()
-    scopes: frozenset[str] | None = None
-    is_admin: bool = False
-    token_id: str = ""
-    operation: str = ""
-    correlation_id: str = ""
-
-    @property
-    def ref(self) -> CallerRef | None:
-        """The caller as events name them."""
-        return CallerRef(self.token_id, self.name) if self.token_id else None
-
-
 def has_override(caller: Caller | None) -> bool:
     """Return whether a caller may skip tasks and waits. Code in this process may, unless the authoriser refuses it."""
     return caller is None or caller.scopes is None or OVERRIDE in caller.scopes
-
-
-def audit_entry(
-    caller: Caller | None, ids: Ids, *, actor: str = "", subject: str = "", detail: str = "", outcome: str = "done"
-) -> AuditEntry | None:
-    """Return the audit log's entry about a request; None if it comes from code in this process."""
-    if caller is None or not caller.operation:
-        return None
-    return AuditEntry(
-        entry_id=ids.new_id(),
-        operation=caller.operation,
-        actor=actor or caller.name,
-        by=caller.ref,
-        tenant=caller.tenant,
-        project=caller.project,
-        environment=caller.environment,
-        subject=subject,
-        detail=detail[:DETAIL_CHARS],
-        outcome=outcome,
-        correlation_id=caller.correlation_id,
-    )
 
 
 class ControlRequest(Struct, frozen=True, kw_only=True):
@@ -266,7 +221,7 @@ class Authorizer:
             subject=asked.name,
         )
         entry = audit_entry(
-            asked.caller, self._ids, actor=asked.actor, subject=asked.name, detail=objection, outcome="refused"
+            asked.caller, self._ids.new_id, actor=asked.actor, subject=asked.name, detail=objection, outcome="refused"
         )
         return replace(record, audit=entry)
 

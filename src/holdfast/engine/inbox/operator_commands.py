@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from holdfast.clock import Ids
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.audit import Caller, audit_entry
 from holdfast.core.events import NULL, OPENING, Event
 from holdfast.core.instants import Instant
 from holdfast.core.keys import check_name, check_signal_id, signal_uuid
@@ -21,15 +22,7 @@ from holdfast.core.messages import ControlName, SignalRequest
 from holdfast.core.operator_commands import OVERRIDES, certain_objection_to_retry, objection_to_resume
 from holdfast.core.state import TERMINAL, state_of
 from holdfast.engine.history import find_event, head_of, read_since_rotation, wait_for_event
-from holdfast.engine.inbox.authorization import (
-    OVERRIDE,
-    Authorizer,
-    Caller,
-    ControlRequest,
-    audit_entry,
-    has_override,
-    refusal_id,
-)
+from holdfast.engine.inbox.authorization import OVERRIDE, Authorizer, ControlRequest, has_override, refusal_id
 from holdfast.engine.turns.draft import control_request, prepare_run
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted, RunTerminal
 from holdfast.limits import NAME_BYTES
@@ -222,7 +215,7 @@ class CommandSender:
         """Return the signal that carries a command, or the refusal of it, with its entry of the audit log."""
         audit = audit_entry(
             caller,
-            self._ids,
+            self._ids.new_id,
             actor=command.actor,
             subject=command.step_id or "",
             detail=refusal or command.reason,
@@ -262,7 +255,7 @@ class CommandSender:
             reference_key=head.reference_key,
             tags=(*tags, retry_tag(run_id)),
         )
-        audit = audit_entry(caller, self._ids, actor=command.actor, subject=run_id, detail=command.reason)
+        audit = audit_entry(caller, self._ids.new_id, actor=command.actor, subject=run_id, detail=command.reason)
         answer = await self._create(replace(new, audit=audit), now)
         if isinstance(answer, port.Refused):
             raise answer.error

@@ -6,10 +6,11 @@ from typing import Any, NotRequired, TypedDict
 from msgspec.structs import replace
 
 from holdfast.clock import Ids
+from holdfast.core.audit import Caller, audit_entry
 from holdfast.core.keys import check_name, check_signal_name
 from holdfast.core.messages import AcceptedSignalResult, SignalRequest
 from holdfast.engine.batcher import Batcher
-from holdfast.engine.inbox.authorization import Authorizer, Caller, audit_entry
+from holdfast.engine.inbox.authorization import Authorizer
 from holdfast.engine.inbox.declarations import Declarations, Declared, DeclaredByCode
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
 from holdfast.program.definitions import WorkflowDefinition
@@ -165,7 +166,7 @@ _FIELDS = frozenset(SignalRequest.__struct_fields__) - {"audit", "original"}
 
 
 def _audited(request: SignalRequest, caller: Caller, ids: Ids) -> SignalRequest:
-    return replace(request, audit=audit_entry(caller, ids, actor=request.actor, subject=request.name))
+    return replace(request, audit=audit_entry(caller, ids.new_id, actor=request.actor, subject=request.name))
 
 
 def _attempt(item: Outgoing, values: Values) -> SignalRequest | CallerError:

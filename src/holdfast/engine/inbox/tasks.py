@@ -14,6 +14,7 @@ from msgspec.structs import asdict, replace
 from holdfast.clock import Ids
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.audit import Caller, audit_entry
 from holdfast.core.effects import is_of_engine
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Task
@@ -23,7 +24,7 @@ from holdfast.core.messages import TASK_SIGNAL, Actor, SignalRequest, TaskAction
 from holdfast.core.reconciliation import AboutStep, read_answer
 from holdfast.core.tasks import DECISIONS, is_effective
 from holdfast.engine.history import head_of, wait_for_event
-from holdfast.engine.inbox.authorization import Authorizer, Caller, audit_entry
+from holdfast.engine.inbox.authorization import Authorizer
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotFound, NotPermitted, RunTerminal, StoreCorrupt
 from holdfast.limits import COMMENT_CHARS
 from holdfast.program.tasks import check_with
@@ -220,7 +221,7 @@ class Tasks:
             name=TASK_SIGNAL,
             payload=payload,
             signal_id=self._ids.new_id() if operation_id is None else operation_id,
-            audit=audit_entry(self._caller, self._ids, actor=by.name, subject=task_id),
+            audit=audit_entry(self._caller, self._ids.new_id, actor=by.name, subject=task_id),
         )
         if self._authorizer.is_needed:
             await self._authorizer.check_signal(signal, self._caller)

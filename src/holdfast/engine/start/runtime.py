@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from holdfast.clock import Ids
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.audit import AuditEntry
+from holdfast.core.audit import AuditEntry, Caller, audit_entry
 from holdfast.core.dead_letters import Settlement
 from holdfast.core.decide import update_step_id
 from holdfast.core.events import Event
@@ -35,7 +35,7 @@ from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRe
 from holdfast.core.state import TERMINAL
 from holdfast.engine.activities.async_completion import report_error, report_result
 from holdfast.engine.history import head_of, read_history, wait_for_event
-from holdfast.engine.inbox.authorization import Authoriser, Authorizer, Caller, audit_entry
+from holdfast.engine.inbox.authorization import Authoriser, Authorizer
 from holdfast.engine.inbox.dead_letters import DeadLetterHandle, find_dead_letters, settle_dead_letter
 from holdfast.engine.inbox.operator_commands import CommandSender, OperatorCommand
 from holdfast.engine.inbox.receipts import Receipt, Unconsumed, mailbox_of, open_waits, receipt_of
@@ -208,7 +208,7 @@ class Runtime:
         self, caller: Caller | None, *, actor: str = "", subject: str = "", detail: str = ""
     ) -> AuditEntry | None:
         """Return the audit log's entry about what a caller does; None for code in this process."""
-        return audit_entry(caller, self.ids, actor=actor, subject=subject, detail=detail)
+        return audit_entry(caller, self.ids.new_id, actor=actor, subject=subject, detail=detail)
 
     # --- starting runs
 
@@ -247,7 +247,7 @@ class Runtime:
             run_id, queued, now, node.name, reference_key=options.reference_key, tags=options.tags, key=key
         )
         if caller is not None:
-            new = replace(new, audit=audit_entry(caller, self.ids, subject=definition.name))
+            new = replace(new, audit=audit_entry(caller, self.ids.new_id, subject=definition.name))
         warning = None
         if options.with_signal is not None:
             new, warning = await self._with_signal(new, queued, definition, options, caller)
@@ -291,7 +291,7 @@ class Runtime:
         except CallerError as problem:
             unfit = problem
         signal_id = self.ids.new_id() if signal.signal_id is None else signal.signal_id
-        audit = audit_entry(caller, self.ids, actor=signal.actor, subject=signal.name)
+        audit = audit_entry(caller, self.ids.new_id, actor=signal.actor, subject=signal.name)
         signal = replace(signal, signal_id=signal_id, audit=audit)
         if self._authorizer.is_needed:
             await self._authorizer.check_first_signal(signal, queued, options.run_id, caller)
@@ -320,7 +320,7 @@ class Runtime:
         """Send a signal. When this returns it is durable. `definition` is the run's workflow, if it is known."""
         check_signal_name(request.name)
         if caller is not None:
-            audit = audit_entry(caller, self.ids, actor=request.actor, subject=request.name)
+            audit = audit_entry(caller, self.ids.new_id, actor=request.actor, subject=request.name)
             request = replace(request, audit=audit)
         return await self._signals.send(request, definition, caller)
 
@@ -361,7 +361,7 @@ class Runtime:
             name=UPDATE_SIGNAL,
             payload=self.registry.values.encode({"name": name, "input": arguments}),
             signal_id=self.ids.new_id() if update_id is None else update_id,
-            audit=audit_entry(caller, self.ids, subject=name),
+            audit=audit_entry(caller, self.ids.new_id, subject=name),
         )
         before = await head_of(self.store, run_id)
         if self._authorizer.is_needed:
@@ -463,7 +463,7 @@ class Runtime:
         self, letter_id: str, action: Settlement, *, actor: str = "", caller: Caller | None = None
     ) -> None:
         """Requeue a dead letter, or drop it."""
-        audit = audit_entry(caller, self.ids, actor=actor)
+        audit = audit_entry(caller, self.ids.new_id, actor=actor)
         await settle_dead_letter(self.store, letter_id, action, actor, audit)
 
     # --- activities that are completed later
@@ -489,7 +489,7 @@ class Runtime:
     def _audit_outcome(self, token: str, actor: str, caller: Caller | None) -> AuditEntry | None:
         if caller is None:
             return None
-        return audit_entry(caller, self.ids, actor=actor, subject=self.activity_token(token).step_id)
+        return audit_entry(caller, self.ids.new_id, actor=actor, subject=self.activity_token(token).step_id)
 
 
 def _with_warning(delivered: port.Delivered, warning: str) -> port.Delivered:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from holdfast.core.audit import run_entry
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.engine.history import head_of
 from holdfast.errors import Conflict, InvalidInput, NotFound, NotPermitted
@@ -12,7 +13,6 @@ from holdfast.service.auth.roles import ADMIN
 from holdfast.service.context import RequestContext
 from holdfast.service.operations.tokens import Place
 from holdfast.service.registry import Request, RunId, operation
-from holdfast.store.decisions import audited
 from holdfast.store.port import PurgePolicy, PurgeReport, RunQuery
 
 DryRun = Annotated[bool, Meta(description="Only count what would be deleted.")]
@@ -67,7 +67,7 @@ async def delete_run(context: RequestContext, request: DeleteRun) -> DeletedView
         raise Conflict(f"run {request.run_id} has not finished: terminate it first", run_id=request.run_id)
     entry = context.audit(subject=request.run_id)
     if entry is not None:
-        entry = audited(entry, request.run_id, (head.tenant, head.project, head.environment), 0)
+        entry = run_entry(entry, request.run_id, (head.tenant, head.project, head.environment), 0)
     policy = PurgePolicy(run_ids=(request.run_id,), finished_run_ms=0, dry_run=request.dry_run)
     report = await context.runtime.store.purge(policy, entry)
     if report.runs == 0:

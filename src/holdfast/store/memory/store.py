@@ -15,7 +15,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.core import codec
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import AdmissionRequest, RunLimit
-from holdfast.core.audit import AuditEntry
+from holdfast.core.audit import AuditEntry, letter_entry, run_entry
 from holdfast.core.dead_letters import DeadLetter, Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -489,7 +489,7 @@ class MemoryStore:
                 before = run.letters[letter_id]
                 answer = run.settle(before, action, actor, now)
                 if audit is not None and isinstance(answer, Settled) and before.settled is None:
-                    self._note(decisions.letter_entry(audit, letter_id), run, now)
+                    self._note(letter_entry(audit, letter_id), run, now)
                 return answer
         return port.Refused(decisions.no_such_letter(letter_id))
 
@@ -547,7 +547,7 @@ class MemoryStore:
         """Append an entry about a run to the audit log, if there is one."""
         if entry is not None:
             place = (run.head.tenant, run.head.project, run.head.environment)
-            self._audit.append(decisions.audited(entry, run.head.run_id, place, now))
+            self._audit.append(run_entry(entry, run.head.run_id, place, now))
 
     def _page(self, found: list[T], limit: int) -> list[T]:
         return found[: min(validation.check_page(limit), self._limits.page_items)]

@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.core.audit import run_entry
 from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
 from holdfast.errors import InvalidInput
@@ -126,7 +127,7 @@ async def _fetch(
     db: Db, now: Instant | None, owner: str | None, new_runs: Sequence[port.NewRun], was_lost: list[None]
 ) -> list[Any]:
     entries = [
-        (number, decisions.audited(new.audit, new.run_id, (new.tenant, new.project, new.environment), 0))
+        (number, run_entry(new.audit, new.run_id, (new.tenant, new.project, new.environment), 0))
         for number, new in enumerate(new_runs, 1)
         if new.audit is not None
     ]

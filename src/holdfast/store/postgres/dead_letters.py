@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from holdfast.core.audit import AuditEntry
+from holdfast.core.audit import AuditEntry, letter_entry, run_entry
 from holdfast.core.codec import encode_text
 from holdfast.core.dead_letters import DeadLetter, Settled, Settlement, letter_id, unreadable_payload
 from holdfast.core.instants import Instant
@@ -78,9 +78,7 @@ async def _settle(
     )
     if entry is not None:
         place = (found[0][12], found[0][13], found[0][14])
-        await audit.append(
-            transaction, [decisions.audited(decisions.letter_entry(entry, id_), letter.run_id, place, now)]
-        )
+        await audit.append(transaction, [run_entry(letter_entry(entry, id_), letter.run_id, place, now)])
     return Settled(id_, action)
 
 

@@ -9,9 +9,9 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 
+from holdfast.core.audit import migration_entry
 from holdfast.core.codec import number_of
 from holdfast.errors import StoreNotMigrated
-from holdfast.store import decisions
 from holdfast.store.postgres import audit
 from holdfast.store.postgres.pool import Db, Transaction
 from holdfast.store.schema import Schema, schema_of
@@ -66,7 +66,7 @@ async def migrate(db: Transaction, name: str, shown: str) -> int:
         await _replace_functions(db, name)
     if 0 < present < latest_version():
         [[now]] = await db.fetch("SELECT holdfast.time_1(NULL)")
-        await audit.append(db, [decisions.migration_entry(present, latest_version(), now)])
+        await audit.append(db, [migration_entry(present, latest_version(), now)])
     return await schema_version(db, name, shown)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core.admission import NEVER, AdmissionRequest
+from holdfast.core.audit import run_entry
 from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
 from holdfast.limits import Limits
@@ -57,7 +58,7 @@ def create(
     if learn is not None:
         learn((new.run_id, run_no) for run_no, new in created)
     entries = [
-        decisions.audited(new.audit, new.run_id, (new.tenant, new.project, new.environment), now)
+        run_entry(new.audit, new.run_id, (new.tenant, new.project, new.environment), now)
         for new, answer in zip(new_runs, answers, strict=True)
         if isinstance(answer, port.Created) and new.audit is not None
     ]

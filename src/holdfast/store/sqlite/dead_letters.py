@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from holdfast.core.audit import AuditEntry
+from holdfast.core.audit import AuditEntry, letter_entry, run_entry
 from holdfast.core.dead_letters import DeadLetter, Settled, Settlement, letter_id, unreadable_payload
 from holdfast.core.instants import Instant
 from holdfast.core.keys import inbox_uuid
@@ -89,7 +89,7 @@ def _settle(
     )
     if entry is not None:
         place = audit.places_of(db, [letter.run_id])[letter.run_id]
-        audit.append(db, [decisions.audited(decisions.letter_entry(entry, id_), letter.run_id, place, now)])
+        audit.append(db, [run_entry(letter_entry(entry, id_), letter.run_id, place, now)])
     return Settled(id_, action)
 
 

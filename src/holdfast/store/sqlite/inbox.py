@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.core.audit import run_entry
 from holdfast.core.codec import encode_text
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
@@ -93,7 +94,7 @@ def _audit(
     ]
     if entries:
         places = audit.places_of(db, {run_id for run_id, _ in entries})
-        audit.append(db, [decisions.audited(entry, run_id, places[run_id], now) for run_id, entry in entries])
+        audit.append(db, [run_entry(entry, run_id, places[run_id], now) for run_id, entry in entries])
 
 
 def _inboxes(db: sqlite3.Connection, run_ids: set[str]) -> dict[str, _Inbox]:

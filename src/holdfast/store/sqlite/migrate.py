@@ -3,9 +3,9 @@
 import sqlite3
 from pathlib import Path
 
+from holdfast.core.audit import migration_entry
 from holdfast.core.instants import Instant
 from holdfast.errors import StoreNotMigrated
-from holdfast.store import decisions
 from holdfast.store.schema import Schema, schema_of
 from holdfast.store.sqlite import audit
 from holdfast.store.sqlite.connection import APPLICATION_ID
@@ -35,7 +35,7 @@ def migrate(db: sqlite3.Connection, path: Path, now: Instant) -> int:
         row = (migration.version, migration.oldest_reader, now)
         db.execute("INSERT INTO holdfast_schema VALUES (?, ?, ?)", row)
     if 0 < present < latest_version():
-        audit.append(db, [decisions.migration_entry(present, latest_version(), now)])
+        audit.append(db, [migration_entry(present, latest_version(), now)])
     return schema_version(db, path)
 
 
