@@ -187,7 +187,7 @@ class App:
             limits, allow_cross_tenant_signals=allow_cross_tenant_signals, values=Values(converters)
         )
         """The workflows, activities and limits of this app."""
-        self.registry.secrets = open_provider(secrets) if isinstance(secrets, str) else secrets
+        self.registry.secrets = None if secrets is None else open_provider(secrets)
         self._runtime: Runtime | None = None
 
     # --- registering

@@ -16,7 +16,9 @@ import holdfast as hf
 from holdfast import testing
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.engine.activities.secrets import resolve_secrets
 from holdfast.engine.check_histories import check_store
+from holdfast.engine.observe.logs import PlainFormatter
 from holdfast.errors import ActivityFailed, InvalidInput, NotDurable, RunCancelled, SecretNotFound, SecretsUnavailable
 from holdfast.limits import NAME_BYTES, SECRET_BYTES, SECRETS
 from tests.engine.harness import EngineVariant, wait_for_event
@@ -427,14 +429,17 @@ async def test_a_provider_that_hangs_is_given_up_with_the_attempt(variant: Engin
 
 async def test_the_time_for_a_provider_is_bounded(variant: EngineVariant, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.engine.activities.secrets.SECRETS_S", 0.01)
-    hanging = Vault()
-    hanging.resolve = lambda refs, scope: asyncio.Event().wait()  # type: ignore[method-assign, assignment, return-value]
-    app, work, began = charging(hanging, ONCE)
+
+    class Hanging(Vault):
+        async def resolve(self, refs: Sequence[str], scope: hf.SecretScope) -> Mapping[str, str]:
+            await asyncio.Event().wait()
+            return {}
+
+    app, work, began = charging(Hanging(), ONCE)
     async with variant.node(app):
         answer = await (await app.start(work, KEY)).result()
-    assert (
-        answer == "SecretsUnavailable: the provider of secrets, Vault, failed with TimeoutError; asked for stripe/key"
-    )
+    assert answer.startswith("SecretsUnavailable: the provider of secrets, ")
+    assert answer.endswith("Hanging, failed with TimeoutError; asked for stripe/key")
     assert began == []
 
 
@@ -586,7 +591,41 @@ async def test_logs_of_an_activity_are_redacted(variant: EngineVariant, formatte
     assert VALUE in outside  # what is logged elsewhere is not touched
 
 
+def test_the_log_of_the_command_is_redacted_and_an_error_cannot_look_like_a_record() -> None:
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    handler.setFormatter(PlainFormatter())
+    log = logging.getLogger("somebody.elses.plain")
+    log.addHandler(handler)
+    with testing.secrets({"stripe/key": VALUE}):
+        try:
+            raise ValueError(f"{VALUE}\n2026-01-28 12:00:00 INFO holdfast.node: forged")
+        except ValueError:
+            log.exception("failed with %s", VALUE)
+    log.removeHandler(handler)
+    first, *rest = text.getvalue().splitlines()
+    assert first.endswith("failed with [redacted: stripe/key]")
+    assert all(line.startswith("    ") for line in rest)
+    assert "    ValueError: [redacted: stripe/key]" in rest
+    assert VALUE not in text.getvalue()
+
+
 # --- providers
+
+
+@pytest.mark.parametrize("wrong", [7, {"stripe/key": VALUE}, object(), "nowhere", "ftp://x", "file:relative"])
+def test_what_is_no_provider_is_refused_when_the_app_is_made(wrong: Any) -> None:
+    with pytest.raises(InvalidInput):
+        hf.App("shop", secrets=wrong)
+
+
+async def test_nothing_is_resolved_for_a_tenant_that_is_not_known() -> None:
+    """A job that an older version has put does not name the tenant of its run."""
+    vault = Vault()
+    for scope in (hf.SecretScope("", ""), hf.SecretScope("acme", ""), hf.SecretScope("", "live")):
+        with pytest.raises(SecretsUnavailable, match="older version"):
+            await resolve_secrets(vault, [KEY], scope)
+    assert vault.asked == []
 
 
 async def test_variables_are_found_by_prefix() -> None:

@@ -102,8 +102,10 @@ def _read(folder: Path, ref: str) -> str:
         raise SecretsUnavailable(f"the file of secret {ref!r} is no UTF-8 text") from None
 
 
-def open_provider(address: str) -> SecretProvider:
-    """Return the provider that an address names, such as `env://SECRET_` or `file:///run/secrets`."""
+def open_provider(address: str | SecretProvider) -> SecretProvider:
+    """Return the provider that an address names, such as `env://SECRET_` or `file:///run/secrets`, or that is given."""
+    if not isinstance(address, str):
+        return _provider(address)
     scheme, separator, rest = address.partition("://")
     if scheme == "env" and separator:
         return EnvironmentSecrets(rest or "SECRET_")
@@ -116,7 +118,16 @@ def open_provider(address: str) -> SecretProvider:
             f"point of the group {ENTRY_POINTS}, not {without_password(address)!r}",
             field="secrets",
         )
-    provider: SecretProvider = found[0].load()(address)
+    return _provider(found[0].load()(address))
+
+
+def _provider(given: Any) -> SecretProvider:
+    if not callable(getattr(given, "resolve", None)):
+        raise InvalidInput(
+            f"a provider of secrets has `async def resolve(refs, scope)`, unlike {type(given).__qualname__}",
+            field="secrets",
+        )
+    provider: SecretProvider = given
     return provider
 
 
