@@ -23,7 +23,7 @@ from holdfast.core.instants import Instant
 from holdfast.errors import Overloaded
 from holdfast.store import port
 from holdfast.store.sqlite import queries
-from holdfast.store.sqlite.leases import check_node, take_over
+from holdfast.store.sqlite.leases import take_over
 
 STATE = """
 SELECT inside, last_tenant, starting, (
@@ -62,7 +62,7 @@ def admit(
 ) -> tuple[list[port.Admitted], Instant | None]:
     """Admit up to `most` runs of these plans, in order of the plans' names."""
     if node is not None:
-        check_node(db, node, now)
+        queries.check_node(db, node, now)
     run_nos: list[int] = []
     instants: list[Instant] = []
     for plan_id in sorted(limits.keys() & _plans_with_queued_runs(db)):
@@ -87,7 +87,7 @@ def _plans_with_queued_runs(db: sqlite3.Connection) -> set[str]:
 def has_queued_runs(db: sqlite3.Connection, node: str | None, now: Instant) -> bool:
     """Return whether any run is queued; raise `LeaseExpired` for a node without a current lease."""
     if node is not None:
-        check_node(db, node, now)
+        queries.check_node(db, node, now)
     return bool(_plans_with_queued_runs(db))
 
 
@@ -172,13 +172,12 @@ def _admit(
     return admitted, None
 
 
-def record_starts(db: sqlite3.Connection, run_nos: list[int], now: Instant) -> None:
-    """Count runs that have started, or ended without that, if they were admitted under a rate."""
-    for (plan_id,) in db.execute(STARTED, (queries.listing(run_nos),)).fetchall():
-        (number,) = db.execute(
-            "UPDATE gates SET last_start = last_start + 1 WHERE plan_id = ? RETURNING last_start", (plan_id,)
-        ).fetchone()
-        db.execute("INSERT INTO gate_starts VALUES (?, ?, ?)", (plan_id, number, now))
+def record_start(db: sqlite3.Connection, plan_id: str, now: Instant) -> None:
+    """Count a run that has started, or ended without that, and was admitted under a rate."""
+    (number,) = db.execute(
+        "UPDATE gates SET last_start = last_start + 1 WHERE plan_id = ? RETURNING last_start", (plan_id,)
+    ).fetchone()
+    db.execute("INSERT INTO gate_starts VALUES (?, ?, ?)", (plan_id, number, now))
 
 
 def _admitted(db: sqlite3.Connection, run_nos: list[int], node: str | None, now: Instant) -> list[port.Admitted]:

@@ -28,7 +28,7 @@ from holdfast.errors import StoreCorrupt
 from holdfast.limits import Limits
 from holdfast.store import decisions, outgoing, port, sql, validation
 from holdfast.store.sqlite import dead_letters, queries
-from holdfast.store.sqlite.admission import LEAVE, record_starts
+from holdfast.store.sqlite.admission import LEAVE, STARTED, record_start
 from holdfast.store.sqlite.create import create
 from holdfast.store.sqlite.inbox import deliver
 
@@ -376,7 +376,8 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
     if jobs:
         db.executemany(queries.INSERT_JOB, jobs)
     if started:
-        record_starts(db, started, now)
+        for (plan_id,) in db.execute(STARTED, (queries.listing(started),)).fetchall():
+            record_start(db, plan_id, now)
     if finished:
         numbers = queries.listing(finished)
         for table in ("messages", "waits", "jobs"):

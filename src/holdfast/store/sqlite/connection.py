@@ -40,8 +40,7 @@ SMALLEST_FILE = 512
 """No SQLite file with anything in it is smaller."""
 
 PRIVATE_FILE = 0o600
-PRIVATE_FOLDER = 0o700
-"""Other users have no rights on the files and folders of a store, from the moment that they are created."""
+"""Other users have no rights on the files of a store, from the moment that they are created."""
 
 OLDEST_SQLITE = (3, 31, 0)
 CLOSE_S = 3.0

@@ -81,18 +81,11 @@ SELECT 1 FROM nodes WHERE node > :first AND node < :last AND node <> :node AND {
 NEXT_VISIBLE = "SELECT min(visible_at) FROM jobs WHERE queue = ? AND visible_at IS NOT NULL"
 
 
-def check_node(db: sqlite3.Connection, node: str, now: Instant) -> None:
-    """Refuse a node without a current lease."""
-    current = f"SELECT 1 FROM nodes WHERE node = :node AND {queries.IS_CURRENT}"
-    if not db.execute(current, {"node": node, "now": now}).fetchone():
-        raise decisions.lease_expired(node)
-
-
 def claim(
     db: sqlite3.Connection, node: str, limit: int, plans: Sequence[port.Plan] | None, now: Instant
 ) -> list[port.LoadedRun]:
     """Claim and load up to `limit` eligible runs."""
-    check_node(db, node, now)
+    queries.check_node(db, node, now)
     chosen = _eligible(db, node, limit, plans, now)
     loaded = take_over(db, chosen, node, now)
     return [loaded[run_no] for run_no in chosen if run_no in loaded]

@@ -111,6 +111,13 @@ def listing(values: Iterable[int | str]) -> str:
 # --- reading
 
 
+def check_node(db: sqlite3.Connection, node: str, now: Instant) -> None:
+    """Refuse a node without a current lease."""
+    current = f"SELECT 1 FROM nodes WHERE node = :node AND {IS_CURRENT}"
+    if not db.execute(current, {"node": node, "now": now}).fetchone():
+        raise decisions.lease_expired(node)
+
+
 def load(db: sqlite3.Connection, run_ids: Sequence[str], now: Instant) -> list[port.LoadedRun | None]:
     """Return the runs in the order asked for; None where missing."""
     numbers = dict(

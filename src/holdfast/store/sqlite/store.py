@@ -45,8 +45,7 @@ from holdfast.store.sqlite import tokens as access_tokens
 from holdfast.store.sqlite.connection import Database
 from holdfast.store.sqlite.migrate import latest_version, migrate, not_migrated, schema_version
 from holdfast.store.sqlite.readers import Readers
-from holdfast.store.sqlite.wakeups import SocketWakeups
-from holdfast.store.wakeups import Wakeups
+from holdfast.store.wakeups import SocketWakeups, Wakeups
 
 T = TypeVar("T")
 Row = TypeVar("Row")
@@ -114,7 +113,7 @@ class SqliteStore:
 
         def work(db: sqlite3.Connection, now: Instant) -> list[port.Created | port.Existing | port.Refused]:
             if claim_for is not None:
-                leases.check_node(db, claim_for, now)
+                queries.check_node(db, claim_for, now)
             answers = create.create(db, runs, claim_for, self._limits, now, self._short_cut.learn)
             if port.creations_may_wake_others(runs, answers):
                 self._notify_soon()  # which comes after the commit: nothing is awaited before
