@@ -18,7 +18,6 @@ from bench.engine import _elsewhere, _timed_runs
 from bench.report import Row, Rows, progress
 from holdfast.engine.activities.task_pool import TaskPool
 from holdfast.engine.start.starter import FirstTurns
-from holdfast.engine.turns.draft import TurnDraft
 from holdfast.store.sqlite.commit import ShortCut
 
 ALL = "all paths on"
@@ -38,8 +37,7 @@ def _in_a_task_of_its_own(self: TaskPool[Any], work: Any) -> None:
 OFF: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "without first turns before creation": (FirstTurns, "take", lambda self, new, now: None),
     "without the pool of tasks": (TaskPool, "add", _in_a_task_of_its_own),
-    "without the short cut of SQLite": (ShortCut, "numbers_of", lambda self, turns: None),
-    "without plain turns": (TurnDraft, "_is_plain", lambda self: False),
+    "without the short cut of SQLite": (ShortCut, "numbers_of", lambda self, db, turns: None),
 }
 
 

@@ -135,10 +135,6 @@ class Body(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     IS_AWAITED: ClassVar[bool] = False
     """Callers on other nodes may wait for it, as they do for the end of a run and for decisions about tasks."""
 
-    ADDS_NOTHING: ClassVar[bool] = False
-    """Nothing but the event itself is committed for it: no message, wait, task, child or signal. An activity with a
-    queue adds a job."""
-
     IS_WORK: ClassVar[bool] = False
     """The run carries something out while the step that it opens is open. In other steps it only waits."""
 
@@ -202,7 +198,6 @@ class RunStarted(RunBody, frozen=True):
     LEADS_TO = RUNNING
     TO_PROGRAM = "control"
     IS_AWAITED = True
-    ADDS_NOTHING = True
 
 
 class RunPaused(RunBody, frozen=True):
@@ -245,7 +240,6 @@ class RunCompleted(RunBody, frozen=True):
     LEADS_FROM = (RUNNING,)
     LEADS_TO = COMPLETED
     CLOSES_ALL = True
-    ADDS_NOTHING = True
     TONE = "good"
 
     result: Raw = NULL
@@ -325,7 +319,6 @@ class StepStarted(Body, frozen=True):
     """An activity was scheduled. With an idempotency key the step is reconcilable: see `core/reconciliation.py`."""
 
     OPENS = "activity"
-    ADDS_NOTHING = True
     IS_WORK = True
     LABEL = "Activity"
 
@@ -415,7 +408,6 @@ class StepCompleted(Body, frozen=True):
     CLOSES = frozenset({"activity"})
     TO_PROGRAM = "outcome"
     RECORDS = "outcome"
-    ADDS_NOTHING = True
 
     result: Raw = NULL
     artifacts: tuple[ArtifactRef, ...] = ()

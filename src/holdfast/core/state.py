@@ -208,11 +208,11 @@ def own_copy(state: RunState) -> RunState:
     """Return a copy that only the caller holds, and may pass to `fold_onto`."""
     return replace(
         state,
-        open_steps=state.open_steps.copy(),
-        waits=state.waits.copy(),
-        failed_steps=state.failed_steps.copy(),
-        cursors=state.cursors.copy(),
-        occurrences=state.occurrences.copy(),
+        open_steps=state.open_steps.copy() if state.open_steps else {},
+        waits=state.waits.copy() if state.waits else {},
+        failed_steps=state.failed_steps.copy() if state.failed_steps else {},
+        cursors=state.cursors.copy() if state.cursors else {},
+        occurrences=state.occurrences.copy() if state.occurrences else {},
     )
 
 

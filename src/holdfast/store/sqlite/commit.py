@@ -4,9 +4,10 @@ The write lock is held, so what is read here stays true until the commit. All ru
 statement; conflicts are answered from that; the other turns are written table by table with `executemany`.
 A run that has two turns in one batch is written in two waves, so that the second finds what the first wrote.
 
-**The short cut.** Most turns are of runs that this process wrote before, and have no conflict. Then nothing is read:
-each run is updated on condition that it is as its turn expects, and the updates are counted. If one is missing,
-everything is rolled back and done again as above, which finds out why.
+**A special path: the short cut.** Most turns have no conflict. So only the numbers of their runs are looked up, each run
+is updated on condition that it is as its turn expects, and the updates are counted. If one is missing, everything is
+rolled back and done again as above, which finds out why. Without it a run of three steps takes SHARE more instructions;
+`python -m bench --only paths` measures it again. `ShortCut.numbers_of` is its only entry.
 
 Whether an event or an open task exists already is left to the unique indexes: only if one is violated is a wave rolled
 back and written again turn by turn, to find the turn at fault.
@@ -35,9 +36,6 @@ from holdfast.store.sqlite.inbox import deliver
 NEVER = 2**62
 """Later than every due instant. Stands for "nothing is due" in a minimum of several instants."""
 
-NUMBERS_KEPT = 20_000
-"""How many numbers of runs are remembered at most: some megabytes."""
-
 BATCHES_AROUND = 20
 """How many batches do not try the short cut after one that had to be rolled back."""
 
@@ -61,6 +59,8 @@ UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?, losses = 
 {_AS_EXPECTED} AND finished_at IS NULL AND ready_at IS NULL AND inbox_seq <= ?
 """
 """For a turn after which its run has the same readiness and owner: no index has to be changed."""
+
+_NUMBERS = "SELECT run_id, run_no FROM runs WHERE run_id IN (SELECT value FROM json_each(?))"
 
 _UNSEEN_OUTCOME = """
 SELECT 1 FROM signals INDEXED BY signals_unconsumed
@@ -95,33 +95,21 @@ class _Head(Struct, gc=False):
 
 
 class ShortCut:
-    """The numbers of runs that this process wrote before, and whether the next batch may rely on them."""
+    """Whether the next batch is committed without reading its runs first."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
         self._batches_around = 0
 
-    def learn(self, numbers: Iterable[tuple[str, int]]) -> None:
-        """Remember the numbers of runs. The id shows whether a number belongs to another run by now."""
-        if len(self._numbers) > NUMBERS_KEPT:
-            self._numbers.clear()
-        self._numbers.update(numbers)
-
-    def forget(self, turns: Iterable[port.Turn]) -> None:
-        """Forget the runs that have finished: nothing more is committed to them."""
-        for turn in turns:
-            if turn.snapshot.status in TERMINAL:
-                self._numbers.pop(turn.run_id, None)
-
-    def numbers_of(self, turns: Sequence[port.Turn]) -> list[int] | None:
+    def numbers_of(self, db: sqlite3.Connection, turns: Sequence[port.Turn]) -> list[int] | None:
         """Return the numbers of the turns' runs, or None if the short cut cannot be taken."""
         if self._batches_around:
             self._batches_around -= 1
             return None
-        numbers = [self._numbers.get(turn.run_id, 0) for turn in turns]
-        if 0 in numbers or len(set(numbers)) < len(numbers) or any(turn.jobs or turn.dead for turn in turns):
+        run_ids = {turn.run_id for turn in turns}
+        if len(run_ids) < len(turns) or any(turn.jobs or turn.dead for turn in turns):
             return None
-        return numbers
+        found = dict(db.execute(_NUMBERS, (queries.listing(run_ids),)).fetchall())
+        return [found[turn.run_id] for turn in turns] if len(found) == len(run_ids) else None
 
     def avoid(self) -> None:
         """Suspend the short cut for a while."""
@@ -132,18 +120,15 @@ def commit(
     db: sqlite3.Connection, turns: Sequence[port.Turn], limits: Limits, now: Instant, short_cut: ShortCut
 ) -> list[Answer]:
     """Commit each turn whose version and epoch are still its run's."""
-    numbers = short_cut.numbers_of(turns)
+    numbers = short_cut.numbers_of(db, turns)
     if numbers is not None:
         if all(map(validation.can_be_kept, turns)) and _is_written(
             db, [(run_no, turn, _may_be_light(turn)) for run_no, turn in zip(numbers, turns, strict=True)], now
         ):
             _send_out(db, list(zip(numbers, turns, strict=True)), limits, now)
-            short_cut.forget(turns)
             return [port.Committed(turn.expected_version + len(turn.events), now) for turn in turns]
         short_cut.avoid()
     heads = _heads(db, turns)
-    short_cut.learn((run_id, head.run_no) for run_id, head in heads.items())
-    short_cut.forget(turns)
     answers: list[Answer | None] = [None] * len(turns)
     wave: dict[str, int] = {}
     written: set[int] = set()  # without those that were committed before, with what they send to others

@@ -1,7 +1,7 @@
 """`create`: new runs, once per request."""
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -31,9 +31,8 @@ def create(
     owner: str | None,
     limits: Limits,
     now: Instant,
-    learn: Callable[[Iterable[tuple[str, int]]], None] | None = None,
 ) -> list[Answer]:
-    """Create runs, for `owner` if there is one. `learn` gets their numbers."""
+    """Create runs, for `owner` if there is one."""
     problems = [validation.check_new_run(new) for new in new_runs]
     requests, run_ids = _known(db, [new for new, problem in zip(new_runs, problems, strict=True) if problem is None])
     (run_no,) = db.execute("SELECT coalesce(max(run_no), 0) FROM runs").fetchone()
@@ -55,8 +54,6 @@ def create(
             run_ids.add(new.run_id)
         answers.append(answer)
     _insert(db, created, owner, now)
-    if learn is not None:
-        learn((new.run_id, run_no) for run_no, new in created)
     entries = [
         run_entry(new.audit, new.run_id, (new.tenant, new.project, new.environment), now)
         for new, answer in zip(new_runs, answers, strict=True)

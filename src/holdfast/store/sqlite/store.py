@@ -114,7 +114,7 @@ class SqliteStore:
         def work(db: sqlite3.Connection, now: Instant) -> list[port.Created | port.Existing | port.Refused]:
             if claim_for is not None:
                 queries.check_node(db, claim_for, now)
-            answers = create.create(db, runs, claim_for, self._limits, now, self._short_cut.learn)
+            answers = create.create(db, runs, claim_for, self._limits, now)
             if port.creations_may_wake_others(runs, answers):
                 self._notify_soon()  # which comes after the commit: nothing is awaited before
             return answers
