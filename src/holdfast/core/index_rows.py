@@ -146,16 +146,17 @@ class IndexChanges(Struct, frozen=True, gc=False):
     tasks: tuple[Task, ...] = ()
 
 
-_NO_CHANGES = IndexChanges()
+NO_CHANGES = IndexChanges()
 _INDEXED = frozenset({"signal", "task"})
 """The kinds of steps that have rows."""
 
 _CHANGES_ROW = frozenset(body for body in e.BODIES.values() if body.CHANGES in _INDEXED) - {e.TaskCommented}
-_CONCERNS_INDEX = (
+CONCERN_INDEX = (
     frozenset(body for body in e.BODIES.values() if body.OPENS in _INDEXED or body.CLOSES & _INDEXED)
     | _CHANGES_ROW
     | e.CLOSING_ALL
 )
+"""The types of events that may change rows of waits or tasks."""
 
 
 def index_changes(before: RunState, after: RunState, events: Iterable[Event]) -> IndexChanges:
@@ -163,7 +164,7 @@ def index_changes(before: RunState, after: RunState, events: Iterable[Event]) ->
     touched: dict[str, Event] = {}
     changed: dict[str, list[Event]] = {}
     for event in events:
-        if type(event.data) not in _CONCERNS_INDEX:
+        if type(event.data) not in CONCERN_INDEX:
             continue
         if type(event.data) in e.CLOSING_ALL:
             ended = {step_id: by for step_id, by in touched.items() if type(by.data) not in _CHANGES_ROW}
@@ -173,7 +174,7 @@ def index_changes(before: RunState, after: RunState, events: Iterable[Event]) ->
             if type(event.data) in _CHANGES_ROW:
                 changed.setdefault(event.step_id, []).append(event)
     if not touched:
-        return _NO_CHANGES
+        return NO_CHANGES
     opened: list[Wait] = []
     closed: list[str] = []
     tasks: list[Task] = []

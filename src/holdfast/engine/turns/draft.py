@@ -15,7 +15,14 @@ from holdfast.core.dead_letters import DeadLetter, Reason, defer, signal_to_dead
 from holdfast.core.decide import Input, apply_commands, decide, is_taken, queue_run
 from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.events import EngineRunRef, Event, RunQueued
-from holdfast.core.index_rows import RuntimeSnapshot, index_changes, record_changes, runtime_snapshot
+from holdfast.core.index_rows import (
+    CONCERN_INDEX,
+    NO_CHANGES,
+    RuntimeSnapshot,
+    index_changes,
+    record_changes,
+    runtime_snapshot,
+)
 from holdfast.core.instants import Instant
 from holdfast.core.keys import fitting_id, request_key
 from holdfast.core.messages import (
@@ -189,7 +196,9 @@ class TurnDraft:
             self._read_on()
         self.snapshot = runtime_snapshot(self.state)
         self._touched = self._find_touched()
-        head, changes = self._loaded.head, index_changes(self._before, self.state, self.events)
+        head, changes = self._loaded.head, NO_CHANGES
+        if not CONCERN_INDEX.isdisjoint(self.kinds):
+            changes = index_changes(self._before, self.state, self.events)
         has_family = self._has_children() or self.state.parent_run_id is not None
         return Turn(
             run_id=head.run_id,
@@ -209,7 +218,7 @@ class TurnDraft:
             starts=tuple(self._children()) if e.ChildStarted in self.kinds else (),
             sends=(*self._sent, *self._sends()) if has_family else tuple(self._sent),
             jobs=tuple(self._jobs()) if self._queued else (),
-            jobs_closed=self._jobs_closed(),
+            jobs_closed=self._jobs_closed() if self._touched or self._loaded.details else (),
             dead=tuple(self._dead),
         )
 

@@ -4,7 +4,7 @@ The write lock is held, so what is read here stays true until the commit. All ru
 statement; conflicts are answered from that; the other turns are written table by table with `executemany`.
 A run that has two turns in one batch is written in two waves, so that the second finds what the first wrote.
 
-**A special path: the short cut.** Most turns have no conflict. So only the numbers of their runs are looked up, each run
+**A special path: the short cut.** Most turns have no conflict. So only the numbers of their runs are read, each run
 is updated on condition that it is as its turn expects, and the updates are counted. If one is missing, everything is
 rolled back and done again as above, which finds out why. Without it a run of three steps takes SHARE more instructions;
 `python -m bench --only paths` measures it again. `ShortCut.numbers_of` is its only entry.
@@ -35,6 +35,9 @@ from holdfast.store.sqlite.inbox import deliver
 
 NEVER = 2**62
 """Later than every due instant. Stands for "nothing is due" in a minimum of several instants."""
+
+NUMBERS_KEPT = 20_000
+"""How many numbers of runs are remembered at most: some megabytes."""
 
 BATCHES_AROUND = 20
 """How many batches do not try the short cut after one that had to be rolled back."""
@@ -95,24 +98,37 @@ class _Head(Struct, gc=False):
 
 
 class ShortCut:
-    """Whether the next batch is committed without reading its runs first."""
+    """The numbers of runs that were committed here before, and whether the next batch may rely on them."""
 
     def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
         self._batches_around = 0
 
     def numbers_of(self, db: sqlite3.Connection, turns: Sequence[port.Turn]) -> list[int] | None:
-        """Return the numbers of the turns' runs, or None if the short cut cannot be taken."""
+        """Return the numbers of the turns' runs, or None if the short cut cannot be taken.
+
+        Numbers of runs that finish are forgotten; where one belongs to another run by now, the update shows it.
+        """
         if self._batches_around:
             self._batches_around -= 1
             return None
-        run_ids = {turn.run_id for turn in turns}
-        if len(run_ids) < len(turns) or any(turn.jobs or turn.dead for turn in turns):
+        numbers = [self._numbers.get(turn.run_id, 0) for turn in turns]
+        if 0 in numbers:
+            unknown = [turn.run_id for turn, number in zip(turns, numbers, strict=True) if not number]
+            if len(self._numbers) > NUMBERS_KEPT:
+                self._numbers.clear()
+            self._numbers.update(db.execute(_NUMBERS, (queries.listing(unknown),)).fetchall())
+            numbers = [number or self._numbers.get(turn.run_id, 0) for turn, number in zip(turns, numbers, strict=True)]
+        for turn in turns:
+            if turn.snapshot.status in TERMINAL:
+                self._numbers.pop(turn.run_id, None)
+        if 0 in numbers or len(set(numbers)) < len(numbers) or any(turn.jobs or turn.dead for turn in turns):
             return None
-        found = dict(db.execute(_NUMBERS, (queries.listing(run_ids),)).fetchall())
-        return [found[turn.run_id] for turn in turns] if len(found) == len(run_ids) else None
+        return numbers
 
     def avoid(self) -> None:
         """Suspend the short cut for a while."""
+        self._numbers.clear()
         self._batches_around = BATCHES_AROUND
 
 
