@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.store.port import CommitConflict, Committed, Turn
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.sqlite.commit import BATCHES_AROUND
+from holdfast.store.sqlite.commit import BATCHES_AROUND, NUMBERS_KEPT
 from holdfast.testing.samples import SampleNode, activity, complete, read_history, signal, timer, wait
 
 LOOK = "SELECT run_id, run_no, version"
@@ -105,6 +105,20 @@ async def test_a_run_with_a_timer_stays_due(scene: Scene) -> None:
     assert (await scene.node.load("a")).head.ready_at == due_at
 
 
+@pytest.mark.contract("OWN-1", "STO-1")
+async def test_a_number_that_is_another_runs_by_now_harms_nobody(scene: Scene) -> None:
+    """A creation was rolled back, or a run was purged, and its number was given to another run."""
+    for run_id in ("a", "b"):
+        await scene.node.start(run_id, activity("charge"))
+    numbers = dict(scene.database.execute("SELECT run_id, run_no FROM runs"))
+    scene.store._short_cut._numbers["a"] = numbers["b"]
+    before = await scene.events("b")
+    turn = await scene.next_turn("a")
+    assert await scene.commit(turn) == ([True], True)
+    assert await scene.events("b") == before
+    assert await scene.events("a") == turn.expected_version + len(turn.events)
+
+
 @pytest.mark.contract("OWN-1")
 async def test_two_turns_of_one_run_in_a_batch_take_the_long_way(scene: Scene) -> None:
     await scene.node.start("a", activity("charge"))
@@ -123,3 +137,15 @@ async def test_after_a_batch_that_had_to_be_undone_some_take_the_long_way(scene:
 
 async def _empty_turn(scene: Scene, run_id: str) -> Turn:
     return await scene.node.turn(await scene.node.load(run_id))
+
+
+async def test_not_all_numbers_are_kept(scene: Scene) -> None:
+    for run_id in ("a", "b"):
+        await scene.node.start(run_id, activity("charge"))
+    await scene.commit(await scene.next_turn("a"))
+    numbers = scene.store._short_cut._numbers
+    numbers.update({f"run-{number}": number for number in range(NUMBERS_KEPT)})
+    assert await scene.commit(await scene.next_turn("b")) == ([True], False)
+    assert set(numbers) == {"b"}
+    assert await scene.commit(await scene.node.turn(await scene.node.load("b"), complete())) == ([True], False)
+    assert not numbers
