@@ -218,7 +218,7 @@ class TurnDraft:
             starts=tuple(self._children()) if e.ChildStarted in self.kinds else (),
             sends=(*self._sent, *self._sends()) if has_family else tuple(self._sent),
             jobs=tuple(self._jobs()) if self._queued else (),
-            jobs_closed=self._jobs_closed() if self._touched or self._loaded.details else (),
+            jobs_closed=self._jobs_closed(),
             dead=tuple(self._dead),
         )
 
