@@ -25,10 +25,9 @@ from tests.engine.harness import wait_for_event
 PACKAGE = str(Path(hf.__file__).parent) + "/"
 ROUNDS = 5
 
-START_FILES = 44
-SIGNAL_FILES = 52
-REST_START_FILES = 44
-TOKEN_FILES = 2
+START_FILES = 34
+SIGNAL_FILES = 41
+REST_START_FILES = 43
 
 Order = Workflow[[], str]
 

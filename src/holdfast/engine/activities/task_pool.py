@@ -3,7 +3,8 @@
 A task takes the next activity when it is done with the one before. An activity that waits for something keeps its task,
 and those behind it get others: a few at first, then twice as many each time that all of them are taken.
 
-A task for each would cost a run of three steps 4 to 9 % more instructions; `python -m bench --only paths` measures it.
+This is a special path, and `TaskPool.add` its only entry. A task for each activity would cost a run of three steps 5 %
+more instructions; `python -m bench --only paths` measures it again.
 
 No activity notices another: a task that is not as it was (an activity has set a context variable, or has cancelled the
 task and ignored it) ends, and the next activity begins in a new task.
