@@ -7,7 +7,8 @@ schema that was empty when the plans were made, and on one that is filled.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -153,7 +154,11 @@ async def recorded(address: str, clock: VirtualClock | None = None) -> tuple[Pos
     return store, recorder
 
 
-async def pass_admission(store: PostgresStore, number: int) -> None:
+async def nothing() -> None:
+    """Let the server be."""
+
+
+async def pass_admission(store: PostgresStore, number: int, between: Callable[[], Awaitable[Any]] = nothing) -> None:
     """Queue runs, admit them, and let them leave."""
     node = SampleNode(store, f"doorkeeper-{number}", HOUR_MS)
     await node.renew()
@@ -162,13 +167,14 @@ async def pass_admission(store: PostgresStore, number: int) -> None:
     for overload in overloads:
         run_ids = [f"{overload}-{number}-{each}" for each in range(3)]
         await enqueue(store, *run_ids, limit=replace(queue, overload=overload), key=run_ids[0], claim_for=node.name)
+        await between()
         await node.step(run_ids[0], complete())
         admitted = await admit(store, queue, claim_for=node.name)
         assert admitted == run_ids[1:2] * (overload == "queue")
     await enqueue(store, f"delay-{number}", limit=RunLimit(starts=100_000, overload="delay"))
 
 
-async def work(store: PostgresStore, number: int) -> None:
+async def work(store: PostgresStore, number: int, between: Callable[[], Awaitable[Any]] = nothing) -> None:
     """Do everything that is done often."""
     first, second, third, fourth = (f"run-{number}-{each}" for each in range(4))
     node = SampleNode(store, f"node-{number}", HOUR_MS)
@@ -177,7 +183,9 @@ async def work(store: PostgresStore, number: int) -> None:
         await node.start(run_id, wait("go"), timer(2**61), activity("charge"))
     await store.create([new_run(f"new-{number}", request_id=f"new-{number}")])
     await store.deliver([signal(first, signal_id="s", require_waiting=True), message(first)])
+    await between()
     await node.step(first, records=[record(first)])
+    await between()
     await node.step(second, complete())
     await node.commit(await queue_turn(node, [job(fourth), job(fourth, "other")], run=fourth))
     await node.commit(await queue_turn(node, closed=["other"], run=fourth))
@@ -203,13 +211,18 @@ async def work(store: PostgresStore, number: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.contract("STO-1")
-@pytest.mark.parametrize("state", ["filled", "empty", "known to be empty", "known to be small", "known to be dead"])
+@pytest.mark.parametrize(
+    "state", ["filled", "empty", "known to be empty", "known to be small", "known to be dead", "analyzed again"]
+)
 async def test_hot_statements_use_their_indexes(address: str, state: str) -> None:
-    """Whenever the plans are made: while the tables are small the server may believe that they stay so."""
+    """Whenever the plans are made: while the tables are small the server may believe that they stay so.
+
+    "analyzed again" is what a server does by itself, at any moment, while the first runs are made.
+    """
     store, recorder = await recorded(address)
     if state == "filled":
         await fill(address)
-    if state in ("known to be small", "known to be dead"):
+    if state in ("known to be small", "known to be dead", "analyzed again"):
         await work(store, 0)
         await pass_admission(store, 0)
     if state == "known to be dead":  # as a long transaction keeps what was removed
@@ -219,9 +232,10 @@ async def test_hot_statements_use_their_indexes(address: str, state: str) -> Non
             await execute(address, f"ANALYZE {parse_address(address).schema}.{table}")
     elif state.startswith("known"):
         await execute(address, "VACUUM ANALYZE")
+    analyze = partial(execute, address, "ANALYZE") if state == "analyzed again" else nothing
     for number in (1, 2):
-        await work(store, number)
-        await pass_admission(store, number)
+        await work(store, number, analyze)
+        await pass_admission(store, number, analyze)
     if state != "filled":
         # Plans outside functions are made anew each time, and may well walk what is empty.
         recorder.plans = [plan for plan in recorder.plans if "$" not in plan["Query Text"]]

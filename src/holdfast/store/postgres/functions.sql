@@ -236,8 +236,11 @@ BEGIN
                 CASE WHEN r.inbox_seq > t.seen THEN o_now END,
                 (SELECT min(m.due_at) FROM holdfast.messages m WHERE m.run_no = r.run_no)
             ) END
-        FROM unnest(v_numbers, p_versions, p_counts, p_statuses, p_snapshots, p_ends, p_seen, p_releases, v_owners,
-            v_readies) AS t (run_no, version, events, status, snapshot, is_end, seen, is_release, owner, ready_at)
+        FROM (
+            SELECT * FROM unnest(v_numbers, p_versions, p_counts, p_statuses, p_snapshots, p_ends, p_seen, p_releases,
+                v_owners, v_readies)
+            LIMIT cardinality(v_numbers)  -- of an unknown number the server expects few, and looks each of them up
+        ) AS t (run_no, version, events, status, snapshot, is_end, seen, is_release, owner, ready_at)
         WHERE r.run_no = t.run_no
         RETURNING r.run_no, (r.lease_owner, r.ready_at) IS DISTINCT FROM (t.owner, t.ready_at) AS is_changed
     )
@@ -931,8 +934,9 @@ BEGIN
         END IF;
         IF p_new IS NOT NULL AND array_position(p_new, v_number) IS NULL THEN
             SELECT r.finished_at IS NOT NULL INTO v_is_finished
-            FROM holdfast.gate_runs g JOIN holdfast.runs r ON r.run_id = g.run_id
-            WHERE g.number = v_number AND r.gate_no = v_number FOR UPDATE OF r SKIP LOCKED;
+            FROM holdfast.runs r
+            WHERE r.run_id = (SELECT g.run_id FROM holdfast.gate_runs g WHERE g.number = v_number)
+                AND r.gate_no = v_number FOR UPDATE OF r SKIP LOCKED;
             EXIT WHEN NOT FOUND;
             IF v_is_finished THEN  -- since those that have left were counted
                 INSERT INTO holdfast.gate_exits (plan_id, number) VALUES (p_plan, v_number) ON CONFLICT DO NOTHING;
@@ -1188,7 +1192,9 @@ BEGIN
         r.finished_at, r.inbox_seq, r.ready_at, r.lease_owner, r.lease_epoch, r.queued_at, r.losses, p_now,
         m.messages, s.seqs, s.names, s.signals, s.steps, s.ats, s.payloads, s.receiveds, s.bys,
         f.is_full IS NULL, c.records, d.steps, d.details
-    FROM unnest(p_runs) WITH ORDINALITY AS t (no, ord)
+    FROM (
+        SELECT * FROM unnest(p_runs) WITH ORDINALITY LIMIT cardinality(p_runs)  -- as in commit_1
+    ) AS t (no, ord)
     JOIN holdfast.runs r ON r.run_no = t.no
     LEFT JOIN LATERAL (
         SELECT array_agg(x.message ORDER BY x.due_at, x.signal_id) AS messages
@@ -1252,7 +1258,8 @@ $do$;
 -- without an owner and of the node's own, in order and late. Streams 1 to 4 are these four, 5 are runs of lost nodes.
 -- A definition in `p_plans` is one text: a plan's id, a line break, and its version; no name has a line break in it.
 CREATE OR REPLACE FUNCTION holdfast.eligible_2(p_now bigint, p_node text, p_limit bigint, p_plans text[], p_from bigint[])
-RETURNS TABLE (o_stream int, o_place bigint, o_since bigint, o_run bigint, o_owner text) LANGUAGE plpgsql AS $$
+RETURNS TABLE (o_stream int, o_place bigint, o_since bigint, o_run bigint, o_owner text) LANGUAGE plpgsql
+ROWS 1 AS $$  -- so that each of them is looked up
 DECLARE
     v_owner text;
 BEGIN
@@ -1404,7 +1411,7 @@ BEGIN
     v_gone := ARRAY(SELECT n.node FROM holdfast.nodes n
         WHERE holdfast.lease_end_1(n.lease_until, o_now) <= o_now FOR UPDATE SKIP LOCKED);
     DELETE FROM holdfast.nodes n
-    WHERE n.node = ANY (v_gone) AND NOT EXISTS (SELECT 1 FROM holdfast.agenda a WHERE a.owner = n.node);
+    WHERE n.node = ANY (v_gone) AND (SELECT 1 FROM holdfast.agenda a WHERE a.owner = n.node LIMIT 1) IS NULL;
 END
 $$;
 
