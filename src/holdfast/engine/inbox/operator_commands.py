@@ -111,7 +111,6 @@ class CommandSender:
         """
         command = self._checked(command)
         kind = ""
-        after = (await head_of(self._store, run_id)).version
         if command.step_id is not None:
             step = await self._step(run_id, command.step_id)
             kind = "" if step is None else OPENING[type(step)]
@@ -121,6 +120,8 @@ class CommandSender:
                 is_seen = kind in OVERRIDES or not self._authorizer.is_needed
                 command = replace(command, may_override=is_seen and has_override(caller))
         await self._authorise(run_id, command, kind, caller)
+        is_followed = wait or command.name == "RETRY_STEP"
+        after = (await head_of(self._store, run_id)).version if is_followed else 0
         answer = await self._deliver(self._request(run_id, command, caller))
         after = after if isinstance(answer, port.Accepted) else 0
         if wait:
