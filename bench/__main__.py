@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from bench import (
     analysts,
+    artifacts,
     claim,
     commit,
     core,
@@ -38,6 +39,7 @@ ON_DISK: dict[str, tuple[str, Callable[[Effort, Path], Awaitable[Rows]]]] = {
         "Turns committed (1 run, 2 events, 1 message consumed, 1 created), beside the floor",
         commit.measure,
     ),
+    "artifacts": ("Memory with an artifact of 100 MB, and results of 1 MB beside the store", artifacts.measure),
     "growth": ("Cost of a turn by the number of runs stored, batches of 100", growth.measure),
     "deliver": ("Signals accepted, each with a signal_id", deliver.measure),
     "claim": ("Claims while nearly all runs are parked", claim.measure),

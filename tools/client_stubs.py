@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UnsetType
 
 from holdfast.client.resources import RESOURCES, STREAMED, needed
-from holdfast.service.operations import OPERATIONS
+from holdfast.service.operations import DOWNLOADS, OPERATIONS
 from holdfast.service.registry import Operation
 
 STUBS = Path(__file__).parent.parent / "src" / "holdfast" / "client" / "resources.pyi"
@@ -76,7 +76,9 @@ def _method(operation: Operation, imports: dict[str, str], *, is_sync: bool) -> 
     if operation.name in STREAMED:
         told = answer if "after" in operation.request_type.__struct_fields__ else "tuple[str, Any]"
         answer = f"{'' if is_sync else 'Async'}Iterator[{told}]"
-    prefix = "" if is_sync or operation.name in STREAMED else "async "
+    if operation.name in DOWNLOADS:
+        answer = f"{'' if is_sync else 'Async'}Iterator[{answer}]"
+    prefix = "" if is_sync or operation.name in STREAMED or operation.name in DOWNLOADS else "async "
     return f"    {prefix}def {name}({_parameters(operation, imports)}) -> {answer}: ..."
 
 
@@ -85,7 +87,8 @@ def stubs() -> str:
     imports: dict[str, str] = {}
     classes: list[str] = []
     for resource in RESOURCES:
-        operations = [each for each in (*OPERATIONS.values(), *STREAMED.values()) if each.resource == resource]
+        known = {**OPERATIONS, **STREAMED, **DOWNLOADS}
+        operations = [each for each in known.values() if each.resource == resource]
         for is_sync in (False, True):
             takes = "resource: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]" if is_sync else "calls: Calls"
             lines = [

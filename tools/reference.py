@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.errors import HoldfastError
 from holdfast.service.http.problems import rpc_code_of, status_of, title_of
-from holdfast.service.operations import OPERATIONS, STREAMS
+from holdfast.service.operations import DOWNLOADS, OPERATIONS, STREAMS
 from holdfast.service.registry import Operation
 
 PAGE = Path(__file__).parents[1] / "docs" / "service.md"
@@ -40,7 +40,7 @@ def _kinds(root: type[HoldfastError]) -> list[type[HoldfastError]]:
 
 def page_with_tables(text: str) -> str:
     """Return the page with the tables in their places."""
-    tables = {"operations": operations_table({**OPERATIONS, **STREAMS}), "errors": errors_table()}
+    tables = {"operations": operations_table({**OPERATIONS, **STREAMS, **DOWNLOADS}), "errors": errors_table()}
     for name, made in tables.items():
         begin = BEGIN.format(name=name)
         before, _, rest = text.partition(begin)

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from holdfast.clock import Ids, Rng, SystemIds, SystemRng
 from holdfast.core.dead_letters import DeadLetter, Reason
+from holdfast.core.events import ArtifactRef
 from holdfast.core.index_rows import Wait
 from holdfast.core.keys import check_name, check_signal_name, require_step_name
 from holdfast.core.messages import AcceptedSignalResult
@@ -320,6 +321,13 @@ class App:
         """Return the JSON Schema of each signal that the workflow declares, by its name."""
         definition = self._known(workflow)
         return {name: definition.values.schema(kind) for name, kind in definition.signals.items()}
+
+    def open_artifact(self, artifact: ArtifactRef) -> AsyncIterator[bytes]:
+        """Iterate over the bytes of an artifact, outside of workflows.
+
+        A missing one raises `ArtifactMissing`. `ArtifactCorrupt` is raised at the end, if they are not what was stored.
+        """
+        return self.runtime().open_artifact(artifact)
 
     async def complete_activity(self, token: str, result: Any = None) -> None:
         """Report the result of an activity that ended by `complete_later`. When this returns it is durable.

@@ -16,7 +16,7 @@ from holdfast.client import Client, SyncClient, resources
 from holdfast.client.transports import Unreachable, error_of
 from holdfast.errors import Conflict, EngineError, HoldfastError, InvalidInput, NotFound, RateLimited
 from holdfast.service.http.problems import problem_of
-from holdfast.service.operations import OPERATIONS, STREAMS
+from holdfast.service.operations import DOWNLOADS, OPERATIONS, STREAMS
 from tests.service.callers import client_of
 from tests.service.in_process import make_app, serve_in_process
 from tests.service.stream_readers import served, settled
@@ -27,7 +27,7 @@ QUICKLY = hf.Retry(max_attempts=4, initial_ms=1)
 
 @pytest.mark.contract("API-1")
 def test_no_operation_is_missing_in_the_client() -> None:
-    for name, operation in {**OPERATIONS, **STREAMS}.items():
+    for name, operation in {**OPERATIONS, **STREAMS, **DOWNLOADS}.items():
         resource, _, verb = name.partition(".")
         for prefix in ("", "Sync"):
             method = getattr(getattr(resources, prefix + resource.title()), verb)

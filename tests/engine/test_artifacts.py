@@ -104,7 +104,7 @@ async def test_an_artifact_is_streamed_and_only_its_reference_is_in_the_history(
         assert [[each.kind for each in step.artifacts] for step in steps] == [["film"], ["log"]]
         assert steps[0].artifacts == (artifact,)
         assert all(len(step.result) < 1_000 for step in steps)
-        received = [chunk async for chunk in app.runtime().open_artifact(artifact)]
+        received = [chunk async for chunk in app.open_artifact(artifact)]
         assert sum(map(len, received)) == 3 * MIB
     assert len(files_in(folder)) == 2
 

@@ -12,7 +12,7 @@ from holdfast.client import resources
 from holdfast.errors import RateLimited
 from holdfast.service.http.openapi import EXAMPLES
 from holdfast.service.http.rest import OperationRouter
-from holdfast.service.operations import OPERATIONS, STREAMS
+from holdfast.service.operations import DOWNLOADS, OPERATIONS, STREAMS
 from holdfast.service.registry import RequestBinder
 from holdfast.service.views import EventView
 from holdfast.testing import VirtualClock
@@ -45,7 +45,7 @@ def test_no_operation_is_without_a_scene_and_an_example() -> None:
 
 @pytest.mark.contract("API-1")
 async def test_no_way_has_an_operation_that_another_lacks() -> None:
-    everything = {**OPERATIONS, **STREAMS}
+    everything = {**OPERATIONS, **STREAMS, **DOWNLOADS}
     asked = {f"{resource}.{verb}" for resource in resources.RESOURCES for verb in _public(resource.title())}
     assert asked == {
         f"{resource}.{verb}" for resource in resources.RESOURCES for verb in _public(f"Sync{resource.title()}")

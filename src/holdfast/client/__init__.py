@@ -77,6 +77,7 @@ class Client:
         self.audit = resources.Audit(self._calls)
         self.tenants = resources.Tenants(self._calls)
         self.lists = resources.Lists(self._calls)
+        self.artifacts = resources.Artifacts(self._calls)
 
     async def result(self, run_id: str, kind: Any = Any) -> Any:
         """Wait for a run to finish; return what it returned, as this type, or raise `RunFailed` or `RunCancelled`."""
@@ -126,6 +127,7 @@ class SyncClient:
         self.audit = resources.SyncAudit(self._client.audit, self._runner.run)
         self.tenants = resources.SyncTenants(self._client.tenants, self._runner.run)
         self.lists = resources.SyncLists(self._client.lists, self._runner.run)
+        self.artifacts = resources.SyncArtifacts(self._client.artifacts, self._runner.run)
 
     def result(self, run_id: str, kind: Any = Any) -> Any:
         """Wait for a run to finish, as `Client.result` does."""

@@ -81,6 +81,12 @@ class Calls:
             await asyncio.sleep(seconds)
             attempt += 1
 
+    async def download(self, operation: Operation, fields: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+        """Return bytes as they come. A download that breaks is begun again by the caller: nothing of it is kept."""
+        async with aclosing(self._transport.stream(operation, fields)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
     async def close(self) -> None:
         """Close connections."""
         await self._transport.close()

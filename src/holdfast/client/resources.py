@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.client.calls import Calls
 from holdfast.errors import InvalidInput
-from holdfast.service.operations import OPERATIONS
+from holdfast.service.operations import DOWNLOADS, OPERATIONS
 from holdfast.service.operations.streams import follow_run, watch_lists
 from holdfast.service.registry import Operation
 
@@ -45,6 +45,8 @@ def method_of(operation: Operation) -> Callable[..., Any]:
         if unknown:
             raise InvalidInput(f"{operation.name} has no {', '.join(unknown)}", field=unknown[0])
         calls: Calls = self._calls
+        if operation.name in DOWNLOADS:
+            return calls.download(operation, fields)
         return calls.stream(operation, fields) if operation.name in STREAMED else calls.call(operation, fields)
 
     method.__name__ = method.__qualname__ = operation.name.partition(".")[2]
@@ -58,7 +60,8 @@ def sync_method_of(operation: Operation) -> Callable[..., Any]:
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         called = getattr(self._resource, name)(*args, **kwargs)
-        return _iterate(called, self._run) if operation.name in STREAMED else self._run(called)
+        is_iterated = operation.name in STREAMED or operation.name in DOWNLOADS
+        return _iterate(called, self._run) if is_iterated else self._run(called)
 
     method.__name__ = method.__qualname__ = name
     method.__doc__ = operation.doc
@@ -89,11 +92,11 @@ class _SyncResource:
 
 
 def _methods(resource: str, make: Callable[[Operation], Callable[..., Any]]) -> dict[str, Any]:
-    operations = {**OPERATIONS, **STREAMED}
+    operations = {**OPERATIONS, **STREAMED, **DOWNLOADS}
     return {name.partition(".")[2]: make(each) for name, each in operations.items() if each.resource == resource}
 
 
-RESOURCES = tuple(dict.fromkeys(operation.resource for operation in (*OPERATIONS.values(), *STREAMED.values())))
+RESOURCES = tuple(dict.fromkeys(each.resource for each in {**OPERATIONS, **STREAMED, **DOWNLOADS}.values()))
 """What operations are about, in the order of declaration."""
 
 for _resource in RESOURCES:

@@ -13,6 +13,7 @@ from holdfast.program.values import PLAIN, Values
 from holdfast.service.context import Principal, make_service
 from holdfast.service.http.problems import Problem, unexpected
 from holdfast.service.live.sse import Stream
+from holdfast.service.operations.artifacts import Download
 from holdfast.service.registry import Operation, RequestBinder
 from holdfast.settings import without_password
 
@@ -31,7 +32,7 @@ class Transport(Protocol):
         ...
 
     def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncGenerator[bytes, None]:
-        """Return an event stream in chunks."""
+        """Return an event stream, or a download, in chunks."""
         ...
 
     async def close(self) -> None:
@@ -63,7 +64,7 @@ class InProcess:
     async def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         self._principal.require(operation.scope)
         context = self._service.context(self._principal, self._service.ids.new_id())
-        stream: Stream = await operation.handle(context, self._read(operation, fields))
+        stream: Stream | Download = await operation.handle(context, self._read(operation, fields))
         pieces = stream.pieces()
         try:
             async for piece in pieces:

@@ -34,7 +34,7 @@ from holdfast.service.http.protocol import IS_SPARE
 from holdfast.service.http.proxies import Proxies
 from holdfast.service.http.rest import Rest
 from holdfast.service.http.static import page_routes
-from holdfast.service.operations import OPERATIONS, STREAMS
+from holdfast.service.operations import DOWNLOADS, OPERATIONS, STREAMS
 
 SHOWN_PATH = 200
 """How much of an address is shown in the log."""
@@ -46,7 +46,7 @@ class Front:
     def __init__(self, service: Service, routes: Sequence[BaseRoute] = ()) -> None:
         self._service = service
         self._proxies = Proxies(service.options)
-        self._rest = Rest(service, {**OPERATIONS, **STREAMS})
+        self._rest = Rest(service, {**OPERATIONS, **STREAMS, **DOWNLOADS})
         self._rpc = JsonRpc(service, OPERATIONS)
         own = [
             Route("/openapi.json", _Description(service), methods=["GET"]),
@@ -141,7 +141,7 @@ class _Description:
 
     @cached_property
     def _text(self) -> bytes:
-        return msgspec.json.encode(describe({**OPERATIONS, **STREAMS}, self._service.app.name))
+        return msgspec.json.encode(describe({**OPERATIONS, **STREAMS, **DOWNLOADS}, self._service.app.name))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(self._service, scope, receive, send)

@@ -15,6 +15,7 @@ from holdfast.errors import (
     UnsupportedMediaType,
 )
 from holdfast.service.http.problems import Problem, status_of, title_of
+from holdfast.service.operations.artifacts import MEDIA_TYPE as OCTETS
 from holdfast.service.registry import Operation
 
 Json = dict[str, Any]
@@ -117,6 +118,8 @@ def _of_text(schema: Json) -> Json:
 
 def _responses(operation: Operation, answer: Json) -> Json:
     schema = _piece(answer) if operation.media == EVENTS else answer
+    if operation.media == OCTETS:
+        schema = {"type": "string", "format": "binary"}
     answers: Json = {str(operation.status): _response(operation.summary, operation.media, schema)}
     by_status: dict[int, list[type[HoldfastError]]] = {}
     for error in _expanded((*operation.all_errors, *_of_rest(operation))):

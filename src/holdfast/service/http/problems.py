@@ -38,6 +38,7 @@ STATUS: dict[type[HoldfastError], int] = {
     e.Overloaded: 429,
     # One run is at fault: its state does not allow what is asked, or it has refused it.
     e.RunError: 409,
+    e.ArtifactMissing: 404,
     e.HistoryGap: 503,
     e.CorruptHistory: 500,
     # The installation is at fault. Trying again later may help, except where something is damaged or missing.

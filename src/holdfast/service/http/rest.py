@@ -10,15 +10,17 @@ from urllib.parse import quote, unquote_to_bytes
 
 from holdfast.errors import MalformedRequest, MethodNotAllowed, NotFound
 from holdfast.service.context import UNAUTHENTICATED, Service
+from holdfast.service.http.downloads import Downloads
 from holdfast.service.http.exchange import Exchange, HeaderList
 from holdfast.service.live.sse import MEDIA_TYPE, EventStreams
+from holdfast.service.operations.artifacts import MEDIA_TYPE as OCTETS
 from holdfast.service.registry import Operation, RequestBinder
 
 
 class Endpoint:
     """One operation at its address."""
 
-    __slots__ = ("binder", "fields", "has_body", "is_stream", "operation")
+    __slots__ = ("binder", "fields", "has_body", "is_download", "is_stream", "operation")
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
@@ -26,6 +28,12 @@ class Endpoint:
         self.fields = operation.path_fields
         self.has_body = operation.has_body
         self.is_stream = operation.media == MEDIA_TYPE
+        self.is_download = operation.media == OCTETS
+
+    @property
+    def has_head(self) -> bool:
+        """Whether it answers HEAD: its answer is short, and known before it is sent."""
+        return not self.is_stream and not self.is_download
 
 
 class _Node:
@@ -91,6 +99,7 @@ class Rest:
         self._service = service
         self._router = OperationRouter(operations)
         self._streams = EventStreams(service)
+        self._downloads = Downloads(service)
 
     async def answer(self, exchange: Exchange) -> None:
         """Answer one request, or raise the error that it is refused with."""
@@ -99,13 +108,16 @@ class Rest:
             await exchange.send_nothing(204, [(b"allow", _allowed(endpoints).encode())])
             return
         found = endpoints.get("GET" if exchange.method == "HEAD" else exchange.method)
-        if found is None or (found.is_stream and exchange.method == "HEAD"):
+        if found is None or (exchange.method == "HEAD" and not found.has_head):
             raise MethodNotAllowed(f"{exchange.method} is not for this address", allow=_allowed(endpoints))
         operation = found.operation
         exchange.operation = operation.name
         in_path = dict(zip(found.fields, values, strict=True))
         if found.is_stream:
             await self._streams.answer(exchange, found, in_path)
+            return
+        if found.is_download:
+            await self._downloads.answer(exchange, found, in_path)
             return
         principal = UNAUTHENTICATED if operation.scope is None else await exchange.principal()
         exchange.check_accept()
@@ -121,7 +133,7 @@ class Rest:
 
 
 def _allowed(endpoints: Mapping[str, Endpoint]) -> str:
-    has_head = "GET" in endpoints and not endpoints["GET"].is_stream
+    has_head = "GET" in endpoints and endpoints["GET"].has_head
     return ", ".join(sorted({*endpoints, "OPTIONS", *(("HEAD",) if has_head else ())}))
 
 

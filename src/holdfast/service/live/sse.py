@@ -131,7 +131,7 @@ class EventStreams:
         context = self._service.context(await exchange.principal(), exchange.correlation_id)
         with context.logging_refusals(operation.name):
             context.principal.require(operation.scope)
-            held.enter_context(self._service.streams.hold(_bounds(context)))
+            held.enter_context(self._service.streams.hold(stream_bounds(context)))
             request = endpoint.binder.from_query(values, exchange.query)
             last_id = exchange.headers.get(LAST_EVENT_ID)
             if last_id and "after" in request.__struct_fields__:
@@ -168,7 +168,7 @@ class EventStreams:
             await pieces.aclose()  # type: ignore[attr-defined]
 
 
-def _bounds(context: "RequestContext") -> dict[str, int]:
+def stream_bounds(context: "RequestContext") -> dict[str, int]:
     """Return how many streams the caller may have open, and how many their tenant."""
     principal, options = context.principal, context.service.options
     most = options.streams if principal.is_open else options.streams_per_token  # open access has one caller for all

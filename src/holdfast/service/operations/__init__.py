@@ -2,6 +2,7 @@
 
 from holdfast.service.operations import (
     activities,
+    artifacts,
     audit,
     controls,
     dead_letters,
@@ -23,3 +24,6 @@ OPERATIONS: dict[str, Operation] = collect(
 
 STREAMS: dict[str, Operation] = collect((streams,))
 """The operations that answer with an event stream, by name. JSON-RPC does not have them."""
+
+DOWNLOADS: dict[str, Operation] = collect((artifacts,))
+"""The operations that answer with bytes, by name. They are for HTTP only."""

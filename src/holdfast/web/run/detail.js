@@ -1,5 +1,6 @@
 // One step, or one event, with everything that is recorded of it.
 
+import { addressOf } from "../lib/api.js";
 import { h, put } from "../lib/dom.js";
 import { icon, statusBadge } from "../lib/icons.js";
 import { jsonView } from "../lib/json.js";
@@ -8,6 +9,7 @@ import { duration, exact, precise } from "../lib/time.js";
 import { errorView } from "./errors.js";
 import { eventWord, kindWord } from "./words.js";
 
+const DOWNLOAD = "/v1/runs/{run_id}/artifacts/{kind}/{artifact_id}";
 const micros = (value) => new Date(value / 1000).toISOString();
 
 export function facts(pairs) {
@@ -69,6 +71,7 @@ export function stepDetail(place, { step, model, actions, until, onClose, onEven
       opened.input !== undefined && part("Input", jsonView(opened.input, { label: "Input" })),
       opened.payload !== undefined && part("Payload", jsonView(opened.payload, { label: "Payload" })),
       answer !== undefined && part("Result", jsonView(answer, { label: "Result" })),
+      closed.artifacts?.length > 0 && part("Artifacts", artifacts(model.runId, closed.artifacts)),
       step.attempts.length > 1 && part("Attempts", attempts(step, until)),
       part(
         "Events",
@@ -94,6 +97,26 @@ export function stepDetail(place, { step, model, actions, until, onClose, onEven
         ),
       ),
     ),
+  );
+}
+
+// The last two parts of an artifact's uri are its kind and its id; with the run they are its address.
+function artifacts(runId, found) {
+  return h(
+    "ul",
+    { class: "plain-list" },
+    found.map((artifact) => {
+      const [kind, artifact_id] = artifact.uri.split("/").slice(-2);
+      const [href] = addressOf(DOWNLOAD, { run_id: runId, kind, artifact_id });
+      return h(
+        "li",
+        {},
+        h("a", { href, download: `${kind}-${artifact_id}` }, kind),
+        " ",
+        h("span", { class: "quiet numbers" }, `${artifact.size_bytes} bytes`),
+        artifact.expires_at && [" ", h("span", { class: "quiet" }, "until ", exact(micros(artifact.expires_at)))],
+      );
+    }),
   );
 }
 

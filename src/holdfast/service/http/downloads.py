@@ -1,0 +1,58 @@
+"""Answers with the bytes of artifacts, as they are read: however large one is, little of it is in memory.
+
+The last piece is sent once all bytes were checked. So a response is complete only if it is what was stored; otherwise
+the connection is closed before its end, which the announced length shows.
+"""
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from holdfast.errors import HoldfastError
+from holdfast.service.live.sse import stream_bounds
+from holdfast.service.operations.artifacts import MEDIA_TYPE, Download
+
+if TYPE_CHECKING:
+    from holdfast.service.context import Service
+    from holdfast.service.http.exchange import Exchange
+    from holdfast.service.http.rest import Endpoint
+
+logger = logging.getLogger("holdfast.service")
+
+
+class Downloads:
+    """Answers requests with artifacts. A caller may have as many under way as event streams, together with them."""
+
+    def __init__(self, service: "Service") -> None:
+        self._service = service
+
+    async def answer(self, exchange: "Exchange", endpoint: "Endpoint", values: dict[str, str]) -> None:
+        """Answer one request, for as long as its reader reads."""
+        context = self._service.context(await exchange.principal(), exchange.correlation_id)
+        endpoint.operation.check_caller(context)
+        request = endpoint.binder.from_query(values, exchange.query)
+        with self._service.streams.hold(stream_bounds(context)):
+            download: Download = await endpoint.operation.execute(context, request)
+            async with aclosing(download.chunks) as chunks:  # type: ignore[type-var]
+                piece = await anext(chunks, b"")  # first: what is missing is answered with a problem
+                name = "-".join(download.artifact.uri.split("/")[-2:])
+                headers = [
+                    (b"content-length", b"%d" % (download.artifact.size_bytes or 0)),
+                    (b"content-disposition", f'attachment; filename="{name}"'.encode()),
+                ]
+                await exchange.start_stream(MEDIA_TYPE.encode(), headers)
+                try:
+                    async for following in chunks:
+                        await self._send(exchange, piece)
+                        piece = following
+                    await self._send(exchange, piece)
+                    await exchange.end_stream()
+                except TimeoutError:
+                    return  # the reader does not read
+                except HoldfastError as problem:
+                    logger.error("the download of %s was cut short: %s", download.artifact.uri, problem)  # noqa: TRY400
+
+    async def _send(self, exchange: "Exchange", piece: bytes) -> None:
+        async with asyncio.timeout(self._service.options.stall_s):
+            await exchange.send_piece(piece)
