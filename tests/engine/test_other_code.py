@@ -95,6 +95,78 @@ async def test_a_run_that_diverged_goes_on_by_itself_when_other_code_comes_up(st
         assert (names.count("RunPaused"), names.count("RunResumed")) == (1, 1)
 
 
+class HeldPauses(Around):
+    """Holds a pause up on its way into the store."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.is_held, self.may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def commit(self, turns: Any) -> Any:
+        if any(event.event_type == "RunPaused" for turn in turns for event in turn.events):
+            self.is_held.set()
+            await self.may_go_on.wait()
+        return await self.inner.commit(turns)
+
+
+@pytest.mark.contract("WF-2", "WF-3")
+async def test_a_run_goes_on_though_the_node_with_other_code_has_looked_just_before_it_was_paused(store: Store) -> None:
+    run_id = await Release("charge").begun(store)
+    broken, held = Release("ship"), HeldPauses(store)
+    mended, looking = Release("charge"), Looking(store)
+    async with broken.node(held):
+        await broken.app.run(run_id).signal("go", "on")
+        await held.is_held.wait()
+        async with mended.node(looking):
+            await looking.has_looked.wait()
+            held.may_go_on.set()
+            assert await mended.app.run(run_id).result() == "on"
+
+
+@pytest.mark.contract("WF-2", "WF-3")
+@pytest.mark.parametrize("comes_up", ["before it ends", "after it has ended"])
+async def test_a_run_goes_on_with_other_code_when_what_is_under_way_for_it_has_ended(
+    store: Store, comes_up: str
+) -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    def release(*steps: str) -> tuple[hf.App, Any]:
+        app = hf.App("shop")
+
+        async def act(what: str) -> str:
+            if what == "pack":
+                begun.set()
+                await may_end.wait()
+            return what
+
+        acts = {name: app.activity(name=name)(act) for name in ("charge", "ship", "pack")}
+
+        @app.workflow(name="order")
+        async def order() -> list[str]:
+            return [await acts[step](step) for step in steps]
+
+        return app, order
+
+    old, order = release("charge", "pack")
+    async with asyncio.timeout(MOST_SECONDS), old.node(store, options=hf.NodeOptions(drain_s=0.0)):
+        run_id = (await old.start(order)).run_id
+        await begun.wait()
+    begun.clear()
+    broken, _ = release("ship", "pack")
+    mended, _ = release("charge", "pack")
+    looking = Looking(store)
+    async with asyncio.timeout(MOST_SECONDS), broken.node(store):
+        await begun.wait()  # the attempt that was lost is made again
+        await wait_for_status(broken.run(run_id), PAUSED)
+        if comes_up == "after it has ended":
+            may_end.set()
+            await wait_for_event(broken.run(run_id), "StepCompleted", times=2)
+        async with mended.node(looking):
+            await looking.has_looked.wait()
+            may_end.set()
+            assert await mended.run(run_id).result() == ["charge", "pack"]
+
+
 @pytest.mark.contract("WF-2", "SIG-13")
 async def test_a_run_that_an_operator_has_paused_meanwhile_stays_paused(store: Store) -> None:
     run_id = await Release("charge").begun(store)

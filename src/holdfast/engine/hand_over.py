@@ -55,13 +55,13 @@ class HandOver:
             raise
 
     async def for_other_code(self, owned: OwnedRun, problem: NondeterminismError) -> bool:
-        """Give a run to a node that has other code for it, unless something of the run is under way here."""
+        """Give a run to a node that has other code for it, unless something of the run is under way here.
+
+        Then `is_offered` stays False: the run is offered again when that has ended.
+        """
         run_id = owned.loaded.head.run_id
-        if (
-            owned.inputs
-            or self._owned_runs.executor.attempts.get(run_id)
-            or not await self._definition_filter.hand_over(owned.loaded.head)
-        ):
+        owned.is_offered = not (owned.inputs or self._owned_runs.executor.attempts.get(run_id))
+        if not owned.is_offered or not await self._definition_filter.hand_over(owned.loaded.head):
             return False
         logger.info("run %s is handed over to a node with other code: %s", run_id, problem)
         self._owned_runs.let_go(run_id)

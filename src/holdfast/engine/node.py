@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from holdfast.clock import Rng
 from holdfast.core.codec import unreadable_payload
 from holdfast.core.decide import Input
+from holdfast.core.events import RunPaused
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivitySucceeded
 from holdfast.engine.activities.async_completion import completion_key
@@ -532,7 +533,7 @@ class TurnTaker:
         drafts = [each for each in taken if each is not None]
         if not drafts:
             return []
-        turns = [draft.finish(release=not self.owned_runs.is_busy(draft)) for _, _, draft in drafts]
+        turns = [draft.finish(release=self._is_let_go(owned, draft)) for owned, _, draft in drafts]
         if self._registry.workflow_limits:
             turns = self._run_queue.with_admissions(turns)
         if self._registry.allow_cross_tenant_signals:
@@ -558,8 +559,20 @@ class TurnTaker:
                 if turn.dead:
                     log_dead_letters(turn.dead)
                 self.owned_runs.perform_effects(owned, cached, draft, turn, now)
+                if owned.should_offer:
+                    self.owned_runs.ready.add(turn.run_id)
         self._run_cache.trim()
         return refused
+
+    def _is_let_go(self, owned: OwnedRun, draft: TurnDraft) -> bool:
+        """Return whether a turn lets go of its run: nothing of it is under way here, and it is not to be offered.
+
+        A run whose history does not fit the code here is offered to nodes with other code once its pause is durable,
+        and once nothing is under way: such a node may have started, and looked for runs that wait for it, before.
+        """
+        is_busy = self.owned_runs.is_busy(draft)
+        owned.should_offer &= not is_busy and not draft.state.is_finished
+        return not is_busy and not owned.should_offer
 
     def _draft(
         self, owned: OwnedRun, cached: CachedRun, problem: RunError | None, now: Instant
@@ -599,8 +612,12 @@ class TurnTaker:
             self.owned_runs.dispatcher.leave_unknown(draft)
             if self.fail_open is not None:
                 self.fail_open.put_in_order(draft)
+        was_offered, owned.should_offer = owned.should_offer, False
         if problem is not None:
-            logger.error("run %s is paused: %s", cached.state.run_id, problem)
+            has_paused = any(isinstance(event.data, RunPaused) for event in draft.events)
+            owned.should_offer = isinstance(problem, NondeterminismError) and (has_paused or not owned.is_offered)
+            if not was_offered:
+                logger.error("run %s is paused: %s", cached.state.run_id, problem)
             self._run_cache.forget(cached.state.run_id)
         return owned, cached, draft
 

@@ -66,10 +66,12 @@ class OwnedRun:
         "deferred_with",
         "inputs",
         "is_fresh",
+        "is_offered",
         "is_tried",
         "loaded",
         "losses_after",
         "refused",
+        "should_offer",
         "taken",
     )
 
@@ -82,6 +84,8 @@ class OwnedRun:
         self.is_tried = False  # whether it is durable that it takes its turn alone
         self.losses_after = 0  # how often it counts as lost after its present turn
         self.refused: TurnRefused | None = None  # why its present turn is no more than a pause
+        self.is_offered = False  # whether its present turn comes after a look for nodes with other code
+        self.should_offer = False  # whether to look for such nodes after its present turn
 
     def lost_steps(self, state: RunState, now: Instant) -> list[OpenStep]:
         """Return local activities that no message is about: their node is gone, and took them along.
