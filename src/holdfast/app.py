@@ -492,6 +492,8 @@ class App:
         runtime = self.runtime()  # it may be closed while this waits
         definition = self._known(workflow)
         if workflow_version is not None:
+            if (problem := check_name("workflow_version", workflow_version)) is not None:
+                raise problem
             definition = self.registry.workflow(definition.name, workflow_version)
         options = StartOptions(
             request_id=request_id,

@@ -131,6 +131,8 @@ class RunHandle(Generic[R]):
         runtime = self._outside()
         if isinstance(sent, str):
             return await runtime.receipt(self.run_id, sent, signal_id)
+        if not isinstance(sent, AcceptedSignalResult):
+            raise InvalidInput("sent is what `signal` returned, or a signal's name", field="sent")
         return await runtime.receipt(self.run_id, sent.signal_name, sent.signal_id, sent.signal_storage_key)
 
     async def update(self, name: str, /, *, update_id: str | None = None, **arguments: Any) -> Any:

@@ -121,6 +121,7 @@ async def test_a_stop_before_the_first_batch_has_begun_raises_too() -> None:
         await scene.batcher.stop()
         with pytest.raises(RuntimeError, match="stopped before 1"):
             await task
+        assert await scene.batcher.ask(2) == 4, "a caller that comes later waits for nothing that was cancelled"
 
 
 async def test_batches_run_in_the_context_of_the_maker() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.core.events import RunQueued
-from holdfast.errors import Conflict, NotFound
+from holdfast.errors import Conflict, InvalidInput, NotFound
 from tests.engine.harness import EngineVariant
 from tests.service.in_process import serve_in_process
 
@@ -68,6 +68,13 @@ async def test_a_request_that_names_a_version_is_of_that_version(variant: Engine
         assert [body.plan_version for body in queued if isinstance(body, RunQueued)] == ["2", "1", "2"]
         with pytest.raises(NotFound):
             await app.start(order["1"], 7, workflow_version="9")
+        unfit: Any
+        for unfit in ([], 5, ""):
+            with pytest.raises(InvalidInput, match="workflow_version"):
+                await app.start(order["1"], 7, workflow_version=unfit)
+            if unfit != "":
+                with pytest.raises(InvalidInput, match="sent"):
+                    await app.run("r").receipt(unfit)
 
 
 @pytest.mark.contract("QUE-1", "SIG-6")

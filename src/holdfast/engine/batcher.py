@@ -47,7 +47,9 @@ class Batcher(Generic[Q, A]):
         """Stop without waiting: the batch that is under way is cancelled, and every caller gets an error."""
         if self._task is not None:
             self._task.cancel()
-        self._give_up(self._asked)
+            self._task = None  # its own code does not run if it has not begun
+        asked, self._asked = self._asked, []
+        self._give_up(asked)
 
     async def stop(self) -> None:
         """Stop, and wait until the batch that is under way has ended."""
@@ -62,7 +64,8 @@ class Batcher(Generic[Q, A]):
                 batch, self._asked = self._asked[: self._most], self._asked[self._most :]
                 await self._answer_batch(batch)
         finally:
-            self._task = None
+            if self._task is asyncio.current_task():
+                self._task = None
 
     async def _answer_batch(self, batch: "list[tuple[Q, asyncio.Future[A]]]") -> None:
         answers: Sequence[A | Exception]
