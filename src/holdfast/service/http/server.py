@@ -54,11 +54,11 @@ def check_access(options: ServiceOptions, authenticate: Authenticate | None) -> 
     logger.warning("access is open: every caller who reaches %s:%d may do everything", options.host, options.port)
     is_local = is_loopback(options.host)
 
-    async def let_in_here(headers: Headers) -> Principal:
+    async def admit_here(headers: Headers) -> Principal:
         check_open(headers, is_local)
         return await open_access(headers)
 
-    return let_in_here
+    return admit_here
 
 
 def access_of(app: App, options: ServiceOptions) -> TokenAccess:
@@ -171,11 +171,11 @@ async def serve(
     options = options or ServiceOptions()
     if authenticate is None and not options.is_open:
         authenticate = access_of(app, options)
-    let = check_access(options, authenticate)
+    access = check_access(options, authenticate)
     with termination_signal() as asked:
         async with app.node(store, options=node) as opened:
-            service = make_service(app, options, let)
-            if type(let) is TokenAccess and not await let.has_any():
+            service = make_service(app, options, access)
+            if type(access) is TokenAccess and not await access.has_any():
                 raise InvalidInput(f"there is no token yet: {_how_to_begin(store)}; or choose open access (--open)")
             async with listening(service, routes, listener) as port:
                 scheme = "https" if options.tls_certificate else "http"

@@ -56,15 +56,15 @@ class RunStream:
         try:
             yield OPENING
             await self._watcher.begun()
-            is_told = False
+            is_reported = False
             while not self._is_finished and not self.is_closed and not self._watcher.is_over:
                 self.wake.clear()
                 chunk = await self._next(followed)
                 if chunk:
-                    is_told = False
+                    is_reported = False
                     yield chunk
-                elif followed.is_stale and not is_told:
-                    is_told = True
+                elif followed.is_stale and not is_reported:
+                    is_reported = True
                     yield frame({"last_event_seq": self._seq}, event="stale")
                 elif not await woken(self.wake, self._heartbeat_s):
                     yield HEARTBEAT

@@ -301,7 +301,7 @@ class LeaseSuite(SuiteBase):
             assert raised.value.details == {"field": field}
 
     @pytest.mark.contract("OWN-3")
-    async def test_lease_of_a_clock_that_was_ahead_is_not_believed_once_it_is_set_right(
+    async def test_lease_of_a_clock_that_was_ahead_does_not_count_once_it_is_set_right(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
         """No run waits for a day because a clock was wrong for a moment; the owner has to renew, too."""
@@ -318,9 +318,7 @@ class LeaseSuite(SuiteBase):
         assert await store.claim("node-a", 10) == []
 
     @pytest.mark.contract("OWN-1")
-    async def test_longest_lease_is_believed_to_the_end(
-        self, store: Store, clock: VirtualClock, other: SampleNode
-    ) -> None:
+    async def test_longest_lease_counts_to_its_end(self, store: Store, clock: VirtualClock, other: SampleNode) -> None:
         """Also by clocks that are up to as much behind the one that gave it."""
         owner = SampleNode(store, "node-a", lease_ms=LEASE_MS)
         await owner.start("run-1", wait("go"))
