@@ -408,6 +408,8 @@ class App:
             registry = self.registry.bounded(limits, options.turn_s)
             if registry.secrets is None and (address := _settings(None, None).secrets):
                 registry.secrets = open_provider(address)
+            if works and registry.secrets is None and (lacking := registry.activities_with_secrets()):
+                logger.warning("there is no provider of secrets, and these activities need one: %s", ", ".join(lacking))
             node = Node(self._life_of(name), opened, registry, self._rng, options, limits)
             runtime = Runtime(opened, node, registry, self.authoriser, self._ids, artifacts)
             await runtime.open()

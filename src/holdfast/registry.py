@@ -105,6 +105,10 @@ class Registry:
         """Return the names of the activities, in order."""
         return sorted(self.activities)
 
+    def activities_with_secrets(self) -> list[str]:
+        """Return the names of the activities that take secrets, or name some in their options, in order."""
+        return sorted(name for name, each in self.activities.items() if each.takes_secrets or each.options.secrets)
+
     def fingerprints(self) -> dict[tuple[str, str], str]:
         """Return the fingerprint of each workflow's code: it differs where the code of the same version does."""
         return {key: definition.fingerprint for key, definition in self.workflows.items()}

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Generic, NamedTuple, NewType, TypedDict, TypeVar
 
 import pytest
 from msgspec import Struct
@@ -25,6 +25,7 @@ from tests.engine.harness import EngineVariant, wait_for_event
 
 pytestmark = pytest.mark.contract("SEC-1")
 
+T = TypeVar("T")
 KEY = hf.Secret("stripe/key")
 VALUE = "sk_live_51HxYzAbC"
 HAS = {"stripe/key": VALUE}
@@ -151,6 +152,77 @@ async def test_an_activity_gets_values_and_a_history_references(
         "key": {"$secret": "stripe/key"},
     }
     assert json.loads(bytes(started.options))["secrets"] == [{"$secret": "option"}]
+
+
+class Tagged(TypedDict):
+    """A secret in a typed dict."""
+
+    key: hf.Secret
+
+
+class Pair(NamedTuple):
+    """A secret in a named tuple."""
+
+    name: str
+    key: hf.Secret
+
+
+@dataclass
+class Tree:
+    """A secret somewhere in a tree."""
+
+    key: hf.Secret | None = None
+    below: "tuple[Tree, ...]" = ()
+
+
+@dataclass
+class Box(Generic[T]):
+    """Something in a box."""
+
+    content: T
+
+
+new_type: Any = NewType  # mypy fails with an internal error for a NewType of a Struct
+ApiKey = new_type("ApiKey", hf.Secret)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (hf.Secret, KEY),
+        (hf.Secret | None, KEY),
+        (hf.Secret | str, KEY),
+        (list[hf.Secret], [KEY]),
+        (tuple[str, hf.Secret], ("a", KEY)),
+        (frozenset[hf.Secret], frozenset({KEY})),
+        (dict[str, list[hf.Secret]], {"a": [KEY]}),
+        (Mapping[str, hf.Secret], {"a": KEY}),
+        (Annotated[hf.Secret, "the key"], KEY),
+        (ApiKey, KEY),
+        (Tagged, {"key": KEY}),
+        (Pair, Pair("a", KEY)),
+        (Account, Account([Card("1", KEY)], {})),
+        (Tree, Tree(below=(Tree(below=(Tree(KEY),)),))),
+        (Box[hf.Secret], Box(KEY)),
+        (Box[list[Card]], Box([Card("1", KEY)])),
+    ],
+    ids=str,
+)
+async def test_a_reference_is_found_wherever_an_annotation_has_it(kind: Any, value: Any) -> None:
+    app = hf.App("shop", secrets=Vault())
+
+    async def look(value: Any) -> str:
+        return length_of(KEY)
+
+    look.__annotations__["value"] = kind
+    activity = app.activity(retry=ONCE)(look)
+
+    @app.workflow
+    async def work() -> str:
+        return await activity(value)
+
+    async with app.node("memory://"):
+        assert await (await app.start(work)).result() == "stripe/key: 17"
 
 
 async def test_what_is_not_annotated_is_not_resolved(variant: EngineVariant) -> None:
@@ -711,6 +783,18 @@ async def test_the_settings_name_a_provider(
         async with variant.node(app):
             pass
     assert "hunter2" not in str(refused.value)
+
+
+async def test_a_node_without_a_provider_warns_of_activities_that_need_one(caplog: pytest.LogCaptureFixture) -> None:
+    for provider, warnings in ((None, 1), (Vault(), 0)):
+        caplog.clear()
+        app, _, _ = charging(provider)
+        app.activity(name="other")(lambda: None)
+        async with app.connect("memory://"):
+            assert not caplog.records
+        async with app.node("memory://"):
+            found = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+            assert found == ["there is no provider of secrets, and these activities need one: charge"] * warnings
 
 
 async def test_a_package_can_bring_a_provider(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

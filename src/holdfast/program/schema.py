@@ -47,9 +47,10 @@ def parts_of(kind: Any, seen: set[int]) -> Iterator[Any]:
             return
         for hint in hints.values():
             yield from parts_of(hint, seen)
-    alias = getattr(kind, "__value__", None)
-    if alias is not None:
-        yield from parts_of(alias, seen)
+    for name in ("__value__", "__supertype__"):  # of an alias, and of a NewType
+        alias = getattr(kind, name, None)
+        if alias is not None:
+            yield from parts_of(alias, seen)
 
 
 def _ordered(schema: Any, choices: Choices, fields: dict[str, list[str]]) -> Any:

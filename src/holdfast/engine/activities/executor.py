@@ -158,7 +158,8 @@ class ActivityExecutor:
             context.close()
             self._slots.leave(attempt.thread, work.definition.name)
         try:
-            context.leave()
+            if context.secrets is not None:
+                context.leave()
             CONTEXT.reset(before)
         except ValueError:  # the coroutine was closed half-way, in another context
             return
