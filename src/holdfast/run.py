@@ -50,6 +50,7 @@ class RunHandle(Generic[R]):
         """Wait for the run to finish; return its result, or raise `RunFailed` or `RunCancelled`."""
         body = (await self.last_event()).data
         if isinstance(body, e.RunCompleted):
+            codec.refuse_sealed(body.result)
             if self._definition is None:
                 return cast(R, codec.decode(body.result, Any))
             return cast(R, self._definition.values.decode(body.result, self._definition.signature.result_type))

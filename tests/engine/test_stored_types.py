@@ -31,7 +31,7 @@ import holdfast as hf
 from holdfast.client import Client
 from holdfast.core import events as e
 from holdfast.core.messages import Actor
-from holdfast.errors import InvalidInput, RunFailed
+from holdfast.errors import InvalidInput, PayloadUnreadable, RunFailed
 from tests.engine.harness import EngineVariant, wait_for_event
 
 T = TypeVar("T")
@@ -441,6 +441,31 @@ def test_a_model_and_a_struct_of_one_name_keep_schemas_of_their_own() -> None:
 def test_pydantic_is_not_imported_by_the_package() -> None:
     code = "import sys, holdfast, holdfast.client; sys.exit('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class Receipt(BaseModel):
+    """A model that takes anything."""
+
+    number: str = ""
+
+
+@pytest.mark.contract("API-2")
+async def test_an_encrypted_result_is_not_read_as_an_empty_model(tmp_path: Path) -> None:
+    async def pays() -> Receipt:
+        return Receipt(number="r-1")
+
+    async def result_with(key: str, run_id: str | None = None) -> tuple[str, Receipt]:
+        app = hf.App("types", codecs=[hf.Encryption({key: key.encode() * 16})])
+        workflow = app.workflow(pays)
+        async with asyncio.timeout(60), app.node(f"sqlite:///{tmp_path}/sealed.db"):
+            run = (await app.start(workflow)) if run_id is None else None
+            run = run or hf.RunHandle(app.runtime(), run_id or "", workflow.definition)
+            return run.run_id, await run.result()
+
+    run_id, receipt = await result_with("k1")
+    assert receipt == Receipt(number="r-1")
+    with pytest.raises(PayloadUnreadable):
+        await result_with("k2", run_id)
 
 
 # --- converters

@@ -155,10 +155,10 @@ def decode(raw: Raw | bytes | str, kind: type[T]) -> T:
     try:
         value = msgspec.json.decode(raw, type=kind)
     except _UNREADABLE as problem:
-        _refuse_sealed(raw)
+        refuse_sealed(raw)
         raise InvalidInput(f"the value does not fit {type_name(kind)}: {problem}") from problem
     if isinstance(value, dict) and SEAL in value:
-        _refuse_sealed(raw)
+        refuse_sealed(raw)
     return value
 
 
@@ -172,10 +172,10 @@ def decode_with(decoder: msgspec.json.Decoder[T], raw: Raw | bytes | str) -> T:
     try:
         value = decoder.decode(raw)
     except _UNREADABLE as problem:
-        _refuse_sealed(raw)
+        refuse_sealed(raw)
         raise InvalidInput(f"the value does not fit {type_name(decoder.type)}: {problem}") from problem
     if isinstance(value, dict) and SEAL in value:
-        _refuse_sealed(raw)
+        refuse_sealed(raw)
     return value
 
 
@@ -184,7 +184,8 @@ def holds_sealed(raw: Raw | bytes) -> bool:
     return bytes(raw).find(SEALED) >= 0
 
 
-def _refuse_sealed(raw: Raw | bytes | str) -> None:
+def refuse_sealed(raw: Raw | bytes | str) -> None:
+    """Raise `PayloadUnreadable` if a value is still sealed: a type that takes any field would be read from it."""
     text = raw.encode() if isinstance(raw, str) else bytes(raw)
     if text.startswith(SEALED):
         raise unreadable_payload()
