@@ -23,7 +23,7 @@ IN_PART: dict[str, str] = {
     "WF-5": "waits; flows are not there yet",
     "ACT-2": "the record's fields",
     "QUE-4": "creation in one transaction, finding by all but the parts of a reference and typed search attributes",
-    "SEC-2": "artifacts are references",
+    "SEC-2": "steps of code; plans are not there yet",
     "PRJ-3": "watermarks, gaps, lag, alerts with their counters, and on the page; the bus is not there yet",
 }
 """Rules that tests prove only in part so far, and which part."""

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 import holdfast as hf
+from holdfast.clock import SystemClock
+from holdfast.core.audit import AuditEntry
 from holdfast.core.events import RunQueued
 from holdfast.errors import (
     Conflict,
@@ -25,6 +27,7 @@ from holdfast.settings import load_settings
 from holdfast.store.open import open_store
 from holdfast.store.payloads import SealingStore
 from holdfast.store.port import LoadedRun, RunQuery
+from holdfast.store.sqlite.backup import copy_store, restore_store
 from tests.engine.harness import Around, wait_for_event
 
 HUSH = "hush-4111-1111"
@@ -52,6 +55,10 @@ def build(codecs: Any, **options: Any) -> tuple[hf.App, Any]:
         hf.activity_context().heartbeat({"at": f"{HUSH} packing"})
         return f"{card} packed"
 
+    @app.activity(idempotency_key=lambda card: "key-1")
+    async def book(card: str) -> str:
+        return f"{card} booked"
+
     @app.workflow
     async def part(card: str) -> str:
         return f"{card} part"
@@ -77,7 +84,7 @@ def build(codecs: Any, **options: Any) -> tuple[hf.App, Any]:
         first = await hf.wait_signal("first", str)
         paid = await charge(card)
         packed = await pack(card)
-        child = await part(card)
+        child = await part(await book(card))
         reviewed = await hf.task("review", payload={"card": card}, form=Review, roles=("ops",))
         signal = await hf.wait_signal("go", str)
         return [first, paid, packed, child, reviewed.note, signal, *state]
@@ -107,7 +114,7 @@ async def live_through(app: hf.App, workflows: Any) -> hf.RunHandle[Any]:
         f"{HUSH} first",
         f"{HUSH} charged",
         f"{HUSH} packed",
-        f"{HUSH} part",
+        f"{HUSH} booked part",
         f"{HUSH} note",
         f"{HUSH} go",
         f"{HUSH} update",
@@ -385,3 +392,19 @@ async def test_a_codec_of_ones_own_gets_every_value_with_its_run(tmp_path: Path)
         run = await live_through(app, workflows)
         assert run.run_id in codec.seen
         assert isinstance(app.runtime().store.inner, SealingStore)  # type: ignore[attr-defined]
+
+
+@pytest.mark.contract("SEC-2", "FMT-2")
+async def test_a_restored_copy_is_read_with_the_same_keys(tmp_path: Path) -> None:
+    path, copy, restored = (tmp_path / name for name in ("shop.db", "copy.db", "restored.db"))
+    app, workflows = build([hf.Encryption({"k1": K1})])
+    async with asyncio.timeout(60), app.node(f"sqlite:///{path}", options=OPTIONS):
+        run = await live_through(app, workflows)
+        await asyncio.to_thread(copy_store, path, copy)
+    entry = AuditEntry(entry_id="e-1", operation="store.restore", actor="ann", at=SystemClock().now())
+    await asyncio.to_thread(restore_store, copy, restored, entry)
+    assert HUSH.encode() not in copy.read_bytes() + restored.read_bytes()
+    app, workflows = build([hf.Encryption({"k2": K2, "k1": K1})])
+    async with asyncio.timeout(60), app.node(f"sqlite:///{restored}", options=OPTIONS):
+        assert (await app.start(workflows["order"], HUSH, request_id="r-1")).run_id == run.run_id
+        assert (await app.run(run.run_id).result())[1] == f"{HUSH} charged"
