@@ -359,6 +359,44 @@ async def test_values_are_gone_when_the_attempt_is_over(variant: EngineVariant) 
             await kept[0]
 
 
+async def test_code_of_a_workflow_that_an_activity_has_called_gets_no_value(variant: EngineVariant) -> None:
+    """Queries and keys are computed in the caller's context, and the caller may be an activity with the same secret."""
+    app = hf.App("shop", secrets=Vault())
+
+    @app.workflow
+    async def target(key: hf.Secret) -> None:
+        hf.on_query("key", key.reveal)
+        hf.on_update("key", key.reveal)
+        await hf.wait_signal("go")
+
+    @app.workflow(per_key=1, key=lambda key: key.reveal())
+    async def limited(key: hf.Secret) -> None: ...
+
+    @app.activity(retry=ONCE)
+    async def ask(run_id: str, key: hf.Secret) -> list[str]:
+        started = await app.start(target, key)
+        asked = [
+            app.run(run_id).query("key"),
+            app.run(run_id).update("key"),
+            started.query("key"),
+            app.start(limited, key),
+        ]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert key.reveal() == VALUE
+        return [f"{type(answer).__name__} {answer}".replace(VALUE, "LEAKED") for answer in answers]
+
+    @app.workflow
+    async def work(run_id: str) -> list[str]:
+        return await ask(run_id, KEY)
+
+    async with variant.node(app):
+        run = await app.start(target, KEY)
+        answers = await (await app.start(work, run.run_id)).result()
+    kinds = [answer.split()[0] for answer in answers]
+    assert kinds == ["NotDurable", "UpdateFailed", "NotDurable", "InvalidInput"], answers
+    assert "LEAKED" not in str(answers)
+
+
 async def test_activities_side_by_side_have_their_own_secrets(variant: EngineVariant) -> None:
     app = hf.App("shop", secrets=Vault({"a": "the-first-value", "b": "the-second-value"}))
     both = asyncio.Barrier(2)

@@ -23,7 +23,7 @@ from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS, NAME_BYTES, VERIFY_TIMEOUT_MS
 from holdfast.program.fingerprint import fingerprint
 from holdfast.program.schema import parts_of
-from holdfast.program.secrets import Secret
+from holdfast.program.secrets import Secret, without_secrets
 from holdfast.program.values import PLAIN, Values
 
 
@@ -379,7 +379,8 @@ class WorkflowLimit:
             return ""
         arguments = self._signature.unpack(input)
         try:
-            return str(self._key(**{name: arguments[name] for name in self.names}))
+            with without_secrets():
+                return str(self._key(**{name: arguments[name] for name in self.names}))
         except Exception as problem:
             raise InvalidInput(f"the key could not be computed: {problem!r}", field="key") from problem
 

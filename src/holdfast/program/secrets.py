@@ -67,9 +67,9 @@ class Secret(Struct, frozen=True, rename={"name": "$secret"}, forbid_unknown_fie
         The value is redacted from what the activity returns, raises, reports and logs. What else is done with it is the
         activity's responsibility.
         """
-        if type(asyncio._get_running_loop()) is DeterministicLoop:
+        if isinstance(asyncio._get_running_loop(), DeterministicLoop):  # also one for queries and handlers
             raise NotDurable(f"the value of {self!r} is not for workflows: reveal it in an activity")
-        resolved = _RESOLVED.get(None)
+        resolved = _RESOLVED.get()
         if resolved is None:
             raise NotDurable(
                 f"the value of {self!r} is only available inside an activity that has it among its arguments, in "
@@ -133,15 +133,15 @@ class ResolvedSecrets:
         self._values.clear()
 
 
-_RESOLVED: ContextVar[ResolvedSecrets] = ContextVar("holdfast_secrets")
+_RESOLVED: ContextVar[ResolvedSecrets | None] = ContextVar("holdfast_secrets", default=None)
 
 
-def enter_secrets(resolved: ResolvedSecrets) -> "Token[ResolvedSecrets]":
+def enter_secrets(resolved: ResolvedSecrets) -> "Token[ResolvedSecrets | None]":
     """Let what the caller calls from now on reveal these values."""
     return _RESOLVED.set(resolved)
 
 
-def leave_secrets(token: "Token[ResolvedSecrets]") -> None:
+def leave_secrets(token: "Token[ResolvedSecrets | None]") -> None:
     """End what `enter_secrets` began."""
     _RESOLVED.reset(token)
 
@@ -158,9 +158,19 @@ def revealed(values: Mapping[str, str]) -> Iterator[None]:
         resolved.close()
 
 
+@contextmanager
+def without_secrets() -> Iterator[None]:
+    """Reveal nothing inside the context: for code of workflows that is called where an activity may be the caller."""
+    token = _RESOLVED.set(None)
+    try:
+        yield
+    finally:
+        _RESOLVED.reset(token)
+
+
 def current_redactor() -> Redactor | None:
     """Return what redacts the secrets of the attempt that the caller is in, or None where there are none."""
-    resolved = _RESOLVED.get(None)
+    resolved = _RESOLVED.get()
     return None if resolved is None else resolved.redactor
 
 

@@ -116,7 +116,7 @@ class ActivityContext:
         self._reported: Details = UNSET
         self._is_announced = False
         self._is_over = False
-        self._entered: Token[ResolvedSecrets] | None = None
+        self._entered: Token[ResolvedSecrets | None] | None = None
         self.secrets: ResolvedSecrets | None = None
         """The values of the secrets that the attempt was given; None if it was given none."""
 
