@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 import tracemalloc
@@ -15,8 +16,10 @@ from msgspec.structs import replace
 from obstore.store import LocalStore
 from obstore.store import MemoryStore as Bucket
 
+from holdfast.clock import SystemClock
 from holdfast.core.events import ArtifactRef
 from holdfast.errors import ArtifactCorrupt, ArtifactMissing, InvalidInput, StoreUnavailable
+from holdfast.limits import Limits
 from holdfast.store.artifacts import (
     GRACE_MS,
     Artifacts,
@@ -206,8 +209,45 @@ async def test_a_folder_is_private_and_forgets_what_was_interrupted(tmp_path: Pa
         with pytest.raises(InvalidInput):
             await store.put(wrong, chunks_of(b"1"))
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises((StoreUnavailable, NotADirectoryError, FileExistsError)):
+    with pytest.raises(StoreUnavailable):
         await FolderArtifacts(tmp_path / "file").put("a", chunks_of(b"1"))
+
+
+async def test_a_failed_or_cancelled_write_closes_its_own_file_and_no_other(tmp_path: Path) -> None:
+    """A number of a file that was closed may be another file's by then."""
+    store = FolderArtifacts(tmp_path)
+    await store.put("taken", chunks_of(b"a file where a folder should be"))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with pytest.raises(StoreUnavailable):
+            await store.put("taken/below", chunks_of(b"1"))
+    waiting, stop = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"x" * MIB
+        waiting.set()
+        await stop.wait()
+
+    task = asyncio.create_task(store.put("slow", slow()))
+    await waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert await keys(store) == ["taken"]
+
+
+async def test_writes_and_sweeps_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """An empty folder is removed while another file is put into it."""
+    store = FolderArtifacts(tmp_path)
+
+    async def put_and_delete(number: int) -> None:
+        for _ in range(30):
+            await store.put(f"a/b/{number}", chunks_of(b"1"))
+            await store.delete(f"a/b/{number}")
+
+    await asyncio.gather(*(put_and_delete(number) for number in range(8)))
+    assert await keys(store) == []
 
 
 def test_addresses(tmp_path: Path) -> None:
@@ -218,3 +258,17 @@ def test_addresses(tmp_path: Path) -> None:
             open_artifacts(wrong)
     artifact = ArtifactRef("artifact:0a/artifacts/=r/k/i", "k", "0" * 64, 1)
     assert replace(artifact, size_bytes=2) != artifact
+
+
+@pytest.mark.contract("SEC-2")
+async def test_a_sweep_deletes_nothing_of_runs_that_a_store_names_on_a_later_page(store: ArtifactStore) -> None:
+    clock = VirtualClock()
+    runs = MemoryStore(clock, Limits(page_items=2))
+    artifacts, place = Artifacts(store), await place_of(runs)
+    for number in range(5):
+        await runs.create([new_run(f"run-{number}")])
+        await artifacts.put(place, f"run-{number}", b"kept", "report", 0)
+    await artifacts.put(place, "run-9", b"an orphan", "report", 0)
+    clock.advance(ms=max(0, SystemClock().now() - await runs.now()) // 1_000 + GRACE_MS + 60_000)
+    assert await artifacts.sweep(runs) == 1
+    assert len(await keys(store)) == 5

@@ -25,7 +25,7 @@ from datetime import timedelta
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -38,6 +38,7 @@ from holdfast.errors import ArtifactCorrupt, ArtifactMissing, InvalidInput, Stor
 from holdfast.settings import ArtifactSettings
 from holdfast.store.payloads import Payload, PayloadCodec
 from holdfast.store.port import RunQuery, Store
+from holdfast.store.types import pages
 
 T = TypeVar("T")
 
@@ -49,6 +50,9 @@ GRACE_MS = 3_600_000
 
 OFFLOAD_BYTES = 256 * 1024
 """How large a value is, by default, to be kept beside the store."""
+
+RACES = 100
+"""How often to try again where another process removes an empty folder at the same moment."""
 
 SWEEP_RUNS = 500
 FETCHES = 8
@@ -106,16 +110,20 @@ class FolderArtifacts:
 
     async def put(self, key: str, chunks: AsyncIterator[bytes]) -> None:
         """Write to a file of its own, synchronise it, and give it its name."""
-        temporary = self._path(f"{_TEMPORARY}/{self._ids.new_id()}")
+        path, temporary = self._path(key), self._path(f"{_TEMPORARY}/{self._ids.new_id()}")
+        try:
+            await self._write(path, temporary, chunks)
+        except (FileNotFoundError, NotADirectoryError) as problem:
+            raise StoreUnavailable(f"the folder of artifacts: {problem.strerror}") from problem
+
+    async def _write(self, path: Path, temporary: Path, chunks: AsyncIterator[bytes]) -> None:
         file = await _in_thread(lambda: _created(temporary))
         try:
             async for chunk in chunks:
-                await _in_thread(partial(_write, file, chunk))
-            await _in_thread(lambda: _finish(file, temporary, self._path(key), self._folder))
+                await _in_thread(partial(file.write, chunk))
+            await _in_thread(lambda: _finish(file, temporary, path, self._folder))
         except BaseException:
-            with suppress(OSError):
-                os.close(file)
-            temporary.unlink(missing_ok=True)
+            await _in_thread(lambda: _discard(file, temporary))
             raise
 
     async def read(self, key: str) -> AsyncIterator[bytes]:
@@ -187,9 +195,15 @@ def _entries(folder: Path) -> tuple[list[tuple[Path, int, Instant]], list[Path]]
     return files, folders
 
 
-def _created(path: Path) -> int:
-    _make_private(path.parent)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+def _created(path: Path) -> BinaryIO:
+    for attempt in range(RACES):
+        _make_private(path.parent)
+        try:
+            return open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
+        except FileNotFoundError:  # another process has just removed the empty folder
+            if attempt == RACES - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _make_private(folder: Path) -> None:
@@ -199,25 +213,24 @@ def _make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def _write(file: int, chunk: bytes) -> None:
-    view = memoryview(chunk)
-    while view:
-        view = view[os.write(file, view) :]
+def _discard(file: BinaryIO, temporary: Path) -> None:
+    file.close()
+    temporary.unlink(missing_ok=True)
 
 
-def _finish(file: int, temporary: Path, path: Path, top: Path) -> None:
+def _finish(file: BinaryIO, temporary: Path, path: Path, top: Path) -> None:
     """Make a file durable under its name, with the folders above it."""
-    os.fsync(file)
-    os.close(file)
-    while True:
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+    for attempt in range(RACES):
         _make_private(path.parent)
         try:
             temporary.replace(path)
+            break
         except FileNotFoundError:  # another process has just removed the empty folder
-            if not temporary.exists():
+            if attempt == RACES - 1:
                 raise
-            continue
-        break
     for folder in (path.parent, *path.parent.parents):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -229,8 +242,17 @@ def _finish(file: int, temporary: Path, path: Path, top: Path) -> None:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
+    """Do something in a thread. If this is cancelled it ends first: its file must not be closed while it is used."""
+    doing = asyncio.ensure_future(asyncio.to_thread(work))
     try:
-        return await asyncio.to_thread(work)
+        return await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        while not doing.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([doing])
+        if not doing.cancelled():
+            doing.exception()  # no one waits for it any more
+        raise
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as problem:
@@ -405,9 +427,10 @@ class Artifacts:
         """Delete the objects of runs that do not exist, unless they were written again meanwhile."""
         if not waiting:
             return 0
+        there: set[str] = set()
         query = RunQuery(run_ids=tuple(waiting), limit=len(waiting))
-        found = await store.find(query)
-        there = {head.run_id for head in found} | set(found.unreadable)
+        async for page in pages(store.find, query, lambda head: head.run_id):  # a store may answer with fewer at a time
+            there |= {head.run_id for head in page} | set(page.unreadable)
         count = 0
         for run_id in waiting.keys() - there:
             for key in waiting[run_id]:
