@@ -182,6 +182,52 @@ async def test_programs_read_the_log_as_lines_of_json(shop: Shop, tmp_path: Path
     assert lines["packing"]["logger"] == "elsewhere"
 
 
+LEAKING = """
+import logging
+import holdfast as hf
+
+app = hf.App("leaking")
+KEY = hf.Secret("stripe/key")
+
+
+@app.activity(secrets=[KEY], retry=hf.Retry(max_attempts=1))
+def pack(number: int) -> str:
+    logging.getLogger("elsewhere").info("packing with %s", KEY.reveal(), extra={"header": [KEY.reveal()]})
+    try:
+        raise ValueError(KEY.reveal())
+    except ValueError:
+        logging.getLogger("elsewhere").exception("failed")
+        raise
+
+
+@app.workflow
+async def order(number: int) -> str:
+    return await pack(number)
+"""
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["plain", "json"])
+@pytest.mark.contract("SEC-1")
+async def test_the_command_resolves_secrets_by_its_settings_and_redacts_its_log(
+    shop: Shop, tmp_path: Path, form: tuple[str, ...]
+) -> None:
+    value = "sk_live_51HxYzAbC"
+    (tmp_path / "shop.py").write_text(LEAKING)
+    (tmp_path / "mounted" / "stripe").mkdir(parents=True)
+    (tmp_path / "mounted" / "stripe" / "key").write_text(f"{value}\n")
+    await shop.start()
+    address = f"file://{tmp_path}/mounted"
+    arguments = ("node", "shop.py", "--store", "sqlite:///shop.db", *form)
+    async with running(tmp_path, *arguments, HOLDFAST_SECRETS=address) as node:
+        await node.until("has failed: ")
+        node.send(signal.SIGTERM)
+        assert await node.ended() == 0
+    assert "packing with [redacted: stripe/key]" in node.said
+    assert "ValueError: [redacted: stripe/key]" in node.said
+    assert value not in node.said
+    assert not any(value.encode() in file.read_bytes() for file in tmp_path.glob("shop.db*") if file.is_file())
+
+
 @pytest.mark.contract("MSG-4")
 async def test_a_node_that_is_told_to_end_claims_nothing_more(shop: Shop, activities: ActivityServer) -> None:
     async with shop.node() as node:
