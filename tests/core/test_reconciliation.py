@@ -545,3 +545,16 @@ def test_an_answer_that_cannot_be_read_is_refused() -> None:
         refusal = answer(run, **given)
         assert isinstance(refusal, Refusal), given
     assert step(run).is_unresolved
+
+
+@pytest.mark.contract("ACT-4", "MSG-3")
+@pytest.mark.parametrize("attempt", [2, 3], ids=["the same report again", "of a job that was acquired again"])
+def test_an_unresolved_step_has_one_question_whatever_else_is_reported(attempt: int) -> None:
+    unsure = r.indeterminate("the bank is still closed")
+    run = unresolved(queue="payments")
+    assert run.tell(outcome(run, "charge", attempt, error=unsure)) == NOTHING
+    assert run.tell(outcome(run, "charge", attempt, error=BROKEN)) == NOTHING
+    assert run.tell(NodeLost("charge")) == NOTHING
+    run.tell(Errored("charge", 1, attempt, unsure, Retry(), 0.0))
+    assert len(open_tasks(run)) == 1
+    finish(run)

@@ -224,7 +224,7 @@ def _on_success(state: RunState, outcome: m.ActivitySucceeded, writer: EventWrit
 
 def _on_error(state: RunState, outcome: m.ActivityErrored, writer: EventWriter) -> Decision | Refusal:
     step = _running(state, outcome.step_id, outcome.logical_attempt_id)
-    if step is None or step.engine_attempt_id != outcome.engine_attempt_id:
+    if step is None or step.engine_attempt_id != outcome.engine_attempt_id or step.is_unresolved:
         return NOTHING
     return _fail(step, outcome.error, outcome.retry, outcome.fraction, writer, writer.node)
 
@@ -256,8 +256,8 @@ def _conclude(
     if step is None and is_success and state.closed_effects:
         logical, node = outcome.logical_attempt_id, outcome.node
         return reconciliation.on_success_of_closed(state, step_id, logical, attempt, outcome.result, writer, node)
-    if step is None or (attempt < step.engine_attempt_id and not is_success):
-        return NOTHING
+    if step is None or ((attempt < step.engine_attempt_id or step.is_unresolved) and not is_success):
+        return NOTHING  # an operator who is asked already has the last word
     lost = max(attempt - step.engine_attempt_id, 0)
     if lost:
         step = replace(step, engine_attempt_id=attempt, is_detached=False)
@@ -347,7 +347,7 @@ def _on_node_lost(state: RunState, lost: m.NodeLost, writer: EventWriter) -> Dec
     the activity has not begun, and begins now.
     """
     step = state.open_steps.get(lost.step_id)
-    if step is None or step.kind != "activity" or step.is_detached or _is_early(step, writer):
+    if step is None or step.kind != "activity" or step.is_detached or step.is_unresolved or _is_early(step, writer):
         return NOTHING
     if step.is_unbegun:
         writer.retry(step, e.StepRetried(e.NOT_BEGUN, writer.now))
