@@ -116,11 +116,11 @@ async def play(town: Town, case: Case, queue: str) -> tuple[Any, ...]:
     order = Order(key, queue=queue, max_attempts=case.max_attempts, kind=case.kind)
     run = await town.start(order, charge=case.charge, find=case.find)
     if case.operator is not None:
-        before = await town.question(run.run_id)
+        question = await town.question(run.run_id)
         charged = town.charged(key)
         assert await town.record(run.run_id) in ("indeterminate", "failed", "timed-out")
-        assert key in bytes(before.payload).decode(), "the operator sees the key"
-        await town.answer(run.run_id, case.operator, charged[0] if case.operator == "happened" else None)
+        assert key in bytes(question.payload).decode(), "the operator sees the key"
+        await town.answer(question, case.operator, charged[0] if case.operator == "happened" else None)
     ended: Any = await outcome(run)
     charges = town.charged(key)
     if ended in charges:

@@ -99,12 +99,10 @@ class Town:
                 return task
             await asyncio.sleep(0.02)
 
-    async def answer(self, run_id: str, answer: str, result: Any = None) -> TaskView:
-        """Answer the question about a run as an operator, and return the question."""
-        task = await self.question(run_id)
+    async def answer(self, task: TaskView, answer: str, result: Any = None) -> None:
+        """Answer a question as an operator."""
         said = {"answer": answer, "reason": "looked it up"} | ({} if result is None else {"result": result})
         await self.app.tasks.complete(task.task_id, said, actor=OPERATOR)
-        return task
 
     async def record(self, run_id: str) -> str:
         """Return the status of the record of a run's only step. The store brings those that are not completed."""
