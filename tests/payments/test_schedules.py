@@ -75,7 +75,8 @@ async def test_with_a_key_and_a_verifier_every_order_is_charged_once(town: Town)
             asyncio.create_task(answer_truthfully(town)),
         ]
         paying = asyncio.gather(*(pay(town, *draw(number, rng), places) for number in range(PAYMENTS)))
-        await asyncio.wait([paying, *others], return_when=asyncio.FIRST_COMPLETED)
+        waited: list[asyncio.Future[Any]] = [paying, *others]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)

@@ -58,7 +58,7 @@ def shop(folder: Path) -> tuple[hf.App, Any]:
     def key_of(key: str, cents: int) -> str:
         return key
 
-    policy = hf.Retry(initial_ms=20, most_ms=200, non_retryable=(Declined,))
+    policy = hf.Retry(initial_ms=20, most_ms=200, non_retryable=(Declined.__name__,))
 
     @app.activity(idempotency_key=key_of, verify=find_charge, verify_timeout=TIMEOUT_S, timeout=TIMEOUT_S, retry=policy)
     async def charge(key: str, cents: int) -> int:
@@ -77,7 +77,9 @@ def shop(folder: Path) -> tuple[hf.App, Any]:
 
     @app.workflow
     async def pay(order: Order) -> int:
-        retry = hf.Retry(max_attempts=order.max_attempts, initial_ms=20, most_ms=200, non_retryable=("Declined",))
+        retry = hf.Retry(
+            max_attempts=order.max_attempts, initial_ms=20, most_ms=200, non_retryable=(Declined.__name__,)
+        )
         result: int = await by_kind[order.kind].options(retry=retry, queue=order.queue)(order.key, order.cents)
         return result
 
