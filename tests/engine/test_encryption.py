@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import pytest
 import holdfast as hf
 from holdfast.clock import SystemClock
 from holdfast.core.audit import AuditEntry
-from holdfast.core.events import RunQueued
+from holdfast.core.events import ContinuedAsNew, Event, RunQueued
+from holdfast.core.state import state_of
+from holdfast.engine.history import since_rotation
 from holdfast.errors import (
     Conflict,
     InvalidInput,
@@ -408,3 +412,54 @@ async def test_a_restored_copy_is_read_with_the_same_keys(tmp_path: Path) -> Non
     async with asyncio.timeout(60), app.node(f"sqlite:///{restored}", options=OPTIONS):
         assert (await app.start(workflows["order"], HUSH, request_id="r-1")).run_id == run.run_id
         assert (await app.run(run.run_id).result())[1] == f"{HUSH} charged"
+
+
+@pytest.mark.contract("SEC-2", "CAN-1")
+async def test_a_rotation_carries_values_on_encrypted_and_the_rest_is_read_without_keys(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    app = hf.App("shop", codecs=[hf.Encryption({"k1": K1})])
+
+    @app.activity(retry=hf.Retry(max_attempts=1))
+    async def fail(card: str) -> None:
+        raise ValueError(f"{card} is declined")
+
+    @app.workflow
+    async def rotate(card: str, rounds: int) -> str:
+        async def add(more: str) -> str:
+            await hf.wait_until(lambda: rounds == 0)
+            return f"{more} added"
+
+        hf.on_update("add", add)
+        with suppress(hf.errors.ActivityFailed):
+            await fail(card)
+        await hf.wait_signal("go", str)
+        if rounds:
+            hf.continue_as_new(card, rounds - 1)
+        return card
+
+    async with asyncio.timeout(60), app.node(f"sqlite:///{path}", options=OPTIONS):
+        run = await app.start(rotate, HUSH, 1)
+        update = asyncio.create_task(run.update("add", more=f"{HUSH} update"))
+        await wait_for_event(run, "UpdateAccepted")
+        await run.signal("go", HUSH)
+        assert await update == f"{HUSH} update added"
+        await run.signal("go", HUSH)
+        assert await run.result() == HUSH
+        sealed_events = [event async for event in _events(path, run.run_id)]
+    assert HUSH.encode() not in contents_of(path)
+    rotated = since_rotation(sealed_events)
+    assert isinstance(rotated[0].data, ContinuedAsNew)
+    assert b'"plan_id":"rotate"' in bytes(rotated[0].data.carried)
+    assert b'"updates"' in bytes(rotated[0].data.carried)
+    state = state_of(run.run_id, rotated)
+    assert (state.plan_id, state.version) == ("rotate", sealed_events[-1].run_seq)
+
+
+async def _events(path: Path, run_id: str) -> AsyncIterator[Event]:
+    """Yield the events of a run as they are stored."""
+    store = await hf.SqliteStore.open(path)
+    try:
+        for event in await store.read_events(run_id):
+            yield event
+    finally:
+        await store.close()

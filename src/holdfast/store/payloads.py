@@ -36,6 +36,7 @@ from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import Body, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, Original, Signal, SignalRequest, TaskRequest, payload_type
+from holdfast.core.state import CarriedUpdate
 from holdfast.errors import InvalidInput, PayloadsSealed, PayloadUnreadable
 from holdfast.store import port
 from holdfast.store.proxy import StoreProxy
@@ -139,6 +140,16 @@ def refuse_sealed(events: Iterable[Event]) -> None:
             value = getattr(body, field)
             if type(value) is Raw and codec.holds_sealed(value):
                 raise codec.unreadable_payload()
+            if type(value) is ErrorInfo and _is_sealed_error(value):
+                raise codec.unreadable_payload()
+
+
+def _is_sealed_error(error: ErrorInfo | None) -> bool:
+    while error is not None:
+        if error.message.startswith(_SEALED_TEXT):
+            return True
+        error = error.cause
+    return False
 
 
 def has_sealed(run: port.LoadedRun) -> bool:
@@ -237,6 +248,8 @@ def _rewrite(item: Any, scope: str, visit: Visit) -> Any:
             changed = value if given is text else given.decode()
         elif field == "payload" and kind in _WITH_PAYLOADS:
             changed = _rewrite_payload(item, scope, visit)
+        elif field == "carried":
+            changed = _rewrite_carried(value, scope, visit)
         elif field == "signals" and kind is port.NewRun:
             changed = _rewrite_first(item, visit)
         else:
@@ -260,6 +273,25 @@ def _rewrite_payload(item: Any, scope: str, visit: Visit) -> Raw:
         return _rewrite(item.payload, scope, visit)  # type: ignore[no-any-return]
     changed = _rewrite(inside, scope, visit)
     return item.payload if changed is inside else Raw(msgspec.json.encode(changed))
+
+
+class _Carried(Struct, frozen=True):
+    """The payloads in what a rotation carries over. The rest of it is the engine's, and every fold reads it."""
+
+    last_error: ErrorInfo | None = None
+    updates: tuple[CarriedUpdate, ...] = ()
+
+
+def _rewrite_carried(raw: Raw, scope: str, visit: Visit) -> Raw:
+    try:
+        whole = msgspec.json.decode(raw, type=dict[str, Raw])
+        inside = msgspec.json.decode(raw, type=_Carried)
+    except msgspec.MsgspecError:
+        return _rewrite(raw, scope, visit)  # type: ignore[no-any-return]
+    changed = _rewrite(inside, scope, visit)
+    if changed is inside:
+        return raw
+    return Raw(msgspec.json.encode({**whole, "last_error": changed.last_error, "updates": changed.updates}))
 
 
 def _rewrite_first(new: port.NewRun, visit: Visit) -> tuple[SignalRequest, ...]:
