@@ -150,3 +150,12 @@ async def test_metrics_tell_what_was_done_and_what_is_there(tmp_path: Path) -> N
     for name in ("ready_lag_seconds", "dead_letters_open", "activities_running", "event_streams"):
         assert ("holdfast_" + name, "") in found
     assert QUICK.streams == 1_000
+
+
+async def test_the_page_names_every_metric(tmp_path: Path) -> None:
+    async with serve_in_process(f"sqlite:///{tmp_path}/s.db") as server:
+        text = (await server.http.get("/metrics")).text
+    names = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
+    page = (Path(__file__).parents[2] / "docs" / "observing.md").read_text(encoding="utf-8")
+    assert names
+    assert names <= set(re.findall(r"holdfast_\w+", page))
