@@ -9,7 +9,16 @@ from holdfast.core import commands
 from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.invariants import RunView, SystemView
-from holdfast.core.messages import OUTCOME_SIGNAL, ActivityDetached, Message, Signal, Update
+from holdfast.core.messages import (
+    OUTCOME_SIGNAL,
+    ActivityDetached,
+    ActivityErrored,
+    Message,
+    NodeLost,
+    Signal,
+    Update,
+)
+from holdfast.core.reconciliation import indeterminate
 from holdfast.core.state import RUNNING, RunStatus
 from holdfast.core.timing import Retry
 from tests.core.driver import SECOND, START, Driver, activity, child, done, failed, made, task, timer, wait
@@ -314,6 +323,46 @@ def a_task_has_another_assignee() -> View:
 def a_task_has_other_roles() -> View:
     view = busy().view()
     return replace(view, tasks=(replace(view.tasks[0], roles=("mallory",)),))
+
+
+def doubtful() -> Driver:
+    """Return a run with a keyed step under way, and one that waits for an operator."""
+    run = Driver().start()
+    run.ask(replace(activity("charge"), idempotency_key="k1"), replace(activity("refund"), idempotency_key="k2"))
+    run.tell(NodeLost("refund"))
+    run.tell(ActivityErrored("refund", 1, 2, indeterminate("the bank is closed"), Retry()))
+    return run
+
+
+@breaks("records_equal_fold")
+def a_keyed_step_is_scheduled_without_its_record() -> View:
+    view = doubtful().view()
+    return replace(view, records=tuple(record for record in view.records if record.step_id != "charge"))
+
+
+@breaks("records_equal_fold")
+def a_record_has_another_status() -> View:
+    view = doubtful().view()
+    return replace(view, records=tuple(replace(record, status="failed") for record in view.records))
+
+
+@breaks("records_equal_fold")
+def a_record_is_of_another_key() -> View:
+    view = doubtful().view()
+    return replace(view, records=tuple(replace(record, idempotency_key="k3") for record in view.records))
+
+
+@breaks("unresolved_steps_are_asked_about")
+def a_step_is_unresolved_and_no_operator_is_asked() -> View:
+    return doubtful().view(tasks=())
+
+
+@breaks("unresolved_steps_are_asked_about")
+def an_operator_is_asked_about_a_step_that_is_closed() -> View:
+    run = doubtful()
+    before = run.view().tasks
+    run.control("SKIP_STEP", "refund")
+    return run.view(tasks=before)
 
 
 @breaks("waits_equal_fold")

@@ -182,6 +182,7 @@ class Driver:
             acknowledged=tuple(self.acknowledged),
             waits=tuple(self.waits.values()),
             tasks=tuple(self.tasks.values()),
+            records=tuple(record for record in self.records.values() if record.status != "completed"),
             parent_run_id=self.state.parent_run_id,
             lease_owner="node-a" if self.is_owned and not self.state.is_finished else None,
             ready_at=min(due, default=None),

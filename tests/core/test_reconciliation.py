@@ -523,6 +523,18 @@ def test_a_late_success_beside_an_unresolved_attempt_that_was_called_is_a_commen
     finish(run)
 
 
+@pytest.mark.contract("ACT-4")
+def test_an_outcome_after_the_step_is_unresolved_changes_nothing_and_the_operator_hears_of_it() -> None:
+    run = begun("far")
+    doubt = {"code": "Indeterminate", "message": "closed", "category": "indeterminate"}
+    run.tell(outcome(run, attempt=2, error=doubt))
+    assert run.tell(outcome(run, attempt=2, error=doubt)) == NOTHING  # delivered twice
+    for late in ({"error": doubt}, {"is_detached": True}):  # the job was acquired once more meanwhile
+        assert types(run.tell(outcome(run, attempt=3, **late))) == ["TaskCommented"]
+    assert len(open_tasks(run)) == 1
+    finish(run)
+
+
 # --- views
 
 
@@ -552,8 +564,9 @@ def test_an_answer_that_cannot_be_read_is_refused() -> None:
 def test_an_unresolved_step_has_one_question_whatever_else_is_reported(attempt: int) -> None:
     unsure = r.indeterminate("the bank is still closed")
     run = unresolved(queue="payments")
-    assert run.tell(outcome(run, "charge", attempt, error=unsure)) == NOTHING
-    assert run.tell(outcome(run, "charge", attempt, error=BROKEN)) == NOTHING
+    heard = ["TaskCommented"] if attempt == 3 else []  # the operator hears of an attempt that was under way
+    assert types(run.tell(outcome(run, "charge", attempt, error=unsure))) == heard
+    assert types(run.tell(outcome(run, "charge", attempt, error=BROKEN))) == heard
     assert run.tell(NodeLost("charge")) == NOTHING
     run.tell(Errored("charge", 1, attempt, unsure, Retry(), 0.0))
     assert len(open_tasks(run)) == 1

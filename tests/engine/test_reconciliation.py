@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ import holdfast as hf
 from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.index_rows import ActivityRecord
+from holdfast.core.invariants import check
 from holdfast.engine.inbox.tasks import TaskView
 from holdfast.errors import InvalidInput, NotPermitted, RunFailed
 from holdfast.store.port import Store
+from holdfast.testing import view_of
 from tests.engine.harness import EngineVariant, wait_for_history
 
 ANN = hf.Actor("ann", roles=("operator",))
@@ -182,6 +185,18 @@ async def test_a_key_without_a_verifier_waits_for_an_operator(variant: EngineVar
         await app.tasks.complete(task.task_id, {"answer": "did-not-happen"}, actor=ANN)
         assert await run.result() == "receipt"
     assert len(bank.charges) == 2
+
+
+@pytest.mark.contract("ACT-4")
+async def test_an_unresolved_step_is_logged(variant: EngineVariant, caplog: pytest.LogCaptureFixture) -> None:
+    bank = Bank()
+    bank.behaviour, bank.says = bank.fail, hf.Indeterminate("the bank is closed")
+    app, pay = bank.app()
+    async with variant.node(app):
+        await app.start(pay, "1")
+        await open_task(app)
+    [line] = [each for each in caplog.records if "unresolved" in each.getMessage()]
+    assert (line.levelname, "the bank is closed" in line.getMessage()) == ("ERROR", True)
 
 
 @pytest.mark.contract("ACT-4")
@@ -476,6 +491,33 @@ async def test_the_first_turn_claims_the_record_with_the_creation_of_the_run(var
         assert len(persisted) == (1 if variant.cached_runs else 2)  # created with its first turn, if it stays in memory
 
 
+@pytest.mark.contract("ACT-3")
+async def test_a_step_that_its_own_turn_gives_up_was_never_begun_and_its_record_says_so(variant: EngineVariant) -> None:
+    bank = Bank()
+    app = bank.app()[0]
+
+    @app.activity(idempotency_key=lambda: "never")
+    async def never() -> None:
+        raise AssertionError("never called")
+
+    @app.workflow
+    async def forget() -> str:
+        asyncio.ensure_future(never())  # noqa: RUF006
+        await asyncio.sleep(0)
+        return "over"
+
+    async with variant.node(app) as node:
+        run = await app.start(forget)
+        assert await run.result() == "over"
+        assert "StepStarted" in types(await run.events())
+        record = await record_of(node.store, run.run_id)
+        assert record is not None
+        assert record.status in ("cancelled", "indeterminate")
+        view = await view_of(node.store, run.run_id)
+        assert view is not None
+        assert check(view) == []
+
+
 @pytest.mark.contract("ACT-4", "WF-4")
 async def test_cancelling_while_unresolved_or_verifying_ends_the_run_and_closes_the_task(
     variant: EngineVariant,
@@ -499,3 +541,287 @@ async def test_cancelling_while_unresolved_or_verifying_ends_the_run_and_closes_
             record = await record_of(node.store, run.run_id)
             assert record is not None
             assert record.status == "indeterminate"
+
+
+# --- borders
+
+
+async def lose_attempt(variant: EngineVariant, store: Store, bank: Bank, name: str | None = None) -> str:
+    """Start a run whose first attempt charges and is lost with its node; return the run's id."""
+    bank.behaviour = bank.hang
+    app, pay = bank.app()
+    options = hf.NodeOptions(cached_runs=variant.cached_runs, drain_s=0.01)
+    async with app.node(store, name=name, options=options):
+        run = await app.start(pay, "1")
+        while not bank.charges:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+    bank.behaviour = bank.answer
+    return run.run_id
+
+
+@pytest.mark.contract("ACT-4", "OWN-1")
+async def test_a_node_that_comes_back_under_its_name_verifies_what_its_former_life_began(
+    variant: EngineVariant,
+) -> None:
+    bank = Bank()
+    bank.says = hf.Completed("found")
+    async with variant.opened() as store:
+        run_id = await lose_attempt(variant, store, bank, "web-1")
+        again, _ = bank.app()
+        async with asyncio.timeout(60), again.node(store, name="web-1"):
+            assert await again.run(run_id).result() == "found"
+    assert (len(bank.charges), bank.looks) == (1, 1)
+
+
+@pytest.mark.contract("ACT-2", "WF-2")
+async def test_another_function_of_the_key_does_not_change_a_recorded_key(variant: EngineVariant) -> None:
+    bank = Bank()
+    keys: list[str | None] = []
+
+    def look(order: str) -> hf.Completed:
+        keys.append(hf.activity_context().idempotency_key)
+        return hf.Completed("found")
+
+    async with variant.opened() as store:
+        run_id = await lose_attempt(variant, store, bank)
+        changed = hf.App("bank")
+
+        @changed.activity(idempotency_key=lambda cents: f"other-{cents}", verify=look)
+        async def charge(order: str, cents: int) -> str:
+            raise AssertionError("never called")
+
+        @changed.workflow
+        async def pay(order: str) -> str:
+            return await charge(order, 500)
+
+        async with variant.node(changed, store):
+            assert await changed.run(run_id).result() == "found"
+    assert keys == ["order-1"]
+
+
+@pytest.mark.contract("ACT-2", "WF-3")
+async def test_code_without_the_key_goes_on_with_a_keyed_step(variant: EngineVariant) -> None:
+    bank = Bank()
+    async with variant.opened() as store:
+        run_id = await lose_attempt(variant, store, bank)
+        plain = hf.App("bank")
+
+        @plain.activity
+        async def charge(order: str, cents: int) -> str:
+            raise AssertionError("never called")
+
+        @plain.workflow
+        async def pay(order: str) -> str:
+            return await charge(order, 500)
+
+        async with variant.node(plain, store):
+            task = await open_task(plain)  # the recorded step has a key, and nothing here can verify it
+            await plain.tasks.complete(task.task_id, {"answer": "happened", "result": "by hand"}, actor=ANN)
+            assert await plain.run(run_id).result() == "by hand"
+
+
+@pytest.mark.contract("ACT-2", "WF-3")
+async def test_a_step_from_before_the_key_was_added_stays_without(variant: EngineVariant) -> None:
+    calls: list[str | None] = []
+
+    def make(keyed: bool) -> tuple[hf.App, Any]:
+        app = hf.App("bank")
+
+        async def charge(order: str) -> str:
+            calls.append(hf.activity_context().idempotency_key)
+            if len(calls) == 1:
+                await asyncio.sleep(60)
+            return "receipt"
+
+        options: dict[str, Any] = {"idempotency_key": lambda order: order} if keyed else {}
+        activity = app.activity(**options)(charge)
+
+        @app.workflow
+        async def pay() -> list[str]:
+            return [await activity("a"), await activity("b")]
+
+        return app, pay
+
+    async with variant.opened() as store:
+        plain, pay = make(False)
+        async with variant.node(plain, store, drain_s=0.01):
+            run = await plain.start(pay)
+            while not calls:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        keyed, _ = make(True)
+        async with variant.node(keyed, store):
+            assert await keyed.run(run.run_id).result() == ["receipt", "receipt"]
+    assert calls == [None, None, "b"]  # called again as ever; the next step has a key
+
+
+@pytest.mark.contract("ACT-4", "SIG-13")
+async def test_skipping_and_pausing_an_unresolved_step(variant: EngineVariant) -> None:
+    bank = Bank()
+    bank.behaviour, bank.says = bank.fail, hf.Indeterminate("closed")
+    app = bank.app()[0]
+    charge: hf.Activity[..., Any] = hf.Activity(app.registry.activities["charge"])
+
+    @app.workflow
+    async def pay_or_not(order: str) -> str | None:
+        return await charge(order, 1)  # type: ignore[no-any-return]
+
+    async with variant.node(app):
+        run = await app.start(pay_or_not, "1")
+        task = await open_task(app)
+        await run.pause(actor="ann")
+        with pytest.raises(hf.errors.Conflict, match="asks about another step"):
+            await run.skip_step(task.step_id, actor="ann", wait=True)
+        await run.skip_step("charge", actor="ann", wait=True)
+        assert (await app.tasks.get(task.task_id)).status == "CANCELLED"
+        await run.resume(actor="ann")
+        assert await run.result() is None
+
+
+@pytest.mark.contract("ACT-4", "WF-4")
+async def test_a_parent_that_is_cancelled_cancels_a_child_with_an_unresolved_step(variant: EngineVariant) -> None:
+    bank = Bank()
+    bank.behaviour, bank.says = bank.fail, hf.Indeterminate("closed")
+    app, pay = bank.app()
+
+    @app.workflow
+    async def parent() -> str:
+        return await pay("1")  # type: ignore[no-any-return]
+
+    async with variant.node(app):
+        run = await app.start(parent)
+        task = await open_task(app)
+        assert task.run_id != run.run_id
+        await run.cancel(actor="ann")
+        with pytest.raises(hf.errors.RunCancelled):
+            await run.result()
+        with pytest.raises(hf.errors.RunCancelled):
+            await app.run(task.run_id).result()
+        assert (await app.tasks.get(task.task_id)).status == "CANCELLED"
+
+
+@pytest.mark.contract("ACT-4", "CAN-1")
+async def test_a_rotation_leaves_an_unresolved_step_behind_with_its_record(variant: EngineVariant) -> None:
+    bank = Bank()
+    bank.behaviour, bank.says = bank.fail, hf.Indeterminate("closed")
+    app = bank.app()[0]
+    charge: hf.Activity[..., Any] = hf.Activity(app.registry.activities["charge"])
+
+    @app.workflow
+    async def rotate(rounds: int) -> str:
+        if rounds == 0:
+            asyncio.ensure_future(charge("1", 1))  # noqa: RUF006
+            await hf.wait_signal("go")
+            hf.continue_as_new(1)
+        return "over"
+
+    async with variant.node(app) as node:
+        run = await app.start(rotate, 0)
+        task = await open_task(app)
+        await run.signal("go")
+        assert await run.result() == "over"
+        assert (await app.tasks.get(task.task_id)).status == "CANCELLED"
+        record = await record_of(node.store, run.run_id)
+        assert record is not None
+        assert (record.status, record.step_id) == ("indeterminate", "charge")
+        view = await view_of(node.store, run.run_id)
+        assert view is not None
+        assert check(view) == []
+
+
+@pytest.mark.contract("ACT-1", "ACT-4")
+async def test_completing_later_closes_step_and_record_and_what_is_not_reported_is_verified(
+    variant: EngineVariant,
+) -> None:
+    app = hf.App("later")
+    tokens: list[str] = []
+    looks: list[int] = []
+
+    def look(order: str) -> hf.Indeterminate:
+        looks.append(1)
+        return hf.Indeterminate("not yet")
+
+    @app.activity(idempotency_key=lambda order: order, verify=look, timeout=0.2, retry=hf.Retry(max_attempts=1))
+    async def sign(order: str) -> str:
+        tokens.append(hf.activity_context().token)
+        hf.activity_context().complete_later()
+
+    @app.workflow
+    async def ask(order: str) -> str:
+        return await sign(order)
+
+    async with variant.node(app) as node:
+        run = await app.start(ask, "in time")
+        await wait_for_history(run, has("StepDetached"))
+        await app.complete_activity(tokens[0], "signed")
+        assert await run.result() == "signed"
+        assert await record_of(node.store, run.run_id) is None
+        run = await app.start(ask, "late")
+        await open_task(app)
+        assert looks == [1]
+        with pytest.raises(hf.errors.Conflict, match="operator"):
+            await app.fail_activity(tokens[1], "too late")
+        await app.complete_activity(tokens[1], "signed after all")  # of the last attempt that was called
+        assert await run.result() == "signed after all"
+        assert await app.tasks.list(actor=ANN, status="OPEN") == []
+
+
+@pytest.mark.contract("ACT-1")
+async def test_an_unkeyed_activity_may_forgive_lost_attempts(variant: EngineVariant, queue: str) -> None:
+    calls: list[int] = []
+
+    def make() -> tuple[hf.App, Any]:
+        app = hf.App("lost")
+
+        @app.activity(queue=queue, retry=hf.Retry(max_attempts=1, count_lost=False))
+        async def work() -> int:
+            calls.append(hf.activity_context().attempt)
+            if len(calls) < 3:
+                await asyncio.sleep(60)
+            return hf.activity_context().attempt
+
+        @app.workflow
+        async def run() -> int:
+            return await work()
+
+        return app, run
+
+    async with variant.opened() as store:
+        app, run = make()
+        async with variant.node(app, store, drain_s=0.01, **options_of(queue)):
+            started = await app.start(run)
+            while len(calls) < 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        for lives in (2, 3):
+            app, _ = make()
+            async with variant.node(app, store, drain_s=0.01, **options_of(queue)):
+                while len(calls) < lives:  # noqa: ASYNC110
+                    await asyncio.sleep(0.002)
+                if lives == 3:
+                    assert await app.run(started.run_id).result() == 1
+    assert calls == [1, 1, 1]
+
+
+@pytest.mark.contract("ACT-3", "SEC-1")
+async def test_nothing_of_a_keyed_steps_values_is_readable_in_an_encrypted_store(tmp_path: Path) -> None:
+    bank = Bank()
+    bank.behaviour, bank.says = bank.fail, hf.Indeterminate("the vault-secret is unknown")
+    app = hf.App("sealed", codecs=[hf.Encryption({"k1": bytes(range(32))})])
+
+    @app.activity(idempotency_key=lambda order: "key-1", verify=lambda order: bank.says, retry=QUICK, queue="far")
+    async def charge(order: str) -> str:
+        raise ConnectionError("vault-secret")
+
+    @app.workflow
+    async def pay(order: str) -> str:
+        return await charge(order)
+
+    address = f"sqlite:///{tmp_path}/sealed.db"
+    async with asyncio.timeout(60), app.node(address, options=hf.NodeOptions(queues=("far",))):
+        run = await app.start(pay, "vault-secret")
+        task = await open_task(app)
+        assert b"vault-secret" in bytes(task.payload)
+        await app.tasks.complete(task.task_id, {"answer": "happened", "result": "vault-secret"}, actor=ANN)
+        assert await run.result() == "vault-secret"
+        stored = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+    assert b"key-1" in stored
+    assert b"vault-secret" not in stored

@@ -66,6 +66,26 @@ def _duration(rng: Random) -> float:
     return rng.choice((0.0, 0.0, 0.0, 0.01, 0.3, 0.3, 2.0, 9.0))
 
 
+MOODS = ("", "", "", "", "denies", "invents", "doubts", "babbles", "forgets", "raises")
+"""How verifiers answer: truly, or in some other way."""
+
+
+def draw_payments(rng: Random, number: int) -> Script:
+    """Return a script of payments, each under a key of its own."""
+    return [
+        [
+            f"pay{number}-{place}",
+            rng.choice((0.0, 0.3, 0.3, 2.0, 6.0)),
+            rng.choice((0, 0, 1, 2)),
+            rng.choice((0, 1, 3, 3)),
+            rng.choice(("", "", "far")),
+            rng.choice(MOODS),
+            rng.choice((None, None, None, 3.0)),
+        ]
+        for place in range(rng.randint(1, 4))
+    ]
+
+
 def register(app: App, world: World) -> dict[str, Any]:
     """Register the workflows that play scripts, and their activity, with an app. Return the workflows.
 
@@ -92,7 +112,25 @@ def register(app: App, world: World) -> dict[str, Any]:
         hf.on_query("seen", lambda: seen)
         return await Player(app, world, work, {}, seen, is_top=True).run(script)
 
-    return {"play": play, "narrow": narrow}
+    @app.activity(idempotency_key=lambda key: key, verify=world.find_charge, verify_timeout=3)
+    async def charge(key: str, seconds: float, failures: int, mood: str) -> str:
+        return await world.charge(key, seconds, failures, mood)
+
+    @app.workflow
+    async def pay(script: list[Any], seen: list[Any]) -> list[Any]:
+        hf.on_query("seen", lambda: seen)
+        for position, (key, seconds, failures, attempts, queue, mood, limit) in enumerate(script):
+            policy = hf.Retry(max_attempts=attempts, initial_ms=200, most_ms=2_000, count_lost=position % 2 == 0)
+            try:
+                async with asyncio.timeout(limit):
+                    seen.append(await charge.options(retry=policy, queue=queue)(key, seconds, failures, mood))
+            except (hf.errors.ActivityFailed, TimeoutError) as problem:
+                seen.append(["unpaid", type(problem).__name__])
+            if position == 1:
+                hf.continue_as_new(script[2:], seen)
+        return seen
+
+    return {"play": play, "narrow": narrow, "pay": pay}
 
 
 class Player:

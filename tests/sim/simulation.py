@@ -9,10 +9,12 @@ from contextlib import suppress
 from random import Random
 from typing import Any, get_args
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.effects import RECONCILE_MARK
 from holdfast.core.index_rows import Task
 from holdfast.core.invariants import check_drained
 from holdfast.core.messages import (
@@ -24,6 +26,7 @@ from holdfast.core.messages import (
     TaskAction,
     TaskRequest,
 )
+from holdfast.core.reconciliation import TASK_TYPE
 from holdfast.core.state import PAUSED, TERMINAL, state_of
 from holdfast.engine.turns.draft import control_request
 from holdfast.engine.turns.execute import rebuild
@@ -36,10 +39,11 @@ from holdfast.testing.faults import FaultyStore
 from holdfast.testing.samples import message, read_mailbox, signal
 from holdfast.testing.sim_loop import SimLoop
 from tests.sim.cluster import Cluster, in_process
-from tests.sim.scripts import ROTATING, SIGNALS, Script, draw_script, poked
-from tests.sim.world import World, decoded
+from tests.sim.scripts import ROTATING, SIGNALS, Script, draw_payments, draw_script, poked
+from tests.sim.world import Account, World, decoded
 
 STRAYS = 6
+PAYERS = 3
 RAGE_S = 25.0
 RESTED_WITHIN_S = 40.0
 HEALED_WITHIN_S = 400.0
@@ -97,6 +101,11 @@ class Simulation:
         tenants = Random(f"tenants {seed}")
         self._tenants = {run_id: tenants.choice(("default", "acme")) for run_id in self._plans}
         self._plans["rotating"], self._gates["rotating"], self._tenants["rotating"] = ROTATING, "play", "default"
+        payments = Random(f"payments {seed}")
+        for number in range(PAYERS):
+            run_id = f"p{number}"
+            self._plans[run_id], self._gates[run_id] = draw_payments(payments, number), "pay"
+            self._tenants[run_id] = "default"
         self._sent = 0
         self._waiting: dict[str, list[tuple[Any, asyncio.Task[Any]]]] = {}
 
@@ -215,16 +224,32 @@ class Simulation:
     async def _operate(self, task: Task, action: TaskAction, name: str) -> None:
         """Do something to a task, open or not."""
         self._sent += 1
+        is_doubt = task.task_type == TASK_TYPE
         request = TaskRequest(
             task_id=task.task_id,
             step_id=task.step_id,
             action=action,
-            actor=Actor(name, ("boss",)),
+            actor=Actor(name, ("operator",) if is_doubt else ("boss",)),
             assignee=self._rng.choice(PEOPLE),
-            answer=codec.encode(name if self._rng.random() < 0.8 else 7),
+            answer=self._verdict(task) if is_doubt else codec.encode(name if self._rng.random() < 0.8 else 7),
             text="soon",
         )
         await self._deliver(signal(task.run_id, TASK_SIGNAL, request, signal_id=f"t{self._sent}"))
+
+    def _verdict(self, task: Task) -> Raw:
+        """Look into the books, and return an operator's answer about an unresolved step: true, or that it fails."""
+        facts = decoded(task.payload)
+        assert isinstance(facts, dict)
+        account = self._world.accounts.setdefault(facts["idempotency_key"], Account(""))
+        attempt = int(task.step_id.rpartition(RECONCILE_MARK)[2])
+        if self._rng.random() < 0.2:
+            account.answers.append("")
+            return codec.encode({"answer": "fail"})
+        receipt = self._world.asked(facts["idempotency_key"], attempt)
+        if receipt is None:
+            return codec.encode({"answer": "did-not-happen"})
+        account.answers.append(receipt)
+        return codec.encode({"answer": "happened", "result": receipt})
 
     async def _poke(self, run_id: str) -> None:
         """Update a run all the time, from when it is there: some updates are under way when it rotates."""
@@ -278,7 +303,7 @@ class Simulation:
                 continue
             state = state_of(head.run_id, self._world.store.events_of(head.run_id))
             for step_id, step in state.open_steps.items():
-                if isinstance(step.body, e.StepStarted | e.TimerStarted):
+                if isinstance(step.body, e.StepStarted | e.TimerStarted) and not step.is_unresolved:
                     self._world.violate(f"{head.run_id} is stuck: nothing becomes of {step_id}, {step}: {head}")
 
     async def _finish(self) -> None:

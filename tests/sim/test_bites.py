@@ -11,18 +11,23 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.app import App
-from holdfast.core import decide
+from holdfast.core import codec, decide
 from holdfast.core.admission import QueueState, RunLimit, decide_admission
+from holdfast.core.effects import Effect, is_of_engine
 from holdfast.core.event_writer import NOTHING, Decision, EventWriter
-from holdfast.core.events import NULL, ErrorInfo
+from holdfast.core.events import NULL, ErrorInfo, StepCompleted, StepFailed
+from holdfast.core.index_rows import ActivityRecord, record_changes
 from holdfast.core.messages import ActivityErrored
 from holdfast.core.state import OpenStep, carried
+from holdfast.core.timing import Retry
 from holdfast.engine import node
+from holdfast.engine.activities import queue_worker
+from holdfast.engine.activities.executor import ActivityExecutor
 from holdfast.engine.activities.queue_worker import QueueWorker
 from holdfast.engine.node import TurnTaker
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.starter import Starter
-from holdfast.engine.turns import owned_runs
+from holdfast.engine.turns import draft, owned_runs
 from holdfast.engine.turns.draft import TurnDraft
 from holdfast.engine.turns.owned_runs import OwnedRuns
 from holdfast.program.coroutine import CoroutineProgram
@@ -338,3 +343,56 @@ def test_it_finds_jobs_that_are_given_up_too_soon(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(QueueWorker, "_start", give_up)
     assert "given up at attempt" in first_finding()
+
+
+@pytest.mark.contract("ACT-4")
+def test_it_finds_keyed_steps_that_are_dispatched_again_without_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def trust(self: ActivityExecutor, attempt: Any, deadline: float | None) -> None:
+        return None
+
+    monkeypatch.setattr(ActivityExecutor, "_verify", trust)
+    assert "was charged twice, and its verifier is truthful" in first_finding()
+
+
+@pytest.mark.contract("ACT-4")
+def test_it_finds_jobs_that_are_taken_again_without_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trust(step: OpenStep, lost: int, retry: Retry) -> Effect | None:
+        return step.effect
+
+    monkeypatch.setattr(queue_worker, "effect_after_takes", trust)
+    assert "was charged twice, and its verifier is truthful" in first_finding()
+
+
+@pytest.mark.contract("ACT-3")
+def test_it_finds_records_that_are_written_after_the_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = record_changes
+
+    def record_when_over(before: Any, events: Sequence[Any]) -> tuple[ActivityRecord, ...]:
+        has_ended = any(isinstance(event.data, StepCompleted | StepFailed) for event in events)
+        return changes(before, events) if has_ended else ()
+
+    monkeypatch.setattr(draft, "record_changes", record_when_over)
+    assert "records_equal_fold" in first_finding()
+
+
+@pytest.mark.contract("ACT-4")
+def test_it_finds_steps_that_are_unresolved_without_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_step = EventWriter.open
+
+    def open_others(self: EventWriter, body: Any, step_id: str, engine_attempt_id: int | None = None) -> None:
+        if not is_of_engine(step_id):
+            open_step(self, body, step_id, engine_attempt_id)
+
+    monkeypatch.setattr(EventWriter, "open", open_others)
+    assert "unresolved_steps_are_asked_about" in first_finding()
+
+
+@pytest.mark.contract("ACT-4")
+def test_it_finds_a_success_that_nobody_has_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EventWriter, "fail", _complete_instead)
+    assert "which nobody has said" in first_finding()
+
+
+def _complete_instead(self: EventWriter, step: OpenStep, error: ErrorInfo, cause: str | None = None) -> None:
+    body = StepFailed(error) if step.key is None else StepCompleted(codec.encode("guessed"))
+    self.close(step, body, cause)

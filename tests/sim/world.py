@@ -14,12 +14,14 @@ from random import Random
 
 from msgspec import Raw, Struct
 
+import holdfast as hf
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.admission import RunLimit
 from holdfast.core.events import Event
 from holdfast.core.invariants import check
 from holdfast.core.messages import AcceptedSignalResult, Message
+from holdfast.core.reconciliation import TASK_TYPE
 from holdfast.core.state import retry_token, state_of
 from holdfast.core.timing import step_options
 from holdfast.engine.activities.async_completion import completion_key, report_result
@@ -54,6 +56,18 @@ class Effect(Struct, frozen=True):
     by: str
 
 
+class Account:
+    """What a payment service knows of one key."""
+
+    def __init__(self, mood: str) -> None:
+        self.is_truthful = mood == ""
+        self.receipts: list[str] = []
+        self.lost: list[int] = []
+        self.said: list[object] = []
+        self.answers: list[str] = []
+        self.ended_before = 0
+
+
 class World:
     """The truth."""
 
@@ -61,6 +75,7 @@ class World:
         self.loop = loop
         self.rng = Random(f"world {seed}")
         self.effects: dict[tuple[str, str], list[Effect]] = {}
+        self.accounts: dict[str, Account] = {}
         self.acknowledged: list[AcceptedSignalResult] = []
         self.violations: list[str] = []
         self.failed = asyncio.Event()
@@ -134,6 +149,89 @@ class World:
             raise ConnectionError("the world is not in the mood")
         done.append(Effect(f"{step_id}/{len(done)}", by))
         return done[-1].result or ""
+
+    # --- payments: effects with a key, outside of all nodes
+
+    async def charge(self, key: str, seconds: float, failures: int, mood: str) -> str:
+        """Charge a card under a key, as an activity. The answer may be lost, before or after the charge.
+
+        Whoever has asked about a key has ended all attempts before: a charge that is still on its way is refused.
+        """
+        context = activity_context()
+        process = current_process()
+        by = process.name if process else ""
+        run_id, step_id, attempt = context.run_id, context.step_id, context.engine_attempt_id
+        self._check_dispatch(context, by)
+        if context.idempotency_key != key:
+            self.violate(f"{run_id} {step_id}: the key {context.idempotency_key!r} is not {key!r}")
+        self.note(f"charge {key} {run_id} {step_id} attempt {attempt}", "charges asked for")
+        await asyncio.sleep(seconds / 2)
+        account = self.accounts.setdefault(key, Account(mood))
+        if attempt < account.ended_before:
+            raise ConnectionError("somebody has asked meanwhile, and was answered that nothing was charged")
+        is_lost = len(account.lost) < failures
+        if not is_lost or self.rng.random() < 0.5:
+            account.receipts.append(f"{key}/{len(account.receipts)}")
+            self.note(f"charged {key} {account.receipts}", "charges")
+            if account.is_truthful and len(account.receipts) > 1:
+                self.violate(f"{run_id} {step_id}: {key} was charged twice, and its verifier is truthful")
+        if is_lost:
+            account.lost.append(attempt)
+            raise ConnectionError("the answer is lost")
+        receipt = account.receipts[-1]
+        await asyncio.sleep(seconds / 2)
+        return receipt
+
+    async def find_charge(self, key: str, mood: str) -> object:
+        """Answer, as a verifier, whether a key was charged: truly, or as the mood is."""
+        context = activity_context()
+        account = self.accounts.setdefault(key, Account(mood))
+        await asyncio.sleep(0.05)
+        self.note(f"verify {key} attempt {context.engine_attempt_id} {account.receipts}", "verifications")
+        account.ended_before = max(account.ended_before, context.engine_attempt_id)
+        lies = {
+            "denies": hf.NotCompleted(),
+            "invents": hf.Completed(f"{key}/invented"),
+            "doubts": hf.Indeterminate("perhaps"),
+            "babbles": "yes",
+            "forgets": hf.CompletedWithoutResult("charged, as far as known"),
+        }
+        if mood == "raises":
+            raise LookupError("no such account")
+        if mood in lies:
+            said = lies[mood]
+        else:
+            said = hf.Completed(account.receipts[-1]) if account.receipts else hf.NotCompleted()
+        account.said.append(said)
+        return said
+
+    def asked(self, key: str, attempt: int) -> str | None:
+        """Answer an operator truly: the receipt of a key, or None; no attempt up to this one charges it any more."""
+        account = self.accounts.setdefault(key, Account(""))
+        if account.receipts:
+            return account.receipts[-1]
+        account.ended_before = max(account.ended_before, attempt + 1)
+        return None
+
+    def _check_keyed(self, event: Event, started: e.StepStarted) -> None:
+        """A keyed step succeeds only by what was charged, or by what its verifier or an operator has said."""
+        body, where = event.data, f"{event.run_id} {event.step_id}"
+        account = self.accounts.get(started.idempotency_key or "", Account(""))
+        if isinstance(body, e.StepCompleted):
+            result = codec.decode(body.result, str)
+            said = [verdict.result for verdict in account.said if isinstance(verdict, hf.Completed)]
+            known = {"": account.receipts, "verifier": said, "operator": [*account.receipts, *account.answers]}
+            self.note(f"paid   {where} {body.confirmed_by or 'by itself'}", f"paid, by {body.confirmed_by or 'itself'}")
+            if result not in known[body.confirmed_by]:
+                self.violate(f"{where}: it is paid by {result!r}, which nobody has said: {known}")
+        elif isinstance(body, e.StepFailed):
+            self.note(f"unpaid {where} {body.error.code}", f"unpaid: {body.error.code}")
+            if body.error.code == "ReconciliationFailed" and not (
+                account.answers or any(isinstance(said, hf.CompletedWithoutResult) for said in account.said)
+            ):
+                self.violate(f"{where}: nobody has said what it failed with: {body.error}")
+        elif isinstance(body, e.StepUnresolved):
+            self.note(f"doubt  {where} {body.error.message}", "unresolved steps")
 
     async def _report_later(self, token: str, run_id: str, step_id: str, seconds: float) -> None:
         """Report an outcome by its token, until there is an answer."""
@@ -224,6 +322,11 @@ class World:
 
     def _check_event(self, event: Event, history: Sequence[Event]) -> None:
         body, where = event.data, f"{event.run_id} {event.step_id}"
+        if isinstance(body, e.StepCompleted | e.StepFailed | e.StepUnresolved):
+            started = _started(event, history)
+            if started.idempotency_key is not None:
+                self._check_keyed(event, started)
+                return
         effects = self.effects.get((event.run_id, event.step_id or ""), [])
         if isinstance(body, e.StepCompleted):
             results = [effect.result for effect in effects]
@@ -287,7 +390,7 @@ class World:
         task = of_task[0].data
         self.note(f"task   {event.run_id} {event.step_id}", event.event_type)
         assert isinstance(task, e.TaskCreated)
-        if isinstance(body, e.TaskCompleted):
+        if isinstance(body, e.TaskCompleted) and task.task_type != TASK_TYPE:
             answers = codec.decode(body.answer, list[str])
             if len(answers) != task.approvals or len(set(answers)) != task.approvals:
                 self.violate(f"{event.run_id} {event.step_id}: completed with the answers {answers}")

@@ -60,6 +60,18 @@ def _make_app() -> App:
         due = timedelta(seconds=due_s)
         return await hf.task("Approve a refund", Refund, payload=payload, roles=["clerk"], due=due, escalate=later)
 
+    async def find_charge(order: str) -> hf.Indeterminate:
+        return hf.Indeterminate("the payment service does not answer")
+
+    @app.activity(idempotency_key=lambda order: f"charge-{order}", verify=find_charge, retry=hf.Retry(initial_ms=1))
+    async def charge(order: str, cents: int) -> str:
+        raise ConnectionError("connection reset by peer")
+
+    @app.workflow
+    async def payment(order: str) -> str:
+        """Charge a card, and never learn whether it was charged."""
+        return await charge(order, 4200)
+
     @app.workflow
     async def contract(supplier: str) -> Any:
         """Ask two directors of three."""

@@ -426,3 +426,45 @@ async def test_no_part_of_it_has_a_barrier(browser: Browser, inbox: InboxSite, s
         await expect(page.get_by_role("dialog").get_by_label("By")).to_be_visible()
         problems += [f"send: {each}" for each in await barriers(page)]
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.contract("ACT-4", "TSK-1", "PRJ-1")
+async def test_an_operator_reads_what_is_known_of_an_unresolved_step_and_decides(
+    screen: Page, inbox: InboxSite
+) -> None:
+    task = await inbox.task("payment", order="ORD-7")
+    await screen.goto(f"/runs/{task['run_id']}")
+    await expect(screen.get_by_text("Step unresolved").first).to_be_visible()
+    await screen.get_by_role("link", name="Open the task").click()
+    await screen.wait_for_url("**/inbox/**")
+    pane = pane_of(screen)
+    await expect(pane.locator("h2")).to_have_text("reconcile charge")
+    asked = pane.locator(".asked")
+    for text in ("charge-ORD-7", "the payment service does not answer"):
+        await expect(asked).to_contain_text(text)
+    rows = asked.locator(".asked-table tbody tr")
+    await expect(rows).to_have_count(2)
+    await expect(rows.first).to_contain_text("ConnectionError: connection reset by peer")
+    await pane.get_by_text("happened", exact=True).click()
+    await pane.get_by_label("Result").fill('"receipt-7"')
+    await pane.get_by_role("button", name="Complete").click()
+    await expect(pane.locator(".outcome")).to_contain_text("Completed by")
+    events = await inbox.events(task["run_id"])
+    [done] = [event["data"] for event in events if event["event_type"] == "StepCompleted"]
+    assert (done["result"], done["confirmed_by"]) == ("receipt-7", "operator")
+    assert events[-1]["event_type"] == "RunCompleted"
+
+
+@pytest.mark.contract("ACT-4", "API-4")
+async def test_operators_are_asked_about_unresolved_steps_and_viewers_are_not(browser: Browser) -> None:
+    async with serve_inbox(is_guarded=True) as inbox:
+        task = await inbox.task("payment", order="ORD-8")
+        async with open_page(browser, inbox.address) as page:
+            await sign_in(page, await inbox.token("olga", "operator"), "/inbox")
+            await expect(rows_of(page)).to_have_count(1)
+            await page.goto(f"/inbox/{task['task_id']}")
+            await pane_of(page).get_by_text("did-not-happen", exact=True).click()
+            await expect(pane_of(page).get_by_role("button", name="Complete")).to_be_enabled()
+        async with open_page(browser, inbox.address) as page:
+            await sign_in(page, await inbox.token("vera", "viewer"), "/inbox")
+            await expect(page.get_by_text("Nothing waits for you")).to_be_visible()

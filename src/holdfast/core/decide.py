@@ -256,8 +256,10 @@ def _conclude(
     if step is None and is_success and state.closed_effects:
         logical, node = outcome.logical_attempt_id, outcome.node
         return reconciliation.on_success_of_closed(state, step_id, logical, attempt, outcome.result, writer, node)
-    if step is None or ((attempt < step.engine_attempt_id or step.is_unresolved) and not is_success):
-        return NOTHING  # an operator who is asked already has the last word
+    if step is None or (attempt < step.engine_attempt_id and not is_success):
+        return NOTHING
+    if step.is_unresolved and not is_success:  # no attempt that is known of is under way
+        return reconciliation.on_stray_outcome(step, attempt, outcome.error, writer)
     lost = max(attempt - step.engine_attempt_id, 0)
     if lost:
         step = replace(step, engine_attempt_id=attempt, is_detached=False)

@@ -18,8 +18,9 @@ from msgspec import Struct
 from holdfast.core import events as e
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.decide import RECORDED_AS, is_taken
+from holdfast.core.effects import is_of_engine
 from holdfast.core.events import BODIES, Event
-from holdfast.core.index_rows import RuntimeSnapshot, Task, Wait, runtime_snapshot
+from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, Task, Wait, record_changes, runtime_snapshot
 from holdfast.core.instants import Instant
 from holdfast.core.keys import event_id, event_key, signal_storage_key
 from holdfast.core.messages import OUTCOME_SIGNAL, AcceptedSignalResult, Message, Signal, with_arrival_times
@@ -51,6 +52,8 @@ class RunView(Struct, frozen=True, kw_only=True):
     project: str = "default"
     environment: str = "default"
     letters: tuple[DeadLetter, ...] = ()
+    records: tuple[ActivityRecord, ...] = ()
+    """The activity records that are not completed."""
     lease_owner: str | None = None
     ready_at: Instant | None = None
     queued_at: Instant | None = None
@@ -385,6 +388,32 @@ def waits_equal_fold(view: RunView) -> list[str]:
     return _differences("wait", rows, steps)
 
 
+# --- keyed steps ---------------------------------------------------------------------------------------------------
+
+
+@_invariant(RunView, "ACT-3", "Every keyed step has its record, from when it is scheduled, as the events say.")
+def records_equal_fold(view: RunView) -> list[str]:
+    """Find records that are missing, or differ from what follows from the events. Completed ones are not looked at."""
+    if _fold(view) is None:
+        return []
+    known = record_changes(RunState(run_id=view.run_id), view.events)
+    rows = {_record_row(record) for record in view.records}
+    return _differences("record", rows, {_record_row(record) for record in known if record.status != "completed"})
+
+
+@_invariant(RunView, "ACT-4", "Every unresolved step has an open task, and every such task an unresolved step.")
+def unresolved_steps_are_asked_about(view: RunView) -> list[str]:
+    """Find unresolved steps without a task in the inbox, and tasks of the engine about steps that are not."""
+    state = _fold(view)
+    if state is None:
+        return []
+    asked = {task.step_id for task in view.tasks if task.status == "OPEN" and is_of_engine(task.step_id)}
+    effects = [step.effect for step in state.open_steps.values() if step.effect is not None]
+    unresolved = {effect.task for effect in effects if effect.task}
+    found = [f"the step that task {step_id!r} is about is not unresolved" for step_id in asked - unresolved]
+    return found + [f"there is no open task {step_id!r} for an unresolved step" for step_id in unresolved - asked]
+
+
 # --- going on ------------------------------------------------------------------------------------------------------
 
 _WAITS_FOR_THE_WORLD = frozenset({"signal", "task", "child"})
@@ -542,6 +571,11 @@ def _is_timed(step: OpenStep, view: RunView) -> bool:
 
 def _is_elsewhere(step: OpenStep) -> bool:  # another process than the run's owner reports its outcome
     return step.is_detached or step.queue != ""
+
+
+def _record_row(record: ActivityRecord) -> tuple[object, ...]:
+    scope = record.step_id, record.activity_name, record.idempotency_key
+    return *scope, record.status, record.created_at, record.updated_at
 
 
 def _differences(what: str, rows: Set[tuple[object, ...]], steps: Set[tuple[object, ...]]) -> list[str]:

@@ -46,7 +46,7 @@ from holdfast.core.messages import ActivityOutcome, ActivitySucceeded
 from holdfast.core.state import OpenStep, RunState
 from holdfast.core.timing import Retry
 from holdfast.errors import InvalidInput
-from holdfast.limits import ERROR_TEXT_CHARS, LOSSES_IN_A_ROW
+from holdfast.limits import COMMENT_CHARS, ERROR_TEXT_CHARS, LOSSES_IN_A_ROW
 
 OPERATOR = "operator"
 """The role of those who are asked about unresolved steps."""
@@ -239,10 +239,10 @@ def leave_unresolved(
 def _facts(step: OpenStep, effect: Effect, error: ErrorInfo, result: Raw | UnsetType) -> Raw:
     """Return what is known of an unresolved step, for the operator."""
     facts: dict[str, object] = {
-        "activity": step.name,
-        "step_id": step.step_id,
-        "idempotency_key": step.key,
         "problem": error.message,
+        "activity": step.name,
+        "idempotency_key": step.key,
+        "step_id": step.step_id,
         "attempts": [
             {
                 "attempt": each.engine_attempt_id,
@@ -353,12 +353,23 @@ def _contradict(
 def _keep_late(step: OpenStep, attempt: int, result: Raw, writer: EventWriter, cause: str | None, node: str) -> None:
     late = e.StepSucceededLate(result, node)
     writer.write(late, step.step_id, step.logical_attempt_id, attempt, cause, step.opened_event_id)
+    _comment(step, f"attempt {attempt} has succeeded after all; the history has its result", writer, cause)
+
+
+def _comment(step: OpenStep, text: str, writer: EventWriter, cause: str | None) -> None:
+    """Comment on the task about an unresolved step."""
     task = writer.state.open_steps.get(step.effect.task) if step.effect is not None else None
     if task is not None:
-        said = e.TaskCommented(
-            "holdfast", f"attempt {attempt} has succeeded after all; the run's history has its result"
-        )
+        said = e.TaskCommented("holdfast", text[:COMMENT_CHARS])
         writer.write(said, task.step_id, task.logical_attempt_id, None, cause, task.opened_event_id)
+
+
+def on_stray_outcome(step: OpenStep, attempt: int, error: ErrorInfo | None, writer: EventWriter) -> Decision:
+    """Let the operator know of an attempt that ended after the step was unresolved: the job was acquired once more."""
+    if attempt > step.engine_attempt_id:
+        how = "without an outcome" if error is None else f"with {error.code}: {error.message}"
+        _comment(step, f"attempt {attempt}, which was under way, has ended {how}", writer, None)
+    return writer.decision()
 
 
 def on_success_of_closed(

@@ -60,6 +60,12 @@ class Principal(Caller, frozen=True, kw_only=True):
         if self.tenant is not None and scope in OF_ALL_TENANTS:
             raise NotPermitted("this is about all tenants together; it needs a token without a tenant", scope=scope)
 
+    @property
+    def task_roles(self) -> tuple[str, ...]:
+        """The roles of the caller for tasks: those who may control runs are operators too."""
+        is_operator = self.permits("runs:control") and OPERATOR not in self.roles
+        return (*self.roles, OPERATOR) if is_operator else self.roles
+
     def permits(self, scope: str) -> bool:
         """Return whether this scope is granted."""
         return self.scopes is None or scope in self.scopes
@@ -317,17 +323,12 @@ class RequestContext:
         return given
 
     def actor(self, given: str = "", roles: tuple[str, ...] = ()) -> Actor:
-        """Return who does something to a task, and with which roles: the caller, or whom the request names.
-
-        Callers who may control runs have the role of operators, who are asked about unresolved steps.
-        """
+        """Return who does something to a task, and with which roles: the caller, or whom the request names."""
         name = self.name(given)
         if roles:
             self._require_trust()
         elif name == self.principal.name:
-            roles = self.principal.roles
-            if self.principal.permits("runs:control") and OPERATOR not in roles:
-                roles += (OPERATOR,)
+            roles = self.principal.task_roles
         return Actor(name, roles, self.principal.is_admin)
 
     def _require_trust(self) -> None:

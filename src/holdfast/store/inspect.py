@@ -63,6 +63,7 @@ async def _read(store: Store, run: LoadedRun, acknowledged: tuple[AcceptedSignal
         acknowledged=acknowledged,
         waits=tuple(await _read_waits(store, head.run_id)),
         tasks=tuple(await _read_tasks(store, head.run_id)),
+        records=run.records,
         parent_run_id=head.parent_run_id,
         tenant=head.tenant,
         project=head.project,

@@ -33,6 +33,7 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.admission import RunLimit
 from holdfast.core.dead_letters import DeadLetter
+from holdfast.core.effects import EndedAttempt
 from holdfast.core.events import Body, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, Original, Signal, SignalRequest, TaskRequest, payload_type
@@ -183,6 +184,7 @@ def _conceal(_: str, data: bytes) -> bytes:
 
 _TEXTS: dict[type, tuple[str, ...]] = {
     ErrorInfo: ("message", "traceback"),
+    EndedAttempt: ("error",),
     e.TaskCommented: ("text",),
     TaskRequest: ("text",),
 }

@@ -134,6 +134,8 @@ async def _terms(store: Store, of: ActivityToken, outcome: ActivityOutcome, regi
     if of.engine_attempt_id > step.engine_attempt_id and not step.queue:
         there_was_none = f"the token is of attempt {of.engine_attempt_id}, and there was none"
         return _Terms(version, why_not=InvalidInput(there_was_none, field="token"))
+    if outcome.error is not None and step.is_unresolved:
+        return _Terms(version, why_not=_too_late(of, "an operator is asked whether it has happened"))
     if outcome.error is not None and of.engine_attempt_id < step.engine_attempt_id:
         return _Terms(version, why_not=_too_late(of, f"the step has come to attempt {step.engine_attempt_id}"))
     if outcome.error is None:
@@ -151,7 +153,7 @@ def _closes_at(step: OpenStep, of: ActivityToken, outcome: ActivityOutcome) -> I
     """
     options = step_options(getattr(step.body, "options", NULL))
     ends = [options.deadline_of(step)]
-    if step.is_detached and of.engine_attempt_id == step.engine_attempt_id:
+    if step.is_detached and of.engine_attempt_id == step.engine_attempt_id and (outcome.error or step.key is None):
         timed_out = ErrorInfo("TimeoutError", "", retryable=True)
         if outcome.error is not None or retry_delay_ms(options.retry, step.attempt, timed_out, 0.0) is None:
             ends.append(step.due_at)

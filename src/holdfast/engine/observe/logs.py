@@ -256,7 +256,21 @@ def _brief(error: ErrorInfo) -> str:
     return escaped(f"{error.code}: {error.message[:200]}")
 
 
+def _unresolved(event: Event) -> None:
+    body = event.data
+    assert isinstance(body, e.StepUnresolved)
+    text = "run %s: step %s is unresolved, and an operator is asked: %s"
+    _runs.error(text, event.run_id, event.step_id, _brief(body.error), extra=_fields(event))
+
+
+def _succeeded_late(event: Event) -> None:
+    text = "run %s: attempt %d of step %s has succeeded after it was given up"
+    _runs.warning(text, event.run_id, event.engine_attempt_id or 1, event.step_id, extra=_fields(event))
+
+
 _LOGGED: dict[type[e.Body], Callable[[Event], None]] = {
+    e.StepUnresolved: _unresolved,
+    e.StepSucceededLate: _succeeded_late,
     e.StepRetried: _retried,
     e.StepFailed: _step_failed,
     e.RunFailed: _run_failed,

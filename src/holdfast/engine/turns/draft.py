@@ -50,6 +50,10 @@ MAILBOX = "mailbox"
 """The id of the message that a run leaves itself which has read a part of its mailbox."""
 
 
+_GIVING_UP = e.CLOSING_ALL | {e.StepCancelled}
+"""The bodies of events by which a turn gives steps up."""
+
+
 class TurnDraft:
     """What one turn of one run does, while it is being decided."""
 
@@ -243,10 +247,13 @@ class TurnDraft:
         """Return whether the turn is about steps with idempotency keys, which have records."""
         if self._has_keys:
             return True
-        for step in self._touched:  # noqa: SIM110 - a generator would take longer than the loop
+        for step in self._touched:
             if step.key is not None:
                 return True
-        return False
+        if e.StepStarted not in self.kinds or _GIVING_UP.isdisjoint(self.kinds):
+            return False
+        # Steps that the turn opens and gives up are not dispatched.
+        return any(getattr(event.data, "idempotency_key", None) is not None for event in self.events)
 
     def _jobs(self) -> Iterator[Job]:
         """Return what this turn puts into queues: activities that some node is to carry out, now or when due."""

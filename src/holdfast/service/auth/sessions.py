@@ -171,7 +171,7 @@ def _view(principal: Principal) -> SessionView:
     return SessionView(
         name=principal.name,
         scopes=None if principal.scopes is None else sorted(principal.scopes),
-        roles=principal.roles,
+        roles=principal.task_roles,
         is_admin=principal.is_admin,
         is_open=principal.is_open,
         **shown,

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.core.index_rows import Task, Wait
@@ -10,7 +11,7 @@ from holdfast.core.state import COMPLETED, PENDING
 from holdfast.errors import Conflict, InvalidInput, LeaseExpired
 from holdfast.store.port import Created, Existing, Refused, RunQuery, Store, TaskQuery, WaitQuery
 from holdfast.testing import START, VirtualClock
-from holdfast.testing.samples import SampleNode, complete, message, new_run, read_history, wait
+from holdfast.testing.samples import SampleNode, complete, message, new_run, read_history, record, wait
 from holdfast.testing.store_suite.base import (
     BAD_NAMES,
     STRANGE_NAMES,
@@ -70,6 +71,14 @@ class CreateSuite(SuiteBase):
         [run] = await store.load(["run-1"])
         assert run is not None
         assert run.messages == (later,)
+
+    @pytest.mark.contract("ACT-3")
+    async def test_activity_records_come_with_the_run(self, store: Store) -> None:
+        """The first turn may schedule a keyed step: its record is claimed by the creation."""
+        claimed = replace(record("run-1"), result=UNSET)
+        await store.create([replace(new_run("run-1"), records=(claimed,)), new_run("run-2")])
+        loaded = await store.load(["run-1", "run-2"])
+        assert [run.records for run in loaded if run is not None] == [(claimed,), ()]
 
     async def test_run_without_a_message_is_not_ready(self, store: Store) -> None:
         """Only messages and signals make a run ready."""

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from msgspec import Raw
 from msgspec.structs import replace
 
+from holdfast.core.effects import Effect, EndedAttempt, LateResult
 from holdfast.errors import InvalidInput
 from holdfast.store.port import CommitConflict, Committed, Heartbeat, Job, PurgePolicy, Store, Turn
 from holdfast.testing import START, VirtualClock
@@ -59,6 +61,19 @@ class JobSuite(SuiteBase):
     """What is in a queue, and which node acquires it."""
 
     # --- queueing and acquiring
+
+    @pytest.mark.contract("ACT-2", "ACT-4")
+    async def test_job_of_a_keyed_step_says_on_each_acquisition_what_is_known(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """The node that acquires it has to know whether it is the first: later ones verify before they call."""
+        ended = EndedAttempt(1, START, "lost", "node-a", "NodeLost: gone")
+        known = Effect(must_verify=True, called=1, losses=1, attempts=(ended,), late=LateResult(1, Raw(b'"r"')))
+        keyed = replace(job(attempt=2), queued_attempt_id=2, idempotency_key="order:1|2", effect=known)
+        await put(node, keyed)
+        assert await acquire(store) == [keyed]
+        clock.advance(ms=VISIBLE_MS)
+        assert await acquire(store) == [replace(keyed, engine_attempt_id=3)]
 
     @pytest.mark.contract("ACT-1")
     async def test_job_is_queued_with_its_turn_and_is_acquired_once(self, store: Store, node: SampleNode) -> None:

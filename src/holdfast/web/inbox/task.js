@@ -149,7 +149,23 @@ function asked(value) {
   if (isPlain(value)) return h("p", { class: "asked-text" }, plainText(value));
   const entries = Object.entries(value);
   if (entries.length === 0 || entries.length > 60) return jsonView(value);
-  return h("dl", { class: "asked" }, entries.map(([name, each]) => [h("dt", {}, titleOf(name, {})), h("dd", {}, isPlain(each) ? plainText(each) : jsonView(each, { label: name }))]));
+  return h("dl", { class: "asked" }, entries.map(([name, each]) => [h("dt", {}, titleOf(name, {})), h("dd", {}, isPlain(each) ? plainText(each) : tableOf(each) ?? jsonView(each, { label: name }))]));
+}
+
+// A list of flat objects as a table; undefined for anything else.
+function tableOf(value) {
+  const isFlat = (each) => each !== null && typeof each === "object" && !Array.isArray(each) && Object.values(each).every(isPlain);
+  if (!Array.isArray(value) || value.length === 0 || value.length > 60 || !value.every(isFlat)) return undefined;
+  const names = [...new Set(value.flatMap((each) => Object.keys(each)))];
+  if (names.length === 0 || names.length > 8) return undefined;
+  return h(
+    "div", { class: "asked-table" },
+    h(
+      "table", {},
+      h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, titleOf(name, {}))))),
+      h("tbody", {}, value.map((each) => h("tr", {}, names.map((name) => h("td", {}, name in each ? plainText(each[name]) : null))))),
+    ),
+  );
 }
 
 function plainText(value) {

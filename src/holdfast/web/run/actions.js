@@ -11,7 +11,7 @@ import { may } from "../lib/session.js";
 import { toast } from "../lib/toast.js";
 import { workflowNamed } from "../lib/workflows.js";
 import { OVERRIDES, TERMINAL } from "./event-tables.js";
-import { failuresToSettle } from "./fold.js";
+import { failuresToSettle, UNRESOLVED } from "./fold.js";
 import { startDialog } from "./start.js";
 
 const COMMANDS = {
@@ -124,16 +124,19 @@ function retryRun(runId) {
 export function stepActions(model, step) {
   if (!may("runs:control") || TERMINAL.has(model.state.status)) return signalOnly(model, step);
   const current = model.state.steps.get(step.id);
-  const canRetry = current?.status === "FAILED" && current.kind === "activity" && model.state.status === "PAUSED";
+  const isUnresolved = current?.status === "RUNNING" && current.error?.code === UNRESOLVED;
+  const canRetry =
+    isUnresolved || (current?.status === "FAILED" && current.kind === "activity" && model.state.status === "PAUSED");
   const mayOverride = !OVERRIDES.has(current?.kind) || may("runs:override");
-  const canSkip = current && (current.status === "RUNNING" || canRetry) && current.kind !== "update" && mayOverride;
+  const isEngines = step.id.includes("!reconcile"); // a task about another step: that step can be skipped
+  const canSkip = !isEngines && current && (current.status === "RUNNING" || canRetry) && current.kind !== "update" && mayOverride;
   return [
     ...signalOnly(model, step),
     canRetry &&
       h(
         "button",
         { class: "button small primary", type: "button", onclick: () => retryStep(model.runId, step.id) },
-        "Retry step",
+        isUnresolved ? "Ask the verifier again" : "Retry step",
       ),
     canSkip &&
       h(

@@ -4,6 +4,7 @@
 
 import { CLOSING, OPENING, TERMINAL, TRANSITIONS } from "./event-tables.js";
 
+export const UNRESOLVED = "Unresolved";
 const TIMED_OUT = { code: "SignalTimedOut", message: "no signal came in time", retryable: false };
 
 export function newState() {
@@ -103,6 +104,11 @@ function close(step, status, event, at) {
   if (attempt) attempt.until ??= at;
 }
 
+// The error of a step that is no longer unresolved.
+function settledError(step) {
+  return step.error?.code === UNRESOLVED ? null : step.error;
+}
+
 function applyToStep(state, event, at) {
   const { event_type: type, data, step_id: id } = event;
   let step = state.steps.get(id);
@@ -130,7 +136,7 @@ function applyToStep(state, event, at) {
     return;
   }
   if (step === undefined) {
-    if (!(type in CLOSING) && type !== "StepRetried" && type !== "StepDetached") return;
+    if (!(type in CLOSING) && !["StepRetried", "StepDetached", "StepUnresolved"].includes(type)) return;
     step = {
       id,
       kind: "activity",
@@ -151,6 +157,7 @@ function applyToStep(state, event, at) {
   step.events.push(event.run_seq);
   if (type === "StepRetried") {
     step.engine = event.engine_attempt_id ?? step.engine + 1;
+    step.error = settledError(step);
     const lost = step.attempts.at(-1);
     if (lost) Object.assign(lost, { until: at, error: data.error ?? { code: data.reason, message: "" } });
     step.attempts.push({
@@ -161,8 +168,11 @@ function applyToStep(state, event, at) {
     });
   } else if (type === "StepDetached") {
     step.engine = event.engine_attempt_id ?? step.engine;
+  } else if (type === "StepUnresolved") {
+    step.engine = event.engine_attempt_id ?? step.engine;
+    step.error = { code: UNRESOLVED, message: data.error.message, retryable: true };
   } else if (type in CLOSING) {
-    step.error = (type === "SignalTimedOut" ? TIMED_OUT : data.error) ?? step.error;
+    step.error = (type === "SignalTimedOut" ? TIMED_OUT : data.error) ?? settledError(step);
     step.engine = event.engine_attempt_id ?? step.engine;
     const own = type === "SignalTimedOut" ? TIMED_OUT : data.error;
     if (own && step.attempts.length) step.attempts.at(-1).error = own;
