@@ -1,6 +1,7 @@
 """Failing open: activities begin while their start is over the budget, in every order in which it can end."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -340,6 +341,68 @@ async def test_a_commit_that_succeeds_late_wins_over_the_failure(
             slow.gate.set()
             assert await run.result() == 5
             assert (await types_of(shop, run.run_id)).count("StepCompleted") == 1
+
+
+PROCESS = """
+import asyncio, sys
+from tests.engine.harness import EngineVariant
+from tests.engine.test_fail_open import Shop, SlowStore, nodes
+from pathlib import Path
+
+async def main(address, folder):
+    shop = Shop()
+    shop.may_end.clear()
+    variant = EngineVariant(address, 5_000)
+    async with variant.opened() as inner:
+        slow = SlowStore(inner)
+        slow.gate.clear()
+        async with nodes(variant, shop, Path(folder), slow, lease_ms=1_000):
+            while not shop.calls:
+                await asyncio.sleep(0.01)
+            print("begun", flush=True)
+            await asyncio.Event().wait()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.contract("LAT-1", "ACT-1")
+async def test_a_process_that_is_killed_after_it_began_a_step_early_finds_it_again(tmp_path: Path) -> None:
+    shop, variant = Shop(), EngineVariant(f"sqlite:///{tmp_path}/shop.db", 5_000)
+    folder = tmp_path / "journal"
+    async with variant.opened() as inner:
+        run_id = await created(shop, inner)
+    command = [sys.executable, "-c", PROCESS, variant.store, str(folder)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        assert await process.stdout.readline() == b"begun\n"
+    process.kill()
+    await process.wait()
+    assert len(list(folder.iterdir())) == 1
+    async with variant.opened() as inner, nodes(variant, shop, folder, inner):
+        assert await shop.app.run(run_id).result() == 5
+        assert (await types_of(shop, run_id)).count("StepRetried") == 1
+    assert shop.calls == [2]
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.postgres
+@pytest.mark.contract("LAT-1")
+async def test_on_postgresql_starts_begin_early_and_late_commits_win(postgres_url: str, tmp_path: Path) -> None:
+    variant = EngineVariant(postgres_url, 5_000)
+    await test_a_step_begins_over_the_budget_and_its_start_is_recorded_before_its_result(variant, tmp_path / "early")
+    await test_a_commit_that_succeeds_late_wins_over_the_failure(variant, tmp_path / "late", "after")
+    await test_a_result_whose_commit_fails_beyond_the_budget_fails_its_step(variant, tmp_path / "failed")
+    await test_a_node_that_comes_back_records_that_an_attempt_was_begun_and_lost(variant, tmp_path)
+
+
+async def test_a_journal_that_cannot_be_read_keeps_the_node_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "n-1#dead.journal").mkdir()
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        async with hf.App("shop").node("memory://", name="n-1", options=hf.NodeOptions(fail_open=str(tmp_path))):
+            pass
 
 
 async def test_a_node_that_fails_open_has_a_name(tmp_path: Path) -> None:

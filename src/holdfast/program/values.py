@@ -7,6 +7,7 @@ store is refused when a function with it is registered, by `Values.checked`.
 
 import types
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -74,6 +75,7 @@ class Values:
         for converter in converters:
             self._add(converter)
         self._encoders = codec.Encoders(self._to_plain)
+        self._adapted: dict[Any, Any] = {}
         self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
         self._forms: dict[msgspec.json.Decoder[Any], Raw] = {}
 
@@ -140,13 +142,24 @@ class Values:
 
         `what` has the type: it begins the error.
         """
-        if _is_sure(kind):
-            return kind
         try:
-            return self._checked(kind)
+            if kind in _SURE:
+                return kind
+            known = self._adapted.get(kind)
+        except TypeError:  # something in it cannot be hashed
+            known = None
+        if known is not None:
+            return known
+        try:
+            adapted = self._checked(kind)
         except (TypeError, NameError, InvalidInput) as problem:
             text = problem.message if isinstance(problem, InvalidInput) else _explained(kind, problem)
             raise InvalidInput(f"{what}: {text}" if what else text) from problem
+        if len(self._adapted) >= KNOWN_TYPES:
+            self._adapted.clear()
+        with suppress(TypeError):
+            self._adapted[kind] = adapted
+        return adapted
 
     def _checked(self, kind: Any) -> Any:
         for part in _arguments(kind):
@@ -228,13 +241,6 @@ def _failure(converter: Converter[Any], problem: Exception) -> str:
 
 PLAIN = Values()
 """The values of code that has no app."""
-
-
-def _is_sure(kind: Any) -> bool:
-    try:
-        return kind in _SURE
-    except TypeError:
-        return False
 
 
 def _is_union(kind: Any) -> bool:

@@ -34,7 +34,7 @@ from holdfast.engine.leases import LeaseTimer
 from holdfast.engine.turns.draft import TurnDraft
 from holdfast.engine.turns.execute import CachedRun
 from holdfast.engine.turns.owned_runs import OwnedRun, OwnedRuns
-from holdfast.errors import StoreCorrupt, StoreError
+from holdfast.errors import InvalidInput, StoreCorrupt, StoreError
 from holdfast.store.decisions import LIFE, name_of
 from holdfast.store.port import CommitConflict, Committed, Store, Turn
 
@@ -133,7 +133,11 @@ class FailOpen:
 
     async def reconcile(self) -> None:
         """Compare the journals of former lives with the store; keep what the store does not have."""
-        left = await asyncio.to_thread(self.journal.left_behind)
+        try:
+            left = await asyncio.to_thread(self.journal.left_behind)
+        except OSError as problem:
+            text = f"the journal beside {self.journal.path} cannot be read: {problem}"
+            raise InvalidInput(text, field="fail_open") from problem
         entries = {entry.run_id: entry for found in left.values() for entry in found}
         for run_id, entry in entries.items():
             try:
