@@ -34,7 +34,7 @@ quick: $(DEV_STAMP) ## The loop while you write: ruff, and the tests that need n
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/pytest $(PARALLEL) -m quick $(PYTEST_ARGS)
 
-test: lint browser ## Lint, then every test in parallel; what CI runs (about 15 minutes)
+test: lint browser ## Lint, then every test in parallel; what CI runs (12 minutes)
 	$(BIN)/pytest $(PARALLEL) --durations=20 $(PYTEST_ARGS)
 
 coverage: $(DEV_STAMP) browser ## Every test with coverage measured, which takes twice as long

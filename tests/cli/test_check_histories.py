@@ -16,6 +16,7 @@ import pytest
 import holdfast as hf
 from holdfast.engine.check_histories import check_runs, check_store, count_runs
 from holdfast.store.port import Found
+from holdfast.store.proxy import StoreProxy
 from tests.cli.command_process import MOST_SECONDS, command, environment
 from tests.cli.forked_commands import ForkedCommands
 from tests.engine.harness import wait_for_event
@@ -204,14 +205,12 @@ async def test_a_history_is_taken_as_far_as_it_went_when_the_run_was_found() -> 
         assert await check_store(app.registry, late) == []
 
 
-class _Late:
+class _Late(StoreProxy):
     """A store that found its run a while ago."""
 
     def __init__(self, store: hf.MemoryStore, head: Any) -> None:
-        self._store, self._head = store, head
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+        super().__init__(store)
+        self._head = head
 
     async def find(self, query: Any) -> Any:
         return Found([] if query.after else [self._head])

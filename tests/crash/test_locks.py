@@ -105,7 +105,7 @@ async def test_a_lock_that_is_held_for_a_while_is_waited_for(tmp_path: Path) -> 
             done, _ = await asyncio.wait(writes, timeout=0.3)
             assert not done, "written although another process holds the lock"
             release()
-            answers = await asyncio.wait_for(asyncio.gather(*writes), 10)
+            answers = await asyncio.wait_for(asyncio.gather(*writes), 60)
     assert all(isinstance(answer, Created) for (answer,) in answers)
 
 

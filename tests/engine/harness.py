@@ -25,16 +25,6 @@ MOST_SECONDS = 60.0
 """A test that takes longer hangs."""
 
 
-class Around:
-    """A store around another one: whatever a test does not do itself is passed on."""
-
-    def __init__(self, inner: Store) -> None:
-        self.inner: Any = inner
-
-    def __getattr__(self, verb: str) -> Any:
-        return getattr(self.inner, verb)
-
-
 class EngineVariant(Struct, frozen=True):
     """A store, and how many runs a node keeps in memory: with none, every turn replays the run's history."""
 

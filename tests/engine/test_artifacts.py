@@ -6,7 +6,7 @@ import asyncio
 import gc
 import sqlite3
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from holdfast.errors import (
 )
 from holdfast.store.payloads import sealed
 from holdfast.store.port import CommitConflict, Committed, Turn
-from tests.engine.harness import Around, EngineVariant, wait_for_event
+from holdfast.store.proxy import StoreProxy
+from tests.engine.harness import EngineVariant, wait_for_event
 
 KIB, MIB = 1024, 1024 * 1024
 LARGE = "x" * (300 * KIB)
@@ -213,10 +214,10 @@ async def test_a_crash_between_the_value_and_its_commit_leaves_nothing_for_ever(
     folder, path = tmp_path / "artifacts", tmp_path / "shop.db"
     artifacts = hf.Artifacts(folder)
 
-    class Failing(Around):
+    class Failing(StoreProxy):
         """Loses the commit of a large result."""
 
-        async def commit(self, turns: list[Turn]) -> list[Committed | CommitConflict]:
+        async def commit(self, turns: Sequence[Turn]) -> list[Committed | CommitConflict]:
             large = any(b"offload" in bytes(getattr(event.data, "result", b"")) for t in turns for event in t.events)
             if large:
                 lost.set()
@@ -253,7 +254,7 @@ async def test_a_crash_between_the_value_and_its_commit_leaves_nothing_for_ever(
         await store.close()
 
 
-class Later(Around):
+class Later(StoreProxy):
     """A store some time later."""
 
     def __init__(self, inner: Any, now: int) -> None:

@@ -1,6 +1,7 @@
 """Borders between rules: what one promise does while another is kept."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from holdfast.engine.inbox.dead_letters import find_dead_letters
 from holdfast.errors import StoreError
 from holdfast.run import RunHandle
 from holdfast.store.port import Job, Store
+from holdfast.store.proxy import StoreProxy
 from holdfast.store.types import DeadLetterQuery
-from tests.engine.harness import Around, EngineVariant, event_types, wait_for_event, wait_for_history
+from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_history
 
 
 async def has_arrived(store: Store, run: RunHandle[Any]) -> bool:
@@ -147,7 +149,7 @@ async def test_an_outcome_that_was_acknowledged_is_recorded_by_a_node_whose_code
                 assert "StepCompleted" in await event_types(new.run(run.run_id))
 
 
-class Slow(Around):
+class Slow(StoreProxy):
     """A store whose histories are read while something else happens."""
 
     meanwhile: Any = None
@@ -255,7 +257,7 @@ async def test_a_signal_that_comes_while_a_rotation_cleans_up_is_for_the_next_st
         assert await run.result() == [7]
 
 
-class Broken(Around):
+class Broken(StoreProxy):
     """A store of which nobody gets jobs."""
 
     def __init__(self, inner: Store) -> None:
@@ -268,7 +270,7 @@ class Broken(Around):
         self.asked.set()
         raise StoreError("the connection is gone")
 
-    async def release_jobs(self, node: str, jobs: list[Job]) -> int:
+    async def release_jobs(self, node: str, jobs: Sequence[Job]) -> int:
         """Take note of what comes back."""
         self.returned += [job.step_id for job in jobs]
         return len(jobs)

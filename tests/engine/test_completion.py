@@ -16,8 +16,8 @@ from holdfast.core.state import TERMINAL
 from holdfast.engine.check_histories import check_histories
 from holdfast.errors import ActivityFailed, CallerError, Conflict, InvalidInput, NotFound, RunTerminal
 from holdfast.store.port import Store, Turn
+from holdfast.store.proxy import StoreProxy
 from tests.engine.harness import (
-    Around,
     EngineVariant,
     event_types,
     store_with_virtual_time,
@@ -366,7 +366,7 @@ async def test_a_token_of_a_step_that_never_was_is_told_so(variant: EngineVarian
 # --- what was acknowledged is recorded, whatever comes between the acceptance and the turn
 
 
-class Closing(Around):
+class Closing(StoreProxy):
     """Holds back the next commit that closes the step until something else has happened."""
 
     def __init__(self, inner: Store) -> None:

@@ -12,9 +12,9 @@ from holdfast.app import App
 from holdfast.core.state import RunState, RunStatus
 from holdfast.errors import ActivityFailed
 from holdfast.store.port import Store
+from holdfast.store.proxy import StoreProxy
 from holdfast.testing import VirtualClock
 from tests.engine.harness import (
-    Around,
     EngineVariant,
     event_types,
     store_with_virtual_time,
@@ -184,7 +184,7 @@ async def test_an_attempt_that_is_under_way_is_stopped(variant: EngineVariant) -
         await stopped.wait()
 
 
-class Hesitant(Around):
+class Hesitant(StoreProxy):
     """A store that lets a node wait for due runs, once, until it is told to go on."""
 
     def __init__(self, inner: Store) -> None:

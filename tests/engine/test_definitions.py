@@ -25,8 +25,9 @@ from holdfast.store.inspect import view_of
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import OrphanedDefinition, RunQuery, Store
 from holdfast.store.postgres import PostgresStore
+from holdfast.store.proxy import StoreProxy
 from holdfast.store.sqlite import SqliteStore
-from tests.engine.harness import MOST_SECONDS, Around, event_types, wait_for_event, wait_for_history, wait_for_status
+from tests.engine.harness import MOST_SECONDS, event_types, wait_for_event, wait_for_history, wait_for_status
 
 GRACE_S = 0.05
 IMPATIENT = hf.Limits(poison_retries=1, dead_letters=DeadLetterPolicy(first_ms=1, most_ms=1))
@@ -139,7 +140,7 @@ async def test_nobody_judges_runs_of_a_version_that_a_living_node_has(store: Sto
     looks: list[list[OrphanedDefinition]] = []
     enough = asyncio.Event()
 
-    class Counted(Around):
+    class Counted(StoreProxy):
         async def find_orphaned(self, late_ms: int) -> list[OrphanedDefinition]:
             looks.append(await self.inner.find_orphaned(late_ms))
             if len(looks) == 3:
@@ -305,7 +306,7 @@ async def test_a_claim_whose_answer_was_lost_is_made_again(store: Store) -> None
     old, new = Shop("1"), Shop("2")
     [run_id] = await queue(store, old, "1", 1)
 
-    class Losing(Around):
+    class Losing(StoreProxy):
         has_lost = False
 
         async def claim(self, node: str, limit: int, plans: Any = None) -> Any:

@@ -31,8 +31,9 @@ from holdfast.settings import load_settings
 from holdfast.store.open import open_store
 from holdfast.store.payloads import SealingStore
 from holdfast.store.port import LoadedRun, RunQuery
+from holdfast.store.proxy import StoreProxy
 from holdfast.store.sqlite.backup import copy_store, restore_store
-from tests.engine.harness import Around, wait_for_event
+from tests.engine.harness import wait_for_event
 
 HUSH = "hush-4111-1111"
 """Stands in every value, and must stand nowhere in a store."""
@@ -346,7 +347,7 @@ async def test_a_node_that_was_started_before_encryption_leaves_such_runs_alone(
     plain, _ = build([])
     app, workflows = build([hf.Encryption({"k1": K1})])
 
-    class Slow(Around):
+    class Slow(StoreProxy):
         """Gives the node no run until the other one has stored encrypted values."""
 
         async def claim(self, *args: Any) -> list[LoadedRun]:

@@ -11,8 +11,9 @@ import pytest
 import holdfast as hf
 from holdfast.errors import EngineError, StoreUnavailable
 from holdfast.store.port import CommitConflict, Committed, Turn
+from holdfast.store.proxy import StoreProxy
 from holdfast.testing.samples import signal
-from tests.engine.harness import Around, EngineVariant, store_with_virtual_time, wait_for_event
+from tests.engine.harness import EngineVariant, store_with_virtual_time, wait_for_event
 
 LEASE_MS = 150
 
@@ -27,7 +28,7 @@ def waiting_app() -> tuple[hf.App, Any]:
     return app, order
 
 
-class Broken(Around):
+class Broken(StoreProxy):
     """A store with a mistake in it, from some moment on."""
 
     is_broken = False
@@ -68,7 +69,7 @@ async def test_others_go_on_with_the_runs_of_a_node_whose_pump_has_failed(
     assert "no run goes on here any more" in caplog.text
 
 
-class Flaky(Around):
+class Flaky(StoreProxy):
     """A store that cannot be reached for a while, but for reading, and counts how often it was asked to renew."""
 
     is_down = False

@@ -9,6 +9,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.store.port import Heartbeat, Store
+from holdfast.store.proxy import StoreProxy
 from tests.engine.harness import EngineVariant
 
 QUICK = hf.Retry(max_attempts=3, initial_ms=1, jitter=0.0)
@@ -134,21 +135,18 @@ async def test_details_are_told_once_a_second_and_only_if_there_are_any(variant:
     assert counted.steps <= {"chatter", "chatter#2"}
 
 
-class CountedStore:
+class CountedStore(StoreProxy):
     """A store that counts beats."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        super().__init__(store)
         self.calls = 0
         self.steps: set[str] = set()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
 
     async def heartbeat(self, node: str, beats: Sequence[Heartbeat], visible_ms: int) -> list[bool]:
         self.calls += 1
         self.steps |= {beat.step_id for beat in beats}
-        return await self._store.heartbeat(node, beats, visible_ms)
+        return await self.inner.heartbeat(node, beats, visible_ms)
 
 
 @pytest.mark.contract("API-2")

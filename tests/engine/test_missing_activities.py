@@ -19,8 +19,9 @@ from holdfast.errors import RunFailed
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import LoadedRun, Store
 from holdfast.store.postgres import PostgresStore
+from holdfast.store.proxy import StoreProxy
 from holdfast.store.sqlite import SqliteStore
-from tests.engine.harness import Around, event_types, wait_for_event, wait_for_status
+from tests.engine.harness import event_types, wait_for_event, wait_for_status
 
 LONG: dict[str, Any] = {"lease_ms": 60_000, "safety_poll_s": 60.0, "drain_s": 2.0}
 """Nothing ends or is looked for by itself in the time of a test."""
@@ -43,7 +44,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await opened.close()
 
 
-class Counting(Around):
+class Counting(StoreProxy):
     """The store of one node: counts how often each run was claimed there, and given away."""
 
     def __init__(self, inner: Store) -> None:
@@ -62,7 +63,7 @@ class Counting(Around):
         return given
 
 
-class Killed(Around):
+class Killed(StoreProxy):
     """The store of a node that is gone without a word: it gives nothing back."""
 
     async def release(self, node: str, run_ids: Any = None) -> int:

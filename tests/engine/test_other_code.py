@@ -13,7 +13,8 @@ import holdfast as hf
 from holdfast.core.state import PAUSED
 from holdfast.program.fingerprint import fingerprint
 from holdfast.store.port import LoadedRun, RunQuery, Store
-from tests.engine.harness import MOST_SECONDS, Around, event_types, wait_for_event, wait_for_status
+from holdfast.store.proxy import StoreProxy
+from tests.engine.harness import MOST_SECONDS, event_types, wait_for_event, wait_for_status
 from tests.engine.test_definitions import store as store
 
 
@@ -54,7 +55,7 @@ class Release:
             return run.run_id
 
 
-class Looking(Around):
+class Looking(StoreProxy):
     """Says when a node has looked for runs that fit its code."""
 
     def __init__(self, inner: Store) -> None:
@@ -232,7 +233,7 @@ async def test_a_step_that_fails_meanwhile_does_not_hide_that_the_run_diverged(s
         assert await app.run(run_id).result() == "on"
 
 
-class Hasty(Around):
+class Hasty(StoreProxy):
     """The store of a node that is handed runs it cannot run; says when it has given one away."""
 
     def __init__(self, inner: Store) -> None:
@@ -247,7 +248,7 @@ class Hasty(Around):
         return given
 
 
-class Slow(Around):
+class Slow(StoreProxy):
     """The store of a node that claims nothing before another one has given a run away."""
 
     def __init__(self, inner: Store, hasty: Hasty) -> None:

@@ -7,10 +7,11 @@ import pytest
 
 import holdfast as hf
 from holdfast.core import codec
-from tests.engine.harness import Around, EngineVariant, wait_for_event
+from holdfast.store.proxy import StoreProxy
+from tests.engine.harness import EngineVariant, wait_for_event
 
 
-class Held(Around):
+class Held(StoreProxy):
     """A store that can hold up who reads a history, once."""
 
     def __init__(self, inner: Any) -> None:
@@ -18,7 +19,7 @@ class Held(Around):
         self.asked, self.may_read = asyncio.Event(), asyncio.Event()
         self.holds_up = False
 
-    async def read_events(self, run_id: str, *bounds: int | None) -> Any:
+    async def read_events(self, run_id: str, *bounds: Any) -> Any:
         """Read, when it is allowed."""
         if self.holds_up:
             self.holds_up = False
@@ -27,7 +28,7 @@ class Held(Around):
         return await self.inner.read_events(run_id, *bounds)
 
 
-class Slow(Around):
+class Slow(StoreProxy):
     """A store that can take its time to commit."""
 
     def __init__(self, inner: Any) -> None:

@@ -15,6 +15,7 @@ from holdfast.core.messages import ActivityOutcome, activity_completed
 from holdfast.core.state import retry_token
 from holdfast.errors import ActivityFailed, InvalidInput, RunCancelled, StoreUnavailable
 from holdfast.store.port import Job, Store
+from holdfast.store.proxy import StoreProxy
 from tests.engine.harness import EngineVariant, event_types, wait_for_event
 
 QUICK = hf.Retry(max_attempts=3, initial_ms=30, factor=1.0, jitter=0.0)
@@ -184,10 +185,10 @@ async def test_long_work_stays_with_its_worker_without_a_word(variant: EngineVar
 
     async def long(scene: str) -> str:
         calls.append(hf.activity_context().attempt)
-        await asyncio.sleep(0.5)  # the work: several times as long as it may be invisible
+        await asyncio.sleep(1.5)  # the work: several times as long as it may be invisible
         return "done"
 
-    async with shop(variant, long) as s, s.producer(), s.worker(visible_ms=120), s.worker(visible_ms=120):
+    async with shop(variant, long) as s, s.producer(), s.worker(visible_ms=400), s.worker(visible_ms=400):
         assert await (await s.app.start(s.film, "one")).result() == "done"
     assert calls == [1]
 
@@ -343,18 +344,15 @@ async def test_a_late_success_counts_and_a_late_error_does_not(variant: EngineVa
             assert (await event_types(run)).count("StepRetried") == (result == "second")
 
 
-class DeafStore:
+class DeafStore(StoreProxy):
     """A store whose `deliver` is carried out and not answered, the first time."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        super().__init__(store)
         self.delivered = 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
     async def deliver(self, items: Any) -> Any:
-        answers = await self._store.deliver(items)
+        answers = await self.inner.deliver(items)
         self.delivered += 1
         if self.delivered == 1:
             raise StoreUnavailable("no answer")

@@ -12,8 +12,8 @@ from holdfast.core.events import ChildStarted, Event, RunPaused
 from holdfast.core.state import RunStatus
 from holdfast.limits import Limits
 from holdfast.store.port import CommitConflict, Committed, Store, Turn
+from holdfast.store.proxy import StoreProxy
 from tests.engine.harness import (
-    Around,
     EngineVariant,
     event_types,
     store_with_virtual_time,
@@ -22,7 +22,7 @@ from tests.engine.harness import (
 )
 
 
-class Picky(Around):
+class Picky(StoreProxy):
     """A store that cannot keep what mentions some text."""
 
     def __init__(self, inner: Store, *hated: str) -> None:

@@ -317,8 +317,12 @@ async def test_an_update_is_answered_at_once_while_the_run_is_at_work(variant: E
 
     async with variant.node(app):
         run = await app.start(busy)
-        async with asyncio.timeout(0.8):  # whoever waits for a wake-up that does not come looks again after a second
+        took_s: list[float] = []
+        while not took_s or (min(took_s) > 0.8 and len(took_s) < 20):  # a busy machine may be late, but not each time
+            began = asyncio.get_running_loop().time()
             assert await run.update("ask") == "answer"
+            took_s.append(asyncio.get_running_loop().time() - began)
+        assert min(took_s) < 0.8, "a wake-up that does not come is made up for after a second"
         may_end.set()
         await run.result()
 

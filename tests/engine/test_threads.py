@@ -19,7 +19,7 @@ async def test_as_many_run_at_once_as_there_are_slots(variant: EngineVariant) ->
 
     @app.activity
     def meet() -> str:
-        together.wait(timeout=5)  # all of them are here, or none goes on
+        together.wait(timeout=60)  # all of them are here, or none goes on
         return threading.current_thread().name
 
     @app.workflow

@@ -10,7 +10,8 @@ import pytest
 import holdfast as hf
 from holdfast.core.events import RunCompleted, StepCompleted
 from holdfast.store.port import CommitConflict, Committed, Store, Turn
-from tests.engine.harness import Around, EngineVariant, event_types, wait_for_event
+from holdfast.store.proxy import StoreProxy
+from tests.engine.harness import EngineVariant, event_types, wait_for_event
 
 
 class Zombie:
@@ -33,7 +34,7 @@ class Zombie:
         return "undead"
 
 
-class Meddling(Around):
+class Meddling(StoreProxy):
     """A store in which the zombie ends while the end of its run is being committed."""
 
     def __init__(self, inner: Store, zombie: Zombie) -> None:

@@ -13,11 +13,11 @@ from holdfast.errors import CheckpointOwnershipCapabilityError
 from holdfast.settings import Ownership
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Accepted, Capabilities, Committed
+from holdfast.store.proxy import StoreProxy
 from holdfast.store.validation import check_ownership, require_conditional_batch
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, marker, message, new_run, record, signal, wait
 from holdfast.testing.store_suite.base import unchanged
-from tests.engine.harness import Around
 
 CAREFUL = Capabilities(conditional_batch=True, atomic_batch=True, read_after_write=True, scan_consistency="snapshot")
 CARELESS = Capabilities(conditional_batch=False, atomic_batch=True, read_after_write=True, scan_consistency="snapshot")
@@ -101,7 +101,7 @@ async def test_single_owner_may_do_all_that_needs_no_guard(store: MemoryStore) -
     assert isinstance(await node.commit(turn), Committed)
 
 
-class Careless(Around):
+class Careless(StoreProxy):
     """A store object that guards nothing, around one that could."""
 
     capabilities = CARELESS

@@ -10,20 +10,22 @@ import pytest
 from holdfast.store.port import Committed, Created, Existing, Refused
 from holdfast.store.postgres import PostgresStore, columns
 from holdfast.testing.samples import SampleNode, complete, marker, new_run
-from tests.engine.harness import Around
 
 SPLIT_AT = 1_000
 VALUE = "x" * 400
 """Two of them go into one call."""
 
 
-class Recorded(Around):
+class Recorded:
     """The way to the server: counts the calls of a function."""
 
     def __init__(self, inner: Any, function: str) -> None:
-        super().__init__(inner)
+        self.inner = inner
         self.function = function
         self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     async def fetch(self, sql: str, *args: Any, **options: Any) -> Any:
         self.calls += f"holdfast.{self.function}" in sql
