@@ -233,7 +233,7 @@ async def test_a_crash_between_the_value_and_its_commit_leaves_nothing_for_ever(
         started: list[str] = []
 
         async def crash() -> None:
-            async with asyncio.timeout(2), app.node(Failing(store), options=hf.NodeOptions(drain_s=0.1)):  # type: ignore[arg-type]
+            async with asyncio.timeout(2), app.node(Failing(store), options=hf.NodeOptions(drain_s=0.1)):
                 started.append((await app.start(workflows["grow"], LARGE)).run_id)
                 await lost.wait()
                 await asyncio.sleep(60)
