@@ -207,8 +207,8 @@ class SlowLook(Writes):
 
     async def commit(self, turns: Any) -> Any:
         """Commit, and note whose the runs are."""
-        assert loaded is not None
-        self.owners += [loaded.head.lease_owner for loaded in await self.inner.load([turn.run_id for turn in turns])]
+        runs = await self.inner.load([turn.run_id for turn in turns])
+        self.owners += [loaded.head.lease_owner for loaded in runs if loaded is not None]
         return await super().commit(turns)
 
 

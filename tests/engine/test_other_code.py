@@ -96,7 +96,7 @@ async def test_a_run_that_diverged_goes_on_by_itself_when_other_code_comes_up(st
         assert (names.count("RunPaused"), names.count("RunResumed")) == (1, 1)
 
 
-class HeldPauses(Around):
+class HeldPauses(StoreProxy):
     """Holds a pause up on its way into the store."""
 
     def __init__(self, inner: Store) -> None:
