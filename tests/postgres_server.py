@@ -404,8 +404,12 @@ class _Prepared:
             await store.close()
 
         _wait_for(migrate())
-        tables = [name for (name,) in sql(dsn, "SELECT oid::regclass::text FROM pg_class" + _IN_STORE + "'r'")]
-        sequences = [name for (name,) in sql(dsn, "SELECT oid::regclass::text FROM pg_class" + _IN_STORE + "'S'")]
+        tables = [
+            name for (name,) in sql(dsn, "SELECT 'holdfast.' || quote_ident(relname) FROM pg_class" + _IN_STORE + "'r'")
+        ]
+        sequences = [
+            name for (name,) in sql(dsn, "SELECT 'holdfast.' || quote_ident(relname) FROM pg_class" + _IN_STORE + "'S'")
+        ]
         kept = [name for name in tables if sql(dsn, f"SELECT FROM {name}")]
         sql(dsn, "CREATE SCHEMA kept")
         for name in kept:
