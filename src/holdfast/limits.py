@@ -172,6 +172,9 @@ NESTED_RUNS = 20
 JSON_DEPTH = 100
 """How deep a value may be nested. Readers recurse, from stacks of any depth, and must never be the first to fail."""
 
+TAGS = 50
+"""With how many tags a run is started at most."""
+
 PRIORITY = 100
 """The highest priority of a queued run; its negative is the lowest."""
 

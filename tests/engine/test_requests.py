@@ -68,6 +68,8 @@ async def test_a_request_that_names_a_version_is_of_that_version(variant: Engine
         assert [body.plan_version for body in queued if isinstance(body, RunQueued)] == ["2", "1", "2"]
         with pytest.raises(NotFound):
             await app.start(order["1"], 7, workflow_version="9")
+        with pytest.raises(InvalidInput, match="at most 50 tags"):
+            await app.start(order["1"], 7, tags=tuple(map(str, range(51))))
         unfit: Any
         for unfit in ([], 5, ""):
             with pytest.raises(InvalidInput, match="workflow_version"):

@@ -24,7 +24,7 @@ from holdfast.errors import (
     RunTerminal,
     UpdateFailed,
 )
-from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS
+from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS, TAGS
 from holdfast.service.auth.tenancy import check_chosen_id
 from holdfast.service.context import RequestContext
 from holdfast.service.paging import Cursor, PageSize, read_page
@@ -67,7 +67,7 @@ class StartRun(Request, frozen=True, kw_only=True):
     project: Name = "default"
     environment: Name = "default"
     reference_key: Name | None = None
-    tags: Annotated[tuple[Name, ...], Meta(max_length=50)] = ()
+    tags: Annotated[tuple[Name, ...], Meta(max_length=TAGS)] = ()
     priority: Annotated[int, Meta(ge=-100, le=100, description="Higher goes first where runs wait for room.")] = 0
 
 
