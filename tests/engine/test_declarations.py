@@ -222,6 +222,43 @@ async def test_a_workflow_that_is_registered_while_a_node_is_open_is_published_w
         assert await run.result() == 1
 
 
+@pytest.mark.contract("SIG-10")
+@pytest.mark.parametrize("many", [True, False])
+async def test_what_was_declared_by_a_run_that_is_deleted_does_not_count_for_the_next_of_its_id(
+    store: Store, many: bool
+) -> None:
+    app, elsewhere = hf.App("shop"), hf.App("elsewhere")
+
+    @app.workflow(signals={"approval": int})
+    async def order() -> int:
+        return int(await hf.wait_signal("approval"))
+
+    @app.workflow(signals={"remark": str})
+    async def note() -> str:
+        return str(await hf.wait_signal("remark"))
+
+    async def send(name: str, payload: Any) -> None:
+        if not many:
+            await elsewhere.run("r").signal(name, payload)
+            return
+        [answer] = await elsewhere.signal_many([{"run_id": "r", "name": name, "payload": payload}])
+        if isinstance(answer, Exception):
+            raise answer
+
+    async with asyncio.timeout(60), app.node(store), elsewhere.connect(store):
+        first = await app.start(order, run_id="r")
+        await send("approval", 7)
+        assert await first.result() == 7
+        await store.purge(hf.PurgePolicy(finished_run_ms=0, run_ids=("r",)))
+        run = await app.start(note, run_id="r")
+        with pytest.raises(InvalidInput):
+            await send("remark", 7)
+        await send("remark", "fine")
+        with pytest.raises(NotFound):
+            await send("approval", 7)
+        assert await run.result() == "fine"
+
+
 @pytest.mark.contract("SIG-10", "LAT-1")
 async def test_only_the_first_signal_to_a_run_costs_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()

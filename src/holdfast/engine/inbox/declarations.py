@@ -90,6 +90,14 @@ class DeclaredInStore:
         return None
 
 
+def _verdict(declared: Declared | None, request: SignalRequest) -> CallerError | str | None:
+    """Return why a signal does not fit a declaration, or a warning for its sender, or None."""
+    try:
+        return None if declared is None else declared.check(request.name, request.payload)
+    except CallerError as problem:
+        return problem
+
+
 def _unfit(name: str, where: str, reason: str) -> InvalidInput:
     field = f"payload{where}"
     return InvalidInput(f"signal {name!r}: {field}: {reason}", field=field, reason=reason, signal_name=name)
@@ -131,6 +139,24 @@ class Declarations:
         """Publish what the workflows that are registered here declare."""
         if self._workflows:
             await self._store.publish_definitions([published(each) for each in self._workflows.values()])
+
+    async def check(self, requests: Sequence[SignalRequest]) -> list[CallerError | str | None]:
+        """Return for each signal why it does not fit, or a warning for the sender, or None.
+
+        Before one is refused, its run is looked up: the run that is remembered may have been deleted, and its id used
+        again by another workflow.
+        """
+        remembered = {request.run_id for request in requests if request.run_id in self._plans}
+        declared = await self.of_runs([request.run_id for request in requests])
+        verdicts = [_verdict(declared[request.run_id], request) for request in requests]
+        pairs = zip(requests, verdicts, strict=True)
+        doubtful = {request.run_id for request, verdict in pairs if isinstance(verdict, CallerError)} & remembered
+        if not doubtful:
+            return verdicts
+        for run_id in doubtful:
+            self._plans.pop(run_id, None)
+        declared |= await self.of_runs(doubtful)
+        return [_verdict(declared[request.run_id], request) for request in requests]
 
     async def of_runs(
         self, run_ids: Iterable[str], new: Mapping[str, port.Plan] | None = None

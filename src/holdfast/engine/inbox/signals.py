@@ -11,7 +11,7 @@ from holdfast.core.keys import check_name, check_signal_name
 from holdfast.core.messages import AcceptedSignalResult, SignalRequest
 from holdfast.engine.batcher import Batcher
 from holdfast.engine.inbox.authorization import Authorizer
-from holdfast.engine.inbox.declarations import Declarations, Declared, DeclaredByCode
+from holdfast.engine.inbox.declarations import Declarations
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.values import Values
@@ -63,10 +63,13 @@ class SignalSender:
     ) -> AcceptedSignalResult:
         """Send a signal, together with others that are being sent. Raise the error if it is refused."""
         if definition is not None:
-            declared: Declared | None = DeclaredByCode(definition) if definition.signals else None
+            declared = self.declarations.of(definition)
+            warning = None if declared is None else declared.check(request.name, request.payload)
         else:
-            declared = (await self.declarations.of_runs([request.run_id]))[request.run_id]
-        warning = None if declared is None else declared.check(request.name, request.payload)
+            [verdict] = await self.declarations.check([request])
+            if isinstance(verdict, CallerError):
+                raise verdict
+            warning = verdict
         if self._authorizer.is_needed:
             await self._authorizer.check_signal(request, caller)
         result = result_of(await self._batcher.ask(request))
@@ -98,19 +101,13 @@ class SignalSender:
     async def _check_declared(self, answers: list[Any]) -> dict[int, str]:
         """Replace each request that does not fit its declaration by the error; return warnings for others."""
         requests = [(index, each) for index, each in enumerate(answers) if isinstance(each, SignalRequest)]
-        declared = await self.declarations.of_runs([request.run_id for _, request in requests])
+        verdicts = await self.declarations.check([request for _, request in requests])
         warnings: dict[int, str] = {}
-        if not any(declared.values()):
-            return warnings
-        for index, request in requests:
-            declaration = declared[request.run_id]
-            try:
-                warning = None if declaration is None else declaration.check(request.name, request.payload)
-            except CallerError as problem:
-                answers[index] = problem
-                continue
-            if warning is not None:
-                warnings[index] = warning
+        for (index, _), verdict in zip(requests, verdicts, strict=True):
+            if isinstance(verdict, CallerError):
+                answers[index] = verdict
+            elif verdict is not None:
+                warnings[index] = verdict
         return warnings
 
     async def stop(self) -> None:

@@ -101,8 +101,9 @@ class StartOptions(Struct, frozen=True, kw_only=True):
             raise problem
         if self.run_id is not None and "/" in self.run_id:
             raise InvalidInput("run_id: a slash is for the ids of children", field="run_id")
-        if isinstance(self.tags, tuple) and len(self.tags) > TAGS:
-            raise InvalidInput(f"a run is started with at most {TAGS} tags, not {len(self.tags)}", field="tags")
+        tags: Any = self.tags
+        if isinstance(tags, tuple) and len(tags) > TAGS:
+            raise InvalidInput(f"a run is started with at most {TAGS} tags, not {len(tags)}", field="tags")
         if type(self.priority) is not int or not -PRIORITY <= self.priority <= PRIORITY:
             raise InvalidInput(f"priority is a whole number from -{PRIORITY} to {PRIORITY}", field="priority")
 
