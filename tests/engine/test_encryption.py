@@ -19,6 +19,7 @@ from holdfast.core.audit import AuditEntry
 from holdfast.core.events import ContinuedAsNew, Event, RunQueued
 from holdfast.core.state import state_of
 from holdfast.engine.history import since_rotation
+from holdfast.engine.observe.doctor import examine
 from holdfast.errors import (
     Conflict,
     InvalidInput,
@@ -29,7 +30,7 @@ from holdfast.errors import (
 )
 from holdfast.settings import load_settings
 from holdfast.store.open import open_store
-from holdfast.store.payloads import SealingStore
+from holdfast.store.payloads import SealingStore, sealed
 from holdfast.store.port import LoadedRun, RunQuery
 from holdfast.store.proxy import StoreProxy
 from holdfast.store.sqlite.backup import copy_store, restore_store
@@ -462,5 +463,20 @@ async def _events(path: Path, run_id: str) -> AsyncIterator[Event]:
     try:
         for event in await store.read_events(run_id):
             yield event
+    finally:
+        await store.close()
+
+
+@pytest.mark.contract("SEC-2")
+@pytest.mark.parametrize("codecs", [[], [hf.Encryption({"k1": K1})]], ids=["without keys", "with keys"])
+async def test_the_doctor_finds_nothing_amiss(tmp_path: Path, codecs: list[hf.Encryption]) -> None:
+    app, workflows = build([hf.Encryption({"k1": K1})])
+    async with asyncio.timeout(60), app.node(f"sqlite:///{tmp_path}/shop.db", options=OPTIONS):
+        await live_through(app, workflows)
+    store = await hf.SqliteStore.open(tmp_path / "shop.db")
+    try:
+        report = await examine(await sealed(store, codecs, takes_runs=False), SystemClock())
+        [found] = [finding for finding in report.findings if finding.subject == "runs"]
+        assert (found.level, found.sentence) == ("fine", "3 runs were read in full, and nothing is amiss")
     finally:
         await store.close()
