@@ -102,17 +102,19 @@ def _objection_to_skip(state: RunState, command: m.Control, step_id: str) -> str
             return f"step {step_id!r} asks about another step: answer its task, or skip that step"
         if step.kind == "update":
             return f"step {step_id!r} is an update, and somebody waits for its answer"
+        kind = _KINDS.get(step.kind, step.kind)
         if step.kind in _WITHOUT_RESULT and command.result != e.NULL:
-            return f"step {step_id!r} is a {_KINDS[step.kind]}: it is skipped without a result"
+            return f"step {step_id!r} is a {kind}: it is skipped without a result"
         if step.kind in OVERRIDES and not command.may_override:
-            return f"step {step_id!r} is a {_KINDS[step.kind]}: to skip it takes a permission of its own, runs:override"
+            return f"step {step_id!r} is a {kind}: to skip it takes a permission of its own, runs:override"
         return ""
     if step_id in state.failed_steps:
         return _objection_to_retry(state, step_id)
     return f"step {step_id!r} is neither open nor failed"
 
 
-_KINDS = {"task": "task", "signal": "wait for a signal", "timer": "timer"}
+_KINDS = {"signal": "wait for a signal"}
+"""What a kind of step is called, if it is not called as it is written."""
 
 
 def _pause(state: RunState, command: m.Control, writer: EventWriter) -> None:

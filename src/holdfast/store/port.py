@@ -63,7 +63,7 @@ that finishes it.
 
 **Definitions.** A run has one version of one workflow, and a node claims the runs of the versions that it has. It
 publishes the list of them with its lease, so that definitions that no live node has are found (`find_orphaned`). The
-same list says which code and activities the node has (`engine/definition_filter.py` has the form). A store keeps it and
+same list says which code and activities the node has (`engine/abilities.py` has the form). A store keeps it and
 returns it (`find_nodes`), so that a run can be handed over to a node that fits it better (`hand_over`). What a version
 declares outlives the lease: nodes that have its code publish it, and processes that do not have the code check by it
 what is sent to its runs.
