@@ -418,3 +418,27 @@ def test_a_program_that_spins_while_it_is_let_go_is_stopped_and_the_others_are_l
     loop.run_until_idle()
     loop.dispose()
     assert sorted(closed) == ["after", "before"]
+
+
+def test_it_is_not_woken_up_for_every_piece() -> None:
+    """A thread that is woken up takes the interpreter from the program that it watches."""
+
+    class Counted(Watchdog):
+        wakes = 0
+
+        def wake(self) -> None:
+            self.wakes += 1
+            super().wake()
+
+    watchdog = Counted(tick_s=60.0)
+    watch = Watch(60.0, "run-1", "order", watchdog)
+    watch.run(lambda: None)
+    for _ in range(1_000):
+        if not watchdog.is_asleep:
+            break
+        Event().wait(0.01)
+    assert not watchdog.is_asleep, "it stays awake for a tick"
+    before = watchdog.wakes
+    for _ in range(100):
+        watch.run(lambda: Event().wait(0.0001))
+    assert watchdog.wakes == before
