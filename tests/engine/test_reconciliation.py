@@ -1,7 +1,7 @@
 """Keyed activities end to end: verified before every dispatch after the first, on the run's node and from queues."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from holdfast.core.index_rows import ActivityRecord
 from holdfast.core.invariants import check
 from holdfast.engine.inbox.tasks import TaskView
 from holdfast.errors import InvalidInput, NotPermitted, RunFailed
-from holdfast.store.port import Store
+from holdfast.store.port import CommitConflict, Committed, Created, Existing, NewRun, Refused, Store, Turn
+from holdfast.store.proxy import StoreProxy
 from holdfast.testing import view_of
 from tests.engine.harness import EngineVariant, wait_for_history
 
@@ -489,6 +490,51 @@ async def test_the_first_turn_claims_the_record_with_the_creation_of_the_run(var
         assert (record.status, record.step_id, record.activity_name) == ("indeterminate", "charge", "charge")
         persisted = {each.persisted_at for each in await run.events()}
         assert len(persisted) == (1 if variant.cached_runs else 2)  # created with its first turn, if it stays in memory
+
+
+class Counting(StoreProxy):
+    """Counts the writes of a node."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.writes: list[tuple[int, int]] = []
+
+    async def create(self, runs: Sequence[NewRun], claim_for: str | None = None) -> list[Created | Existing | Refused]:
+        self.writes += [(len(run.events), len(run.records)) for run in runs]
+        return await super().create(runs, claim_for)
+
+    async def commit(self, turns: Sequence[Turn]) -> list[Committed | CommitConflict]:
+        self.writes += [(len(turn.events), len(turn.records)) for turn in turns]
+        return await super().commit(turns)
+
+
+@pytest.mark.contract("ACT-3")
+async def test_a_keyed_step_costs_one_record_and_no_write_more(variant: EngineVariant) -> None:
+    writes = []
+    for key in (None, "k"):
+        app = hf.App("cost")
+
+        @app.activity
+        async def charge() -> int:
+            return 1
+
+        chosen = charge if key is None else charge.options(idempotency_key=key)
+
+        @app.workflow
+        async def pay() -> int:
+            return await chosen() + await chosen()  # noqa: B023
+
+        async with variant.opened() as store:
+            counting = Counting(store)
+            async with variant.node(app, counting):
+                run = await app.start(pay)
+                assert await run.result() == 2
+                assert await record_of(store, run.run_id) is None
+            writes.append(counting.writes)
+    plain, keyed = writes
+    assert [events for events, _ in keyed] == [events for events, _ in plain]
+    assert [records for _, records in plain] == [0] * len(plain)
+    assert sum(records for _, records in keyed) == 4  # each of two is claimed, and completed
 
 
 @pytest.mark.contract("ACT-3")
