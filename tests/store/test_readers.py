@@ -101,3 +101,12 @@ async def test_lists_show_what_was_acknowledged_and_cannot_write(tmp_path: Path)
         await store._list(lambda db, _: db.execute("DELETE FROM tasks"))
     assert len(await store.find(TaskQuery())) == 20
     await store.close()
+
+
+@pytest.mark.contract("STO-1")
+async def test_a_closed_store_leaves_one_file(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    await store.create([new_run("run-1")])
+    await store.find(TaskQuery())
+    await store.close()
+    assert [path.name for path in tmp_path.iterdir() if "-wal" in path.name or "-shm" in path.name] == []

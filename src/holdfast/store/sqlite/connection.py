@@ -145,8 +145,8 @@ class Database:
             self._flusher = asyncio.create_task(self._flush())
         return await future
 
-    async def close(self) -> None:
-        """Finish pending work, within a bound, and close the file. What waits for a lock for longer is given up."""
+    async def finish(self) -> None:
+        """Take no more work, and finish what is pending, within a bound. What waits for a lock for longer is given up."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -159,6 +159,12 @@ class Database:
                 flusher.cancel()
                 _fail(self._queue, StoreUnavailable("the store is closed", path=str(self.path)))
                 self._queue = []
+
+    async def close(self) -> None:
+        """Finish pending work and close the file. The last connection that may write removes the log of the file."""
+        try:
+            await self.finish()
+        finally:
             with suppress(sqlite3.Error):
                 self.connection.close()
 

@@ -278,7 +278,10 @@ class SqliteStore:
 
     async def close(self) -> None:
         try:
-            await asyncio.gather(self._readers.close(), self._database.close())  # each within its bound
+            try:
+                await asyncio.gather(self._readers.close(), self._database.finish())  # each within its bound
+            finally:
+                await self._database.close()  # after the readers, which may not write and so leave the log behind
             self._notify()
         finally:
             self.wakeups.close()
