@@ -32,6 +32,10 @@ FIGURES = {
     "recovery": ({"20 runs in flight"}, {"lease s", "all finished after s", "completed"}),
     "paths": ({"all paths on", *paths.OFF}, {"runs/s", "of all", "CPU of all"}),
     "long": ({"1,000 steps"}, {"steps/s", "live turn ms", "turn with replay ms"}),
+    "artifacts": (
+        {"before", "an artifact of 10 MB", *(f"{count} results of 1 MB" for count in (8, 16, 24, 32, 40))},
+        {"resident MB"},
+    ),
     "core": ({"decide, apply commands and fold, one step at a time", "fold of 2,001 events"}, {"events/s"}),
 }
 

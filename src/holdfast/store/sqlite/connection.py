@@ -146,7 +146,7 @@ class Database:
         return await future
 
     async def finish(self) -> None:
-        """Take no more work, and finish what is pending, within a bound. What waits for a lock for longer is given up."""
+        """Take no more work, and finish what is pending. What waits longer for a lock is given up."""
         if self._is_closed:
             return
         self._is_closed = True
