@@ -418,21 +418,3 @@ def test_a_program_that_spins_while_it_is_let_go_is_stopped_and_the_others_are_l
     loop.run_until_idle()
     loop.dispose()
     assert sorted(closed) == ["after", "before"]
-
-
-def test_it_is_not_woken_up_for_every_piece() -> None:
-    """A thread that is woken up takes the interpreter from the program that it watches."""
-
-    class Counted(Watchdog):
-        wakes = 0
-
-        def wake(self) -> None:
-            self.wakes += 1
-            super().wake()
-
-    watchdog = Counted(tick_s=60.0)
-    watch = Watch(60.0, "run-1", "order", watchdog)
-    for _ in range(20):
-        watch.run(lambda: None)
-        Event().wait(0.005)  # the thread may go on meanwhile
-    assert watchdog.wakes < 5

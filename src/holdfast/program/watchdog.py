@@ -89,12 +89,12 @@ class Watchdog:
     def _run(self) -> None:
         self.is_asleep = False
         while True:
+            if not self.watched:
+                self._sleep()
             if self._bell.wait(self.tick_s):
                 self._bell.clear()  # a watch saw it asleep when it no longer was: that is no tick
-            elif self.watched:
+            else:
                 self._tick()
-            else:  # not as soon as a piece is over: to be woken up for each would cost more than most of them
-                self._sleep()
 
     def _sleep(self) -> None:
         self.is_asleep = True
