@@ -26,7 +26,7 @@ PACKAGE = str(Path(hf.__file__).parent) + "/"
 ROUNDS = 5
 
 START_FILES = 34
-SIGNAL_FILES = 41
+SIGNAL_FILES = 42
 REST_START_FILES = 42
 TOKEN_FILES = 2
 
