@@ -10,7 +10,8 @@ from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.events import EngineRunRef, RunQueued
 from holdfast.core.index_rows import Task, Wait, runtime_snapshot
 from holdfast.core.keys import request_key
-from holdfast.core.messages import ActivitySucceeded, Control, NodeLost
+from holdfast.core.messages import ActivityOutcome, ActivitySucceeded, Control, NodeLost, activity_completed
+from holdfast.core.reconciliation import indeterminate
 from holdfast.core.state import RUNNING, RunState, fold, state_of
 from holdfast.engine.turns.draft import TurnDraft, prepare_run
 from holdfast.errors import Conflict, InvalidInput, RunTerminal
@@ -272,6 +273,22 @@ async def test_records_of_activities_are_part_of_the_commit(store: MemoryStore) 
     [completed] = draft.finish().records
     assert (completed.status, completed.result, completed.created_at) == ("completed", Raw(b"7"), claimed.created_at)
     assert (await commit(store, draft)).records == ()  # a completed one is not needed any more
+
+
+@pytest.mark.contract("ACT-4")
+@pytest.mark.parametrize("queue", ["far", ""])
+async def test_a_step_that_is_unresolved_at_the_end_of_a_turn_is_not_dispatched_by_it(
+    store: MemoryStore, queue: str
+) -> None:
+    await started(store, replace(samples.activity(), idempotency_key="order-1", queue=queue))
+    draft = await begin(store)
+    for attempt, error in ((1, e.ErrorInfo("Broken", "", retryable=True)), (2, indeterminate("closed"))):
+        outcome = ActivityOutcome(logical_attempt_id=1, engine_attempt_id=attempt, error=error)
+        draft.handle(activity_completed("run-1", "charge", f"charge~{attempt}", outcome, START))
+        draft.dispatch += [] if queue else ["charge"]  # as the message does by which the next attempt is due
+    turn = draft.finish()
+    assert [event.event_type for event in turn.events] == ["StepRetried", "StepUnresolved", "TaskCreated"]
+    assert (turn.jobs, draft.dispatch) == ((), [])
 
 
 @pytest.mark.contract("OWN-1")

@@ -360,7 +360,7 @@ def test_it_finds_jobs_that_are_taken_again_without_verification(monkeypatch: py
         return step.effect
 
     monkeypatch.setattr(queue_worker, "effect_after_takes", trust)
-    assert "was charged twice, and its verifier is truthful" in first_finding()
+    assert "was charged twice, and its verifier is truthful" in first_finding(26)
 
 
 @pytest.mark.contract("ACT-3")

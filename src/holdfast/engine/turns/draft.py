@@ -194,7 +194,8 @@ class TurnDraft:
     def finish(self, *, release: bool = False) -> Turn:
         """Return the turn to commit. `release` lets go of the run with the same commit."""
         if self.dispatch:
-            self.dispatch = [step_id for step_id in self.dispatch if step_id in self.state.open_steps]
+            steps = self.state.open_steps  # a later part of the turn may have closed a step, or left it to others
+            self.dispatch = [each for each in self.dispatch if each in steps and not steps[each].is_detached]
         self.kinds = tuple({type(event.data) for event in self.events})  # by their bodies
         if not self._loaded.is_whole:
             self._read_on()
@@ -259,7 +260,7 @@ class TurnDraft:
         """Return what this turn puts into queues: activities that some node is to carry out, now or when due."""
         for step_id in dict.fromkeys(self._queued):
             step = self.state.open_steps.get(step_id)
-            if step is not None and isinstance(step.body, e.StepStarted):
+            if step is not None and isinstance(step.body, e.StepStarted) and not step.is_detached:
                 yield Job(
                     run_id=self.state.run_id,
                     step_id=step_id,
