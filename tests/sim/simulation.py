@@ -63,15 +63,15 @@ class Report:
         self.digest = world.digest.hexdigest()
 
 
-def simulate(seed: int, runs: int = 12) -> Report:
-    """Play one seed to its end."""
+def simulate(seed: int, runs: int = 12, payers: int = PAYERS) -> Report:
+    """Play one seed to its end, with so many runs that pay beside the others."""
     loop = SimLoop(seed)
     world: World | None = None
 
     async def main() -> None:
         nonlocal world
         world = World(loop, seed)
-        simulation = Simulation(world, seed, runs)
+        simulation = Simulation(world, seed, runs, payers)
         scenario = asyncio.ensure_future(simulation.play())
         failed = asyncio.ensure_future(world.failed.wait())
         await asyncio.wait([scenario, failed], return_when=asyncio.FIRST_COMPLETED)
@@ -88,7 +88,7 @@ def simulate(seed: int, runs: int = 12) -> Report:
 class Simulation:
     """The clients' side, and the last judgement."""
 
-    def __init__(self, world: World, seed: int, runs: int) -> None:
+    def __init__(self, world: World, seed: int, runs: int, payers: int) -> None:
         self._world = world
         self._seed = seed
         self._rng = Random(f"clients {seed}")
@@ -102,7 +102,7 @@ class Simulation:
         self._tenants = {run_id: tenants.choice(("default", "acme")) for run_id in self._plans}
         self._plans["rotating"], self._gates["rotating"], self._tenants["rotating"] = ROTATING, "play", "default"
         payments = Random(f"payments {seed}")
-        for number in range(PAYERS):
+        for number in range(payers):
             run_id = f"p{number}"
             self._plans[run_id], self._gates[run_id] = draw_payments(payments, number), "pay"
             self._tenants[run_id] = "default"
