@@ -21,7 +21,6 @@ CONTRACT = Path(__file__).parent.parent / "docs" / "contract.md"
 IN_PART: dict[str, str] = {
     "WF-1": "code; flows and plans are not there yet",
     "WF-5": "waits; flows are not there yet",
-    "ACT-2": "the record's fields",
     "QUE-4": "creation in one transaction, finding by all but the parts of a reference and typed search attributes",
     "SEC-2": "steps of code; plans are not there yet",
     "PRJ-3": "watermarks, gaps, lag, alerts with their counters, and on the page; the bus is not there yet",
