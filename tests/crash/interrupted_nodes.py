@@ -28,7 +28,18 @@ LEASE_MS = 60_000
 PATIENCE_S = 60.0
 WRITES = ("create", "deliver", "claim", "commit")
 OTHERS = (
-    *("now", "load", "renew", "next_due", "heartbeat", "release_jobs", "put_key", "read_events", "hand_over"),
+    *(
+        "now",
+        "load",
+        "renew",
+        "next_due",
+        "heartbeat",
+        "release_jobs",
+        "put_key",
+        "get_key",
+        "read_events",
+        "hand_over",
+    ),
     *("publish_definitions", "find_definitions", "find", "find_orphaned"),
 )
 OPTIONS = NodeOptions(lease_ms=LEASE_MS, activities_at_once=3, drain_s=0.001)

@@ -51,7 +51,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "pause": (*FINE, *DONE),
     "resume": (*FINE, *DONE),
     "approve": (*FINE, *DONE),
-    "retry_step": (*FINE, *DONE),
+    "retry_step": (Conflict, Conflict, None, None, *DONE),  # before the run begins no step can have failed
     "skip_step": (*FINE, *DONE),
     "terminate": (*FINE, *DONE),
     "retry_run": (*(Conflict,) * 4, *(RunHandle,) * 3),

@@ -347,7 +347,7 @@ def test_it_finds_jobs_that_are_given_up_too_soon(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.contract("ACT-4")
 def test_it_finds_keyed_steps_that_are_dispatched_again_without_verification(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def trust(self: ActivityExecutor, attempt: Any, deadline: float | None) -> None:
+    async def trust(self: ActivityExecutor, attempt: Any, context: Any, deadline: float | None) -> None:
         return None
 
     monkeypatch.setattr(ActivityExecutor, "_verify", trust)

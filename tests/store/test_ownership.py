@@ -104,7 +104,9 @@ async def test_single_owner_may_do_all_that_needs_no_guard(store: MemoryStore) -
 class Careless(StoreProxy):
     """A store object that guards nothing, around one that could."""
 
-    capabilities = CARELESS
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.capabilities = CARELESS
 
 
 def signalled_app() -> tuple[hf.App, Any]:

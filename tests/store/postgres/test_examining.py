@@ -173,7 +173,7 @@ async def test_a_replica_that_commits_wait_for_is_named_and_its_absence_too(post
     assert (replicas.level, replicas.sentence) == ("fine", f"there are {pair.standby.name} (streaming, sync)")
     pair.primary.sql("SELECT pg_create_physical_replication_slot('left_over', true)")
     [kept] = await found(store, "replicas", kept_log_bytes=0)
-    assert (kept.level, "are kept for the slot left_over, which nobody reads" in kept.sentence) == ("wrong", True)
+    assert (kept.level, "are kept for the slot left_over, which has no reader" in kept.sentence) == ("wrong", True)
     pair.standby.stop()
     pair.primary._wait_for("SELECT WHERE NOT EXISTS (SELECT FROM pg_stat_replication)")
     [away] = await found(store, "replicas")
