@@ -4,7 +4,9 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
-PARALLEL ?= -n auto --dist worksteal
+# Many tests wait for a time rather than for the machine, so there are more workers than cores.
+WORKERS := $(shell expr 3 '*' $$(getconf _NPROCESSORS_ONLN) / 2)
+PARALLEL ?= -n $(WORKERS) --dist worksteal
 
 VENV := .venv
 DEMO := build/demo
@@ -29,12 +31,12 @@ demo: $(RUN_STAMP) ## Watch a hundred orders survive the SIGKILL of their worker
 	@echo "To see these orders in a browser:  $(BIN)/holdfast dev examples/orders.py --store sqlite:///$(DEMO)/orders.db"
 	@echo "and open http://127.0.0.1:8321/"
 
-quick: $(DEV_STAMP) ## The loop while you write: ruff, and the tests that need no server, browser or process (2 minutes)
+quick: $(DEV_STAMP) ## The loop while you write: ruff, and the tests that need no server, browser or process (2 to 3 minutes)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/pytest $(PARALLEL) -m quick $(PYTEST_ARGS)
 
-test: lint browser ## Lint, then every test in parallel; what CI runs (12 minutes)
+test: lint browser ## Lint, then every test in parallel; what CI runs (about 15 minutes)
 	$(BIN)/pytest $(PARALLEL) --durations=20 $(PYTEST_ARGS)
 
 coverage: $(DEV_STAMP) browser ## Every test with coverage measured, which takes twice as long
