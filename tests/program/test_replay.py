@@ -139,6 +139,20 @@ def test_patches_belong_to_the_stretch_in_which_they_were_taken() -> None:
 
 
 @pytest.mark.contract("WF-2")
+def test_a_program_that_is_replayed_knows_the_markers_of_its_history_with_their_values() -> None:
+    async def order() -> bool:
+        is_new = hf.patched("new")
+        await act(1)
+        return is_new
+
+    run = start_core_run(order)
+    assert not run.program.known_markers
+    assert {step: bytes(value) for step, value in run.replayed().program.known_markers.items()} == {
+        "patched:new": b'"new"'
+    }
+
+
+@pytest.mark.contract("WF-2")
 def test_a_difference_names_event_expectation_finding_and_line() -> None:
     async def other() -> None:
         await hf.wait_signal("go", str)

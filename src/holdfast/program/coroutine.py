@@ -147,7 +147,7 @@ class CoroutineProgram:
         self.queries: Mapping[str, Query] = _NOTHING  # rarely used, so made on first use
         self.updates: Mapping[str, UpdateHandler] = _NOTHING
         self.conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] | None = None
-        self.known_markers = _NO_STEPS
+        self.known_markers: Mapping[str, Raw] = _NOTHING
         self.is_replaying = False
         self.open_sagas = 0
         self.lost_waits = _NO_STEPS

@@ -31,8 +31,11 @@ class Program(Protocol):
     is_replaying: bool
     """Whether it gets outcomes from a history, with more to come."""
 
-    known_markers: frozenset[str]
-    """The steps of markers in the history: a patch, a rotation."""
+    known_markers: Mapping[str, Raw]
+    """The markers in the history that is replayed, with their values, by their steps: a patch, a rotation, a choice.
+
+    Steps with an idempotency key are among them, with null: the function of the key is not called again.
+    """
 
     seed: str
     """The run id and the number of rotations: differs for each part of a run between rotations."""

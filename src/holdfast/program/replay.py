@@ -44,7 +44,7 @@ CONCERN_PROGRAM = frozenset(body for body in e.BODIES.values() if body.TO_PROGRA
 """The events that `advance` has to get; the others change nothing for a program."""
 
 _REPORTED = frozenset(e.recording("outcome"))
-_NO_MARKERS: frozenset[str] = frozenset()
+_NO_MARKERS: Mapping[str, Raw] = MappingProxyType({})
 _NOT_DEFERRED: Mapping[str, Mapping[int, bool]] = MappingProxyType({})
 _COMMANDED: dict[type[e.Body], type[c.Command]] = {
     command.RECORDED_AS: command for command in get_args(c.Command) if command is not c.PauseRun
@@ -90,8 +90,8 @@ class Replay:
     def replay(self, events: Iterable[Event]) -> None:
         """Bring the program to the end of this history, or raise at the first difference."""
         events = list(events)
-        markers = [event.step_id or "" for event in events if _is_known_by_step(event.data)]
-        self._markers = frozenset(markers) if markers else _NO_MARKERS
+        markers = {e_.step_id or "": getattr(e_.data, "value", e.NULL) for e_ in events if _is_known_by_step(e_.data)}
+        self._markers = markers or _NO_MARKERS
         self._closed = set()
         self._set_replaying(True)
         with origins():
