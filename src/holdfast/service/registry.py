@@ -41,9 +41,6 @@ Handler = Callable[[RequestContext, Any], Awaitable[Any]]
 Errors = tuple[type[HoldfastError], ...]
 AuditedWith = Literal["nothing", "its commit", "a commit after"]
 
-LARGE = frozenset({"runs.snapshot", "tasks.history", "system.stats", "system.queues", "system.nodes"})
-"""Operations that have no pages, and read much all the same."""
-
 FIELD_CHARS = 100
 """How much of the name of a field that is not known is quoted."""
 
@@ -107,6 +104,9 @@ class Operation(Struct, frozen=True, kw_only=True):
     audit: AuditedWith = "nothing"
     """Whether what it does is in the audit log: by the commit that does it, or by one after that."""
 
+    reads_much: bool = False
+    """Whether it reads much although it has no pages."""
+
     @property
     def resource(self) -> str:
         """What the operation is about: `runs` for `runs.start`."""
@@ -143,7 +143,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     @property
     def is_list(self) -> bool:
         """Whether it reads much, or may: it is bounded by how much a caller may read."""
-        return self.scope is not None and ("limit" in self.request_type.__struct_fields__ or self.name in LARGE)
+        return self.scope is not None and ("limit" in self.request_type.__struct_fields__ or self.reads_much)
 
     def cost_of(self, request: Any) -> int:
         """Return what it costs to read what is asked."""
@@ -198,11 +198,13 @@ def operation(
     errors: Errors = (),
     media: str = "application/json",
     audit: AuditedWith | None = None,
+    reads_much: bool = False,
 ) -> Callable[[Handler], Operation]:
     """Declare a function, from a call and what is asked to an answer, as an operation: `POST /v1/runs` is its address.
 
     `scope` is what a caller needs, None if nothing; `errors` are those that it may answer with beside the usual ones.
-    What is no GET is in the audit log, by a commit after it, unless `audit` says otherwise.
+    What is no GET is in the audit log, by a commit after it, unless `audit` says otherwise. One that has no pages and
+    reads much all the same (`reads_much`) is bounded like a list.
     """
     verb, path = address.split(" ")
     audited: AuditedWith = audit or ("nothing" if verb == "GET" else "a commit after")
@@ -222,6 +224,7 @@ def operation(
             handle=function,
             media=media,
             audit=audited,
+            reads_much=reads_much,
         )
         unknown = set(declared.path_fields) - set(declared.request_type.__struct_fields__)
         if unknown or not declared.doc:

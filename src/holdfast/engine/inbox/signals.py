@@ -81,7 +81,7 @@ class SignalSender:
         """Send signals; return for each its result, or the error that refuses it."""
         answers: list[Any] = [_attempt(item, self._values) for item in items]
         if caller is not None:
-            answers = [_audited(one, caller, ids) if isinstance(one, SignalRequest) else one for one in answers]
+            answers = [audited(one, caller, ids) if isinstance(one, SignalRequest) else one for one in answers]
         warnings = await self._check_declared(answers)
         waiting = [index for index, answer in enumerate(answers) if isinstance(answer, SignalRequest)]
         if self._authorizer.is_needed:
@@ -162,7 +162,8 @@ def result_of(answer: port.Delivered) -> AcceptedSignalResult:
 _FIELDS = frozenset(SignalRequest.__struct_fields__) - {"audit", "original"}
 
 
-def _audited(request: SignalRequest, caller: Caller, ids: Ids) -> SignalRequest:
+def audited(request: SignalRequest, caller: Caller | None, ids: Ids) -> SignalRequest:
+    """Return a signal with its entry for the audit log; it has none if code in this process sends it."""
     return replace(request, audit=audit_entry(caller, ids.new_id, actor=request.actor, subject=request.name))
 
 

@@ -39,7 +39,7 @@ from holdfast.engine.inbox.authorization import Authoriser, Authorizer
 from holdfast.engine.inbox.dead_letters import DeadLetterHandle, find_dead_letters, settle_dead_letter
 from holdfast.engine.inbox.operator_commands import CommandSender, OperatorCommand
 from holdfast.engine.inbox.receipts import Receipt, Unconsumed, mailbox_of, open_waits, receipt_of
-from holdfast.engine.inbox.signals import FirstSignal, Outgoing, SignalSender, first_signal
+from holdfast.engine.inbox.signals import FirstSignal, Outgoing, SignalSender, audited, first_signal
 from holdfast.engine.inbox.tasks import Tasks
 from holdfast.engine.node import Node
 from holdfast.engine.start.admission import Dequeued
@@ -294,8 +294,7 @@ class Runtime:
         except CallerError as problem:
             unfit = problem
         signal_id = self.ids.new_id() if signal.signal_id is None else signal.signal_id
-        audit = audit_entry(caller, self.ids.new_id, actor=signal.actor, subject=signal.name)
-        signal = replace(signal, signal_id=signal_id, audit=audit)
+        signal = audited(replace(signal, signal_id=signal_id), caller, self.ids)
         if self._authorizer.is_needed:
             await self._authorizer.check_first_signal(signal, queued, options.run_id, caller)
         return replace(new, signals=(signal,), unfit=unfit), warning
@@ -323,8 +322,7 @@ class Runtime:
         """Send a signal. When this returns it is durable. `definition` is the run's workflow, if it is known."""
         check_signal_name(request.name)
         if caller is not None:
-            audit = audit_entry(caller, self.ids.new_id, actor=request.actor, subject=request.name)
-            request = replace(request, audit=audit)
+            request = audited(request, caller, self.ids)
         return await self._signals.send(request, definition, caller)
 
     async def signal_many(

@@ -239,7 +239,7 @@ async def events(context: RequestContext, request: ReadEvents) -> EventPage:
     )
 
 
-@operation("runs.snapshot", "GET /v1/runs/{run_id}/snapshot", scope="runs:read", errors=OF_A_RUN)
+@operation("runs.snapshot", "GET /v1/runs/{run_id}/snapshot", scope="runs:read", errors=OF_A_RUN, reads_much=True)
 async def snapshot(context: RequestContext, request: OfRun) -> SnapshotView:
     """Return a run with its steps, projected from its events."""
     projection = await context.service.projections.of(context.store, request.run_id)

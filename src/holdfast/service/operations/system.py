@@ -69,7 +69,7 @@ class StatsView(Struct, frozen=True, kw_only=True):
     """How long the slowest of them took."""
 
 
-@operation("system.stats", "GET /v1/stats", scope="system:read")
+@operation("system.stats", "GET /v1/stats", scope="system:read", reads_much=True)
 async def stats(context: RequestContext, request: Nothing) -> StatsView:
     """Count what is there, over all tenants."""
     await raise_write_alerts(context)
@@ -96,7 +96,7 @@ class QueueList(Struct, frozen=True):
     items: list[QueueView]
 
 
-@operation("system.queues", "GET /v1/queues", scope="system:read")
+@operation("system.queues", "GET /v1/queues", scope="system:read", reads_much=True)
 async def queues(context: RequestContext, request: Nothing) -> QueueList:
     """Return the queues that hold something, with how much."""
     counted = await context.store.stats()
@@ -117,7 +117,7 @@ class NodeList(Struct, frozen=True):
     items: list[NodeView]
 
 
-@operation("system.nodes", "GET /v1/nodes", scope="system:read")
+@operation("system.nodes", "GET /v1/nodes", scope="system:read", reads_much=True)
 async def nodes(context: RequestContext, request: Nothing) -> NodeList:
     """Return the nodes that are there."""
     counted, here = await context.store.stats(), context.runtime.node_name

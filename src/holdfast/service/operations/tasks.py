@@ -117,7 +117,7 @@ class TaskHistory(Struct, frozen=True):
     next: str | None = None
 
 
-@operation("tasks.history", "GET /v1/tasks/{task_id}/history", scope="tasks:read", errors=(NotFound,))
+@operation("tasks.history", "GET /v1/tasks/{task_id}/history", scope="tasks:read", errors=(NotFound,), reads_much=True)
 async def history(context: RequestContext, request: ReadTaskHistory) -> TaskHistory:
     """Return what happened to a task, and what was refused, a page of the run's history at a time."""
     after = decode_cursor("task history", request.cursor, int) if request.cursor else 0
