@@ -148,6 +148,19 @@ def test_commands_to_runs(setup: CommandSetup) -> None:
     assert setup.hf("run", "result", paying).stdout == '"paid in cash"\n'
 
 
+@pytest.mark.contract("SIG-13", "SIG-5")
+@pytest.mark.parametrize("target", ["server", "store"])
+def test_a_cancel_that_is_sent_again_with_its_id_is_decided_once(setup: CommandSetup, target: str) -> None:
+    run_id = start(setup, "order", "order_id=o-5", run_id=f"run-5-{target}")
+    asked = {"server": {"HOLDFAST_SERVER": setup.url}, "store": {"HOLDFAST_STORE": "sqlite:///shop.db"}}[target]
+    sent = [setup.run("run", "cancel", run_id, "--signal-id", "stop-1", "--json", **asked) for _ in range(3)]
+    assert [done.returncode for done in sent] == [0, 0, 0], [done.stderr for done in sent]
+    assert sent[0].stdout == sent[1].stdout == sent[2].stdout
+    assert "has been cancelled" in setup.hf("run", "result", run_id, code=1).stderr
+    events = [event["event_type"] for event in setup.json("run", "events", run_id)["items"]]
+    assert [events.count(kind) for kind in ("SignalAccepted", "RunCancelRequested", "RunCancelled")] == [1, 1, 1]
+
+
 @pytest.mark.contract("API-1", "TSK-1")
 def test_tasks(setup: CommandSetup) -> None:
     run_id = start(setup, "asking", "who=cleo", run_id="run-5")
