@@ -255,6 +255,7 @@ class App:
         idempotency_key: Callable[..., str] | None = None,
         verify: Callable[..., Any] | None = None,
         verify_timeout: timedelta | float | None = None,
+        verify_retry: Retry | None = None,
         **options: Any,
     ) -> RegistersActivity: ...
 
@@ -266,6 +267,7 @@ class App:
         idempotency_key: Callable[..., str] | None = None,
         verify: Callable[..., Any] | None = None,
         verify_timeout: timedelta | float | None = None,
+        verify_retry: Retry | None = None,
         **options: Any,
     ) -> Any:
         """Register a function as an activity. Use as `@app.activity` or `@app.activity(retry=…, timeout=…)`.
@@ -273,6 +275,7 @@ class App:
         `idempotency_key` computes the key of a call from arguments, by their names. A call with a key is reconciled:
         before it is dispatched again, `verify`, a function of the same arguments, is asked whether it has happened. It
         returns `NotCompleted`, `Completed`, `CompletedWithoutResult` or `Indeterminate`, within `verify_timeout`.
+        One that raises or takes too long is asked again as `verify_retry` says, before an operator is asked.
         """
 
         def register(function: Callable[P, Any]) -> Activity[P, Any]:
@@ -284,6 +287,7 @@ class App:
                 idempotency_key,
                 verify,
                 milliseconds(verify_timeout),
+                verify_retry,
                 self.registry.values,
             )
             require_step_name("an activity's name", definition.name)

@@ -255,6 +255,103 @@ async def test_a_verifier_has_a_time_limit_of_its_own(variant: EngineVariant) ->
         assert "did not answer within 50 ms" in bytes(task.payload).decode()
 
 
+@pytest.mark.contract("ACT-4")
+async def test_a_verifier_that_fails_for_a_while_is_asked_again_and_no_operator_is(
+    variant: EngineVariant, queue: str
+) -> None:
+    bank = Bank()
+    bank.behaviour = bank.fail
+
+    async def come_back() -> Any:
+        if bank.looks < 4:
+            raise ConnectionError("the bank restarts")
+        return hf.Completed("found")
+
+    bank.says = come_back
+    app, pay = bank.app(queue, verify_retry=hf.Retry(max_attempts=5, initial_ms=1))
+    async with variant.node(app, **options_of(queue)):
+        run = await app.start(pay, "1")
+        assert await run.result() == "found"
+        events = await run.events()
+    assert (len(bank.charges), bank.looks) == (1, 4)
+    assert "StepUnresolved" not in types(events)
+    assert types(events).count("StepRetried") == 1, "the pauses use up no attempt"
+
+
+@pytest.mark.contract("ACT-4")
+@pytest.mark.parametrize("says", ["error", "silence", "doubt", "non-retryable"])
+async def test_a_verifier_that_goes_on_failing_is_a_question_for_an_operator(variant: EngineVariant, says: str) -> None:
+    bank = Bank()
+    answers: dict[str, Any] = {
+        "error": ConnectionError("down"),
+        "silence": bank.hang,
+        "doubt": hf.Indeterminate("perhaps"),
+        "non-retryable": KeyError("no such account"),
+    }
+    bank.behaviour, bank.says = bank.fail, answers[says]
+    policy = hf.Retry(max_attempts=3, initial_ms=1, non_retryable=(KeyError,))
+    app, pay = bank.app(verify_timeout=0.05, verify_retry=policy)
+    async with variant.node(app):
+        await app.start(pay, "1")
+        await open_task(app)
+    assert bank.looks == (3 if says in ("error", "silence") else 1)
+
+
+@pytest.mark.contract("ACT-1", "ACT-4")
+async def test_the_pauses_of_a_verifier_take_no_slot_and_end_with_the_node(variant: EngineVariant, queue: str) -> None:
+    bank = Bank()
+    bank.behaviour, bank.says = bank.fail, ConnectionError("down for long")
+    policy = hf.Retry(max_attempts=3, initial_ms=60_000)
+    async with variant.opened() as store:
+        app, pay = bank.app(queue, verify_retry=policy)
+        async with variant.node(app, store, drain_s=5.0, activities_at_once=1, **options_of(queue)):
+            run = await app.start(pay, "1")
+            while not bank.looks:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+            bank.behaviour = bank.answer
+            assert await (await app.start(pay, "2")).result() == "receipt"  # in the only slot
+        bank.says = hf.Completed("found")
+        again, _ = bank.app(queue, verify_retry=policy)
+        async with variant.node(again, store, **options_of(queue)):
+            assert await again.run(run.run_id).result() == "found"
+    assert len(bank.charges) == 2
+
+
+@pytest.mark.contract("ACT-4")
+async def test_a_verifier_that_comes_back_waits_for_a_slot(variant: EngineVariant) -> None:
+    bank = Bank()
+    bank.behaviour = bank.fail
+
+    async def take_the_slot() -> Any:
+        if bank.looks == 1:
+            raise ConnectionError("down")
+        return hf.Completed("found")
+
+    bank.says = take_the_slot
+    may_end = asyncio.Event()
+    app, pay = bank.app(verify_retry=hf.Retry(max_attempts=2, initial_ms=50, jitter=0.0))
+
+    @app.activity
+    async def other() -> None:
+        await may_end.wait()
+
+    @app.workflow
+    async def beside() -> None:
+        await other()
+
+    async with variant.node(app, activities_at_once=1):
+        run = await app.start(pay, "1")
+        while not bank.looks:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        busy = await app.start(beside)
+        await asyncio.sleep(0.15)
+        assert bank.looks == 1
+        may_end.set()
+        assert await run.result() == "found"
+        await busy.result()
+        assert await (await app.start(beside)).result() is None  # the slot is there again
+
+
 @pytest.mark.contract("ACT-4", "ACT-1")
 async def test_a_plain_verifier_runs_in_a_thread(variant: EngineVariant) -> None:
     app = hf.App("bank")
@@ -440,6 +537,9 @@ def test_what_cannot_work_is_refused_when_it_is_registered() -> None:
         {"verify": "text"},
         {"verify_timeout": 5},
         {"verify": later, "verify_timeout": 0},
+        {"verify_retry": hf.Retry()},
+        {"verify": later, "verify_retry": hf.Retry(max_attempts=0)},
+        {"verify": later, "verify_retry": 3},
     ]
     for options in wrong:
         with pytest.raises(InvalidInput):

@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 from holdfast.core import codec
 from holdfast.core.admission import AdmissionRequest, Overload, RunLimit, check_admission_request, check_limit
 from holdfast.core.keys import check_idempotency_key
-from holdfast.core.timing import Retry
+from holdfast.core.timing import NO_RETRY, Retry
 from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS, NAME_BYTES, VERIFY_TIMEOUT_MS
 from holdfast.program.fingerprint import fingerprint
@@ -228,9 +228,10 @@ def decode_options(raw: bytes) -> ActivityOptions:
 class Verifier:
     """The verifier of an activity: a function of some of its arguments. See `engine/activities/verification.py`."""
 
-    def __init__(self, function: Callable[..., Any], timeout_ms: int, signature: Signature) -> None:
+    def __init__(self, function: Callable[..., Any], timeout_ms: int, retry: Retry, signature: Signature) -> None:
         self.function = function
         self.timeout_ms = timeout_ms
+        self.retry = retry
         self.is_async = inspect.iscoroutinefunction(function)
         self.names = parameters_of("verify", function, signature)
 
@@ -246,6 +247,7 @@ class ActivityDefinition:
         idempotency_key: Callable[..., str] | None = None,
         verify: Callable[..., Any] | None = None,
         verify_timeout_ms: int | None = None,
+        verify_retry: Retry | None = None,
         values: Values = PLAIN,
     ) -> None:
         self.function = function
@@ -257,6 +259,11 @@ class ActivityDefinition:
         self.takes_secrets = self.signature.takes(Secret)
         if verify is None and verify_timeout_ms is not None:
             raise InvalidInput("verify_timeout is the time of a verifier, and there is none", field="verify_timeout")
+        if verify is None and verify_retry is not None:
+            raise InvalidInput("verify_retry is the policy of a verifier, and there is none", field="verify_retry")
+        if verify_retry is not None and (not isinstance(verify_retry, Retry) or not verify_retry.max_attempts):
+            problem = "verify_retry is a Retry with max_attempts: after so many failures an operator is asked"
+            raise InvalidInput(problem, field="verify_retry")
         self.key_function = idempotency_key
         self._key_names: list[str] = []
         if idempotency_key is not None:
@@ -265,7 +272,9 @@ class ActivityDefinition:
                 raise InvalidInput(f"idempotency_key: {problem}", field="idempotency_key")
             self._key_names = parameters_of("idempotency_key", idempotency_key, self.signature)
         timeout_ms = VERIFY_TIMEOUT_MS if verify_timeout_ms is None else verify_timeout_ms
-        self.verifier = None if verify is None else Verifier(verify, timeout_ms, self.signature)
+        self.verifier = (
+            None if verify is None else Verifier(verify, timeout_ms, verify_retry or NO_RETRY, self.signature)
+        )
 
     def key_of(self, input: Raw) -> str:
         """Return the idempotency key of a call with these arguments, as the function on the definition computes it."""

@@ -6,6 +6,7 @@ nothing here writes to a store.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -36,12 +37,14 @@ from holdfast.engine.activities.context import (
 from holdfast.engine.activities.secrets import resolve_secrets
 from holdfast.engine.activities.slots import Slots
 from holdfast.engine.activities.task_pool import TaskPool
-from holdfast.engine.activities.verification import CALL, Found, ask, before_asking
+from holdfast.engine.activities.verification import CALL, Found, ask, before_asking, delay_before_asking_again_ms
 from holdfast.errors import InvalidInput
 from holdfast.limits import Limits
 from holdfast.program.definitions import ActivityOptions
 from holdfast.program.outcomes import error_info
 from holdfast.program.secrets import ResolvedSecrets, SecretProvider, SecretScope, references_in
+
+logger = logging.getLogger("holdfast.activities")
 
 Report = Callable[[Work, Outcome], None]
 
@@ -156,7 +159,8 @@ class ActivityExecutor:
             outcome = self._unsuccessful(work, problem, now, deadline, context.secrets)
         finally:
             context.close()
-            self._slots.leave(attempt.thread, work.definition.name)
+            if attempt.has_slot:
+                self._slots.leave(attempt.thread, work.definition.name)
         try:
             if context.secrets is not None:
                 context.leave()
@@ -184,7 +188,7 @@ class ActivityExecutor:
             return attempt.thread
 
         async def enter(arguments: dict[str, Any]) -> None:
-            if work.needs_secrets:
+            if work.needs_secrets and context.secrets is None:  # else they were resolved when it was asked before
                 context.enter(await secrets_of(work, arguments, self._provider))
 
         def encode(work: Work, result: Any) -> Raw:
@@ -193,6 +197,17 @@ class ActivityExecutor:
         attempt.has_begun = False
         try:
             found = before_asking(work) or await ask(work, enter, in_thread, encode, context.redact)
+            asked = 1
+            while (delay_ms := delay_before_asking_again_ms(work, found, asked, self._rng.fraction())) is not None:
+                if not _has_time_left(deadline, delay_ms / 1_000):
+                    break
+                logger.warning(
+                    "run %s: the verifier of step %s has failed and is asked again in %d ms: %s",
+                    *(work.run_id, work.step.step_id, delay_ms, found.error and found.error.message),
+                )
+                await self._wait_outside(attempt, delay_ms / 1_000)
+                found = await ask(work, enter, in_thread, encode, context.redact)
+                asked += 1
         except asyncio.CancelledError:
             if attempt.is_given_up:
                 raise
@@ -205,6 +220,22 @@ class ActivityExecutor:
             overdue = TimeoutError(overdue_text(work.step, work.options.schedule_to_close_ms))
             found = Found(error=not_completed(error_info(overdue)))
         return _verified(work, found)
+
+    async def _wait_outside(self, attempt: "_Attempt", seconds: float) -> None:
+        """Wait without a slot, and come back into one."""
+        self._slots.leave(attempt.thread, attempt.work.definition.name)
+        attempt.thread, attempt.has_slot = None, False
+        await asyncio.sleep(seconds)
+        back = _ComingBack(asyncio.get_running_loop().create_future())
+        self._slots.ask(back)
+        try:
+            await back.slot
+        except asyncio.CancelledError:
+            back.is_given_up = True
+            if back.has_slot:
+                self._slots.give_back()
+            raise
+        attempt.has_slot = True
 
     def _unsuccessful(
         self,
@@ -332,6 +363,21 @@ class _Attempt:
             slots.give_back()
 
 
+class _ComingBack:
+    """An attempt that waits for a slot once more."""
+
+    def __init__(self, slot: "asyncio.Future[None]") -> None:
+        self.slot = slot
+        self.is_given_up = False
+        self.has_slot = False
+
+    def begin(self) -> None:
+        """Go on, with the slot that is there now."""
+        self.has_slot = True
+        if not self.slot.done():
+            self.slot.set_result(None)
+
+
 def _is_left_for_later(problem: BaseException) -> bool:
     """Return whether an activity has ended by `complete_later`, also in one of its tasks."""
     try:
@@ -347,8 +393,8 @@ def _is_the_engines(problem: BaseException, attempt: "_Attempt") -> bool:
     return isinstance(problem, asyncio.CancelledError | GeneratorExit) and attempt.is_given_up
 
 
-def _has_time_left(deadline: float | None) -> bool:
-    return deadline is None or asyncio.get_running_loop().time() < deadline
+def _has_time_left(deadline: float | None, after_s: float = 0.0) -> bool:
+    return deadline is None or asyncio.get_running_loop().time() + after_s < deadline
 
 
 def _deadline(work: Work, now: Instant) -> float | None:

@@ -5,7 +5,8 @@ It takes arguments of the activity, by their names, has the activity's context, 
 only: a node that stops gives the attempt back, as if it had not begun.
 
 What a verifier returns that is no verdict, what it raises, and a result that does not fit the activity count as
-indeterminate, with the reason.
+indeterminate, with the reason. One that raises or takes too long is asked again before that, as its policy says: an
+outside system that restarts is no question for an operator.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from msgspec import Raw, Struct
 
 from holdfast.core import reconciliation
 from holdfast.core.events import ErrorInfo, StepStarted
+from holdfast.core.timing import retry_delay_ms
 from holdfast.engine.activities.context import Work
 from holdfast.errors import HoldfastError
 from holdfast.program.outcomes import Redact, error_info
@@ -57,6 +59,8 @@ class Found(Struct, frozen=True):
 
     result: Raw | None = None
     error: ErrorInfo | None = None
+    failure: str = ""
+    """The code of the error by which the verifier itself failed: it may be asked again."""
 
 
 CALL = Found()
@@ -92,14 +96,23 @@ async def ask(work: Work, enter: Enter, in_thread: RunInThread, encode: Encode, 
         except TimeoutError:
             if limit.expired():
                 words = f"the verifier did not answer within {definition.verifier.timeout_ms} ms"
-                return Found(error=reconciliation.indeterminate(words))
+                return Found(error=reconciliation.indeterminate(words), failure=TimeoutError.__name__)
             raise
     except (asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as problem:  # whatever a verifier raises is for the operator
         raised = error_info(problem, redact=redact)
-        return Found(error=reconciliation.indeterminate(f"the verifier raised {raised.code}: {raised.message}"))
+        words = f"the verifier raised {raised.code}: {raised.message}"
+        return Found(error=reconciliation.indeterminate(words), failure=raised.code)
     return _follow(work, said, encode, redact)
+
+
+def delay_before_asking_again_ms(work: Work, found: Found, asked: int, fraction: float) -> int | None:
+    """Return how long to wait before a verifier that has failed so often is asked again; None if it is not."""
+    if not found.failure:
+        return None
+    assert work.definition.verifier is not None
+    return retry_delay_ms(work.definition.verifier.retry, asked, ErrorInfo(found.failure, "", retryable=True), fraction)
 
 
 def _follow(work: Work, said: Any, encode: Encode, redact: Redact) -> Found:
