@@ -82,7 +82,7 @@ async def measured(folder: Path, megabytes: int, results: int) -> Rows:
                 assert len(await run.result()) == MB
             done += len(runs)
             progress(f"artifacts: {done:,} runs, {resident_mb():.0f} MB")
-            if done % (AT_ONCE * max(1, results // AT_ONCE // 5)) == 0 or done == results:
+            if done % (AT_ONCE * max(1, results // AT_ONCE // 10)) == 0 or done == results:
                 rows[f"{done:,} results of 1 MB"] = {"resident MB": resident_mb()}
     return rows
 

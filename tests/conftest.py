@@ -12,6 +12,7 @@ import pytest
 
 from tests import kinds, open_transports
 from tests.postgres_server import Databases, Installation
+from tests.s3_server import S3Server
 from tests.server_folder import memory_folder
 from tools import contract
 
@@ -106,6 +107,15 @@ def empty_database(databases: Databases) -> Iterator[str]:
     """Return the address of an empty database in a PostgreSQL server."""
     with databases.database() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """Return an S3 server that the tests of this process share. Each makes buckets of its own."""
+    server = S3Server()
+    server.start()
+    yield server
+    server.kill()
 
 
 @pytest.fixture

@@ -16,10 +16,11 @@ BY_FIXTURE = {
     "postgres": "postgres",
     "browser": "browser",
     "forks": "process",
+    "s3_server": "process",
 }
 """A fixture counts for every test that asks for it, and for those that ask for a fixture which asks for it."""
 
-BY_PARAMETER = {"postgres": "postgres"}
+BY_PARAMETER = {"postgres": "postgres", "s3": "process"}
 """Fixtures with this parameter ask for the server only when they are made, so it is not among those of the test."""
 
 BY_FOLDER = {

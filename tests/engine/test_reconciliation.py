@@ -289,7 +289,7 @@ async def test_a_verifier_that_goes_on_failing_is_a_question_for_an_operator(var
         "non-retryable": KeyError("no such account"),
     }
     bank.behaviour, bank.says = bank.fail, answers[says]
-    policy = hf.Retry(max_attempts=3, initial_ms=1, non_retryable=(KeyError,))
+    policy = hf.Retry(max_attempts=3, initial_ms=1, non_retryable=("KeyError",))
     app, pay = bank.app(verify_timeout=0.05, verify_retry=policy)
     async with variant.node(app):
         await app.start(pay, "1")
@@ -325,31 +325,32 @@ async def test_a_verifier_that_comes_back_waits_for_a_slot(variant: EngineVarian
     async def take_the_slot() -> Any:
         if bank.looks == 1:
             raise ConnectionError("down")
+        order.append("asked again")
         return hf.Completed("found")
 
     bank.says = take_the_slot
-    may_end = asyncio.Event()
+    order: list[str] = []
     app, pay = bank.app(verify_retry=hf.Retry(max_attempts=2, initial_ms=50, jitter=0.0))
 
     @app.activity
-    async def other() -> None:
-        await may_end.wait()
+    async def other() -> int:
+        await asyncio.sleep(0.15)  # longer than the pause
+        order.append("other")
+        return 1
 
     @app.workflow
-    async def beside() -> None:
-        await other()
+    async def beside() -> int:
+        return await other()
 
     async with variant.node(app, activities_at_once=1):
         run = await app.start(pay, "1")
         while not bank.looks:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         busy = await app.start(beside)
-        await asyncio.sleep(0.15)
-        assert bank.looks == 1
-        may_end.set()
         assert await run.result() == "found"
-        await busy.result()
-        assert await (await app.start(beside)).result() is None  # the slot is there again
+        assert await busy.result() == 1
+        assert await (await app.start(beside)).result() == 1  # the slot is there again
+    assert order == ["other", "asked again", "other"]
 
 
 @pytest.mark.contract("ACT-4", "ACT-1")

@@ -35,14 +35,18 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.object_artifacts import PART_BYTES, ObjectArtifacts
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import new_run
+from tests.s3_server import S3Server
 
 MIB = 1024 * 1024
 PLACE = "0a1b"
 
 
-@pytest.fixture(params=["folder", "bucket", "local"])
+@pytest.fixture(params=["folder", "bucket", "local", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ArtifactStore:
     """Return an empty artifact store."""
+    if request.param == "s3":
+        server: S3Server = request.getfixturevalue("s3_server")
+        return ObjectArtifacts(server.store(server.make_bucket()))
     if request.param == "folder":
         return FolderArtifacts(tmp_path / "artifacts")
     return ObjectArtifacts(Bucket() if request.param == "bucket" else LocalStore(tmp_path))

@@ -247,7 +247,7 @@ class ActivityDefinition:
         idempotency_key: Callable[..., str] | None = None,
         verify: Callable[..., Any] | None = None,
         verify_timeout_ms: int | None = None,
-        verify_retry: Retry | None = None,
+        verify_retry: Any = None,
         values: Values = PLAIN,
     ) -> None:
         self.function = function

@@ -12,7 +12,7 @@ from holdfast.store.artifacts import CHUNK_BYTES, StoredObject, check_key, cut, 
 
 try:
     import obstore
-    from obstore.exceptions import BaseError, NotFoundError
+    from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
     from obstore.store import from_url
 except ImportError as absent:
     raise InvalidInput(
@@ -21,6 +21,9 @@ except ImportError as absent:
 
 PART_BYTES = 8 * 1024 * 1024
 """How large the parts of an upload are."""
+
+PARTS_AT_ONCE = 2
+"""How many parts of an upload are under way at once: so much of an artifact is in memory."""
 
 
 class ObjectArtifacts:
@@ -48,13 +51,15 @@ class ObjectArtifacts:
             else:  # it is small
                 await obstore.put_async(self._store, check_key(key), bytes(first))
                 return
-            writer = obstore.open_writer_async(self._store, check_key(key), buffer_size=PART_BYTES)
+            writer = obstore.open_writer_async(
+                self._store, check_key(key), buffer_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
+            )
             await writer.write(bytes(first))
             first.clear()
             async for chunk in chunks:  # after an error it is not closed, and so never completed
                 await writer.write(chunk)
             await writer.close()
-        except BaseError as problem:
+        except (BaseError, FileNotFoundError) as problem:
             raise _unavailable(problem) from problem
 
     async def read(self, key: str) -> AsyncIterator[bytes]:
@@ -64,8 +69,8 @@ class ObjectArtifacts:
             async for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
                 for part in cut(chunk):
                     yield part
-        except (NotFoundError, FileNotFoundError):
-            raise missing(key) from None
+        except (NotFoundError, FileNotFoundError) as problem:
+            raise _unavailable(problem) if _is_bucket_missing(problem) else missing(key) from problem
         except BaseError as problem:
             raise _unavailable(problem) from problem
 
@@ -73,7 +78,9 @@ class ObjectArtifacts:
         """Return the size and the time of the object."""
         try:
             return _object(await obstore.head_async(self._store, check_key(key)))
-        except (NotFoundError, FileNotFoundError):
+        except (NotFoundError, FileNotFoundError) as problem:  # to HEAD a bucket that is missing answers alike
+            if _is_bucket_missing(problem):
+                raise _unavailable(problem) from problem
             return None
         except BaseError as problem:
             raise _unavailable(problem) from problem
@@ -82,8 +89,9 @@ class ObjectArtifacts:
         """Delete the object."""
         try:
             await obstore.delete_async(self._store, check_key(key))
-        except (NotFoundError, FileNotFoundError):
-            return
+        except (NotFoundError, FileNotFoundError) as problem:
+            if _is_bucket_missing(problem):
+                raise _unavailable(problem) from problem
         except BaseError as problem:
             raise _unavailable(problem) from problem
 
@@ -93,7 +101,7 @@ class ObjectArtifacts:
             async for page in obstore.list(self._store, prefix or None):
                 for meta in page:
                     yield _object(meta)
-        except BaseError as problem:
+        except (BaseError, FileNotFoundError) as problem:
             raise _unavailable(problem) from problem
 
 
@@ -101,5 +109,17 @@ def _object(meta: Any) -> StoredObject:
     return StoredObject(meta["path"], meta["size"], round(meta["last_modified"].timestamp() * 1_000_000))
 
 
+def _is_bucket_missing(problem: Exception) -> bool:
+    return "NoSuchBucket" in str(problem)
+
+
 def _unavailable(problem: Exception) -> EngineError:
-    return StoreUnavailable(f"the bucket of artifacts: {type(problem).__name__}")
+    """Return the error of a bucket that did not answer as it should. The text of the other side is not repeated."""
+    is_refused = isinstance(problem, PermissionDeniedError | UnauthenticatedError)
+    if is_refused or any(status in str(problem) for status in ("401 Unauthorized", "403 Forbidden")):
+        words = "it refuses the credentials of this process, or does not permit this to them"
+    elif isinstance(problem, NotFoundError | FileNotFoundError) or _is_bucket_missing(problem):
+        words = "there is no such bucket"
+    else:
+        words = type(problem).__name__
+    return StoreUnavailable(f"the bucket of artifacts: {words}")
