@@ -24,6 +24,7 @@
     ├── RunError                    one run is at fault; every other run goes on
     │   ├── HistoryGap              events are missing between two that were read
     │   ├── CorruptHistory          an event that cannot follow the ones before it
+    │   ├── HistoryTooNew           an event was written by a newer version of Holdfast, and has another meaning there
     │   ├── ActivityFailed          a step's activity failed for good; raised inside the workflow
     │   ├── ChildFailed             a child run failed or was cancelled; raised inside the parent
     │   ├── SignalHandlerFailed     the handler of a wait raised; raised inside the workflow
@@ -173,6 +174,10 @@ class HistoryGap(RunError):
 
 class CorruptHistory(RunError):
     """An event that cannot follow the ones before it."""
+
+
+class HistoryTooNew(RunError):
+    """An event was written by a newer version of Holdfast, and has another meaning there."""
 
 
 class _Recorded(RunError):

@@ -294,6 +294,16 @@ def a_rotation_forgets_an_update() -> View:
     return run.view()
 
 
+@breaks("rotations_keep_steps")
+def a_rotation_carries_a_step_with_another_deadline() -> View:
+    run = Driver().start()
+    run.ask(wait("w", "go", START + 60 * SECOND), commands.ContinueAsNew(steps=("w",)))
+    rotated = run.events[-1].data
+    assert isinstance(rotated, e.ContinuedAsNew)
+    other = Raw(bytes(rotated.carried).replace(str(START + 60 * SECOND).encode(), str(START + 90 * SECOND).encode()))
+    return with_event(run.view(), len(run.events) - 1, data=replace(rotated, carried=other))
+
+
 @breaks("waits_have_one_open_task")
 def a_wait_has_two_open_tasks() -> View:
     view = busy().view()

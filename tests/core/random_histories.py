@@ -150,6 +150,15 @@ def _update(run: Driver, number: int) -> None:
     run.tell(Update(id=identity, update_id=identity, name="set", input=Raw(b"1")))
 
 
+def _rotation_with_steps(run: Driver, number: int) -> commands.ContinueAsNew:
+    """Return a rotation that carries most of the open and failed steps over."""
+    state = run.state
+    steps = [*state.open_steps, *state.failed_steps]
+    kept = tuple(step for place, step in enumerate(steps) if number % 3 == 0 or place % 7 != number % 7)
+    updates = tuple(step.step_id for step in _steps(run, "update") if step.step_id not in kept)
+    return commands.ContinueAsNew(input=Raw(b"9"), updates=updates, steps=kept)
+
+
 def _operate(run: Driver, step: OpenStep, number: int) -> None:
     run.tell(_operation(run, step, number))
 
@@ -204,6 +213,7 @@ ACTS: dict[str, Act] = {
     "child": _ask(lambda run, n: child(_fresh(run, "child"), f"child-{n}-{run.state.version}")),
     "marker": _ask(lambda run, n: commands.RecordMarker(step_id=_fresh(run, "marker"), name="seed", value=Raw(b"7"))),
     "give up": _on("activity", lambda run, s, n: run.state.status is RUNNING and run.ask(_cancel(s))),
+    "carry": _ask(_rotation_with_steps),
     "rotate": _ask(lambda run, n: commands.ContinueAsNew(input=Raw(b"9"))),
     "complete": _on("activity", lambda run, s, n: run.tell(done(s.step_id, s.logical_attempt_id))),
     "complete with artifacts": _on("activity", _artifact),

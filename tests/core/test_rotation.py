@@ -1,16 +1,37 @@
 """Rotations: a fold that begins at the last one gives the state of the whole history."""
 
+import json
+
 import pytest
 from hypothesis import given
 from msgspec import Raw
+from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.messages import Update
-from holdfast.core.state import CARRIED, RunState, state_of
-from holdfast.errors import CorruptHistory
-from tests.core.driver import Driver, activity, done, failed, timer, wait
+from holdfast.core.effects import is_of_engine
+from holdfast.core.event_writer import Refusal
+from holdfast.core.invariants import check
+from holdfast.core.messages import ActivityErrored, ActivitySucceeded, NodeLost, Update
+from holdfast.core.reconciliation import indeterminate
+from holdfast.core.snapshot import StepStatus, project_run
+from holdfast.core.state import CARRIED, RunState, carried, state_of
+from holdfast.core.timing import Retry
+from holdfast.errors import CorruptHistory, HistoryTooNew
+from tests.core.driver import (
+    SECOND,
+    Driver,
+    activity,
+    answered,
+    child,
+    done,
+    failed,
+    outcome,
+    task,
+    timer,
+    wait,
+)
 from tests.core.event_bodies import ERROR
 from tests.core.random_histories import Plan, carry_out, plans
 
@@ -101,6 +122,133 @@ def test_steps_after_a_rotation_are_open_in_both_folds() -> None:
     since = state_of("run-1", since_rotation(run))
     assert list(since.open_steps) == ["1/b"]
     assert since == run.state
+
+
+def carrying_run() -> Driver:
+    """Return a run with an open step of every kind, in the middle of its life, and a failed one."""
+    run = Driver().start()
+    run.ask(
+        activity("local"),
+        replace(activity("far"), queue="elsewhere"),
+        replace(activity("keyed"), idempotency_key="k-1"),
+        activity("broken"),
+        timer("sleep", run.now + 60 * SECOND),
+        wait("first", "go", run.now + 90 * SECOND),
+        wait("second", "go"),
+        task("approve"),
+        child("ship", "child-1"),
+    )
+    run.tell(failed("local", retry=Retry(max_attempts=3, jitter=0.0)))
+    run.tell(NodeLost("keyed"))
+    run.tell(ActivityErrored("keyed", 1, 2, indeterminate("the bank is closed"), Retry()))
+    run.append(e.TaskAssigned("claim", "ann", "ann"), "approve")
+    run.tell(failed("broken"))
+    return run
+
+
+def carry(run: Driver, *steps: str) -> None:
+    """Rotate the history, and carry these steps over; by default all, as a program knows them."""
+    own = [step for step in run.state.open_steps if not is_of_engine(step)]
+    run.ask(c.ContinueAsNew(input=Raw(b"[2]"), steps=steps or (*own, *run.state.failed_steps)))
+
+
+@pytest.mark.contract("CAN-1", "EVT-5")
+def test_steps_that_are_carried_over_are_as_they_were() -> None:
+    run = carrying_run()
+    before, inbox, rows = run.state, dict(run.inbox), (dict(run.waits), dict(run.tasks), dict(run.records))
+    carry(run)
+    assert run.state.open_steps == before.open_steps
+    assert list(run.state.open_steps) == list(before.open_steps)
+    assert (run.state.waits, run.state.local_activities) == (before.waits, before.local_activities)
+    assert run.state.failed_steps == before.failed_steps
+    assert (run.inbox, (run.waits, run.tasks, run.records)) == (inbox, rows)
+    assert state_of("run-1", since_rotation(run)) == state_of("run-1", run.events) == run.state
+    assert [violation.problem for violation in check(run.view())] == []
+
+
+@pytest.mark.contract("CAN-1", "SIG-8", "TMR-1", "ACT-1", "TSK-2")
+def test_what_was_scheduled_before_a_rotation_ends_the_carried_steps_after_it() -> None:
+    run = carrying_run()
+    carry(run)
+    run.tell(run.sent("go", 1))
+    assert "first" not in run.state.open_steps
+    carry(run)
+    run.now += 61 * SECOND
+    run.tell(run.message("sleep"))
+    run.tell(outcome(run, "far", 1, result=7))
+    run.tell(answered(run, "ship", "SubWorkflowCompleted", {"result": 7}))
+    run.tell(answered(run, "approve", "TaskCompleted", {"actor": "ann", "answer": 1}))
+    run.tell(run.message("local"))
+    run.tell(ActivitySucceeded("local", 1, Raw(b"1")))
+    run.control("RETRY_STEP", "keyed")
+    assert list(run.state.open_steps) == ["keyed", "second"]
+    assert run.types[run.state.replay_from :].count("StepCompleted") == 2
+    assert state_of("run-1", since_rotation(run)) == state_of("run-1", run.events) == run.state
+    assert [violation.problem for violation in check(run.view())] == []
+
+
+@pytest.mark.contract("CAN-1")
+def test_a_step_that_is_left_out_is_given_up() -> None:
+    run = carrying_run()
+    carry(run, "second", "ship")
+    assert list(run.state.open_steps) == ["second", "ship"]
+    assert (run.state.waits, run.state.local_activities, run.state.failed_steps) == ({"go": ("second",)}, 0, {})
+    assert list(run.waits) == ["second"]
+    assert {row.status for row in run.tasks.values()} == {"CANCELLED"}
+    [snapshot] = [step for step in project_run("run-1", run.events).steps if step.step_id == "second"]
+    assert snapshot.status is StepStatus.RUNNING
+    assert [violation.problem for violation in check(run.view())] == []
+
+
+@pytest.mark.contract("CAN-1")
+def test_a_step_that_is_opened_and_carried_over_in_one_turn_is_dispatched() -> None:
+    run = Driver().start()
+    decision = run.ask(activity("a"), activity("b"), wait("w"), c.ContinueAsNew(steps=("a", "w")))
+    assert decision.dispatch == ("a",)
+    assert list(run.state.open_steps) == ["a", "w"]
+    assert list(run.waits) == ["w"]
+    assert state_of("run-1", since_rotation(run)) == run.state
+
+
+@pytest.mark.contract("CAN-1")
+def test_a_step_that_is_not_there_cannot_be_carried_over() -> None:
+    run = Driver().start()
+    run.ask(activity("a"))
+    run.tell(done("a"))
+    refused = run.try_ask(c.ContinueAsNew(steps=("a",)))
+    assert isinstance(refused, Refusal)
+    assert refused.error.details == {"step_id": "a"}
+
+
+@pytest.mark.contract("FMT-1", "CAN-1")
+def test_only_a_rotation_with_steps_has_a_schema_that_older_versions_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = carrying_run()
+    run.ask(c.ContinueAsNew())
+    plain = run.events[-1]
+    assert plain.schema_version == 1
+    run.ask(wait("w"))
+    carry(run)
+    rotated = run.events[-1]
+    assert rotated.schema_version == 2
+    assert codec.decode_body("ContinuedAsNew", 1, codec.encode_body(plain.data)) == plain.data
+    monkeypatch.delitem(codec.SCHEMA_VERSIONS, "ContinuedAsNew")  # as the version before knew it
+    unread = codec.decode_body("ContinuedAsNew", 2, codec.encode_body(rotated.data))
+    old = [*run.events[:-1], replace(rotated, data=unread)]
+    for history in (old, old[-1:]):
+        with pytest.raises(HistoryTooNew, match="upgrade"):
+            state_of("run-1", history)
+
+
+@pytest.mark.contract("MSG-3")
+@pytest.mark.parametrize("step", [{"step_id": "a"}, {"kind": "wonder"}, {"body": {"name": 1}}])
+def test_carried_steps_that_cannot_be_read_are_a_corrupt_history(step: dict[str, object]) -> None:
+    run = Driver().start()
+    run.ask(activity("a"))
+    known = carried(run.state, (), ("a",))
+    plain = json.loads(bytes(codec.encode(known)))
+    plain["steps"] = [plain["steps"][0] | step] if len(step) > 1 or "step_id" not in step else [step]
+    with pytest.raises(CorruptHistory, match="ContinuedAsNew|StepStarted"):
+        run.append(e.ContinuedAsNew(Raw(b"2"), codec.encode(plain)))
 
 
 @pytest.mark.contract("FMT-1")

@@ -71,7 +71,7 @@ def expected(run_id: str, events: list[Event]) -> dict[str, Any]:
 
 def make_runs() -> list[Driver]:
     """Return a handful of runs that have, between them, an event of every type."""
-    return [smooth(), troubled(), sociable(), awkward(), doubtful(), complete_bodies()]
+    return [smooth(), troubled(), sociable(), awkward(), doubtful(), carrying(), complete_bodies()]
 
 
 def smooth() -> Driver:
@@ -155,6 +155,30 @@ def doubtful() -> Driver:
     run.tell(NodeLost("refund"))
     run.tell(ActivityErrored("refund", 1, 2, without_result("refunded"), Retry()))
     run.ask(commands.CompleteRun(result=Raw(b"1")))
+    return run
+
+
+def carrying() -> Driver:
+    """Return a run that carries open and failed steps over two rotations."""
+    run = Driver("carrying").start()
+    run.ask(
+        replace(activity("keyed"), idempotency_key="order-1"),
+        activity("broken"),
+        timer("sleep", run.now + SECOND),
+        wait("approval", "approve", run.now + 60 * SECOND),
+        task("ask"),
+        child("ship", "child-3"),
+    )
+    run.tell(NodeLost("keyed"))
+    run.tell(ActivityErrored("keyed", 1, 2, indeterminate("the bank is closed"), Retry()))
+    run.tell(failed("broken"))
+    steps = ("keyed", "broken", "sleep", "approval", "ask", "ship")
+    run.ask(commands.ContinueAsNew(input=Raw(b'{"round":2}'), steps=steps))
+    run.now += SECOND
+    run.tell(run.message("sleep"))
+    run.tell(answered(run, "ship", "SubWorkflowCompleted", {"result": 7}))
+    run.ask(commands.ContinueAsNew(input=Raw(b'{"round":3}'), steps=("keyed", "approval", "ask")))
+    run.tell(run.sent("approve", {"approved": True}, signal_id="click-1"))
     return run
 
 

@@ -10,13 +10,19 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
+from holdfast.core import codec
+from holdfast.core.commands import ContinueAsNew
+from holdfast.core.events import ErrorInfo
+from holdfast.core.messages import ActivityErrored
+from holdfast.core.state import state_of
+from holdfast.core.timing import NO_RETRY
 from holdfast.limits import Limits
 from holdfast.store.encryption import Encryption
 from holdfast.store.memory import MemoryStore
 from holdfast.store.payloads import SealingStore
 from holdfast.store.port import MailboxQuery, RunQuery, Store, TaskQuery
 from holdfast.testing import VirtualClock
-from holdfast.testing.samples import SampleNode, fail, task
+from holdfast.testing.samples import SampleNode, activity, fail, task
 from holdfast.testing.store_suite import StoreSuite
 
 KEYS = {"k1": b"1" * 32}
@@ -59,3 +65,23 @@ class TestEncryptedStore(StoreSuite):
         assert len(await store.find(TaskQuery(most_bytes=2_600))) == 2
         assert [task.payload for task in await store.find(TaskQuery(most_bytes=10**6))] == [large] * 5
         assert await store.find(MailboxQuery(run_id="run-1", most_bytes=1)) == []
+
+
+@pytest.mark.contract("SEC-2", "CAN-1")
+async def test_the_values_of_steps_that_a_rotation_carries_over_are_encrypted_and_the_steps_are_not() -> None:
+    inner = MemoryStore(VirtualClock())
+    await inner.migrate()
+    store = SealingStore(inner, [Encryption(KEYS)])
+    node = SampleNode(store)
+    await node.start(
+        "run-1", replace(task("ask"), payload=Raw(b'"hush"')), replace(activity("charge"), input=Raw(b'["hush"]'))
+    )
+    await node.step("run-1", inputs=[ActivityErrored("charge", 1, 1, ErrorInfo("Broken", "hush"), NO_RETRY)])
+    await node.step("run-1", ContinueAsNew(input=Raw(b"1"), steps=("ask", "charge")))
+    stored = await inner.read_events("run-1")
+    assert b"hush" not in b"".join(codec.encode_body(event.data).encode() for event in stored)
+    state = state_of("run-1", stored[-1:])
+    assert (list(state.open_steps), list(state.failed_steps)) == (["ask"], ["charge"])
+    opened = await store.read_events("run-1")
+    assert state_of("run-1", opened[-1:]) == state_of("run-1", opened)
+    assert state_of("run-1", opened).failed_steps["charge"].error.message == "hush"

@@ -125,13 +125,21 @@ class PauseRun(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ContinueAsNew(Struct, frozen=True, kw_only=True, gc=False):
-    """Rotate the history: begin again with this input. Step ids stay unique in the whole run: none is used again."""
+    """Rotate the history: begin again with this input. Step ids stay unique in the whole run: none is used again.
+
+    Without `steps`, as code rotates, every step that is open is given up. With them these go on as they are, whether
+    open or failed: with their attempts, tokens, deadlines, jobs, tasks and children. Those that are left out are given
+    up. A program that carries steps can issue this at any time, and again with later steps: until `ContinuedAsNew` is
+    recorded it gets outcomes as before, and the last one counts.
+    """
 
     RECORDED_AS = e.ContinuedAsNew
 
     input: Raw = NULL
     updates: tuple[str, ...] = ()
     """The steps of updates that were accepted before the rotation and are answered after it."""
+    steps: tuple[str, ...] | None = None
+    """The open and failed steps that go on."""
 
 
 class CompleteRun(Struct, frozen=True, kw_only=True, gc=False):
@@ -179,6 +187,14 @@ OF_THE_RUN = "\0run"
 """The key of a command that concerns no step. No step has it, because names hold no control characters."""
 
 _PREFIXES: dict[type, str] = {CancelStep: "\0cancel ", CompleteUpdate: "\0answer ", RecordMarker: "\0marker "}
+
+
+def with_one_rotation(commands: list[Command]) -> list[Command]:
+    """Return commands that a program has issued for several outcomes, of which the last rotation counts, at the end."""
+    rotations = [command for command in commands if type(command) is ContinueAsNew and command.steps is not None]
+    if not rotations:
+        return commands
+    return [*(command for command in commands if type(command) is not ContinueAsNew), rotations[-1]]
 
 
 def command_key(kind: type, step_id: str | None) -> str:

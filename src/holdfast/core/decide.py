@@ -537,8 +537,18 @@ def _pause_run(state: RunState, command: c.PauseRun, writer: EventWriter) -> Non
 
 def _continue_as_new(state: RunState, command: c.ContinueAsNew, writer: EventWriter) -> None:
     so_far = fold(state, writer.events)  # with the events of this decision so far
-    writer.write(e.ContinuedAsNew(command.input, codec.encode(carried(so_far, command.updates))))
-    writer.dispatch.clear()
+    lost = [each for each in command.steps or () if each not in so_far.open_steps and each not in so_far.failed_steps]
+    if lost:
+        problem = f"run {state.run_id}: step {lost[0]!r} is neither open nor failed, and cannot be carried over"
+        raise Conflict(problem, step_id=lost[0])
+    known = carried(so_far, command.updates, command.steps)
+    rotated = writer.write(e.ContinuedAsNew(command.input, codec.encode(known)))
+    if command.steps is None:
+        writer.events[-1] = replace(rotated, schema_version=1)  # which every version can read
+        writer.dispatch.clear()
+    else:
+        kept = frozenset(command.steps)
+        writer.dispatch[:] = [step_id for step_id in writer.dispatch if step_id in kept]
 
 
 def _end(make: Callable[[Any], Body]) -> Callable[[RunState, Any, EventWriter], None]:

@@ -30,6 +30,7 @@ from holdfast.core.state import (
     TaskProgress,
     apply_to_task,
     fold_onto,
+    kept_open,
     own_copy,
 )
 
@@ -167,8 +168,10 @@ def index_changes(before: RunState, after: RunState, events: Iterable[Event]) ->
         if type(event.data) not in CONCERN_INDEX:
             continue
         if type(event.data) in e.CLOSING_ALL:
-            ended = {step_id: by for step_id, by in touched.items() if type(by.data) not in _CHANGES_ROW}
-            touched = dict.fromkeys([*before.open_steps, *touched], event) | ended
+            kept = kept_open(event.data) if isinstance(event.data, e.ContinuedAsNew) else ()
+            ended = {step: by for step, by in touched.items() if step in kept or type(by.data) not in _CHANGES_ROW}
+            closed_now = dict.fromkeys([*before.open_steps, *touched], event)
+            touched = {step: by for step, by in closed_now.items() if step not in kept} | ended
         elif event.step_id is not None:
             touched[event.step_id] = event
             if type(event.data) in _CHANGES_ROW:
@@ -206,6 +209,8 @@ def record_changes(before: RunState, events: Iterable[Event]) -> tuple[ActivityR
         touched = list(state.open_steps.values()) if closes_all else [state.open_steps.get(event.step_id or "")]
         fold_onto(state, (event,))
         for was in touched:
+            if closes_all and was is not None and was.step_id in state.open_steps:  # a rotation carries it over
+                continue
             step = state.open_steps.get(event.step_id or "") if was is None else was
             if step is not None and step.key is not None:
                 known = _known_of(step, event)

@@ -24,7 +24,18 @@ from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.keys import event_id, event_key, signal_storage_key
 from holdfast.core.messages import OUTCOME_SIGNAL, AcceptedSignalResult, Message, Signal, with_arrival_times
-from holdfast.core.state import PAUSED, TERMINAL, OpenStep, RunState, RunStatus, carried_updates, state_of
+from holdfast.core.state import (
+    PAUSED,
+    TERMINAL,
+    OpenStep,
+    RunState,
+    RunStatus,
+    carried_by,
+    fold_onto,
+    kept_open,
+    own_copy,
+    state_of,
+)
 from holdfast.core.tasks import next_instants
 from holdfast.errors import RunError
 
@@ -328,10 +339,31 @@ def rotations_keep_updates(view: RunView) -> list[str]:
         elif isinstance(body, e.UpdateCompleted):
             unanswered.pop(step_id, None)
         elif isinstance(body, e.ContinuedAsNew):
-            kept = {update.step_id for update in carried_updates(body)}
+            kept = kept_open(body)
             lost = [each for each in unanswered if each not in kept]
             found += [f"event {event.run_seq} rotates the history and forgets the update {each!r}" for each in lost]
             unanswered = dict.fromkeys(each for each in unanswered if each in kept)
+    return found
+
+
+@_invariant(RunView, "CAN-1", "The steps that a rotation carries over are as they were before it.")
+def rotations_keep_steps(view: RunView) -> list[str]:
+    """Find carried steps, open or failed, that were not so before the rotation."""
+    found: list[str] = []
+    state = RunState(run_id=view.run_id)
+    for event in view.events if _fold(view) is not None else ():
+        is_rotation = isinstance(event.data, e.ContinuedAsNew) and carried_by(event.data).steps is not None
+        before = own_copy(state) if is_rotation else state
+        fold_onto(state, (event,))
+        if not is_rotation:
+            continue
+        was: dict[str, object] = {**before.open_steps, **before.failed_steps}
+        now: dict[str, object] = {**state.open_steps, **state.failed_steps}
+        found += [
+            f"event {event.run_seq} rotates the history and changes the step {step_id!r}"
+            for step_id, step in now.items()
+            if was.get(step_id) != step
+        ]
     return found
 
 

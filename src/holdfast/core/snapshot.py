@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from holdfast.core import events as e
 from holdfast.core.events import ArtifactRef, ErrorInfo, Event
 from holdfast.core.instants import Instant
-from holdfast.core.state import RUNNING, TERMINAL, TRANSITIONS, RunStatus, carried_updates
+from holdfast.core.state import RUNNING, TERMINAL, TRANSITIONS, RunStatus, kept_open
 from holdfast.errors import HistoryGap
 from holdfast.limits import PROJECTOR_LAG_MS
 
@@ -125,7 +125,7 @@ def _project(snapshot: RunSnapshot, event: Event, steps: dict[str, StepSnapshot]
         snapshot = replace(snapshot, is_cancelling=True, substatus=substatus)
     elif kind is e.ContinuedAsNew:
         assert isinstance(body, e.ContinuedAsNew)
-        _give_up_open(event, steps, but={update.step_id for update in carried_updates(body)})
+        _give_up_open(event, steps, but=kept_open(body))
     status = TRANSITIONS[snapshot.status].get(kind)
     if status is None:
         return snapshot

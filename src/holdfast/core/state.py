@@ -26,7 +26,7 @@ from msgspec.json import decode
 from msgspec.structs import force_setattr, replace
 
 from holdfast.core import events as e
-from holdfast.core.codec import digest
+from holdfast.core.codec import SCHEMA_VERSIONS, decode_body, digest, encode_body
 from holdfast.core.effects import (
     ClosedEffect,
     Effect,
@@ -37,7 +37,7 @@ from holdfast.core.effects import (
 )
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
-from holdfast.errors import CorruptHistory, HistoryGap
+from holdfast.errors import CorruptHistory, HistoryGap, HistoryTooNew
 from holdfast.limits import CLOSED_EFFECTS
 
 
@@ -265,12 +265,55 @@ class CarriedUpdate(Struct, frozen=True, gc=False):
     was_refused: bool | None = None
 
 
-class _Carried(Struct, frozen=True):
+class CarriedStep(Struct, frozen=True, omit_defaults=True, gc=False):
+    """A step that a rotation carries over: an `OpenStep`, with its body as it was recorded, in its schema version."""
+
+    step_id: str
+    kind: str
+    body: Raw
+    opened_event_id: str
+    opened_at: Instant
+    logical_attempt_id: int = 1
+    engine_attempt_id: int = 1
+    token: str | None = None
+    due_at: Instant | None = None
+    first_engine_attempt_id: int = 1
+    is_detached: bool = False
+    task: TaskProgress | None = None
+    error: ErrorInfo | None = None
+    is_unbegun: bool = False
+    effect: Effect | None = None
+    schema_version: int = 1
+
+
+class CarriedFailure(Struct, frozen=True, omit_defaults=True, gc=False):
+    """A failed step that a rotation carries over, so that operators can still settle it."""
+
+    started: CarriedStep
+    error: ErrorInfo
+    delivered_by: int | None = 0
+
+
+class Carried(Struct, frozen=True, omit_defaults=True):
+    """What a rotation carries over beside the fields of a state. `steps` is None if it gives up all that is open."""
+
     updates: tuple[CarriedUpdate, ...] = ()
+    steps: tuple[CarriedStep, ...] | None = None
+    failed: tuple[CarriedFailure, ...] = ()
+    closed_effects: tuple[ClosedEffect, ...] = ()
 
 
-def carried(state: RunState, update_ids: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what a rotation carries over: the fields that still hold, and these updates, which have no answer yet."""
+_BESIDE_FIELDS = Carried.__struct_fields__
+_NOTHING_CARRIED = Carried()
+OPENED_BY: dict[str, type[e.Body]] = {kind: body for body, kind in e.OPENING.items()}
+"""The body of the event that opens a step of a kind."""
+
+
+def carried(state: RunState, update_ids: Sequence[str] = (), step_ids: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return what a rotation carries over: the fields that still hold, these updates, and these steps.
+
+    The updates have no answer yet. With an unresolved step goes the task in which an operator is asked about it.
+    """
     updates = [
         CarriedUpdate(
             step.step_id, step.name, step.opened_event_id, step.opened_at, step.body.input, step.body.was_refused
@@ -279,38 +322,79 @@ def carried(state: RunState, update_ids: Sequence[str] = ()) -> dict[str, Any]:
         if step is not None and isinstance(step.body, e.UpdateAccepted)
     ]
     fields: dict[str, Any] = {field: getattr(state, field) for field in CARRIED}
-    return {**fields, "updates": updates} if updates else fields
+    if updates:
+        fields["updates"] = updates
+    if step_ids is not None:
+        kept = set(step_ids)
+        kept |= {step.effect.task for step in map(state.open_steps.get, step_ids) if step is not None and step.effect}
+        fields["steps"] = [_to_carried(step) for step in state.open_steps.values() if step.step_id in kept]
+        fields["failed"] = [
+            CarriedFailure(_to_carried(failed.started), failed.error, failed.delivered_by)
+            for step_id, failed in state.failed_steps.items()
+            if step_id in kept
+        ]
+        fields["closed_effects"] = state.closed_effects
+    return fields
+
+
+_OF_STEP = tuple(field for field in OpenStep.__struct_fields__ if field != "body")
+
+
+def _to_carried(step: OpenStep) -> CarriedStep:
+    schema_version = SCHEMA_VERSIONS.get(type(step.body).__name__, 1)
+    fields = {field: getattr(step, field) for field in _OF_STEP}
+    return CarriedStep(body=Raw(encode_body(step.body).encode()), schema_version=schema_version, **fields)
+
+
+def _from_carried(step: CarriedStep) -> OpenStep:
+    opening = OPENED_BY.get(step.kind)
+    if opening is None:
+        raise CorruptHistory(f"ContinuedAsNew carries step {step.step_id!r} of an unknown kind, {step.kind!r}")
+    body = decode_body(opening.__name__, step.schema_version, bytes(step.body))
+    return OpenStep(body=body, **{field: getattr(step, field) for field in _OF_STEP})
+
+
+def carried_by(rotation: e.ContinuedAsNew) -> Carried:
+    """Return the updates and steps that a rotation carries over."""
+    text = bytes(rotation.carried)
+    if b'"updates"' not in text and b'"steps"' not in text:  # the usual rotation, without the detour
+        return _NOTHING_CARRIED
+    try:
+        return decode(rotation.carried, type=Carried)
+    except MsgspecError as problem:
+        raise CorruptHistory(f"ContinuedAsNew carries what cannot be read: {problem}") from problem
 
 
 def carried_updates(rotation: e.ContinuedAsNew) -> tuple[CarriedUpdate, ...]:
     """Return the updates that a rotation carries over."""
-    if b'"updates"' not in bytes(rotation.carried):  # the usual rotation, without the detour
-        return ()
-    try:
-        return decode(rotation.carried, type=_Carried).updates
-    except MsgspecError as problem:
-        raise CorruptHistory(f"ContinuedAsNew carries updates that cannot be read: {problem}") from problem
+    return carried_by(rotation).updates
 
 
-def _open_updates(rotation: e.ContinuedAsNew) -> dict[str, OpenStep]:
-    return {
-        each.step_id: OpenStep(
-            each.step_id,
-            "update",
-            e.UpdateAccepted(each.name, each.input, each.was_refused),
-            each.event_id,
-            each.opened_at,
-        )
-        for each in carried_updates(rotation)
-    }
+def carried_steps(rotation: e.ContinuedAsNew) -> dict[str, OpenStep]:
+    """Return the steps that are open before a rotation and after it, in the order in which they were opened."""
+    return {step.step_id: _from_carried(step) for step in carried_by(rotation).steps or ()}
+
+
+def kept_open(rotation: e.ContinuedAsNew) -> frozenset[str]:
+    """Return the ids of the steps, with those of updates, that a rotation does not close."""
+    known = carried_by(rotation)
+    return frozenset((*(update.step_id for update in known.updates), *(step.step_id for step in known.steps or ())))
+
+
+def _open_update(update: CarriedUpdate) -> OpenStep:
+    body = e.UpdateAccepted(update.name, update.input, update.was_refused)
+    return OpenStep(update.step_id, "update", body, update.event_id, update.opened_at)
 
 
 def _state_before(run_id: str, first: Event) -> RunState:
+    if isinstance(first.data, e.UnknownBody):  # a rotation that only newer versions can read: the fold refuses it
+        return RunState(run_id=run_id, version=first.run_seq - 1, status=RUNNING)
     if isinstance(first.data, e.ContinuedAsNew) and first.run_seq > 1:
         fields = {"run_id": run_id, "version": first.run_seq - 1, "status": RUNNING}
         try:
             known = decode(first.data.carried)
-            known.pop("updates", None)  # opened by the event itself
+            for beside in _BESIDE_FIELDS:  # the event itself opens them
+                known.pop(beside, None)
             return convert({**fields, **known}, RunState)
         except (TypeError, AttributeError, MsgspecError) as problem:
             problem_text = f"ContinuedAsNew carries nothing that a fold could begin with: {problem}"
@@ -334,6 +418,13 @@ def _apply(draft: RunState, event: Event) -> None:
         )
     kind = type(event.data)
     if kind is e.UnknownBody:
+        if event.event_type in e.BODIES:
+            raise HistoryTooNew(
+                f"run {draft.run_id}: event {version} is a {event.event_type} of schema {event.schema_version}, "
+                "which this version of Holdfast cannot read: upgrade it",
+                run_id=draft.run_id,
+                run_seq=version,
+            )
         _set(draft, "unknown_events", draft.unknown_events + 1)
     else:
         if kind in _STATUS_EVENTS:
@@ -446,9 +537,17 @@ def _close_all(draft: RunState) -> None:
 def _rotated(draft: RunState, event: Event) -> None:
     assert isinstance(event.data, e.ContinuedAsNew)
     _close_all(draft)
-    draft.open_steps.update(_open_updates(event.data))
     draft.failed_steps.clear()
-    _set(draft, "closed_effects", ())
+    known = carried_by(event.data)
+    for update in known.updates:
+        draft.open_steps[update.step_id] = _open_update(update)
+    for carried_step in known.steps or ():
+        step = draft.open_steps[carried_step.step_id] = _from_carried(carried_step)
+        _index(draft, step.step_id, step.body)
+    for failure in known.failed:
+        failed = FailedStep(_from_carried(failure.started), failure.error, failure.delivered_by)
+        draft.failed_steps[failure.started.step_id] = failed
+    _set(draft, "closed_effects", known.closed_effects)
     _set(draft, "replay_from", draft.version + 1)
     _set(draft, "steps_since_rotation", 0)
 
@@ -479,13 +578,18 @@ def _opener(opening: type[e.Body], kind: str) -> Callable[[RunState, Event], Non
         _set(draft, "steps_since_rotation", draft.steps_since_rotation + 1)
         if failed is not None and failed.started.key is not None:
             draft.open_steps[step_id] = replace(draft.open_steps[step_id], effect=effect_of_retried_step(failed))
-        if type(body) is e.StepStarted:
-            if not body.queue:
-                _set(draft, "local_activities", draft.local_activities + 1)
-        elif type(body) is e.SignalWaiting:
-            draft.waits[body.name] = (*draft.waits.get(body.name, ()), step_id)
+        _index(draft, step_id, body)
 
     return opened
+
+
+def _index(draft: RunState, step_id: str, body: e.Body) -> None:
+    """Note an open step where it is found by something else than its id."""
+    if type(body) is e.StepStarted:
+        if not body.queue:
+            _set(draft, "local_activities", draft.local_activities + 1)
+    elif type(body) is e.SignalWaiting:
+        draft.waits[body.name] = (*draft.waits.get(body.name, ()), step_id)
 
 
 def _close(draft: RunState, event: Event) -> OpenStep:

@@ -61,7 +61,11 @@ class Program(Protocol):
     """The workflow. It keeps the types of the forms of its tasks."""
 
     def handle(self, event: Event) -> list[Command]:
-        """Take an outcome, run until nothing is ready, and return the commands that were issued."""
+        """Take an outcome, run until nothing is ready, and return the commands that were issued.
+
+        The first event is RunStarted or ContinuedAsNew. A program that carries steps over a rotation finds them on the
+        latter (`core.state.carried_steps`). If the run was being cancelled before, RunCancelRequested follows again.
+        """
         ...
 
     handlers: dict[str, Any]

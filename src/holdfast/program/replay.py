@@ -143,7 +143,7 @@ class Replay:
             self._is_paused = False
             held, self._held = self._held, None
             outcomes = [replace(outcome, emitted_at=event.emitted_at) for outcome in held or ()]
-            return [command for outcome in outcomes for command in self._hand(outcome)]
+            return c.with_one_rotation([command for outcome in outcomes for command in self._hand(outcome)])
         elif kind is e.SignalAccepted:
             self._take_back(event)
         elif kind in e.OUTCOMES and not _is_withheld(kind, event):

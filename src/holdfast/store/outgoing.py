@@ -16,6 +16,7 @@ from holdfast.core.dead_letters import DETAIL_CHARS, DeadLetter, letter_id
 from holdfast.core.instants import Instant
 from holdfast.core.keys import RESERVED_PREFIX, check_name
 from holdfast.core.messages import ChildOutcome, Message, SignalRequest, child_outcome
+from holdfast.core.state import kept_open
 from holdfast.errors import CallerError, HoldfastError, NotFound, RunTerminal
 from holdfast.store.decisions import no_such_run, run_id_taken
 from holdfast.store.port import NewRun, RunHead, Turn
@@ -124,7 +125,9 @@ def _is_awaited(turn: Turn, step_id: str | None) -> bool:
     """Return whether the step that started a child is still open after the turn."""
     is_open = True
     for event in turn.events:
-        if event.step_id == step_id or type(event.data) in e.CLOSING_ALL:
+        if isinstance(event.data, e.ContinuedAsNew):
+            is_open = is_open and step_id in kept_open(event.data)
+        elif event.step_id == step_id or type(event.data) in e.CLOSING_ALL:
             is_open = isinstance(event.data, e.ChildStarted)
     return is_open
 

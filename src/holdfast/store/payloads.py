@@ -26,7 +26,7 @@ from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
 
 import msgspec
-from msgspec import UNSET, Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from holdfast.core import codec
@@ -37,7 +37,7 @@ from holdfast.core.effects import EndedAttempt
 from holdfast.core.events import Body, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, Original, Signal, SignalRequest, TaskRequest, payload_type
-from holdfast.core.state import CarriedUpdate
+from holdfast.core.state import OPENED_BY, CarriedFailure, CarriedStep, CarriedUpdate
 from holdfast.errors import InvalidInput, PayloadsSealed, PayloadUnreadable
 from holdfast.store import port
 from holdfast.store.proxy import StoreProxy
@@ -234,6 +234,8 @@ def _rewrite(item: Any, scope: str, visit: Visit) -> Any:
         return {key: _rewrite(value, scope, visit) for key, value in item.items()} if item else item
     if kind is DeadLetter:
         return _rewrite_letter(item, visit)
+    if kind is CarriedStep:
+        item = _with_rewritten_body(item, scope, visit)
     fields = _values_of(kind)
     if not fields:
         return item
@@ -250,6 +252,8 @@ def _rewrite(item: Any, scope: str, visit: Visit) -> Any:
             changed = value if given is text else given.decode()
         elif field == "payload" and kind in _WITH_PAYLOADS:
             changed = _rewrite_payload(item, scope, visit)
+        elif field == "body" and kind is CarriedStep:
+            continue
         elif field == "carried":
             changed = _rewrite_carried(value, scope, visit)
         elif field == "signals" and kind is port.NewRun:
@@ -282,6 +286,8 @@ class _Carried(Struct, frozen=True):
 
     last_error: ErrorInfo | None = None
     updates: tuple[CarriedUpdate, ...] = ()
+    steps: tuple[CarriedStep, ...] | UnsetType = UNSET
+    failed: tuple[CarriedFailure, ...] | UnsetType = UNSET
 
 
 def _rewrite_carried(raw: Raw, scope: str, visit: Visit) -> Raw:
@@ -293,7 +299,21 @@ def _rewrite_carried(raw: Raw, scope: str, visit: Visit) -> Raw:
     changed = _rewrite(inside, scope, visit)
     if changed is inside:
         return raw
-    return Raw(msgspec.json.encode({**whole, "last_error": changed.last_error, "updates": changed.updates}))
+    payloads = {field: getattr(changed, field) for field in _Carried.__struct_fields__}
+    return Raw(msgspec.json.encode({**whole, **{field: of for field, of in payloads.items() if of is not UNSET}}))
+
+
+def _with_rewritten_body(step: CarriedStep, scope: str, visit: Visit) -> CarriedStep:
+    """Return a step that a rotation carries over, with other payloads in the body of the event that opened it."""
+    opening = OPENED_BY.get(step.kind)
+    if opening is None:
+        return step
+    body = codec.decode_body(opening.__name__, step.schema_version, bytes(step.body))
+    changed = _rewrite(body, scope, visit)
+    if changed is body:
+        return step
+    present = codec.SCHEMA_VERSIONS.get(opening.__name__, 1)
+    return replace(step, body=Raw(codec.encode_body(changed).encode()), schema_version=present)
 
 
 def _rewrite_first(new: port.NewRun, visit: Visit) -> tuple[SignalRequest, ...]:

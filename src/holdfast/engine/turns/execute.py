@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.commands import Command, PauseRun
+from holdfast.core.commands import Command, PauseRun, with_one_rotation
 from holdfast.core.decide import Input, wait_for
 from holdfast.core.event_writer import Decision, Refusal
 from holdfast.core.events import Event, RunStarted
@@ -298,7 +298,7 @@ class _Turn:
             self._absorb(self._draft.handle(commands.pop(0)))
         answers = [self._draft.handle(outcome) for outcome in reported]
         events = [event for answer in answers if isinstance(answer, Decision) for event in answer.events]
-        asked = [command for event in events for command in self._hand(event)]
+        asked = with_one_rotation([command for event in events for command in self._hand(event)])
         if asked:
             self._absorb(self._apply(asked))
         return commands

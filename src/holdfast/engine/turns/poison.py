@@ -21,7 +21,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, controls_of
 from holdfast.core.state import PAUSED
 from holdfast.engine.turns.draft import aside_turn
-from holdfast.errors import Conflict, HoldfastError, PayloadUnreadable, PoisonTurn, RunError, TurnRefused
+from holdfast.errors import Conflict, HistoryTooNew, HoldfastError, PayloadUnreadable, PoisonTurn, RunError, TurnRefused
 from holdfast.limits import SUSPECT_LOSSES, Limits
 from holdfast.store.port import LoadedRun, RunHead, Turn
 
@@ -137,7 +137,7 @@ def _with_message(loaded: LoadedRun, signal_id: str, now: Instant) -> LoadedRun:
 
 def deferring_turn(loaded: LoadedRun, now: Instant, node: str, problem: HoldfastError, limits: Limits) -> Turn:
     """Return a turn that records nothing and defers a run, with all its messages."""
-    if isinstance(problem, PayloadUnreadable):  # a signal alone would not make the run ready again
+    if isinstance(problem, PayloadUnreadable | HistoryTooNew):  # a signal alone would not make the run ready again
         return aside_turn(_with_message(loaded, TRY_LATER, now), now, node, problem, limits, "retries exhausted")
     if not isinstance(problem, TurnRefused):
         return aside_turn(loaded, now, node, problem, limits)

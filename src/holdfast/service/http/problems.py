@@ -41,6 +41,7 @@ STATUS: dict[type[HoldfastError], int] = {
     e.ArtifactMissing: 404,
     e.HistoryGap: 503,
     e.CorruptHistory: 500,
+    e.HistoryTooNew: 503,
     # The installation is at fault. Trying again later may help, except where something is damaged or missing.
     e.EngineError: 503,
     e.InternalError: 500,

@@ -4,6 +4,7 @@ import pytest
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
+from holdfast.core.commands import ContinueAsNew
 from holdfast.core.events import ErrorInfo
 from holdfast.core.index_rows import ActivityRecord, runtime_snapshot
 from holdfast.core.messages import ActivitySucceeded
@@ -323,3 +324,45 @@ class TurnSuite(SuiteBase):
         await accept(store, signal("run-1", "go"))
         [run] = await other.claim()
         assert (run.head.lease_owner, run.head.lease_epoch) == ("node-b", 2)
+
+    # --- a rotation
+
+    @pytest.mark.contract("CAN-1")
+    async def test_a_rotation_keeps_what_belongs_to_the_steps_that_it_carries_over(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """Waits, tasks, jobs, records and timers of the others are gone, and a fold can begin at the rotation."""
+        kept = (
+            wait("go", "wait", START + 60_000_000),
+            replace(task("ask"), payload=Raw(b'{"cents":7}')),
+            timer(START + 2_000),
+            replace(activity("far", idempotency_key="k-1"), queue="mail", input=Raw(b'[["deep"]]')),
+            replace(activity("near"), input=Raw(b'{"input":1}')),
+        )
+        others = (wait("go", "other"), task("other task"), replace(activity("other job"), queue="mail"))
+        await node.start("run-1", *kept, *others)
+        steps = tuple(command.step_id for command in kept)
+        await node.step("run-1", ContinueAsNew(input=Raw(b"[1]"), steps=steps))
+        clock.advance(ms=2)
+        assert [found.step_id for found in await store.find(WaitQuery())] == ["wait"]
+        assert {found.step_id: found.status for found in await store.find(TaskQuery())} == {
+            "ask": "OPEN",
+            "other task": "CANCELLED",
+        }
+        [job] = await store.acquire_jobs(node.name, ["mail"], ["far", "other job"], 10, 60_000)
+        assert (job.step_id, job.input, job.idempotency_key) == ("far", Raw(b'[["deep"]]'), "k-1")
+        run = await node.load("run-1")
+        assert ([due.step_id for due in run.messages], [known.status for known in run.records]) == (
+            ["sleep"],
+            ["indeterminate"],
+        )
+        assert run.head.snapshot is not None
+        since = await store.read_events("run-1", run.head.snapshot.resume_pointer - 1)
+        state = state_of("run-1", since)
+        assert state == state_of("run-1", await read_history(store, "run-1"))
+        assert tuple(state.open_steps) == steps
+        assert state.open_steps["ask"].body.payload == Raw(b'{"cents":7}')  # type: ignore[attr-defined]
+        await accept(store, signal("run-1", "go"))
+        await node.step("run-1", inputs=[ActivitySucceeded("near", 1, Raw(b"1"))])
+        assert list(state_of("run-1", await read_history(store, "run-1")).open_steps) == ["ask", "far"]
+        assert await store.find(WaitQuery()) == []

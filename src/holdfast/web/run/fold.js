@@ -40,7 +40,7 @@ export function apply(state, event) {
     state.isCancelling = true;
     if (state.status === "RUNNING") state.substatus = "CANCELLING";
   } else if (type === "ContinuedAsNew") {
-    giveUpOpen(state, event, at, data.carried?.updates); // which are answered after the rotation
+    giveUpOpen(state, event, at, [...(data.carried?.updates ?? []), ...(data.carried?.steps ?? [])]); // which go on
     state.rotations.push({ at, seq: event.run_seq });
   } else if (type === "RunQueued") state.queued = data;
   changeStatus(state, type, data, event, at);
