@@ -246,8 +246,8 @@ def test_carried_steps_that_cannot_be_read_are_a_corrupt_history(step: dict[str,
     run.ask(activity("a"))
     known = carried(run.state, (), ("a",))
     plain = json.loads(bytes(codec.encode(known)))
-    plain["steps"] = [plain["steps"][0] | step] if len(step) > 1 or "step_id" not in step else [step]
-    with pytest.raises(CorruptHistory, match="ContinuedAsNew|StepStarted"):
+    plain["steps"] = [step if "step_id" in step else plain["steps"][0] | step]
+    with pytest.raises(CorruptHistory, match=r"ContinuedAsNew|StepStarted"):
         run.append(e.ContinuedAsNew(Raw(b"2"), codec.encode(plain)))
 
 
