@@ -5,6 +5,7 @@
     HoldfastError
     ├── CallerError                 the request was wrong, or came too late; nothing was stored
     │   ├── InvalidInput            a field is missing, malformed or out of range
+    │   │   └── PlanInvalid         a plan is wrong; `problems` says where and why, all of them
     │   ├── NotFound                no such run, step or task
     │   ├── Conflict                the same id was used before with another content, or the state does not allow it
     │   ├── RunTerminal             the run has finished; it takes nothing more
@@ -94,6 +95,10 @@ class CallerError(HoldfastError):
 
 class InvalidInput(CallerError):
     """A field is missing, malformed or out of range."""
+
+
+class PlanInvalid(InvalidInput):
+    """A plan is wrong. `details["problems"]` has every problem: its place, the reason, and the line if there is one."""
 
 
 class NotFound(CallerError):

@@ -201,3 +201,27 @@ SECRET_BYTES = 64 * 1024
 
 SECRETS_S = 30.0
 """How long a provider of secrets may take. Then the attempt fails, and is tried again like any other."""
+
+PLAN_BYTES = 4 * 1024 * 1024
+"""How large the text of a plan may be: 10,000 steps with room. Every node that runs it keeps it in memory."""
+
+PLAN_STEPS = 10_000
+"""How many steps a plan may have, and how many items one `for_each`."""
+
+PLAN_DEPTH = 32
+"""How deep the values in a plan may be nested."""
+
+PLAN_VALUES = 1_000_000
+"""How many values the text of a plan may hold."""
+
+PLAN_PROBLEMS = 100
+"""How many problems of a plan are reported. The first ones are mended first."""
+
+EXPRESSION_CHARS = 2_000
+"""How long the expression of a reference may be."""
+
+EXPRESSION_STEPS = 1_000
+"""How many steps one expression may name."""
+
+EXPRESSION_VISITS = 1_000_000
+"""How much one expression may visit and build, counted in values: about a second."""

@@ -5,7 +5,7 @@ read them, other languages can send them, and they can be checked against annota
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from datetime import timedelta
 from functools import cached_property, lru_cache
 from math import inf
@@ -107,6 +107,26 @@ class Signature:
         """Return the arguments that the JSON holds, as the annotated types."""
         model = codec.decode_with(self._decoder, raw)
         return asdict(model)
+
+    def misfits(self, arguments: Mapping[str, Any], later: Container[str] = ()) -> Iterator[tuple[str, str]]:
+        """Yield the arguments that are missing, not known or of another type, each with the reason.
+
+        The values of those in `later` are not known yet.
+        """
+        for name in self.names:
+            if name in self._required and name not in arguments:
+                yield name, f"{self.name} needs the argument {name!r}"
+        kinds = {field.name: field.type for field in msgspec.structs.fields(self._model)}
+        for name, value in arguments.items():
+            if name not in kinds:
+                known = ", ".join(self.names) or "none"
+                yield name, f"{self.name} has no argument {name!r}; it has {known}"
+            elif name not in later:
+                try:
+                    self.values.new_decoder(kinds[name]).decode(codec.encode(value))
+                except (msgspec.MsgspecError, InvalidInput, UnicodeError) as problem:
+                    where, reason = codec.explain_unfit(problem)
+                    yield name, f"argument {name!r} of {self.name} does not fit: {reason}{where and f' at {where}'}"
 
     def takes(self, kind: type) -> bool:
         """Return whether values of this type may be among the arguments, also inside of others."""
