@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -33,6 +34,7 @@ from holdfast.store.artifacts import (
 )
 from holdfast.store.memory import MemoryStore
 from holdfast.store.object_artifacts import PART_BYTES, ObjectArtifacts
+from holdfast.store.proxy import StoreProxy
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import new_run
 from tests.s3_server import S3Server
@@ -276,3 +278,22 @@ async def test_a_sweep_deletes_nothing_of_runs_that_a_store_names_on_a_later_pag
     clock.advance(ms=max(0, SystemClock().now() - await runs.now()) // 1_000 + GRACE_MS + 60_000)
     assert await artifacts.sweep(runs) == 1
     assert len(await keys(store)) == 5
+
+
+@pytest.mark.contract("SEC-2")
+async def test_what_is_written_again_while_a_sweep_looks_for_its_run_is_kept(tmp_path: Path) -> None:
+    """A start that was lost an hour ago is sent again: its input has the same key."""
+    store = FolderArtifacts(tmp_path)
+    inner = MemoryStore()
+    key = artifact_key(await place_of(inner), "run-1", "report", "1")
+    await store.put(key, chunks_of(b"lost"))
+    os.utime(tmp_path / key, (0, 0))
+
+    class WrittenAgain(StoreProxy):
+        async def find(self, query: Any) -> Any:
+            await store.put(key, chunks_of(b"lost"))
+            return await self.inner.find(query)
+
+    assert await Artifacts(store).sweep(WrittenAgain(inner)) == 0
+    os.utime(tmp_path / key, (0, 0))
+    assert await Artifacts(store).sweep(inner) == 1
