@@ -45,7 +45,7 @@ from holdfast.settings import Settings
 from holdfast.store.artifacts import Artifacts, ArtifactStore, FolderArtifacts, StoredObject
 from holdfast.store.memory import MemoryStore
 from holdfast.store.open import open_store
-from holdfast.store.payloads import Payload, PayloadCodec
+from holdfast.store.payloads import Payload, PayloadCodec, StreamCodec
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.types import PurgePolicy
 
@@ -111,6 +111,7 @@ __all__ = [
     "Settings",
     "SqliteStore",
     "StoredObject",
+    "StreamCodec",
     "Workflow",
     "activity_context",
     "continue_as_new",

@@ -59,7 +59,7 @@ from holdfast.store import port
 from holdfast.store.artifacts import Artifacts
 from holdfast.store.decisions import LIFE
 from holdfast.store.open import open_store
-from holdfast.store.payloads import PayloadCodec, sealed
+from holdfast.store.payloads import PayloadCodec, SealingStore, sealed
 from holdfast.store.types import DeadLetterQuery
 from holdfast.store.validation import check_node_name, check_ownership
 
@@ -408,6 +408,8 @@ class App:
             artifacts = self.artifacts or Artifacts.from_settings(_settings(None, None).artifacts)
             codecs = (*self.codecs, *(() if artifacts is None else artifacts.codecs))
             opened = await sealed(unobserved, codecs, takes_runs=works)
+            if artifacts is not None and isinstance(opened, SealingStore):
+                artifacts = artifacts.passed_through(opened.codecs)
             opened = observed(opened, options.write_latency_budget_ms)
             registry = self.registry.bounded(limits, options.turn_s)
             if registry.secrets is None and (address := _settings(None, None).secrets):

@@ -189,6 +189,21 @@ async def test_offloaded_values_are_encrypted_and_rotate(tmp_path: Path) -> None
 
 
 @pytest.mark.contract("SEC-2")
+async def test_artifacts_are_encrypted_where_payloads_are(variant: EngineVariant, tmp_path: Path) -> None:
+    folder = tmp_path / "artifacts"
+    app, workflows = build(hf.Artifacts(folder), codecs=[hf.Encryption({"k1": KEY})])
+    async with variant.node(app, **OPTIONS):
+        run = await app.start(workflows["make"], 2)
+        artifact, size = await run.result()
+        assert (size, artifact.size_bytes) == (2 * MIB, 2 * MIB)
+        received = b"".join([chunk async for chunk in app.open_artifact(artifact)])
+        assert received == b"\0" * MIB + b"\1" * MIB
+    contents = [file.read_bytes() for file in files_in(folder)]
+    assert len(contents) == 2
+    assert not any(b"\1" * 100 in content or b"measured" in content for content in contents)
+
+
+@pytest.mark.contract("SEC-2")
 async def test_a_value_of_another_run_cannot_be_named(tmp_path: Path) -> None:
     """A reference has no address: a value is looked for among those of the run."""
     folder, path = tmp_path / "artifacts", tmp_path / "shop.db"

@@ -18,8 +18,11 @@ from tests.service.token_callers import bearer_header, call_operation, code_in, 
 MIB = 1024 * 1024
 
 
-def make_app(folder: Path) -> hf.App:
-    app = hf.App("films", artifacts=hf.Artifacts(folder))
+KEYS = {"k1": b"1" * 32}
+
+
+def make_app(folder: Path, **options: Any) -> hf.App:
+    app = hf.App("films", artifacts=hf.Artifacts(folder), **options)
 
     @app.activity
     async def film(megabytes: int) -> hf.Artifact:
@@ -95,6 +98,31 @@ async def test_a_download_that_is_not_what_was_stored_is_not_completed(tmp_path:
             path.unlink()
             missing = await http.get(address)
             assert (missing.status_code, code_in(missing)) == (404, "ArtifactMissing")
+
+
+@pytest.mark.contract("SEC-2", "API-2")
+async def test_an_encrypted_artifact_is_downloaded_as_it_was_and_not_without_the_key(tmp_path: Path) -> None:
+    folder, address = tmp_path / "artifacts", f"sqlite:///{tmp_path}/films.db"
+    options = ServiceOptions(port=0, is_open=True)
+    paths: list[str] = []
+    for keys, expected in ((KEYS, 200), ({"k2": b"2" * 32}, 409)):
+        app = make_app(folder, codecs=[hf.Encryption(keys)])
+        async with asyncio.timeout(MOST_SECONDS), app.node(address):
+            service = make_service(app, options, open_access)
+            async with listening(service) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+                if not paths:
+                    asked = await http.post("/v1/runs", json={"workflow": "make", "input": {"megabytes": 3}})
+                    run_id = asked.json()["run_id"]
+                    paths.append(address_of(run_id, await app.run(run_id).result()))
+                    stored = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+                    assert not any(bytes([2]) * 100 in content for content in stored)
+                found = await http.get(paths[0])
+                assert found.status_code == expected
+                if expected == 200:
+                    assert found.content == b"".join(bytes([number]) * MIB for number in range(3))
+                    assert "aes" not in found.headers["content-disposition"]
+                else:
+                    assert code_in(found) == "PayloadUnreadable"
 
 
 @pytest.mark.contract("SEC-2", "API-4")

@@ -19,7 +19,7 @@ from obstore.store import MemoryStore as Bucket
 
 from holdfast.clock import SystemClock
 from holdfast.core.events import ArtifactRef
-from holdfast.errors import ArtifactCorrupt, ArtifactMissing, InvalidInput, StoreUnavailable
+from holdfast.errors import ArtifactCorrupt, ArtifactMissing, InvalidInput, PayloadUnreadable, StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.store.artifacts import (
     GRACE_MS,
@@ -32,6 +32,7 @@ from holdfast.store.artifacts import (
     run_of_key,
     run_path,
 )
+from holdfast.store.encryption import FRAME_BYTES, Encryption
 from holdfast.store.memory import MemoryStore
 from holdfast.store.object_artifacts import PART_BYTES, ObjectArtifacts
 from holdfast.store.proxy import StoreProxy
@@ -139,6 +140,70 @@ async def test_bytes_are_checked_when_they_are_read(store: ArtifactStore) -> Non
     await store.delete(artifact.uri.removeprefix("artifact:"))
     with pytest.raises(ArtifactMissing):
         _ = [chunk async for chunk in artifacts.open(artifact)]
+
+
+KEYS = {"k1": b"1" * 32}
+
+
+@pytest.mark.contract("SEC-2")
+@pytest.mark.parametrize("size", [0, 1, FRAME_BYTES - 1, FRAME_BYTES, FRAME_BYTES + 1, 3 * FRAME_BYTES])
+async def test_with_keys_an_artifact_is_encrypted_as_it_streams(store: ArtifactStore, size: int) -> None:
+    artifacts = Artifacts(store).passed_through([Encryption(KEYS)])
+    plain = (b"holdfast " * (size // 9 + 1))[:size]
+    artifact = await artifacts.put(PLACE, "run-1", chunks_of(plain[:7], plain[7:]), "report", 0)
+    stored = await read(store, artifact.uri.removeprefix("artifact:"))
+    assert artifact.uri.endswith(".aes-gcm")
+    assert (artifact.size_bytes, artifact.sha256) == (size, sha256(stored).hexdigest())
+    assert b"holdfast holdfast" not in stored
+    assert b"".join([chunk async for chunk in artifacts.open(artifact)]) == plain
+    later = Artifacts(store).passed_through([Encryption({"k2": b"2" * 32, **KEYS})])
+    assert b"".join([chunk async for chunk in later.open(artifact)]) == plain
+    for without in (Artifacts(store), Artifacts(store).passed_through([Encryption({"k2": b"2" * 32})])):
+        with pytest.raises(PayloadUnreadable):
+            _ = [chunk async for chunk in without.open(artifact)]
+
+
+@pytest.mark.contract("SEC-2")
+async def test_what_was_stored_before_there_were_keys_and_while_they_only_read_is_plain(store: ArtifactStore) -> None:
+    keys = Encryption(KEYS)
+    before = await Artifacts(store).put(PLACE, "run-1", b"aes-gcm", "report", 0)
+    reads = await Artifacts(store).passed_through([Encryption(KEYS, encrypts=False)]).put(PLACE, "r", b"two", "log", 0)
+    artifacts = Artifacts(store).passed_through([keys])
+    assert [chunk async for chunk in artifacts.open(before)] == [b"aes-gcm"]
+    assert [chunk async for chunk in artifacts.open(reads)] == [b"two"]
+
+
+@pytest.mark.contract("SEC-2")
+async def test_an_encrypted_artifact_that_was_changed_is_not_opened_whatever_its_digest(tmp_path: Path) -> None:
+    store = FolderArtifacts(tmp_path)
+    artifacts = Artifacts(store).passed_through([Encryption(KEYS)])
+    artifact = await artifacts.put(PLACE, "run-1", os.urandom(2 * FRAME_BYTES + 100), "report", 0)
+    unchecked = ArtifactRef(artifact.uri, "report")
+    path = tmp_path / artifact.uri.removeprefix("artifact:")
+    stored, head, frame = path.read_bytes(), len("k1:") + 32, FRAME_BYTES + 16
+    changed = {
+        "a bit": stored[:-1] + bytes([stored[-1] ^ 1]),
+        "the salt": stored[:5] + bytes([stored[5] ^ 1]) + stored[6:],
+        "cut in a frame": stored[:-50],
+        "cut between frames": stored[: head + 2 * frame],
+        "only a head": stored[:head],
+        "nothing": b"",
+        "exchanged": stored[:head] + stored[head + frame : head + 2 * frame] + stored[head:][:frame] + stored[-116:],
+        "more": stored + stored[head:][:frame],
+        "plain": b"a forged report",
+    }
+    for how, content in changed.items():
+        path.write_bytes(content)
+        with pytest.raises((ArtifactCorrupt, PayloadUnreadable)):
+            print(how, [len(chunk) async for chunk in artifacts.open(unchecked)])
+    path.write_bytes(stored)
+    moved = tmp_path / PLACE / "artifacts" / "=run-2" / "report" / path.name
+    moved.parent.mkdir(parents=True)
+    moved.write_bytes(stored)
+    assert sum([len(chunk) async for chunk in artifacts.open(unchecked)]) == artifact.size_bytes
+    elsewhere = ArtifactRef(f"artifact:{moved.relative_to(tmp_path)}", "report")
+    with pytest.raises(ArtifactCorrupt):
+        _ = [chunk async for chunk in artifacts.open(elsewhere)]
 
 
 async def test_only_artifacts_are_opened_by_their_address(store: ArtifactStore) -> None:

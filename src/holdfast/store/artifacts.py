@@ -2,7 +2,8 @@
 
 An *artifact* is written by an activity, as a stream, and belongs to its run. What a workflow gets, and what a history
 holds, is a reference: uri, kind, sha256, size, and when it expires. The bytes are checked against it when they are
-read. Offloaded values (`Offload`) are kept in the same place.
+read. Offloaded values (`Offload`) are kept in the same place. Where payloads are encrypted, artifacts are too: they
+pass through the codec (`StreamCodec`), whose name ends the artifact's id, and the digest is that of what is stored.
 
 **Keys.** `{place}/artifacts/{run}/{kind}/{id}` and `{place}/values/{run}/{sha256}`, where `{run}` is the run's id and
 `{place}` differs between stores with runs. So the owner of every object is known from its key, and what is to be
@@ -21,6 +22,7 @@ import os
 import re
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from copy import copy
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
@@ -34,9 +36,16 @@ from msgspec import Struct
 from holdfast.clock import Ids, SystemIds, SystemSecrets
 from holdfast.core.events import ArtifactRef
 from holdfast.core.instants import Instant
-from holdfast.errors import ArtifactCorrupt, ArtifactMissing, InvalidInput, StoreFull, StoreUnavailable
+from holdfast.errors import (
+    ArtifactCorrupt,
+    ArtifactMissing,
+    InvalidInput,
+    PayloadUnreadable,
+    StoreFull,
+    StoreUnavailable,
+)
 from holdfast.settings import ArtifactSettings
-from holdfast.store.payloads import Payload, PayloadCodec
+from holdfast.store.payloads import Payload, PayloadCodec, StreamCodec
 from holdfast.store.port import RunQuery, Store
 from holdfast.store.types import pages
 
@@ -338,6 +347,7 @@ class Artifacts:
         `retention` is how long artifacts of a kind are kept; others stay as long as their run.
         """
         self.store = open_artifacts(store) if isinstance(store, str | Path) else store
+        self._stream_codecs: tuple[StreamCodec, ...] = ()
         self.offload_bytes = offload_bytes
         self.retention = dict(retention or {})
         self._ids = ids or SystemIds()
@@ -364,34 +374,71 @@ class Artifacts:
         """What keeps large values there, unless they stay in the store."""
         return () if self.offload_bytes is None else (Offload(self.store, self.offload_bytes),)
 
+    def passed_through(self, codecs: "Iterable[PayloadCodec | StreamCodec]") -> "Artifacts":
+        """Return the same place, where artifacts pass through those of the codecs that take streams."""
+        passed = copy(self)
+        passed._stream_codecs = tuple(each for each in codecs if isinstance(each, StreamCodec))
+        return passed
+
     async def put(self, place: str, run_id: str, source: Source, kind: str, now: Instant) -> ArtifactRef:
-        """Store an artifact of a run, and return the reference to it."""
-        key = artifact_key(place, run_id, kind, self._ids.new_id())
+        """Store an artifact of a run, and return the reference to it: with the digest of what is stored."""
+        artifact_id = self._ids.new_id()
+        key = artifact_key(place, run_id, kind, artifact_id)
         digest, size = sha256(), 0
 
         async def measured() -> AsyncIterator[bytes]:
             nonlocal size
             async for chunk in _chunks(source):
-                digest.update(chunk)
                 size += len(chunk)
                 yield chunk
 
-        await self.store.put(key, measured())
+        stored: AsyncIterator[bytes] = measured()
+        for each in self._stream_codecs:
+            encoded_key = artifact_key(place, run_id, kind, f"{artifact_id}.{each.name}")
+            encoded = each.encode_stream(encoded_key, stored)
+            if encoded is not None:
+                key, stored = encoded_key, encoded
+                break
+
+        async def digested() -> AsyncIterator[bytes]:
+            async for chunk in stored:
+                digest.update(chunk)
+                yield chunk
+
+        await self.store.put(key, digested())
         kept = self.retention.get(kind)
         expires_at = None if kept is None else now + kept // timedelta(microseconds=1)
         return ArtifactRef(SCHEME + key, kind, digest.hexdigest(), size, expires_at)
 
     async def open(self, artifact: ArtifactRef) -> AsyncIterator[bytes]:
         """Yield the bytes of an artifact. `ArtifactCorrupt` is raised, at the end, if they are not what was stored."""
-        digest, size = sha256(), 0
-        async with aclosing(self.store.read(key_of(artifact))) as chunks:  # type: ignore[type-var]
+        digest, size, key = sha256(), 0, key_of(artifact)
+
+        async def digested() -> AsyncIterator[bytes]:
+            async with aclosing(self.store.read(key)) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    digest.update(chunk)
+                    yield chunk
+
+        async with aclosing(digested()) as stored, aclosing(self._decoded(key, stored)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
-                digest.update(chunk)
                 size += len(chunk)
                 yield chunk
         is_same = artifact.sha256 in (None, digest.hexdigest()) and artifact.size_bytes in (None, size)
         if not is_same:
             raise ArtifactCorrupt(f"artifact {artifact.uri!r} is not what was stored: {size} bytes", uri=artifact.uri)
+
+    def _decoded(self, key: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Return an artifact as it was before it passed through the codec that its key names."""
+        name = key.rpartition("/")[2].partition(".")[2]
+        if not name:
+            return chunks
+        for each in self._stream_codecs:
+            if each.name == name:
+                return each.decode_stream(key, chunks)
+        raise PayloadUnreadable(
+            f"artifact {key!r} has passed through the codec {name!r}, which this process does not have"
+        )
 
     async def delete_run(self, store: Store, run_id: str) -> int:
         """Delete everything that belongs to a run of this store, and return how many objects that were."""

@@ -13,18 +13,22 @@ would let everyone with the database try out what the value is. Their key is dra
 and is kept in it once for each of these keys, hidden by a pad derived from that key: it survives rotations, and the
 store alone does not reveal it.
 
+**Artifacts** are encrypted as they stream, in frames of a bounded size. Each has a key of its own, derived by a salt
+that is stored in front of it; the number of a frame, and whether it is the last, are its nonce. So frames cannot be
+exchanged, left out or added, and no nonce occurs twice. The associated data is the artifact's place.
+
 The length of a value, and that there is one, are not hidden.
 """
 
 import hmac
 import re
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from holdfast.clock import Secrets, SystemSecrets
-from holdfast.errors import InvalidInput
+from holdfast.errors import ArtifactCorrupt, InvalidInput, PayloadUnreadable
 from holdfast.settings import EncryptionSettings
 from holdfast.store.payloads import Payload
 from holdfast.store.port import Store
@@ -39,6 +43,10 @@ except ImportError as missing:
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
+SALT_BYTES = 32
+TAG_BYTES = 16
+FRAME_BYTES = 1024 * 1024
+"""How much of an artifact is encrypted at once."""
 CACHED_RUNS = 4_096
 
 _KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -126,6 +134,54 @@ class Encryption:
         """Return the HMAC of a digest."""
         return hmac.digest(self._fingerprints, f"{scope}|{sha256}".encode(), "sha256").hex()
 
+    def encode_stream(self, of: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes] | None:
+        """Return an artifact encrypted with the first key."""
+        return self._encrypted(of, chunks) if self._encrypts else None
+
+    async def _encrypted(self, of: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        key_id, salt = next(iter(self._keys)), bytes.fromhex(self._secrets.new_secret())[:SALT_BYTES]
+        cipher, bound_to = self._stream_cipher(key_id, salt), _bound_to(key_id, of)
+        yield key_id.encode() + b":" + salt
+        number, pending = 0, bytearray()
+        async for chunk in chunks:
+            pending += chunk
+            while len(pending) > FRAME_BYTES:
+                yield cipher.encrypt(_frame_nonce(number), bytes(pending[:FRAME_BYTES]), bound_to)
+                del pending[:FRAME_BYTES]
+                number += 1
+        yield cipher.encrypt(_frame_nonce(number, is_last=True), bytes(pending), bound_to)
+
+    async def decode_stream(self, of: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield an artifact decrypted. A frame is checked before any of it is yielded."""
+        pending, number = bytearray(), 0
+        cipher: AESGCM | None = None
+        bound_to = b""
+        async for chunk in chunks:
+            pending += chunk
+            if cipher is None:
+                head, separator, rest = bytes(pending).partition(b":")
+                if not separator or len(rest) < SALT_BYTES:
+                    continue
+                cipher, bound_to = self._opening_cipher(of, head, rest[:SALT_BYTES])
+                del pending[: len(head) + 1 + SALT_BYTES]
+            while len(pending) > FRAME_BYTES + TAG_BYTES:
+                yield _opened(cipher, _frame_nonce(number), bytes(pending[: FRAME_BYTES + TAG_BYTES]), bound_to, of)
+                del pending[: FRAME_BYTES + TAG_BYTES]
+                number += 1
+        if cipher is None:
+            raise _corrupt(of)
+        yield _opened(cipher, _frame_nonce(number, is_last=True), bytes(pending), bound_to, of)
+
+    def _opening_cipher(self, of: str, head: bytes, salt: bytes) -> tuple[AESGCM, bytes]:
+        key_id = head.decode("ascii", "replace")
+        if key_id not in self._keys:
+            words = f"artifact {of!r} is encrypted with key {key_id[:64]!r}, which is missing here"
+            raise PayloadUnreadable(words)
+        return self._stream_cipher(key_id, salt), _bound_to(key_id, of)
+
+    def _stream_cipher(self, key_id: str, salt: bytes) -> AESGCM:
+        return AESGCM(hmac.digest(self._keys[key_id], b"holdfast artifact " + salt, "sha256"))
+
     def _cipher(self, key_id: str, scope: str) -> AESGCM:
         cipher = self._ciphers.get((key_id, scope))
         if cipher is None:
@@ -134,6 +190,21 @@ class Encryption:
             key = hmac.digest(self._keys[key_id], f"holdfast run {scope}".encode(), "sha256")
             cipher = self._ciphers[key_id, scope] = AESGCM(key)
         return cipher
+
+
+def _frame_nonce(number: int, *, is_last: bool = False) -> bytes:
+    return number.to_bytes(NONCE_BYTES - 1, "big") + bytes([is_last])
+
+
+def _opened(cipher: AESGCM, nonce: bytes, frame: bytes, bound_to: bytes, of: str) -> bytes:
+    try:
+        return bytes(cipher.decrypt(nonce, frame, bound_to))
+    except (InvalidTag, ValueError):
+        raise _corrupt(of) from None
+
+
+def _corrupt(of: str) -> ArtifactCorrupt:
+    return ArtifactCorrupt(f"artifact {of!r} is not what was encrypted: it was changed, cut or moved")
 
 
 def _bound_to(key_id: str, scope: str) -> bytes:

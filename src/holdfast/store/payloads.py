@@ -21,9 +21,9 @@ fingerprint of the original, which the codecs may key.
 
 import logging
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
+from typing import Any, NamedTuple, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -96,6 +96,27 @@ class PayloadCodec(Protocol):
 
     def fingerprint(self, scope: str, sha256: str) -> str:
         """Return what is stored instead of the SHA256 of a value, to recognise the same value again: 64 hex digits."""
+        ...
+
+
+@runtime_checkable
+class StreamCodec(Protocol):
+    """A codec through which artifacts pass as well, as streams. A `PayloadCodec` may be one.
+
+    The codec's `name` becomes a part of the artifact's address. `of` is what the bytes are bound to: its key.
+    """
+
+    @property
+    def name(self) -> str:
+        """Which codec it is. It never changes for what is stored."""
+        ...
+
+    def encode_stream(self, of: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes] | None:
+        """Return what is stored instead of an artifact; None leaves it as it is."""
+        ...
+
+    def decode_stream(self, of: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield an artifact as it was; raise `ArtifactCorrupt`, or `PayloadUnreadable` without the key for it."""
         ...
 
 

@@ -36,7 +36,8 @@ class Downloads:
             download: Download = await endpoint.operation.execute(context, request)
             async with aclosing(download.chunks) as chunks:  # type: ignore[type-var]
                 piece = await anext(chunks, b"")  # first: what is missing is answered with a problem
-                name = "-".join(download.artifact.uri.split("/")[-2:])
+                kind, artifact_id = download.artifact.uri.split("/")[-2:]
+                name = f"{kind}-{artifact_id.partition('.')[0]}"
                 headers = [
                     (b"content-length", b"%d" % (download.artifact.size_bytes or 0)),
                     (b"content-disposition", f'attachment; filename="{name}"'.encode()),

@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 
 from holdfast.core.events import ArtifactRef
 from holdfast.engine.history import head_of
-from holdfast.errors import ArtifactMissing, NotFound, RateLimited
+from holdfast.errors import ArtifactMissing, NotFound, PayloadUnreadable, RateLimited
 from holdfast.service.context import RequestContext
 from holdfast.service.registry import Request, RunId, operation
 from holdfast.store.artifacts import KIND
@@ -41,7 +41,7 @@ class Download(Struct, frozen=True):
     "artifacts.download",
     "GET /v1/runs/{run_id}/artifacts/{kind}/{artifact_id}",
     scope="runs:read",
-    errors=(NotFound, ArtifactMissing, RateLimited),
+    errors=(NotFound, ArtifactMissing, PayloadUnreadable, RateLimited),
     media=MEDIA_TYPE,
 )
 async def download(context: RequestContext, request: DownloadArtifact) -> bytes:
