@@ -2,10 +2,11 @@
 
 import re
 from html import unescape
+from random import Random
 
 import pytest
 
-from holdfast.core.graph import Graph, GraphNode, NodeKind
+from holdfast.core.graph import FOLD_MOST, Graph, GraphNode, NodeKind, folded, layers_of
 from holdfast.errors import InvalidInput
 
 
@@ -98,3 +99,91 @@ def test_deep_groups_need_no_deep_stack() -> None:
 def test_a_graph_that_breaks_a_rule_is_refused(nodes: list[GraphNode], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         plan(*nodes)
+
+
+# --- folding
+
+
+def chain(size: int) -> Graph:
+    return plan(*(node(f"s{number}", *([f"s{number - 1}"] if number else [])) for number in range(size)))
+
+
+def fan(size: int) -> Graph:
+    wide = [node(f"s{number}", "first") for number in range(size)]
+    return plan(node("first"), *wide, node("last", *(each.id for each in wide)))
+
+
+def layered(layers: int, width: int) -> Graph:
+    return plan(
+        *(
+            node(f"{layer}.{place}", *({f"{layer - 1}.{place}", f"{layer - 1}.{place // 2}"} if layer else ()))
+            for layer in range(layers)
+            for place in range(width)
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("graph", "outermost"),
+    [(chain(10_000), 60), (fan(10_000), 3), (layered(100, 100), 10), (chain(60), 60), (plan(node("a")), 1)],
+    ids=["chain", "fan", "layers", "small", "one"],
+)
+def test_no_group_is_large_after_folding(graph: Graph, outermost: int) -> None:
+    small = folded(graph)
+
+    members = small.members()
+    assert len(members[None]) == outermost
+    assert max(map(len, members.values())) <= FOLD_MOST
+    assert {each.id for each in graph.nodes} == {each.id for each in small.nodes if each.kind != "steps"}
+    assert folded(graph) == small
+
+
+def random_graph(random: Random) -> Graph:
+    nodes: list[GraphNode] = []
+    groups: list[str | None] = [None]
+    for number in range(random.randrange(1, 250)):
+        parent = random.choice(groups)
+        siblings = [each.id for each in nodes if each.parent == parent]
+        depends_on = random.sample(siblings, min(len(siblings), random.randrange(4)))
+        is_group = random.random() < 0.03
+        name = random.choice(["~", "", "~~"]) + str(number)
+        nodes.append(node(name, *depends_on, kind="chorus" if is_group else "activity", parent=parent))
+        if is_group:
+            groups.append(name)
+    random.shuffle(nodes)
+    return plan(*nodes)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_folding_keeps_nodes_groups_and_order(seed: int) -> None:
+    graph = random_graph(Random(seed))
+
+    small = folded(graph, 7)
+
+    before, after = {each.id: each for each in graph.nodes}, {each.id: each for each in small.nodes}
+    assert before.keys() <= after.keys()
+    assert all(len(level) <= 7 for level in small.members().values())
+    for level in small.members().values():
+        layers_of(level)  # there is no cycle
+
+    def up(id: str) -> list[str | None]:
+        """The node and the groups around it, the innermost first."""
+        found: list[str | None] = [id]
+        while (last := found[-1]) is not None:
+            found.append(after[last].parent)
+        return found
+
+    for each in graph.nodes:
+        real = next(id for id in up(each.id)[1:] if id is None or id in before)
+        assert real == each.parent, "a fold is inside the group of its nodes"
+        for other in each.depends_on:
+            mine, others = up(each.id), up(other)
+            shared = next(id for id in mine if id in others)
+            below, above = mine[mine.index(shared) - 1], others[others.index(shared) - 1]
+            assert below is not None
+            assert above in after[below].depends_on
+
+
+def test_a_cycle_is_refused_where_layers_are_needed() -> None:
+    with pytest.raises(InvalidInput, match="cycle"):
+        layers_of([node("a", "b"), node("b", "a"), node("c")])

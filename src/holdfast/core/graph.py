@@ -12,17 +12,20 @@ Rules of a graph:
 4. Items of a `for_each` are no nodes: how many there are is known only in a run. Their steps are `load[0]`, `load[1]`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from math import isqrt
 from typing import Literal, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.errors import InvalidInput
 
 GraphKind = Literal["flow", "plan"]
 GroupKind = Literal["scene", "chorus", "cue", "for_each"]
-NodeKind = Literal["activity", "timer", "signal", "task", "child", "scene", "chorus", "cue", "for_each"]
-"""What a node is: a kind of step, or a kind of group."""
+NodeKind = Literal["activity", "timer", "signal", "task", "child", "scene", "chorus", "cue", "for_each", "steps"]
+"""What a node is: a kind of step, a kind of group, or `steps`, a group that was made by folding."""
 
 GROUP_KINDS: frozenset[str] = frozenset(get_args(GroupKind))
 
@@ -64,9 +67,105 @@ class Graph(Struct, frozen=True, kw_only=True):
                     problem = f"node {node.id!r} depends on {other!r}, which is no node with the same parent"
                     raise InvalidInput(problem, field="depends_on")
 
+    def members(self) -> "dict[str | None, list[GraphNode]]":
+        """Return the nodes of each group, by its id; those that are in none stand under None."""
+        found: dict[str | None, list[GraphNode]] = {None: []}
+        for node in self.nodes:
+            found.setdefault(node.parent, []).append(node)
+        return found
+
     def mermaid(self) -> str:
         """Return the graph as a flowchart of Mermaid. Ids and labels may hold any text."""
         return "\n".join(["flowchart TD", *_Flowchart(self).lines(), ""])
+
+
+def layers_of(nodes: Sequence[GraphNode]) -> list[list[GraphNode]]:
+    """Return nodes of one group in layers: each is behind all that it depends on, as near to them as it can be."""
+    waits = {node.id: len(set(node.depends_on)) for node in nodes}
+    following: dict[str, list[GraphNode]] = {}
+    for node in nodes:
+        for other in set(node.depends_on):
+            following.setdefault(other, []).append(node)
+    layers = []
+    ready = [node for node in nodes if not waits[node.id]]
+    while ready:
+        layers.append(ready)
+        behind: list[GraphNode] = []
+        for node in ready:
+            for each in following.get(node.id, ()):
+                waits[each.id] -= 1
+                if not waits[each.id]:
+                    behind.append(each)
+        ready = behind
+    if sum(map(len, layers)) < len(nodes):
+        raise InvalidInput("a graph has a cycle: its steps wait for each other", field="depends_on")
+    return layers
+
+
+# --- folding
+
+FOLD_MOST = 60
+"""How many nodes a group has at most after folding."""
+
+_TO = " … "
+
+
+def folded(graph: Graph, most: int = FOLD_MOST) -> Graph:
+    """Return the graph with no more than so many nodes in any group: what is too much is put into groups of its own.
+
+    Layers that are too wide are folded, the widest first; where there are too many layers, those in a row are.
+    The same graph is always folded in the same way, so a reader may name the groups that they want to see.
+    """
+    mark = "~"
+    while any(node.id.startswith(mark) for node in graph.nodes):
+        mark += "~"
+    nodes: list[GraphNode] = []
+    pending = [*graph.members().items()]
+    number = 0
+    while pending:
+        parent, level = pending.pop()
+        parts = [[node] for node in level] if len(level) <= most else _parts(layers_of(level), most)
+        names: list[str] = []
+        for part in parts:
+            number += len(part) > 1
+            names.append(part[0].id if len(part) == 1 else f"{mark}{number}")
+        owner = {node.id: name for name, part in zip(names, parts, strict=True) for node in part}
+        for name, part in zip(names, parts, strict=True):
+            outer = tuple(dict.fromkeys(owner[other] for node in part for other in node.depends_on))
+            outer = tuple(other for other in outer if other != name)
+            if len(part) == 1:
+                nodes.append(replace(part[0], parent=parent, depends_on=outer))
+                continue
+            nodes.append(fold_of(name, part, parent, outer))
+            inner = {node.id for node in part}
+            kept = [replace(node, depends_on=tuple(d for d in node.depends_on if d in inner)) for node in part]
+            pending.append((name, kept))
+    return Graph(kind=graph.kind, nodes=tuple(nodes))
+
+
+def fold_of(name: str, part: Sequence[GraphNode], parent: str | None, depends_on: tuple[str, ...] = ()) -> GraphNode:
+    """Return the node that stands for a part of a group."""
+    first, last = part[0], part[-1]
+    begin = first.label.partition(_TO)[0] if first.kind == "steps" else first.label
+    end = last.label.rpartition(_TO)[2] if last.kind == "steps" else last.label
+    label = f"{begin}{_TO}{end}"
+    return GraphNode(id=name, label=label, kind="steps", parent=parent, depends_on=depends_on)
+
+
+def _parts(layers: list[list[GraphNode]], most: int) -> list[list[GraphNode]]:
+    """Return the parts of a level that is too large: at most `most`, each of one layer or of layers in a row."""
+    if len(layers) == 1:
+        (layer,) = layers
+        size = max(-(-len(layer) // most), min(most, isqrt(len(layer))))
+        return [layer[start : start + size] for start in range(0, len(layer), size)]
+    if len(layers) > most:
+        size = max(-(-len(layers) // most), min(most, isqrt(len(layers))))
+        return [list(chain(*layers[start : start + size])) for start in range(0, len(layers), size)]
+    widths = sorted(map(len, layers))
+    widest = next(
+        width for width in reversed([1, *widths]) if sum(1 if each > width else each for each in widths) <= most
+    )
+    return [part for layer in layers for part in ([layer] if len(layer) > widest else [[node] for node in layer])]
 
 
 # --- Mermaid
@@ -88,13 +187,11 @@ _SPECIAL = frozenset('"#&<>`\\|;[]{}%*~$')
 class _Flowchart:
     def __init__(self, graph: Graph) -> None:
         self._names = {node.id: f"n{number}" for number, node in enumerate(graph.nodes)}
-        self._members: dict[str | None, list[GraphNode]] = {}
-        for node in graph.nodes:
-            self._members.setdefault(node.parent, []).append(node)
+        self._members = graph.members()
 
     def lines(self) -> Iterator[str]:
-        """Yield the frames with their nodes, each followed by its arrows. A stack, because groups may be deep."""
-        pending: list[str | GraphNode] = [*reversed(self._members.get(None, ()))]
+        """Yield the frames with their nodes, and then the arrows. A stack, because groups may be deep."""
+        pending: list[str | GraphNode] = [*reversed(self._members[None])]
         depth = 1
         while pending:
             item = pending.pop()

@@ -1,0 +1,221 @@
+"""The graph of a run: how its steps stand, and how much of it is shown."""
+
+from collections.abc import Iterable
+from time import perf_counter
+
+import pytest
+
+from holdfast.core.graph import Graph, GraphNode
+from holdfast.core.run_graph import MOST_NODES, GraphFold, NodeStatus, RunGraph, RunNode
+from holdfast.core.snapshot import RunSnapshot, StepSnapshot, StepStatus
+from holdfast.core.state import RunStatus
+from tests.core.test_graph import chain, fan, layered, node, plan
+
+
+def step(
+    step_id: str, status: str = "SUCCESS", begin: int = 1, end: int | None = None, kind: str = "activity"
+) -> StepSnapshot:
+    """A step that began and ended then; one that runs has no end."""
+    return StepSnapshot(
+        step_id=step_id,
+        status=StepStatus(status),
+        kind=kind,
+        started_at=begin,
+        completed_at=None if status == "RUNNING" else (begin + 1 if end is None else end),
+    )
+
+
+def snapshot(*steps: StepSnapshot, status: RunStatus = RunStatus.RUNNING) -> RunSnapshot:
+    return RunSnapshot(run_id="r", status=status, steps=steps, last_event_seq=1)
+
+
+def drawn(
+    graph: Graph, *steps: StepSnapshot, status: RunStatus = RunStatus.RUNNING, expand: Iterable[str] = ()
+) -> dict[str, RunNode]:
+    found = GraphFold(graph).of_run(snapshot(*steps, status=status), tuple(expand))
+    return {each.id: each for each in found.nodes}
+
+
+def statuses(found: dict[str, RunNode]) -> dict[str, str]:
+    return {id: each.status.value for id, each in found.items()}
+
+
+ORDER = Graph(
+    kind="flow",
+    nodes=(
+        node("check"),
+        node("cue", "check", kind="cue"),
+        node("cue/approval", kind="signal", parent="cue", branch="then"),
+        node("cue/remind", kind="timer", parent="cue", branch="else"),
+        node("both", "cue", kind="chorus"),
+        node("both/charge", parent="both"),
+        node("both/reserve", parent="both"),
+        node("ship", "both"),
+    ),
+)
+
+
+def test_nodes_stand_as_their_steps_and_groups_as_what_is_in_them() -> None:
+    found = drawn(ORDER, step("check"), step("cue/approval", "RUNNING", 2, kind="signal"))
+
+    assert statuses(found) == {
+        "check": "SUCCESS",
+        "cue": "WAITING",
+        "cue/approval": "WAITING",
+        "cue/remind": "SKIPPED",  # the other branch was chosen
+        "both": "PENDING",
+        "both/charge": "PENDING",
+        "both/reserve": "PENDING",
+        "ship": "PENDING",
+    }
+    assert found["cue"].counts == {NodeStatus.WAITING: 1, NodeStatus.SKIPPED: 1}
+    assert (found["cue"].started_at, found["cue"].completed_at) == (2, None)
+    assert (found["check"].started_at, found["check"].completed_at, found["check"].attempts) == (1, 2, 1)
+
+
+def test_what_was_passed_is_skipped() -> None:
+    found = drawn(ORDER, step("check"), step("both/charge", begin=3), step("both/reserve", "FAILED", 3))
+
+    assert statuses(found) == {
+        "check": "SUCCESS",
+        "cue": "SKIPPED",
+        "cue/approval": "SKIPPED",
+        "cue/remind": "SKIPPED",
+        "both": "FAILED",
+        "both/charge": "SUCCESS",
+        "both/reserve": "FAILED",
+        "ship": "PENDING",
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (RunStatus.RUNNING, ("RUNNING", "PENDING")),
+        (RunStatus.COMPLETED, ("SUCCESS", "SKIPPED")),
+        (RunStatus.CANCELLED, ("SKIPPED", "PENDING")),
+    ],
+)
+def test_what_never_began_is_skipped_if_the_run_is_completed(status: RunStatus, expected: tuple[str, str]) -> None:
+    found = drawn(ORDER, step("check"), step("both/charge"), status=status)
+
+    assert (found["both"].status, found["ship"].status) == expected
+
+
+def critical(found: dict[str, RunNode]) -> set[tuple[str, str | None]]:
+    return {(id, each.critical_after) for id, each in found.items() if each.is_critical}
+
+
+def test_the_critical_path_goes_through_what_ended_last() -> None:
+    graph = plan(node("a"), node("b", "a"), node("c", "a"), node("d", "b", "c"), node("e", "a", "d"), node("f", "a"))
+    steps = [
+        step("a", end=2),
+        step("b", begin=2, end=9),
+        step("c", begin=2, end=5),
+        step("d", begin=9, end=11),
+        step("e", "RUNNING", 11),
+        step("f", begin=2, end=12),
+    ]
+
+    assert critical(drawn(graph, *steps)) == {("a", None), ("b", "a"), ("d", "b"), ("e", "d")}
+    done = [*steps[:4], step("e", begin=11, end=12), step("f", begin=2, end=40)]
+    assert critical(drawn(graph, *done)) == {("a", None), ("f", "a")}
+
+
+def test_the_critical_path_goes_into_groups() -> None:
+    found = drawn(
+        ORDER,
+        step("check"),
+        step("both/charge", begin=3, end=5),
+        step("both/reserve", begin=3, end=9),
+        step("ship", begin=9),
+    )
+
+    assert critical(found) == {
+        ("check", None),
+        ("cue", "check"),  # which was skipped; its branches are not on the path
+        ("both", "cue"),
+        ("both/reserve", None),
+        ("ship", "both"),
+    }
+
+
+def test_items_of_a_for_each_are_its_nodes() -> None:
+    graph = plan(node("list"), node("load", "list", kind="for_each"), node("end", "load"))
+    steps = [step("list"), step("load[0]"), step("load[10]", "FAILED"), step("load[2]", "RUNNING")]
+
+    folded_away = drawn(graph, *steps)
+    assert folded_away.keys() == {"list", "load", "end"}
+    assert folded_away["load"].counts == {NodeStatus.SUCCESS: 1, NodeStatus.FAILED: 1, NodeStatus.RUNNING: 1}
+    shown = drawn(graph, *steps, expand=["load"])
+    assert [id for id, each in shown.items() if each.parent == "load"] == ["load[0]", "load[2]", "load[10]"]
+    assert shown["load[10]"].label == "load[10]"
+
+
+def test_many_items_are_folded_and_keep_their_groups_while_they_become_more() -> None:
+    graph = plan(node("load", kind="for_each"))
+    fold = GraphFold(graph)
+
+    def groups(count: int, *expand: str) -> RunGraph:
+        return fold.of_run(snapshot(*(step(f"load[{number}]") for number in range(count))), expand)
+
+    few = groups(200, "load")
+    assert [each.label for each in few.nodes if each.parent == "load"] == [
+        "load[0] … load[59]",
+        "load[60] … load[119]",
+        "load[120] … load[179]",
+        "load[180] … load[199]",
+    ]
+    assert "load[60-119]" in {each.id for each in few.nodes}
+    many = groups(10_000, "load[77]")  # a step is found, wherever it is
+    assert many.steps == 10_000
+    shown = {each.id: each for each in many.nodes}
+    assert shown["load[77]"].parent == "load[60-119]"
+    assert shown["load[0-3599]"].label == "load[0] … load[3599]"
+    assert len(shown) < 200
+
+
+def test_steps_that_the_graph_does_not_name_are_shown_apart() -> None:
+    found = drawn(
+        plan(node("a"), node("~others")), step("a"), step("refund", "RUNNING"), step("x[1]"), expand=["~~others"]
+    )
+
+    assert found["~~others"].label == "Other steps"
+    assert {id for id, each in found.items() if each.parent == "~~others"} == {"refund", "x[1]"}
+
+
+def test_groups_of_a_flow_are_expanded_while_there_is_room() -> None:
+    def flow(groups: int, size: int) -> Graph:
+        nodes: list[GraphNode] = []
+        for group in range(groups):
+            nodes.append(node(f"g{group}", kind="scene"))
+            nodes += [node(f"g{group}/{number}", parent=f"g{group}") for number in range(size)]
+        return Graph(kind="flow", nodes=tuple(nodes))
+
+    assert all(each.is_expanded for each in drawn(flow(5, 10)).values() if each.kind == "scene")
+    large = drawn(flow(50, 50))
+    assert [id for id, each in large.items() if each.is_expanded] == ["g0", "g1"]
+    again = GraphFold(flow(5, 10)).of_run(snapshot(), (), ("g3",))
+    assert [each.id for each in again.nodes if each.kind == "scene" and not each.is_expanded] == ["g3"]
+
+
+@pytest.mark.parametrize("graph", [chain(10_000), fan(9_998), layered(100, 100)], ids=["chain", "fan", "layers"])
+def test_ten_thousand_steps_are_bounded_whatever_is_asked_for(graph: Graph) -> None:
+    fold = GraphFold(graph)
+    steps = tuple(step(each.id, begin=number) for number, each in enumerate(graph.nodes) if number < 5_000)
+    run = snapshot(*steps)
+
+    before = perf_counter()
+    first = fold.of_run(run)
+    took_s = perf_counter() - before
+    everything = fold.of_run(run, [each.id for each in graph.nodes])
+
+    assert first.steps == 10_000
+    assert sum(first.counts.values()) == 10_000
+    assert first.counts[NodeStatus.SUCCESS] == 5_000
+    assert len(first.nodes) <= 60
+    assert len(everything.nodes) <= MOST_NODES + 60
+    parents = {each.id for each in everything.nodes if each.is_expanded}
+    assert {each.parent for each in everything.nodes} == parents | {None}
+    assert took_s < 2.0, f"{took_s} s"
+    print(f"{took_s * 1_000:.0f} ms")
