@@ -119,6 +119,7 @@ def test_a_run_from_its_start_to_its_end(setup: CommandSetup) -> None:
     assert setup.json("signal", "unconsumed", "--finished")["items"] == []
     assert [event["run_seq"] for event in setup.json("run", "events", run_id, "--limit", "2")["items"]] == [1, 2]
     assert setup.json("run", "get", run_id)["status"] == setup.json("run", "snapshot", run_id)["status"] == "COMPLETED"
+    assert setup.json("run", "graph", run_id, "--expand", "a", "--expand", "b")["kind"] == "code"
     again = setup.json("run", "retry", run_id, "--signal-id", "again-1")
     assert again["run_id"] != run_id
     assert setup.hf("run", "start", "echo", "value=x", "--wait").stdout == '"x"\n'

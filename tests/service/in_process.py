@@ -11,7 +11,9 @@ from msgspec import Struct
 
 import holdfast as hf
 from holdfast.app import App
+from holdfast.core.graph import Graph, GraphNode
 from holdfast.engine.options import NodeOptions
+from holdfast.program.definitions import WorkflowDefinition
 from holdfast.service.context import Authenticate, Service, make_service, open_access
 from holdfast.service.http.front import Front
 from holdfast.service.operations import OPERATIONS
@@ -31,6 +33,28 @@ class Approval(Struct, frozen=True):
 
 GIVEN_AWAY: dict[str, str] = {}
 """The completion tokens that activities have given away, by their runs."""
+
+
+class DrawnWorkflow(WorkflowDefinition):
+    """A workflow in code that has a graph, as flows and plans do."""
+
+    def __init__(self, function: Callable[..., Any], drawn: Graph) -> None:
+        super().__init__(function, function.__name__, "1")
+        self._drawn = drawn
+
+    def graph(self) -> Graph:
+        """Return the graph that it was given."""
+        return self._drawn
+
+
+DRAWN = Graph(
+    kind="flow",
+    nodes=(
+        GraphNode(id="charge", label="charge", kind="activity", detail="of the card"),
+        GraphNode(id="after", label="after", kind="scene", depends_on=("charge",)),
+        GraphNode(id="after/ship", label="ship", kind="activity", parent="after"),
+    ),
+)
 
 
 def make_app(limits: hf.Limits | None = None) -> App:
@@ -66,6 +90,11 @@ def make_app(limits: hf.Limits | None = None) -> App:
     @app.workflow
     async def paying(order_id: str) -> str:
         return await charge(order_id)
+
+    async def drawn(order_id: str) -> str:
+        return await charge(order_id)
+
+    app.registry.add_workflow(DrawnWorkflow(drawn, DRAWN))
 
     @app.workflow
     async def asking(who: str) -> bool:

@@ -168,6 +168,34 @@ async def _snapshot(server: InProcessServer, call: Caller) -> None:
     await expect_problem(call, "runs.snapshot", {"run_id": "nowhere"}, "NotFound", 404)
 
 
+@case("runs.graph")
+async def _graph(server: InProcessServer, call: Caller) -> None:
+    run_id = await server.start("drawn", order_id="o-1")
+    await server.until("runs.get", {"run_id": run_id}, lambda run: run["status"] == "PAUSED")
+    graph = await expect_answer(call, "runs.graph", {"run_id": run_id})
+    assert (graph["kind"], graph["steps"], graph["counts"]) == ("flow", 2, {"FAILED": 1, "PENDING": 1})
+    nodes = {node["id"]: node for node in graph["nodes"]}
+    assert nodes.keys() == {"charge", "after", "after/ship"}
+    assert (nodes["charge"]["status"], nodes["charge"]["attempts"]) == ("FAILED", 1)
+    assert nodes["charge"]["completed_at"] >= nodes["charge"]["started_at"]
+    assert nodes["after"] == {
+        "id": "after",
+        "label": "after",
+        "kind": "scene",
+        "status": "PENDING",
+        "depends_on": ["charge"],
+        "counts": {"PENDING": 1},
+        "is_expanded": True,
+    }
+    folded = await expect_answer(call, "runs.graph", {"run_id": run_id, "collapse": ["after"], "expand": ["x", "y"]})
+    assert [node["id"] for node in folded["nodes"]] == ["charge", "after"]
+    shown = (await expect_answer(call, "workflows.get", {"name": "drawn"}))["graph"]
+    assert [node["id"] for node in shown["nodes"]] == ["charge", "after", "after/ship"]
+    coded = await expect_answer(call, "runs.graph", {"run_id": await waiting_order(server)})
+    assert (coded["kind"], coded["nodes"], coded["steps"]) == ("code", [], 0)
+    await expect_problem(call, "runs.graph", {"run_id": "nowhere"}, "NotFound", 404)
+
+
 @case("runs.result")
 async def _result(server: InProcessServer, call: Caller) -> None:
     run_id = await waiting_order(server)

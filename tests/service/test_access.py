@@ -39,9 +39,10 @@ EVERYBODY, VIEWER, OPERATOR, ENGINEER, ADMIN = "everybody", *ROLES
 LEAST = {
     **dict.fromkeys(["system.health", "activities.complete", "activities.fail"], EVERYBODY),
     **dict.fromkeys(
-        "runs.get runs.list runs.events runs.snapshot runs.result runs.query signals.receipt signals.waiting "
-        "signals.waits signals.mailbox signals.unconsumed tasks.list tasks.get tasks.history letters.list letters.get "
-        "workflows.list workflows.get system.stats system.queues system.nodes system.alerts".split(),
+        "runs.get runs.list runs.events runs.snapshot runs.graph runs.result runs.query signals.receipt "
+        "signals.waiting signals.waits signals.mailbox signals.unconsumed tasks.list tasks.get tasks.history "
+        "letters.list letters.get workflows.list workflows.get system.stats system.queues system.nodes "
+        "system.alerts".split(),
         VIEWER,
     ),
     **dict.fromkeys(

@@ -65,6 +65,7 @@ COMMAND_SPECS: dict[str, CommandSpec] = {
     "runs.list": CommandSpec(words="run list", columns=("run_id", "workflow", "status", "created_at", "waiting_kind")),
     "runs.get": CommandSpec(words="run get", arguments=RUN),
     "runs.snapshot": CommandSpec(words="run snapshot", arguments=RUN),
+    "runs.graph": CommandSpec(words="run graph", arguments=RUN),
     "runs.events": CommandSpec(words="run events", arguments=RUN, columns=EVENTS),
     "runs.query": CommandSpec(words="run query", arguments=("run_id", "name"), rest="input", shown="result"),
     "runs.update": CommandSpec(words="run update", arguments=("run_id", "name"), rest="input", shown="result"),

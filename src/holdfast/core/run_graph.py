@@ -133,15 +133,22 @@ class _OfRun:
         self._sum_up()
 
     def _add_unplanned(self) -> None:
-        """Add steps that the graph does not name: items of a for_each to its node, all others to one group."""
+        """Add steps that the graph does not name.
+
+        Items of a for_each belong to its node; a step that follows another, such as `charge:compensate`, stands behind
+        that; all others are in one group.
+        """
         items: dict[str, list[tuple[int, str]]] = {}
         others: list[str] = []
         for step_id in self._steps:
             if step_id in self._nodes:
                 continue
             found = _ITEM.fullmatch(step_id)
+            behind = self._nodes.get(step_id.rpartition(":")[0])
             if found is not None and found[1] in self._nodes:
                 items.setdefault(found[1], []).append((int(found[2]), step_id))
+            elif behind is not None:
+                self._add([replace(self._step_node(behind.parent, step_id), depends_on=(behind.id,))])
             else:
                 others.append(step_id)
         for parent, found_items in items.items():
@@ -173,12 +180,13 @@ class _OfRun:
             level, size = following, size * FOLD_MOST
         self._add([node for _, node in level])
 
-    def _step_node(self, parent: str, step_id: str) -> GraphNode:
-        kind = self._steps[step_id].kind
-        shown: NodeKind = kind if kind in _STEP_KINDS else "activity"  # type: ignore[assignment]
+    def _step_node(self, parent: str | None, step_id: str) -> GraphNode:
+        kind = _STEP_KINDS.get(self._steps[step_id].kind, "activity")
         found = _ITEM.fullmatch(step_id)
-        label = f"{self._nodes[parent].label}[{found[2]}]" if found is not None and found[1] == parent else step_id
-        return GraphNode(id=step_id, label=label, kind=shown, parent=parent)
+        label = step_id.rpartition("/")[2]
+        if found is not None and found[1] == parent:
+            label = f"{self._nodes[parent].label}[{found[2]}]"
+        return GraphNode(id=step_id, label=label, kind=kind, parent=parent)
 
     def _add(self, nodes: Iterable[GraphNode]) -> None:
         for node in nodes:
@@ -322,7 +330,7 @@ class _OfRun:
 
 
 _OPEN_KINDS = GROUP_KINDS - {"for_each"}
-_STEP_KINDS = frozenset({"activity", "timer", "signal", "task", "child"})
+_STEP_KINDS: dict[str, NodeKind] = {kind: kind for kind in ("activity", "timer", "signal", "task", "child")}
 
 
 def _status_of(step: StepSnapshot) -> NodeStatus:

@@ -17,6 +17,7 @@ from msgspec.structs import asdict
 
 from holdfast.core import codec
 from holdfast.core.admission import AdmissionRequest, Overload, RunLimit, check_admission_request, check_limit
+from holdfast.core.graph import Graph
 from holdfast.core.keys import check_idempotency_key
 from holdfast.core.timing import NO_RETRY, Retry
 from holdfast.errors import InvalidInput
@@ -196,6 +197,10 @@ class WorkflowDefinition:
     def form(self, name: str, kind: Any) -> "tuple[Raw, msgspec.json.Decoder[Any]]":
         """Return the JSON Schema of a type as the form of a task, and the decoder of answers; raise if it has none."""
         return self.values.form(kind, f"the form of task {name!r}")
+
+    def graph(self) -> Graph | None:
+        """Return what is drawn of it: of a workflow in code nothing, because its steps are known only as it runs."""
+        return None
 
     @cached_property
     def fingerprint(self) -> str:

@@ -29,7 +29,7 @@ from holdfast.service.auth.throttle import ConcurrencyLimit, ReadLimiter, Refusa
 from holdfast.service.http.loop_watchdog import LoopWatchdog
 from holdfast.service.http.problems import stopping
 from holdfast.service.live.changefeed import ChangeFeeds
-from holdfast.service.live.projections import Alerts, Projections
+from holdfast.service.live.projections import Alerts, GraphFolds, Projections
 from holdfast.service.options import ServiceOptions
 from holdfast.store.port import Store, TaskQuery
 
@@ -172,6 +172,7 @@ class Service(Struct, frozen=True, kw_only=True):
     ids: Ids = SystemIds()
     alerts: Alerts
     projections: Projections
+    graph_folds: GraphFolds
     refusals: RefusalLog
     stopping: asyncio.Event
     change_feeds: ChangeFeeds
@@ -206,6 +207,7 @@ def make_service(
         ids=ids or SystemIds(),
         alerts=alerts,
         projections=Projections(alerts),
+        graph_folds=GraphFolds(),
         refusals=RefusalLog(options.refusals_per_minute),
         stopping=stops,
         change_feeds=ChangeFeeds(app, alerts, options, stops),

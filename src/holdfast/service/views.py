@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Hashable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
@@ -20,10 +20,12 @@ from holdfast.core.events import (
     TaskCompleted,
     TaskCreated,
 )
+from holdfast.core.graph import NodeKind
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import AcceptedSignalResult
-from holdfast.core.snapshot import RunSnapshot, StepError, StepStatus
+from holdfast.core.run_graph import NodeStatus, RunGraph
+from holdfast.core.snapshot import Projection, RunSnapshot, StepError, StepStatus
 from holdfast.core.state import RunStatus
 from holdfast.engine.inbox.tasks import TaskView
 from holdfast.store.decisions import name_of
@@ -250,6 +252,68 @@ def snapshot_view(snapshot: RunSnapshot, is_stale: bool = False) -> SnapshotView
     """Return a projection as callers see it."""
     steps = tuple(shown(StepView, step) for step in snapshot.steps)
     return shown(SnapshotView, snapshot, steps=steps, is_stale=is_stale)
+
+
+class GraphNodeView(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A step of a flow or a plan, or a group of them, and how it stands in a run. What is not there is left out."""
+
+    id: str
+    label: str
+    kind: NodeKind
+    status: NodeStatus
+    parent: str | None = None
+    """The group that it belongs to."""
+
+    depends_on: tuple[str, ...] = ()
+    """What has to end before it begins, among those of the same parent."""
+
+    branch: str = ""
+    """In a cue, the case in which it runs."""
+
+    detail: str = ""
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    attempts: int = 0
+    """How often the step was tried."""
+
+    counts: dict[NodeStatus, int] = {}
+    """Of a group, how many of the steps in it stand in which way."""
+
+    is_expanded: bool = False
+    """Whether the nodes of a group are here."""
+
+    is_critical: bool = False
+    """Whether it is on the critical path."""
+
+    critical_after: str | None = None
+    """Which of those that it depends on is before it on the critical path."""
+
+
+class GraphView(Struct, frozen=True, kw_only=True):
+    """A run's graph, as much of it as is shown. `steps` is how many there are, and `counts` how all of them stand.
+
+    A workflow in code has no graph: `kind` is `code`, and there are no nodes.
+    """
+
+    run_id: str
+    kind: Literal["code", "flow", "plan"]
+    last_event_seq: int
+    steps: int = 0
+    counts: dict[NodeStatus, int] = {}
+    nodes: tuple[GraphNodeView, ...] = ()
+    is_stale: bool = False
+
+
+def graph_view(projection: Projection, graph: RunGraph | None) -> GraphView:
+    """Return a run's graph as callers see it."""
+    snapshot = projection.snapshot
+    view = GraphView(
+        run_id=snapshot.run_id, kind="code", last_event_seq=snapshot.last_event_seq, is_stale=projection.is_stale
+    )
+    if graph is None:
+        return view
+    nodes = tuple(shown(GraphNodeView, node) for node in graph.nodes)
+    return replace(view, kind=graph.kind, steps=graph.steps, counts=graph.counts, nodes=nodes)
 
 
 class AcceptedSignal(Struct, frozen=True, kw_only=True):

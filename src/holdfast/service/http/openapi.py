@@ -193,6 +193,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "runs.list": {"workflow": "order", "status": "PAUSED", "created_from": "2026-01-28T12:00:00Z", "order": "newest"},
     "runs.events": {**_OF_RUN, "after": 12, "limit": 100},
     "runs.snapshot": _OF_RUN,
+    "runs.graph": {**_OF_RUN, "expand": ["load"]},
     "runs.result": {**_OF_RUN, "wait_s": 20.0},
     "runs.query": {**_OF_RUN, "name": "progress", "input": {}},
     "runs.update": {**_OF_RUN, "name": "change_address", "input": {"city": "Ulm"}, "update_id": "form-5"},

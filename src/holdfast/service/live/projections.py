@@ -1,5 +1,7 @@
 """Runs as operators see them, kept up to date on demand, and the alerts that are raised on the way (EVT-6, PRJ-3).
 
+Beside them the graphs of flows and plans, folded once for all their runs.
+
 A projection is a cache: it continues from its watermark, and a lost one is rebuilt from the events. It is brought up to
 date when it is read, so it cannot lag; the change feed, which follows runs over time, reports lag as an alert.
 """
@@ -7,10 +9,14 @@ date when it is read, so it cannot lag; the change feed, which follows runs over
 import asyncio
 from collections import deque
 from collections.abc import Iterable
+from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
+from holdfast.core.graph import Graph
 from holdfast.core.instants import Instant
+from holdfast.core.run_graph import GraphFold
 from holdfast.core.snapshot import Alert, Projection, RunSnapshot, catch_up
 from holdfast.engine.history import head_of
 from holdfast.store.port import Store
@@ -81,3 +87,28 @@ class Projections:
             if len(self._kept) > KEPT:
                 del self._kept[next(iter(self._kept))]
         return projection
+
+
+class Drawable(Protocol):
+    """A definition that may have a graph."""
+
+    def graph(self) -> Graph | None:
+        """Return its graph; None if it has none."""
+        ...
+
+
+class GraphFolds:
+    """The folded graphs of definitions, as long as those are there."""
+
+    def __init__(self) -> None:
+        self._kept: WeakKeyDictionary[Drawable, GraphFold] = WeakKeyDictionary()
+
+    def of(self, definition: Drawable) -> GraphFold | None:
+        """Return the folded graph of a definition; None if it has no graph."""
+        fold = self._kept.get(definition)
+        if fold is None:
+            graph = definition.graph()
+            if graph is None:
+                return None
+            fold = self._kept[definition] = GraphFold(graph)
+        return fold

@@ -33,12 +33,14 @@ from holdfast.service.views import (
     TASK_CONTENTS,
     EventView,
     Failure,
+    GraphView,
     Moment,
     RunStarted,
     RunView,
     SnapshotView,
     event_view,
     failure_of,
+    graph_view,
     instant_of,
     run_view,
     snapshot_view,
@@ -51,6 +53,9 @@ HEAD_BYTES = 1_000
 
 SHOWN_CHARS = 200
 """How much of what a query raised is logged."""
+
+MOST_EXPANDED = 100
+"""How many groups of a graph one request may name."""
 
 logger = logging.getLogger("holdfast.service")
 
@@ -244,6 +249,30 @@ async def snapshot(context: RequestContext, request: OfRun) -> SnapshotView:
     """Return a run with its steps, projected from its events."""
     projection = await context.service.projections.of(context.store, request.run_id)
     return snapshot_view(projection.snapshot, projection.is_stale)
+
+
+class DrawRun(OfRun, frozen=True, kw_only=True):
+    """Which groups of a run's graph to show with what is in them, beside those that are shown anyway."""
+
+    expand: Annotated[
+        tuple[Name, ...], Meta(max_length=MOST_EXPANDED, description="Groups to expand, or steps to show in theirs.")
+    ] = ()
+    collapse: Annotated[tuple[Name, ...], Meta(max_length=MOST_EXPANDED, description="Groups not to expand.")] = ()
+
+
+@operation("runs.graph", "GET /v1/runs/{run_id}/graph", scope="runs:read", errors=OF_A_RUN, reads_much=True)
+async def graph(context: RequestContext, request: DrawRun) -> GraphView:
+    """Return how the steps of a flow or a plan stand in a run, as a graph that is small enough to be drawn.
+
+    What is too large is folded into groups with counts, which `expand` shows. Groups and their names stay the same for
+    the same definition. A workflow in code has no graph.
+    """
+    head = await head_of(context.store, request.run_id)
+    definition = context.runtime.registry.workflow(head.plan_id, head.plan_version)
+    fold = context.service.graph_folds.of(definition)
+    projection = await context.service.projections.of(context.store, request.run_id)
+    drawn = None if fold is None else fold.of_run(projection.snapshot, request.expand, request.collapse)
+    return graph_view(projection, drawn)
 
 
 class AwaitResult(OfRun, frozen=True, kw_only=True):

@@ -1,10 +1,11 @@
 """Workflows: what can be started here, and what its runs take."""
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from holdfast.core.admission import RunLimit
+from holdfast.core.graph import Graph
 from holdfast.errors import NotFound
 from holdfast.program.definitions import Signature, WorkflowDefinition
 from holdfast.service.context import RequestContext
@@ -30,6 +31,7 @@ class WorkflowView(Struct, frozen=True, kw_only=True):
     name: str
     version: str
     doc: str
+    kind: Literal["code", "flow", "plan"]
     input: Schema
     result: Schema
     signals: dict[str, Schema]
@@ -37,19 +39,23 @@ class WorkflowView(Struct, frozen=True, kw_only=True):
     queries: dict[str, Handled]
     updates: dict[str, Handled]
     limit: RunLimit | None = None
+    graph: Graph | None = None
+    """Of a flow, its steps; only where one workflow is asked for."""
 
 
 def _handled(known: dict[str, Signature]) -> dict[str, Handled]:
     return {name: Handled(*signature.schemas()) for name, signature in sorted(known.items())}
 
 
-def _view(context: RequestContext, definition: WorkflowDefinition) -> WorkflowView:
+def _view(context: RequestContext, definition: WorkflowDefinition, *, has_graph: bool = False) -> WorkflowView:
     input, result = definition.signature.schemas()
+    graph = definition.graph()
     limited = context.runtime.registry.workflow_limits.get(definition.name)
     return WorkflowView(
         name=definition.name,
         version=definition.version,
         doc=(definition.function.__doc__ or "").strip(),
+        kind="code" if graph is None else graph.kind,
         input=input,
         result=result,
         signals={name: definition.values.schema(kind) for name, kind in definition.signals.items()},
@@ -57,6 +63,7 @@ def _view(context: RequestContext, definition: WorkflowDefinition) -> WorkflowVi
         queries=_handled(definition.queries),
         updates=_handled(definition.updates),
         limit=None if limited is None else limited.limit,
+        graph=graph if has_graph else None,
     )
 
 
@@ -87,5 +94,5 @@ class OfWorkflow(Request, frozen=True, kw_only=True):
 
 @operation("workflows.get", "GET /v1/workflows/{name}", scope="workflows:read", errors=(NotFound,))
 async def get(context: RequestContext, request: OfWorkflow) -> WorkflowView:
-    """Return one workflow, with the JSON Schemas of what it takes."""
-    return _view(context, context.runtime.registry.workflow(request.name, request.version))
+    """Return one workflow, with the JSON Schemas of what it takes, and of a flow its graph."""
+    return _view(context, context.runtime.registry.workflow(request.name, request.version), has_graph=True)
