@@ -6,7 +6,7 @@ After an operation or an error was added or has changed; a test says when that i
 from collections.abc import Mapping
 from pathlib import Path
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, InvalidInput
 from holdfast.service.http.problems import rpc_code_of, status_of, title_of
 from holdfast.service.operations import DOWNLOADS, OPERATIONS, STREAMS
 from holdfast.service.registry import Operation
@@ -33,9 +33,10 @@ def errors_table() -> str:
 
 
 def _kinds(root: type[HoldfastError]) -> list[type[HoldfastError]]:
-    """Return the errors that are raised: those at the ends of the tree."""
+    """Return the errors that are raised: those at the ends of the tree, and `InvalidInput`, which has one below it."""
     children = [kind for kind in root.__subclasses__() if kind.__module__ == HoldfastError.__module__]
-    return [root] if not children else [kind for child in children for kind in _kinds(child)]
+    raised = [root] if not children or root is InvalidInput else []
+    return [*raised, *(kind for child in children for kind in _kinds(child))]
 
 
 def page_with_tables(text: str) -> str:
