@@ -184,7 +184,7 @@ class _OfRun:
         kind = _STEP_KINDS.get(self._steps[step_id].kind, "activity")
         found = _ITEM.fullmatch(step_id)
         label = step_id.rpartition("/")[2]
-        if found is not None and found[1] == parent:
+        if parent is not None and found is not None and found[1] == parent:
             label = f"{self._nodes[parent].label}[{found[2]}]"
         return GraphNode(id=step_id, label=label, kind=kind, parent=parent)
 
