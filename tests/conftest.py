@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
 
-from tests import kinds, open_transports
+from tests import kinds, open_transports, process_state
 from tests.postgres_server import Databases, Installation
 from tests.s3_server import S3Server
 from tests.server_folder import memory_folder
@@ -37,6 +38,7 @@ if (room := memory_folder()) is not None:
 
 open_transports.watch()
 WATCH = kinds.Watch()
+STATE_BEFORE = pytest.StashKey[dict[str, Any]]()
 KNOWN_IDS = frozenset(contract.read_ids(contract.CONTRACT.read_text(encoding="utf-8")))
 
 
@@ -64,6 +66,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that leaves the process in another state, instead of another that runs later."""
+    item.stash[STATE_BEFORE] = process_state.read()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
     """Watch for processes, from the fixtures on."""
     WATCH.begin(item)
@@ -84,6 +93,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
     yield
     left = open_transports.left_open()
     assert not left, f"this test leaves open: {left}"
+    changed = process_state.changes(item.stash[STATE_BEFORE])
+    assert not changed, f"this test leaves the process changed: {changed}"
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import sqlite3
-import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +28,7 @@ from holdfast.store.payloads import sealed
 from holdfast.store.port import CommitConflict, Committed, Turn
 from holdfast.store.proxy import StoreProxy
 from tests.engine.harness import EngineVariant, wait_for_event
+from tests.process_state import traced_memory
 
 KIB, MIB = 1024, 1024 * 1024
 LARGE = "x" * (300 * KIB)
@@ -313,14 +312,11 @@ async def test_many_large_results_take_no_more_memory_than_a_few(tmp_path: Path)
     megabyte = "m" * MIB
 
     async def measure(runs: int) -> int:
-        gc.collect()
-        tracemalloc.start()
-        for _ in range(runs):
-            run = await app.start(workflows["child"], megabyte)
-            assert len(await run.result()) == MIB
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return peak
+        with traced_memory() as memory:
+            for _ in range(runs):
+                run = await app.start(workflows["child"], megabyte)
+                assert len(await run.result()) == MIB
+            return memory()[1]
 
     options = hf.NodeOptions(cached_runs=5)
     async with asyncio.timeout(120), app.node(f"sqlite:///{tmp_path}/shop.db", options=options):

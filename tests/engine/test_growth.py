@@ -1,6 +1,5 @@
 """What a turn costs follows what has changed, not how much is open: lines of Python are counted, not time."""
 
-import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -16,6 +15,7 @@ from holdfast.engine.turns.draft import TurnDraft
 from holdfast.engine.turns.owned_runs import OwnedRun
 from holdfast.store.types import LoadedRun, RunHead
 from tests.core.driver import SECOND, START, Driver, activity, child, done, timer, wait
+from tests.process_state import no_collections
 
 FEW, MANY = 20, 2_000
 
@@ -30,14 +30,12 @@ def lines_of(work: Callable[[], object]) -> int:
         return trace
 
     before = sys.gettrace()
-    gc.collect()
-    gc.disable()
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-        gc.enable()
+    with no_collections():
+        sys.settrace(trace)
+        try:
+            work()
+        finally:
+            sys.settrace(before)
     return count
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import holdfast as hf
 from tests.engine.harness import EngineVariant
+from tests.process_state import traced_memory
 
 RUNS = 400
 BYTES_PER_RUN = 40
@@ -43,11 +44,8 @@ async def test_finished_runs_leave_nothing_behind(tmp_path_factory: pytest.TempP
         return tracemalloc.get_traced_memory()[0]
 
     async with asyncio.timeout(60), app.node(variant.store):
-        tracemalloc.start(1)
-        try:
+        with traced_memory():
             after = [await many(round * RUNS) for round in range(4)][1:]
             # What is kept for each run is kept in every round; what is made once, such as a cache, only in one.
             kept = min(after[1] - after[0], after[2] - after[1]) / RUNS
-        finally:
-            tracemalloc.stop()
         assert kept < BYTES_PER_RUN, f"{kept:.0f} bytes are kept for each run that has finished"

@@ -16,6 +16,7 @@ from holdfast.app import App
 from holdfast.core.events import ErrorInfo
 from holdfast.errors import NondeterminismError, RunawayWorkflow
 from holdfast.program.loop import DeterministicLoop, Timer, outside_loop, running
+from tests.process_state import no_collections
 from tests.program.core_run import CoreRun, start_core_run
 
 app = App("loop")
@@ -529,14 +530,10 @@ async def waits_with_a_bound() -> None:
 def test_a_program_that_is_let_go_leaves_nothing_to_the_garbage_collector(function: Callable[..., Any]) -> None:
     """Runs that are parked are let go by the thousand, and the collector is patient while nodes are at work."""
     run = start_core_run(function)
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collections():
         run.close()
         del run.replay
         assert gc.collect() == 0
-    finally:
-        gc.enable()
 
 
 class Promise:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -234,6 +235,35 @@ def test_a_forked_process_has_a_watchdog_of_its_own() -> None:
             os._exit(7)
         os._exit(8)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+TRACED_AFTER_A_STRIKE = """
+import sys
+from holdfast.errors import RunawayWorkflow
+from holdfast.program.watchdog import Watch, Watchdog
+
+def spin():
+    while True:
+        pass
+
+try:
+    Watch(0.02, "run-1", "order", Watchdog(0.01)).run(spin)
+except RunawayWorkflow:
+    calls = []
+    getattr(sys, sys.argv[1])(lambda frame, event, arg: calls.append(event))
+    (lambda: None)()
+    getattr(sys, sys.argv[1])(None)
+    print(calls.count("call"))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("tracer", ["setprofile", "settrace"])
+def test_a_process_can_be_traced_after_a_strike(tracer: str) -> None:
+    """A strike that is withdrawn, not raised, leaves a flag set with which Python 3.11 hangs under any tracer."""
+    command = [sys.executable, "-c", TRACED_AFTER_A_STRIKE, tracer]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, check=True)
+    assert done.stdout.split() == ["1"]
 
 
 # --- locks

@@ -1,7 +1,6 @@
 """What callers send is read in time that grows with its size; and little of it before it is known who they are."""
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from holdfast.service.operations import OPERATIONS
 from holdfast.service.paging import decode_cursor
 from holdfast.service.registry import RequestBinder, refusal
 from holdfast.store.sql import words_of
+from tests.process_state import no_collections
 from tests.service.in_process import serve_in_process
 from tests.service.test_server import socketed
 from tests.service.token_callers import bearer_header, serve_with_tokens, token_for
@@ -140,15 +140,14 @@ def _of_text(text: bytes) -> list[Callable[[], object]]:
 def _seconds(work: Callable[[], object]) -> float:
     """Return how long it takes at best, in time of this thread: what others do on the machine does not count."""
     best = 1e9
-    gc.disable()  # what it costs depends on all the objects of the tests
-    for _ in range(3):
-        before = time.thread_time()
-        with suppress(HoldfastError):
-            work()
-        best = min(best, time.thread_time() - before)
-        if best > 1.0:
-            break
-    gc.enable()
+    with no_collections():
+        for _ in range(3):
+            before = time.thread_time()
+            with suppress(HoldfastError):
+                work()
+            best = min(best, time.thread_time() - before)
+            if best > 1.0:
+                break
     return best
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import tracemalloc
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from hashlib import sha256
@@ -38,6 +37,7 @@ from holdfast.store.object_artifacts import PART_BYTES, ObjectArtifacts
 from holdfast.store.proxy import StoreProxy
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import new_run
+from tests.process_state import traced_memory
 from tests.s3_server import S3Server
 
 MIB = 1024 * 1024
@@ -112,14 +112,13 @@ async def test_a_large_artifact_passes_in_chunks(store: ArtifactStore, request: 
         return chunks_of(*([os.urandom(16) * 65_536] * (size // MIB)))
 
     is_in_memory = request.node.callspec.params["store"] == "bucket"
-    tracemalloc.start()
-    artifact = await artifacts.put(PLACE, "run-1", source(), "film", 0)
-    seen = 0
-    async for chunk in artifacts.open(artifact):
-        assert len(chunk) <= 4 * MIB
-        seen += len(chunk)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with traced_memory() as memory:
+        artifact = await artifacts.put(PLACE, "run-1", source(), "film", 0)
+        seen = 0
+        async for chunk in artifacts.open(artifact):
+            assert len(chunk) <= 4 * MIB
+            seen += len(chunk)
+        peak = memory()[1]
     assert seen == size == artifact.size_bytes
     if not is_in_memory:
         assert peak < 3 * PART_BYTES

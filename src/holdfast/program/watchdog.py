@@ -21,9 +21,13 @@ piece:
 
 1. A thread is struck only under the lock, and only while its watch is in `watched`.
 2. To leave, a watch first removes itself. At most two strikes can reach it after that: one that is pending, and one
-   that was under way. Then it acquires the lock, so that none is under way, and withdraws what is pending.
+   that was under way. Then it acquires the lock, so that none is under way, and takes what is pending.
 3. Either strike may interrupt the leaving itself. So leaving is tried three times, each within the handler of the one
    before; nothing can interrupt the third. The interpreter raises at calls and backward jumps, not between them.
+4. What is pending is taken by raising and catching it, never by `PyThreadState_SetAsyncExc(thread, NULL)`. That
+   forgets the exception but leaves the interpreter's flag for it set, in Python 3.11 and 3.12 for the life of the
+   process and in every thread: each call takes the slow path then, and 3.11 never gets past the first call under a
+   profiler, a debugger or `coverage`.
 """
 
 import ctypes
@@ -81,10 +85,15 @@ class Watchdog:
         self._bell.set()
 
     def settle(self, thread_id: int, watch: "Watch") -> None:
-        """Make sure that nothing more is raised in a thread that is no longer watched."""
+        """Make sure that nothing more is raised in this thread, which is no longer watched."""
         with self._lock:
             if watch.where:
-                _set_async_exc(thread_id, _NOTHING)
+                try:
+                    _set_async_exc(thread_id, _OVERDUE)  # in place of the pending one, and raised by this call
+                    while True:
+                        pass
+                except Overdue:
+                    pass
 
     def _run(self) -> None:
         self.is_asleep = False
@@ -180,7 +189,6 @@ _set_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_objec
     ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
 )
 _OVERDUE = ctypes.py_object(Overdue)
-_NOTHING: "ctypes.py_object[type[Overdue]]" = ctypes.py_object()
 
 _WATCHDOG = Watchdog()
 if hasattr(os, "register_at_fork"):
