@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from holdfast import errors
-from holdfast.app import Activity, App, Workflow
+from holdfast.app import Activity, App, Flow, Workflow
 from holdfast.core.audit import Caller
 from holdfast.core.events import ArtifactRef as Artifact
 from holdfast.core.events import Event
@@ -36,6 +36,7 @@ from holdfast.program.api import (
     uuid4,
     wait_until,
 )
+from holdfast.program.flow.steps import Act, Child, Chorus, Cue, Scene, Signal, Sleep, Task
 from holdfast.program.secrets import Secret, SecretProvider, SecretScope
 from holdfast.program.signals import signals, wait_signal
 from holdfast.program.tasks import Escalation, task
@@ -69,6 +70,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "Act",
     "Activity",
     "Actor",
     "App",
@@ -76,16 +78,20 @@ __all__ = [
     "ArtifactStore",
     "Artifacts",
     "Caller",
+    "Child",
+    "Chorus",
     "Completed",
     "CompletedWithoutResult",
     "ControlRequest",
     "Converter",
+    "Cue",
     "DeadLetterPolicy",
     "Encryption",
     "EnvironmentSecrets",
     "Escalation",
     "Event",
     "FileSecrets",
+    "Flow",
     "FolderArtifacts",
     "Indeterminate",
     "JsonFormatter",
@@ -103,15 +109,19 @@ __all__ = [
     "Retry",
     "RunHandle",
     "Saga",
+    "Scene",
     "Secret",
     "SecretFilter",
     "SecretProvider",
     "SecretScope",
     "ServiceOptions",
     "Settings",
+    "Signal",
+    "Sleep",
     "SqliteStore",
     "StoredObject",
     "StreamCodec",
+    "Task",
     "Workflow",
     "activity_context",
     "continue_as_new",

@@ -14,13 +14,14 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from functools import update_wrapper
 from types import FrameType
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, get_args, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, get_args, overload
 
 from msgspec.structs import replace
 
 from holdfast.clock import Ids, Rng, SystemIds, SystemRng
 from holdfast.core.dead_letters import DeadLetter, Reason
 from holdfast.core.events import ArtifactRef
+from holdfast.core.graph import Graph
 from holdfast.core.index_rows import Wait
 from holdfast.core.keys import check_name, check_signal_name, require_step_name
 from holdfast.core.messages import AcceptedSignalResult
@@ -50,6 +51,8 @@ from holdfast.program.definitions import (
     failure_policy,
     milliseconds,
 )
+from holdfast.program.flow.definition import FlowDefinition
+from holdfast.program.flow.steps import ClosePolicy, Step
 from holdfast.program.secrets import Secret, SecretProvider
 from holdfast.program.values import Converter, Values
 from holdfast.registry import Registry
@@ -65,13 +68,12 @@ from holdfast.store.validation import check_node_name, check_ownership
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
 LIFE_DIGITS = 12
 """How many characters of a new id distinguish one life of a node from others of the same name."""
-
-ClosePolicy = Literal["await", "abandon", "cancel"]
 
 
 class Workflow(Generic[P, R]):
@@ -79,7 +81,8 @@ class Workflow(Generic[P, R]):
 
     def __init__(self, definition: WorkflowDefinition, close_policy: ClosePolicy = "await") -> None:
         self.definition = definition
-        self._close_policy = close_policy
+        self.close_policy: ClosePolicy = close_policy
+        """What becomes of a child when its parent ends."""
         update_wrapper(self, definition.function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
@@ -87,14 +90,37 @@ class Workflow(Generic[P, R]):
         program = current_program()
         if program is None:
             return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
-        return program.run_child(self.definition, args, kwargs, self._close_policy)
+        return program.run_child(self.definition, args, kwargs, self.close_policy)
 
     def options(self, *, close_policy: ClosePolicy) -> "Workflow[P, R]":
         """Return the same workflow with another policy for children: what becomes of one when its parent ends."""
-        if close_policy not in get_args(ClosePolicy):
-            known = ", ".join(get_args(ClosePolicy))
-            raise InvalidInput(f"close_policy is one of {known}, not {close_policy!r}", field="close_policy")
-        return Workflow(self.definition, close_policy)
+        return Workflow(self.definition, checked_close_policy(close_policy))
+
+
+class Flow(Workflow[[S], S], Generic[S]):
+    """A registered flow: a workflow that is written as a tree of steps around a state. See `App.flow`."""
+
+    definition: FlowDefinition
+
+    def options(self, *, close_policy: ClosePolicy) -> "Flow[S]":
+        """Return the same flow with another policy for children: what becomes of one when its parent ends."""
+        return Flow(self.definition, checked_close_policy(close_policy))
+
+    def graph(self) -> Graph:
+        """Return the tree as it is drawn."""
+        return self.definition.graph()
+
+    def mermaid(self) -> str:
+        """Return the tree as a flowchart of Mermaid."""
+        return self.definition.graph().mermaid()
+
+
+def checked_close_policy(close_policy: ClosePolicy) -> ClosePolicy:
+    """Return the policy for a child; raise if there is no such policy."""
+    if close_policy not in get_args(ClosePolicy):
+        known = ", ".join(get_args(ClosePolicy))
+        raise InvalidInput(f"close_policy is one of {known}, not {close_policy!r}", field="close_policy")
+    return close_policy
 
 
 class Activity(Generic[P, R]):
@@ -107,8 +133,10 @@ class Activity(Generic[P, R]):
         idempotency_key: str | None = None,
     ) -> None:
         self.definition = definition
-        self._options = options or definition.options
-        self._idempotency_key = idempotency_key
+        self.call_options = options or definition.options
+        """The options of the calls made through it."""
+        self.call_key = idempotency_key
+        """The idempotency key of the calls made through it, if it is not the definition that computes one."""
         update_wrapper(self, definition.function)
 
     def options(self, **changes: Any) -> "Activity[P, R]":
@@ -116,17 +144,17 @@ class Activity(Generic[P, R]):
 
         `idempotency_key`, a text, is the key of these calls, whatever the definition computes.
         """
-        key = self._idempotency_key
+        key = self.call_key
         if "idempotency_key" in changes:
             key = checked_key(changes.pop("idempotency_key"))
-        return Activity(self.definition, _options(self._options, **changes), key)
+        return Activity(self.definition, _options(self.call_options, **changes), key)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Run it as a durable step inside a workflow; outside one only call the function. Either is to be awaited."""
         program = current_program()
         if program is None:
             return self._plain(args, kwargs)
-        return program.run_activity(self.definition, args, kwargs, self._options, self._idempotency_key)
+        return program.run_activity(self.definition, args, kwargs, self.call_options, self.call_key)
 
     async def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         result = self.definition.function(*args, **kwargs)
@@ -224,9 +252,7 @@ class App:
         """
         for signal_name in signals or ():
             check_signal_name(signal_name)
-        problem = check_name("version", version)
-        if problem is not None or "|" in version:
-            raise problem or InvalidInput(f"version may not contain '|': {version!r}", field="version")
+        _check_version(version)
 
         def register(function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:
             definition = WorkflowDefinition(
@@ -242,6 +268,36 @@ class App:
             return Workflow(definition)
 
         return register if function is None else register(function)
+
+    def flow(
+        self,
+        name: str,
+        state: type[S],
+        root: Step[S],
+        *,
+        version: str = "1",
+        doc: str = "",
+        allow_other_signals: bool = False,
+        **limits: Unpack[LimitOptions],
+    ) -> Flow[S]:
+        """Register a flow: a tree of steps around a state of this type (a dataclass, a Struct, a model of pydantic).
+
+        It is started with the state, and its result is the last one. The signals in the tree are declared with it.
+        `doc` says what it is for. The other arguments are those of `workflow`; `key` is a function of `state`.
+        """
+        require_step_name("a flow's name", name)
+        _check_version(version)
+        definition = FlowDefinition(
+            name,
+            state,
+            root,
+            version,
+            doc=doc,
+            allows_other_signals=allow_other_signals,
+            values=self.registry.values,
+        )
+        self.registry.add_workflow(definition, WorkflowLimit(limits, definition.signature) if limits else None)
+        return Flow(definition)
 
     @overload
     def activity(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Activity[P, R]: ...
@@ -563,6 +619,12 @@ def termination_signal() -> Iterator["asyncio.Future[str]"]:
     finally:
         for ending, handler in before.items():
             signal.signal(ending, handler if handler is not None else signal.SIG_DFL)
+
+
+def _check_version(version: str) -> None:
+    problem = check_name("version", version)
+    if problem is not None or "|" in version:
+        raise problem or InvalidInput(f"version may not contain '|': {version!r}", field="version")
 
 
 def _settings(address: str | None, limits: Limits | None) -> Settings:

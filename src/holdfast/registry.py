@@ -11,6 +11,9 @@ from holdfast.errors import InvalidInput, NotFound, VersionMismatch
 from holdfast.limits import Limits
 from holdfast.program.coroutine import CoroutineProgram
 from holdfast.program.definitions import ActivityDefinition, WorkflowDefinition, WorkflowLimit
+from holdfast.program.flow.definition import FlowDefinition
+from holdfast.program.flow.program import FlowProgram
+from holdfast.program.port import Program
 from holdfast.program.secrets import SecretProvider
 from holdfast.program.values import PLAIN, Values
 
@@ -113,14 +116,14 @@ class Registry:
         """Return the fingerprint of each workflow's code: it differs where the code of the same version does."""
         return {key: definition.fingerprint for key, definition in self.workflows.items()}
 
-    def begin(
-        self, run_id: str, plan_id: str, plan_version: str, depth: int, input: Raw, rotation: int
-    ) -> CoroutineProgram:
+    def begin(self, run_id: str, plan_id: str, plan_version: str, depth: int, input: Raw, rotation: int) -> Program:
         """Make the program of a run; raise `VersionMismatch` if the version that it was started with is missing."""
         definition = self.workflows.get((plan_id, plan_version))
         if definition is None:
             known = sorted(version for name, version in self.workflows if name == plan_id)
             raise VersionMismatch(f"run {run_id} needs version {plan_version!r} of {plan_id!r}; known are {known}")
+        if isinstance(definition, FlowDefinition):
+            return FlowProgram(definition, run_id, input, rotation, depth, self._limits, self._turn_s)
         return CoroutineProgram(definition, run_id, input, rotation, depth, self._limits, MOST_CALLBACKS, self._turn_s)
 
     def check_result(self, step: e.Body, result: Raw) -> None:

@@ -264,7 +264,7 @@ class CoroutineProgram:
         except InvalidInput:  # parameters that were removed, or have another type now
             return False
 
-    def where(self, command: c.Command | None) -> str:
+    def where(self, command: c.Command | None, event: Event | None = None) -> str:
         """Return the line of source that opened a step; for any other command, the line where the program waits."""
         step_id = getattr(command, "step_id", "")
         future, timer = self._waiting.get(step_id), self._timers.get(step_id)

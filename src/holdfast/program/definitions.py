@@ -50,7 +50,8 @@ class Signature:
             (p.name, kinds[p.name]) if p.default is p.empty else (p.name, kinds[p.name], p.default) for p in parameters
         ]
         self.values = values
-        self._hints = [hints[p.name] for p in parameters if p.name in hints]
+        self.hints = {p.name: hints[p.name] for p in parameters if p.name in hints}
+        """The annotated types of the parameters, by their names."""
         self.names = [p.name for p in parameters]
         self._signature = signature.replace(parameters=parameters)
         try:
@@ -65,7 +66,7 @@ class Signature:
         self._decoder = values.new_decoder(self._model)
         self._positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self._known = frozenset(self.names)
-        self._required = frozenset(p.name for p in parameters if p.default is p.empty)
+        self.required = frozenset(p.name for p in parameters if p.default is p.empty)
         self._all_positional = len(parameters) if len(self._positional) == len(parameters) else -1
         self.result_type = hints.get("return", Any)
         if self.result_type in (NoReturn, Never):
@@ -97,7 +98,7 @@ class Signature:
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if not kwargs and len(args) == self._all_positional:
             return dict(zip(self._positional, args, strict=True))  # the usual call, on a short path
-        if not args and self._required <= kwargs.keys() <= self._known:  # the usual call of a service
+        if not args and self.required <= kwargs.keys() <= self._known:  # the usual call of a service
             return {name: kwargs[name] for name in self.names if name in kwargs}
         try:
             return self._signature.bind(*args, **kwargs).arguments
@@ -131,7 +132,7 @@ class Signature:
 
     def takes(self, kind: type) -> bool:
         """Return whether values of this type may be among the arguments, also inside of others."""
-        return any(part is kind for hint in self._hints for part in parts_of(hint, set()))
+        return any(part is kind for hint in self.hints.values() for part in parts_of(hint, set()))
 
     def schemas(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the JSON Schemas of the arguments and of the result."""

@@ -94,8 +94,11 @@ class Program(Protocol):
         """Return whether a step has the input that was recorded, whatever its JSON looks like; at replay only."""
         ...
 
-    def where(self, command: Command | None) -> str:
-        """Return the line of source that issued the command, or where the program waits, for an error message."""
+    def where(self, command: Command | None, event: Event | None = None) -> str:
+        """Return the line of source that issued the command, or where the program waits, for an error message.
+
+        The event is what the history has instead.
+        """
         ...
 
     def close(self) -> None:

@@ -232,7 +232,7 @@ class Replay:
         self, event: Event, expected: str, command: c.Command | None, given: str = ""
     ) -> NondeterminismError:
         found = _describe(command) + given if command is not None else "nothing"
-        where = self.program.where(command) if self.program is not None else ""
+        where = self.program.where(command, event) if self.program is not None else ""
         return NondeterminismError(
             f"event {event.run_seq}: the history has {expected}; the code asks for {found}{where}",
             run_seq=event.run_seq,

@@ -60,7 +60,7 @@ async def wait_signal(
     is consumed, and `InvalidInput` is raised.
     """
     program = require_program("wait_signal")
-    _check_on_misfit(on_misfit)
+    check_on_misfit(on_misfit)
     check_signal_name(name)
     kind = _kind(program, name, kind)
     _check_plain("condition", condition)
@@ -104,7 +104,7 @@ def signals(
     """
     program = require_program("signals")
     check_signal_name(name)
-    _check_on_misfit(on_misfit)
+    check_on_misfit(on_misfit)
     return Signals(program, name, _kind(program, name, kind), _until(program, timeout), on_misfit)
 
 
@@ -211,7 +211,8 @@ class _Skipped(Exception):
     """An operator has skipped the wait."""
 
 
-def _check_on_misfit(on_misfit: Any) -> None:
+def check_on_misfit(on_misfit: Any) -> None:
+    """Raise `InvalidInput` if there is no such policy."""
     if on_misfit not in _ON_MISFIT:
         raise InvalidInput(f"on_misfit is one of {', '.join(_ON_MISFIT)}, not {on_misfit!r}", field="on_misfit")
 

@@ -20,8 +20,8 @@ from holdfast.core.instants import Instant
 from holdfast.core.keys import check_name, require_step_name
 from holdfast.core.tasks import Check
 from holdfast.errors import InvalidInput
-from holdfast.program.coroutine import CoroutineProgram, require_program
-from holdfast.program.definitions import milliseconds
+from holdfast.program.coroutine import require_program
+from holdfast.program.definitions import WorkflowDefinition, milliseconds
 from holdfast.program.port import Program
 
 T = TypeVar("T")
@@ -95,38 +95,86 @@ async def task(
     the task is overdue and stays open. If an operator skips the task, this returns None.
     """
     program = require_program("task")
-    _check_names(name, roles, assignee)
-    for field, text in (("route", route), ("task_type", task_type)):
-        problem = None if text == "" else check_name(field, text)
-        if problem is not None:
-            raise problem
-    counts = (approvals, approvals if of is None else of)
-    if any(type(count) is not int or count >= MOST_PEOPLE for count in counts) or not 1 <= counts[0] <= counts[1]:
-        raise InvalidInput(f"task {name!r}: {approvals!r} approvals of {of!r} cannot be given", field="approvals")
-    schema, decoder = program.definition.form(name, form)
-    program.definition.forms[_form_key(bytes(schema))] = decoder
-    command = c.AskHuman(
-        step_id=program.name_step(name),
-        name=name,
-        task_type=task_type,
-        route=route,
-        payload=program.bounded(program.definition.values.encode(payload), f"the payload of task {name!r}"),
-        form=schema,
-        roles=tuple(roles),
+    details = TaskDetails(
+        roles=roles,
         assignee=assignee,
-        due_at=_due_at(program, due),
-        remind_ms=milliseconds(remind),
-        escalation=_escalated(name, escalate),
+        due=due,
+        route=route,
+        task_type=task_type,
+        remind=remind,
+        escalate=escalate,
         approvals=approvals,
         of=of,
     )
+    details.check(name)
+    schema, decoder = known_form(program.definition, name, form)
+    encoded = program.bounded(program.definition.values.encode(payload), f"the payload of task {name!r}")
+    command = details.command(program.name_step(name), name, schema, encoded, program.now())
     answer = await program.step(command)
     if answer is None:
         program.skipped += (command.step_id,)
         return None
-    if approvals == 1 and of is None:
-        return codec.decode_with(decoder, answer)
-    return [codec.decode_with(decoder, one) for one in codec.decode(answer, list[Raw])]
+    return details.answer_of(answer, decoder)
+
+
+class TaskDetails(Struct, frozen=True, kw_only=True):
+    """What a task is asked with, beside its name, its form and its payload."""
+
+    roles: Sequence[str] = ()
+    assignee: str | None = None
+    due: Due = None
+    route: str = ""
+    task_type: str = ""
+    remind: timedelta | None = None
+    escalate: Escalation | None = None
+    approvals: int = 1
+    of: int | None = None
+
+    def check(self, name: str) -> None:
+        """Raise `InvalidInput` if a task of this name cannot be asked so."""
+        _check_names(name, self.roles, self.assignee)
+        for field, text in (("route", self.route), ("task_type", self.task_type)):
+            problem = None if text == "" else check_name(field, text)
+            if problem is not None:
+                raise problem
+        least, most = self.approvals, self.approvals if self.of is None else self.of
+        if any(type(count) is not int or count >= MOST_PEOPLE for count in (least, most)) or not 1 <= least <= most:
+            problem_text = f"task {name!r}: {self.approvals!r} approvals of {self.of!r} cannot be given"
+            raise InvalidInput(problem_text, field="approvals")
+        _due_at(0, self.due)
+        milliseconds(self.remind)
+        _escalated(name, self.escalate)
+
+    def command(self, step_id: str, name: str, form: Raw, payload: Raw, now: Instant) -> c.AskHuman:
+        """Return the command that asks."""
+        return c.AskHuman(
+            step_id=step_id,
+            name=name,
+            task_type=self.task_type,
+            route=self.route,
+            payload=payload,
+            form=form,
+            roles=tuple(self.roles),
+            assignee=self.assignee,
+            due_at=_due_at(now, self.due),
+            remind_ms=milliseconds(self.remind),
+            escalation=_escalated(name, self.escalate),
+            approvals=self.approvals,
+            of=self.of,
+        )
+
+    def answer_of(self, answer: Raw, decoder: "msgspec.json.Decoder[Any]") -> Any:
+        """Return the answer; the list of all if several people are asked."""
+        if self.approvals == 1 and self.of is None:
+            return codec.decode_with(decoder, answer)
+        return [codec.decode_with(decoder, one) for one in codec.decode(answer, list[Raw])]
+
+
+def known_form(definition: WorkflowDefinition, name: str, form: Any) -> "tuple[Raw, msgspec.json.Decoder[Any]]":
+    """Return the JSON Schema of a form and its decoder, which the definition keeps to check answers."""
+    schema, decoder = definition.form(name, form)
+    definition.forms[_form_key(bytes(schema))] = decoder
+    return schema, decoder
 
 
 def answer_check(program: Program | None) -> Check | None:
@@ -164,13 +212,13 @@ def _check_names(name: str, roles: Sequence[str], assignee: str | None) -> None:
             raise problem
 
 
-def _due_at(program: CoroutineProgram, due: Due) -> Instant | None:
+def _due_at(now: Instant, due: Due) -> Instant | None:
     if isinstance(due, datetime):
         if due.tzinfo is None:
             raise InvalidInput(f"due: {due!r} has no time zone", field="due")
         return round(due.timestamp() * 1_000_000)
     after_ms = milliseconds(due)
-    return None if after_ms is None else program.now() + after_ms * 1_000
+    return None if after_ms is None else now + after_ms * 1_000
 
 
 def _escalated(name: str, escalate: Escalation | None) -> EscalationRule | None:

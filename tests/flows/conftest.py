@@ -1,0 +1,5 @@
+"""Flows are tested where code is: on two stores, with programs kept in memory and with every turn replayed."""
+
+from tests.engine.conftest import address, variant
+
+__all__ = ["address", "variant"]
