@@ -44,6 +44,7 @@ from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import (
     ActivityDefinition,
     ActivityOptions,
+    ClosePolicy,
     LimitOptions,
     WorkflowDefinition,
     WorkflowLimit,
@@ -52,7 +53,7 @@ from holdfast.program.definitions import (
     milliseconds,
 )
 from holdfast.program.flow.definition import FlowDefinition
-from holdfast.program.flow.steps import ClosePolicy, Step
+from holdfast.program.flow.steps import Step
 from holdfast.program.secrets import Secret, SecretProvider
 from holdfast.program.values import Converter, Values
 from holdfast.registry import Registry

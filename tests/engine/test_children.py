@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.app import ClosePolicy
 from holdfast.core.state import CANCELLED, COMPLETED, RUNNING
 from holdfast.errors import ChildFailed, RunCancelled, RunFailed
 from holdfast.limits import NESTED_RUNS
+from holdfast.program.definitions import ClosePolicy
 from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.app import ClosePolicy
 from holdfast.core.invariants import check
 from holdfast.core.messages import Actor
 from holdfast.core.state import RunStatus
 from holdfast.errors import ChildFailed, InvalidInput
+from holdfast.program.definitions import ClosePolicy
 from holdfast.service.auth.tenancy import seen_by
 from holdfast.store.inspect import system_view
 from holdfast.store.port import RunQuery, Store, TaskQuery

@@ -219,6 +219,9 @@ def note_handler(
 
 OnFailure = Literal["raise", "pause"]
 
+ClosePolicy = Literal["await", "abandon", "cancel"]
+"""What becomes of a child when its parent ends."""
+
 
 class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How an activity is executed. Each can be set on the definition and for one call."""

@@ -14,7 +14,13 @@ from typing import Any, Generic, Literal, Protocol, Self, TypeVar, get_args
 
 from holdfast.core.keys import check_signal_name, require_step_name
 from holdfast.errors import InvalidInput
-from holdfast.program.definitions import ActivityDefinition, ActivityOptions, WorkflowDefinition, milliseconds
+from holdfast.program.definitions import (
+    ActivityDefinition,
+    ActivityOptions,
+    ClosePolicy,
+    WorkflowDefinition,
+    milliseconds,
+)
 from holdfast.program.signals import OnMisfit, check_on_misfit
 from holdfast.program.tasks import Due, Escalation, TaskDetails
 
@@ -26,8 +32,6 @@ ChorusPolicy = Literal["fail-fast", "fail-after-all", "partial"]
 `fail-fast` gives up the other branches and fails. `fail-after-all` fails when every branch has ended. `partial` undoes
 the failed branch and goes on with the others; it fails only if no branch is left.
 """
-
-ClosePolicy = Literal["await", "abandon", "cancel"]
 
 
 class RegisteredActivity(Protocol):
