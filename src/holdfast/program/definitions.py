@@ -116,7 +116,7 @@ class Signature:
         The values of those in `later` are not known yet.
         """
         for name in self.names:
-            if name in self._required and name not in arguments:
+            if name in self.required and name not in arguments:
                 yield name, f"{self.name} needs the argument {name!r}"
         kinds = {field.name: field.type for field in msgspec.structs.fields(self._model)}
         for name, value in arguments.items():
