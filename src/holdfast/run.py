@@ -88,6 +88,14 @@ class RunHandle(Generic[R]):
         )
         return codec.decode(answer, Any)
 
+    async def state(self) -> R:
+        """Return the present state of a flow, as its type. While branches are at work, it is the one before them."""
+        answer = await self._outside().query(self.run_id, "state", codec.encode({}), self._caller)
+        definition = self._definition
+        if definition is None:
+            return cast(R, codec.decode(answer, Any))
+        return cast(R, definition.values.decode(answer, definition.signature.result_type))
+
     # --- what is sent to it
 
     async def signal(

@@ -11,11 +11,11 @@ activity returns is in its own event, so a flow of plain activities has no marke
 it behind the flow's back.
 
 **Failure.** An error goes up to the chorus or the root that deals with it. The root, and a `partial` chorus for one
-branch, undo what was completed there, in reverse order of completion; see `_Undoing`. What is being undone is not
+branch, undo what was completed there, in reverse order of completion; see `Undoing`. What is being undone is not
 given up any more, whatever happens.
 
-**Rotation.** The program rotates the history by itself when that is long and nothing is open. The input of the next
-part is its `_Cursor`: the frames that are under way with their states, and what could still have to be undone.
+**Rotation.** The program rotates the history by itself when that is long, wherever it is: open steps are carried over.
+The input of the next part is its position (`cursor.py`).
 """
 
 import asyncio
@@ -30,6 +30,7 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
+from holdfast.core.state import carried_steps
 from holdfast.errors import (
     ActivityFailed,
     ChildFailed,
@@ -40,8 +41,9 @@ from holdfast.errors import (
     RunError,
     SignalHandlerFailed,
 )
-from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS, NESTED_RUNS, Limits
+from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS, EVENT_BYTES, NESTED_RUNS, Limits
 from holdfast.program.definitions import WorkflowDefinition, child_run_id, milliseconds
+from holdfast.program.flow.cursor import Frame, Position, Undoing, restored, saved
 from holdfast.program.flow.definition import Call, FlowDefinition, Node
 from holdfast.program.flow.merge import merged
 from holdfast.program.flow.steps import Act, Child, Chorus, Cue, Signal, Sleep, Task
@@ -56,65 +58,24 @@ _Result = tuple[Raw, ErrorInfo | None]
 """The state after a step that has ended, and the error if it has failed."""
 
 
-class Frame:
-    """A group that is under way."""
-
-    __slots__ = ("ended", "failed", "node", "parent", "position", "state", "steps", "way")
-
-    def __init__(self, node: Node, parent: "Frame | None", state: Raw) -> None:
-        self.node = node
-        self.parent = parent
-        self.state = state
-        """The present state; of a chorus, the one at its entry."""
-        self.steps = node.steps
-        self.way = ""
-        """The choice of a cue."""
-        self.position = 0
-        self.ended: dict[str, Raw] = {}
-        """The states of the branches of a chorus that have succeeded, by name."""
-        self.failed: dict[str, ErrorInfo] = {}
-        """The errors of the branches that have failed, by name."""
-
-
-class _Undoing:
-    """What is undone, one step after the other: of the whole flow, or of one branch of a chorus."""
-
-    __slots__ = ("branch", "error", "failures", "frame", "left", "open")
-
-    def __init__(self, frame: Frame | None, branch: Node | None, error: ErrorInfo | None) -> None:
-        self.frame = frame
-        self.branch = branch
-        """The branch of the frame's chorus; None for the whole flow."""
-        self.error = error
-        """Why; None if the run is cancelled."""
-        self.left: list[tuple[Node, Raw]] = []
-        self.open: set[str] = set()
-        self.failures: list[ErrorInfo] = []
-
-
 class FlowProgram:
     """One run of a flow."""
 
     __slots__ = (
+        "_at",
         "_commands",
         "_depth",
         "_flow",
-        "_frames",
         "_handled",
         "_input",
-        "_is_cancelling",
         "_is_done",
         "_limits",
+        "_not_before",
         "_now",
-        "_open",
-        "_root",
         "_rotation",
         "_run_id",
         "_size",
         "_steps",
-        "_strays",
-        "_undo",
-        "_undoing",
         "_watch",
         "definition",
         "handlers",
@@ -151,15 +112,10 @@ class FlowProgram:
         self._watch = Watch(turn_s, run_id, definition.name)
         self._now: Instant = 0
         self._commands: dict[str, c.Command] = {}
-        self._root: Frame | None = None
-        self._frames: dict[str, Frame] = {}
-        self._open: dict[str, tuple[Node, Frame | None]] = {}
-        self._undo: list[tuple[Node, Raw]] = []
-        self._undoing: list[_Undoing] = []
-        self._strays: list[tuple[Node, ErrorInfo]] = []
-        self._is_cancelling = False
+        self._at = Position(Frame(definition.root, None, NULL))
         self._is_done = False
         self._handled = 0
+        self._not_before = 0
         self._steps = 0
         self._size = 0
 
@@ -173,6 +129,8 @@ class FlowProgram:
             take = _ON_EVENT.get(type(event.data))
             if take is not None:
                 take(self, event)
+                if not self._is_done:
+                    self._rotate_if_long()
         commands, self._commands = list(self._commands.values()), {}
         return commands
 
@@ -205,7 +163,7 @@ class FlowProgram:
         function = self.handlers.get(step_id)
         if function is None:
             return None
-        node, frame = self._open[step_id]
+        node, frame = self._at.open[step_id]
         assert isinstance(node.step, Signal)
         assert frame is not None
         kind, state = node.step.kind, frame.state
@@ -229,15 +187,7 @@ class FlowProgram:
     @property
     def state(self) -> Raw:
         """The present state: in a chorus, the one at its entry."""
-        frame = self._root
-        if frame is None:
-            return NULL
-        while frame.position < len(frame.steps):
-            inner = self._frames.get(frame.steps[frame.position].path)
-            if inner is None or isinstance(frame.node.step, Chorus):
-                break
-            frame = inner
-        return frame.state
+        return self._at.state
 
     def has_recorded_input(self, command: c.RunActivity | c.StartChild, recorded: Raw) -> bool:
         """Return whether a step takes the input that was recorded, whatever its JSON looks like; at replay only."""
@@ -251,7 +201,7 @@ class FlowProgram:
             return False
 
     def _call_of(self, step_id: str) -> Call | None:
-        node, _ = self._open.get(step_id, (None, None))
+        node, _ = self._at.open.get(step_id, (None, None))
         return None if node is None else node.call
 
     def where(self, command: c.Command | None, event: Event | None = None) -> str:
@@ -268,8 +218,34 @@ class FlowProgram:
 
     def close(self) -> None:
         """Let go of everything."""
-        self._frames, self._open, self._undo, self._undoing, self._root = {}, {}, [], [], None
+        self._at = Position(Frame(self._flow.root, None, NULL))
         self.handlers, self.kinds = {}, {}
+
+    # --- rotating
+
+    def _rotate_if_long(self) -> None:
+        """Rotate the history if it has grown long, and at least twice what has to be carried over."""
+        step_id = f"cut:{self._rotation}:{self._handled}"
+        if self.is_replaying:
+            if step_id not in self.known_markers:
+                return
+        elif not self._is_long():
+            return
+        cursor = saved(self._at)
+        if len(cursor) > self._limits.value_bytes:
+            self._not_before = 2 * self._steps  # it may become smaller; until then nothing is lost but time at replay
+            return
+        self._commands[c.command_key(c.RecordMarker, step_id)] = c.RecordMarker(step_id=step_id, name="cut")
+        self._commands[c.OF_THE_RUN] = c.ContinueAsNew(input=cursor, steps=tuple(self._at.open))
+
+    def _is_long(self) -> bool:
+        if self._steps < self._not_before:
+            return False
+        ended = self._steps - len(self._at.open)
+        if self._steps >= self._limits.rotation_steps and ended >= len(self._at.open):
+            return True
+        size = self._size + 2 * EVENT_BYTES * self._steps
+        return size >= self._limits.rotation_bytes and size >= 2 * self._at.size and ended > 0
 
     # --- walking
 
@@ -287,18 +263,18 @@ class FlowProgram:
             error = open_step(self, node, state)
             if error is not None:
                 return state, error
-            self._open[node.path] = node, frame
+            self._at.open[node.path] = node, frame
             self._steps += 1
             return None
         inner = Frame(node, frame, state)
         if isinstance(step, Chorus):
-            self._frames[node.path] = inner
+            self._at.frames[node.path] = inner
             return self._enter_branches(inner)
         if isinstance(step, Cue):
             error = self._choose(inner, step)
             if error is not None:
                 return state, error
-        self._frames[node.path] = inner
+        self._at.frames[node.path] = inner
         return self._advance(inner)
 
     def _advance(self, frame: Frame) -> _Result | None:
@@ -315,7 +291,7 @@ class FlowProgram:
         return self._leave(frame, (frame.state, None))
 
     def _leave(self, frame: Frame, result: _Result) -> _Result:
-        self._frames.pop(frame.node.path, None)
+        self._at.frames.pop(frame.node.path, None)
         return result
 
     def _ended(self, node: Node, frame: Frame | None, result: _Result) -> None:
@@ -338,7 +314,7 @@ class FlowProgram:
         """End the run: the root has ended."""
         state, error = result
         if error is not None:
-            self._begin_undoing(_Undoing(None, None, error), self._flow.root)
+            self._begin_undoing(Undoing(None, None, error), self._flow.root)
             return
         self._is_done = True
         self._commands[c.OF_THE_RUN] = c.CompleteRun(result=state)
@@ -397,7 +373,7 @@ class FlowProgram:
         elif chorus.on_failure == "fail-fast":
             return self._fail_chorus(frame, error)
         elif chorus.on_failure == "partial" and self._has_to_undo(branch):
-            self._begin_undoing(_Undoing(frame, branch, error), branch)
+            self._begin_undoing(Undoing(frame, branch, error), branch)
             return None
         else:
             frame.failed[name] = error
@@ -438,41 +414,41 @@ class FlowProgram:
 
     def _give_up(self, group: Node) -> None:
         """Give up the open steps and frames of a group. What is being undone goes on."""
-        for step_id, (node, frame) in list(self._open.items()):
+        for step_id, (node, frame) in list(self._at.open.items()):
             if frame is not None and node.is_in(group):
-                del self._open[step_id]
+                del self._at.open[step_id]
                 self.handlers.pop(step_id, None)
                 self.kinds.pop(step_id, None)
                 if self._commands.pop(step_id, None) is None:
                     self._commands[c.command_key(c.CancelStep, step_id)] = c.CancelStep(step_id=step_id)
                 else:
                     self._steps -= 1  # opened in the same turn: it leaves no trace
-        for path, inner in list(self._frames.items()):
+        for path, inner in list(self._at.frames.items()):
             if inner.node.is_in(group):
-                del self._frames[path]
+                del self._at.frames[path]
 
     # --- undoing
 
     def _has_to_undo(self, scope: Node) -> bool:
-        under_way = (each.branch for each in self._undoing if each.branch is not None)
-        known = (*(node for node, _ in self._undo), *(node for node, _ in self._strays), *under_way)
+        under_way = (each.branch for each in self._at.undoing if each.branch is not None)
+        known = (*(node for node, _ in self._at.undo), *(node for node, _ in self._at.strays), *under_way)
         return any(node.is_in(scope) for node in known)
 
-    def _begin_undoing(self, undoing: _Undoing, scope: Node) -> None:
+    def _begin_undoing(self, undoing: Undoing, scope: Node) -> None:
         """Undo what was completed in a part of the tree; what is being undone there already becomes a part of it."""
-        undoing.left = [entry for entry in self._undo if entry[0].is_in(scope)]
-        self._undo = [entry for entry in self._undo if not entry[0].is_in(scope)]
-        for other in [each for each in self._undoing if each.branch is not None and each.branch.is_in(scope)]:
-            self._undoing.remove(other)
+        undoing.left = [entry for entry in self._at.undo if entry[0].is_in(scope)]
+        self._at.undo = [entry for entry in self._at.undo if not entry[0].is_in(scope)]
+        for other in [each for each in self._at.undoing if each.branch is not None and each.branch.is_in(scope)]:
+            self._at.undoing.remove(other)
             undoing.left += other.left
             undoing.open |= other.open
             undoing.failures += other.failures
-        undoing.failures += [error for node, error in self._strays if node.is_in(scope)]
-        self._strays = [stray for stray in self._strays if not stray[0].is_in(scope)]
-        self._undoing.append(undoing)
+        undoing.failures += [error for node, error in self._at.strays if node.is_in(scope)]
+        self._at.strays = [stray for stray in self._at.strays if not stray[0].is_in(scope)]
+        self._at.undoing.append(undoing)
         self._undo_next(undoing)
 
-    def _undo_next(self, undoing: _Undoing) -> None:
+    def _undo_next(self, undoing: Undoing) -> None:
         """Undo the step that was completed last, of those that are left."""
         if undoing.open:
             return
@@ -482,15 +458,15 @@ class FlowProgram:
             assert node is not None
             error = self._run_activity(node, state)
             if error is None:
-                self._open[node.path] = node, None
+                self._at.open[node.path] = node, None
                 self._steps += 1
                 undoing.open.add(node.path)
                 return
             undoing.failures.append(error)
-        self._undoing.remove(undoing)
+        self._at.undoing.remove(undoing)
         self._undone(undoing)
 
-    def _undone(self, undoing: _Undoing) -> None:
+    def _undone(self, undoing: Undoing) -> None:
         error = undoing.error
         if undoing.failures:
             first = error or ErrorInfo("CancelledError", "the run was cancelled")
@@ -500,8 +476,10 @@ class FlowProgram:
             self._is_done = True
             self._commands[c.OF_THE_RUN] = c.CancelRun() if error is None else c.FailRun(error=error)
             return
-        if self._frames.get(frame.node.path) is not frame:  # given up meanwhile: what waits for the flow's own undoing
-            self._strays += [(branch, failure) for failure in undoing.failures]
+        if (
+            self._at.frames.get(frame.node.path) is not frame
+        ):  # given up meanwhile: what waits for the flow's own undoing
+            self._at.strays += [(branch, failure) for failure in undoing.failures]
             return
         chorus = frame.node.step
         assert isinstance(chorus, Chorus)
@@ -515,7 +493,7 @@ class FlowProgram:
             self._ended(frame.node, frame.parent, outcome)
 
     def _compensated(self, node: Node, error: ErrorInfo | None) -> None:
-        for undoing in self._undoing:
+        for undoing in self._at.undoing:
             if node.path in undoing.open:
                 undoing.open.discard(node.path)
                 if error is not None:
@@ -593,11 +571,14 @@ class FlowProgram:
         assert isinstance(step, Signal)
         until = None if step.timeout_ms is None else self._now + step.timeout_ms * 1_000
         self._commands[node.path] = c.WaitSignal(step_id=node.path, name=step.name, until=until)
+        self._listen(node, step)
+        return None
+
+    def _listen(self, node: Node, step: Signal[Any]) -> None:
         if step.on_receive is not None:
             self.handlers[node.path] = step.on_receive
         if step.kind is not Any and step.on_misfit == "dead-letter":
             self.kinds[node.path] = step.kind
-        return None
 
     def _ask(self, node: Node, state: Raw) -> ErrorInfo | None:
         step = node.step
@@ -702,6 +683,14 @@ class FlowProgram:
 
     # --- outcomes
 
+    def _go_on(self, event: Event) -> None:
+        """Go on after a rotation: the steps that were open still are."""
+        assert isinstance(event.data, e.ContinuedAsNew)
+        self._at = restored(self._input, self._flow, carried_steps(event.data))
+        for node, _ in self._at.open.values():
+            if isinstance(node.step, Signal):
+                self._listen(node, node.step)
+
     def _begin(self, event: Event) -> None:
         try:
             arguments = self._flow.signature.unpack(self._input)
@@ -721,26 +710,26 @@ class FlowProgram:
             self._commands[c.command_key(c.RecordMarker, ":state")] = c.RecordMarker(
                 step_id=":state", name="state", value=whole
             )
-        self._root = Frame(self._flow.root, None, whole)
-        going = self._advance(self._root)
+        self._at.root.state = whole
+        going = self._advance(self._at.root)
         if going is not None:
             self._end(going)
 
     def _cancel(self, event: Event) -> None:
-        if self._is_cancelling:
+        if self._at.is_cancelling:
             return
-        self._is_cancelling = True
-        if any(undoing.frame is None for undoing in self._undoing):
+        self._at.is_cancelling = True
+        if any(undoing.frame is None for undoing in self._at.undoing):
             return  # the flow has failed, and undoes what it can
         self._give_up(self._flow.root)
-        self._begin_undoing(_Undoing(None, None, None), self._flow.root)
+        self._begin_undoing(Undoing(None, None, None), self._flow.root)
 
     def _closed(self, event: Event) -> tuple[Node | None, Frame | None]:
         """Return the step that an outcome is for; no node if the program does not wait for it any more."""
         step_id = event.step_id or ""
         self.handlers.pop(step_id, None)
         self.kinds.pop(step_id, None)
-        return self._open.pop(step_id, (None, None))
+        return self._at.open.pop(step_id, (None, None))
 
     def _returned(self, event: Event, result: Raw | None, *, is_skipped: bool = False) -> None:
         """Go on after an activity or a child has returned, or an operator has skipped any step."""
@@ -754,7 +743,7 @@ class FlowProgram:
             return
         after = self._after(node, frame.state, result)
         if after[1] is None and node.compensation is not None and not is_skipped:
-            self._undo.append((node, after[0]))
+            self._at.undo.append((node, after[0]))
         self._ended(node, frame, after)
 
     def _after(self, node: Node, state: Raw, result: Raw | None) -> _Result:
@@ -889,7 +878,7 @@ def _on_child_failed(program: FlowProgram, event: Event) -> None:
 
 
 def _on_skipped(program: FlowProgram, event: Event) -> None:
-    node, _ = program._open.get(event.step_id or "", (None, None))
+    node, _ = program._at.open.get(event.step_id or "", (None, None))
     if node is not None and isinstance(node.step, Signal):
         program._timed_out(event)
         return
@@ -908,7 +897,7 @@ _OPEN: dict[type, Callable[[FlowProgram, Node, Raw], ErrorInfo | None]] = {
 
 _ON_EVENT: dict[type[e.Body], Callable[[FlowProgram, Event], None]] = {
     e.RunStarted: FlowProgram._begin,
-    e.ContinuedAsNew: FlowProgram._begin,
+    e.ContinuedAsNew: FlowProgram._go_on,
     e.RunCancelRequested: FlowProgram._cancel,
     e.StepCompleted: _on_completed,
     e.StepFailed: _on_failed,
