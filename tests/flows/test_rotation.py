@@ -46,7 +46,7 @@ async def test_rotation_carries_open_waits_and_tasks(variant: EngineVariant) -> 
     """CAN-1 without the author's help: the waits of a chorus are open while its other branch makes the history long."""
     app, done = long_app(), list[str]()
     add = counting(app, done)
-    steps = [hf.Act(add, step=f"add-{number}") for number in range(20)]
+    steps: list[hf.Act[Order]] = [hf.Act(add, step=f"add-{number}") for number in range(20)]
     flow = app.flow(
         "waiting",
         Order,
@@ -83,7 +83,7 @@ async def test_what_was_completed_before_a_rotation_is_undone_after_it(variant: 
     async def fail(order: Order) -> None:
         raise hf.NonRetryable("no more")
 
-    steps = [hf.Act(add, step=f"add-{number}", compensate=take) for number in range(12)]
+    steps: list[hf.Act[Order]] = [hf.Act(add, step=f"add-{number}", compensate=take) for number in range(12)]
     flow = app.flow("undone", Order, hf.Scene(*steps, hf.Act(fail)))
     async with variant.node(app):
         run = await app.start(flow, Order())
@@ -97,7 +97,7 @@ async def test_what_was_completed_before_a_rotation_is_undone_after_it(variant: 
 async def test_query_after_a_rotation_has_the_present_state(variant: EngineVariant) -> None:
     app, done = long_app(), list[str]()
     add = counting(app, done)
-    steps = [hf.Act(add, step=f"add-{number}") for number in range(12)]
+    steps: list[hf.Act[Order]] = [hf.Act(add, step=f"add-{number}") for number in range(12)]
     flow = app.flow("asked", Order, hf.Scene(*steps, hf.Scene(hf.Act(add), hf.Signal("go"), step="inner")))
     async with variant.node(app):
         run = await app.start(flow, Order())
