@@ -220,7 +220,24 @@ def fold_onto(draft: RunState, events: Iterable[Event]) -> None:
     """Apply these events, in order, to a state that only the caller holds: a new one, or one made by `own_copy`."""
     event = None
     for event in events:
-        _apply(draft, event)
+        version = draft.version + 1
+        if event.run_seq != version and event.run_seq != 0:
+            raise _gap(draft, event)
+        kind = type(event.data)
+        if kind is e.UnknownBody:
+            _count_unknown(draft, event)
+        else:
+            if kind in _STATUS_EVENTS:
+                _change_status(draft, event)
+            elif draft.status is not RUNNING:
+                _check_allowed(draft, event)
+            if kind in _KEYED_BY_RUN:
+                draft.occurrences[event.event_type] = draft.occurrences.get(event.event_type, 0) + 1
+            if kind in _HANDLERS:
+                _HANDLERS[kind](draft, event)
+        if event.caused_by_signal_id is not None:
+            _set(draft, "last_signal_id", event.caused_by_signal_id)
+        _set(draft, "version", version)
     if event is not None:
         _set(draft, "last_executed_by", event.engine_run_ref.node)
         _set(draft, "last_executed_on", event.emitted_at)
@@ -402,43 +419,29 @@ def _state_before(run_id: str, first: Event) -> RunState:
     return RunState(run_id=run_id)
 
 
-# --- applying one event; `draft` is private to `fold`, which is why it may be written to here -----------------------
+# --- what one event changes; `draft` is private to `fold`, which is why it may be written to here -------------------
 
 _set = force_setattr
 
 
-def _apply(draft: RunState, event: Event) -> None:
-    version = draft.version + 1
-    if event.run_seq != version and event.run_seq != 0:
-        raise HistoryGap(
-            f"run {draft.run_id}: event {event.run_seq} follows event {draft.version}",
+def _gap(draft: RunState, event: Event) -> HistoryGap:
+    return HistoryGap(
+        f"run {draft.run_id}: event {event.run_seq} follows event {draft.version}",
+        run_id=draft.run_id,
+        expected=draft.version + 1,
+        found=event.run_seq,
+    )
+
+
+def _count_unknown(draft: RunState, event: Event) -> None:
+    if event.event_type in e.BODIES:
+        raise HistoryTooNew(
+            f"run {draft.run_id}: event {draft.version + 1} is a {event.event_type} of schema {event.schema_version}, "
+            "which this version of Holdfast cannot read: upgrade it",
             run_id=draft.run_id,
-            expected=version,
-            found=event.run_seq,
+            run_seq=draft.version + 1,
         )
-    kind = type(event.data)
-    if kind is e.UnknownBody:
-        if event.event_type in e.BODIES:
-            raise HistoryTooNew(
-                f"run {draft.run_id}: event {version} is a {event.event_type} of schema {event.schema_version}, "
-                "which this version of Holdfast cannot read: upgrade it",
-                run_id=draft.run_id,
-                run_seq=version,
-            )
-        _set(draft, "unknown_events", draft.unknown_events + 1)
-    else:
-        if kind in _STATUS_EVENTS:
-            _change_status(draft, event)
-        elif draft.status is not RUNNING:
-            _check_allowed(draft, event)
-        if kind in _KEYED_BY_RUN:
-            draft.occurrences[event.event_type] = draft.occurrences.get(event.event_type, 0) + 1
-        handler = _HANDLERS.get(kind)
-        if handler is not None:
-            handler(draft, event)
-    if event.caused_by_signal_id is not None:
-        _set(draft, "last_signal_id", event.caused_by_signal_id)
-    _set(draft, "version", version)
+    _set(draft, "unknown_events", draft.unknown_events + 1)
 
 
 def _change_status(draft: RunState, event: Event) -> None:
@@ -485,9 +488,10 @@ def _queued(draft: RunState, event: Event) -> None:
         raise _misfit(draft, event)
     _set(draft, "plan_id", body.plan_id)
     _set(draft, "plan_version", body.plan_version)
-    _set(draft, "parent_run_id", body.parent_run_id)
-    _set(draft, "parent_step_id", body.parent_step_id)
-    _set(draft, "parent_token", body.parent_token)
+    if body.parent_run_id is not None:
+        _set(draft, "parent_run_id", body.parent_run_id)
+        _set(draft, "parent_step_id", body.parent_step_id)
+        _set(draft, "parent_token", body.parent_token)
     _set(draft, "depth", body.depth)
 
 

@@ -4,7 +4,7 @@
 current, so each decision sees what the ones before it did.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from msgspec import Raw
 
@@ -18,6 +18,7 @@ from holdfast.core.events import EngineRunRef, Event, RunQueued
 from holdfast.core.index_rows import (
     CONCERN_INDEX,
     NO_CHANGES,
+    ActivityRecord,
     RuntimeSnapshot,
     index_changes,
     record_changes,
@@ -53,6 +54,9 @@ MAILBOX = "mailbox"
 _GIVING_UP = e.CLOSING_ALL | {e.StepCancelled}
 """The bodies of events by which a turn gives steps up."""
 
+_PLAIN = frozenset({e.RunStarted, e.StepStarted, e.StepCompleted, e.RunCompleted})
+"""The bodies of the events that most turns consist of: a turn with no others can be plain."""
+
 
 class TurnDraft:
     """What one turn of one run does, while it is being decided."""
@@ -82,7 +86,7 @@ class TurnDraft:
     def __init__(self, state: RunState, loaded: LoadedRun, now: Instant, node: str, limits: Limits = LIMITS) -> None:
         self.state = state
         self._limits = limits
-        self._dead: list[DeadLetter] = []
+        self._dead: tuple[DeadLetter, ...] = ()
         self.dispatch: list[str] = []
         self._queued: list[str] = []
         self._before = state
@@ -91,11 +95,13 @@ class TurnDraft:
         self._now = now
         self._by = EngineRunRef(node, loaded.head.lease_epoch)
         self.events: list[Event] = []  # as they were decided: without their numbers and times in the store
-        self._messages: list[Message] = []
-        self._consumed: list[str] = []
-        self.received: list[tuple[int, int]] = []
+        self._messages: tuple[Message, ...] = ()
+        self._consumed: tuple[str, ...] = ()
+        self.received: tuple[tuple[int, int], ...] = ()
         self._has_keys = False
-        self._sent: list[SignalRequest] = []
+        self._sent: tuple[Message | SignalRequest, ...] = ()
+        self.kinds: set[type[e.Body]] = set()
+        self._touched: dict[str, OpenStep] = {}
 
     def handle(self, message: Input) -> Decision | Refusal:
         """Decide what a message or an outcome does to the run, and note that it has been handled."""
@@ -104,15 +110,15 @@ class TurnDraft:
             if isinstance(answer, Refusal):
                 self.defer(message, answer.error)
             else:
-                self._consumed.append(message.signal_id)
+                self._consumed += (message.signal_id,)
             return self._take(answer)
         answer = decide(self.state, message, self._now, self._by)
         if isinstance(answer, Decision) and answer.events:
             inbox_seq = getattr(message, "inbox_seq", None)  # of what came through the mailbox
             if inbox_seq:
-                self.received.append((inbox_seq, len(self.events)))
+                self.received += ((inbox_seq, len(self.events)),)
             if type(message) is Signal and message.misfit is not None:
-                self._dead.append(signal_to_dead_letter(message, self._by.node, self._now))
+                self._dead += (signal_to_dead_letter(message, self._by.node, self._now),)
         return self._take(answer)
 
     def _decide_message(self, message: Message) -> Decision | Refusal:
@@ -126,10 +132,10 @@ class TurnDraft:
 
     def handle_requeued(self, message: Message, signal: Signal) -> Decision | Refusal:
         """Let a wait take a signal that was a dead letter; if it does not fit this time either, it is one again."""
-        self._consumed.append(message.signal_id)
+        self._consumed += (message.signal_id,)
         if signal.misfit is None:
             return self.handle(signal)
-        self._dead.append(signal_to_dead_letter(signal, self._by.node, self._now))
+        self._dead += (signal_to_dead_letter(signal, self._by.node, self._now),)
         return NOTHING
 
     def _is_held(self, step: OpenStep) -> bool:
@@ -159,17 +165,17 @@ class TurnDraft:
         """Leave word to go on with the mailbox, of which the turn has seen a part, if a wait may find more in it."""
         if (e.SignalWaiting in self.kinds and self.state.waits) or (self.received and not self.state.is_finished):
             word = Message(signal_id=MAILBOX, run_id=self.state.run_id, type="InternalContinue", occurred_at=self._now)
-            self._messages.append(word)
+            self._messages += (word,)
 
     def defer(self, message: Message, problem: HoldfastError) -> None:
         """Leave a message for later, or after too many times for an operator: what was accepted is not dropped."""
-        self._consumed.append(message.signal_id)
+        self._consumed += (message.signal_id,)
         reason: Reason = "definition missing" if isinstance(problem, VersionMismatch) else "retries exhausted"
         left = defer(message, self._limits, reason, _detail(problem), self._by.node, self._now)
         if isinstance(left, DeadLetter):
-            self._dead.append(left)
+            self._dead += (left,)
         else:
-            self._messages.append(left)
+            self._messages += (left,)
 
     def look_again(self, problem: VersionMismatch) -> None:
         """Leave the run a message to itself, so that it goes on, or is a dead letter, though nothing else comes."""
@@ -196,59 +202,77 @@ class TurnDraft:
         if self.dispatch:
             steps = self.state.open_steps  # a later part of the turn may have closed a step, or left it to others
             self.dispatch = [each for each in self.dispatch if each in steps and not steps[each].is_detached]
-        self.kinds = tuple({type(event.data) for event in self.events})  # by their bodies
+        is_plain = self._look_over()
         if not self._loaded.is_whole:
             self._read_on()
         self.snapshot = runtime_snapshot(self.state)
-        self._touched = self._find_touched()
-        head, changes = self._loaded.head, NO_CHANGES
-        if not CONCERN_INDEX.isdisjoint(self.kinds):
-            changes = index_changes(self._before, self.state, self.events)
-        has_family = self._has_children() or self.state.parent_run_id is not None
+        head, changes, sends = self._loaded.head, NO_CHANGES, self._sent
+        records: tuple[ActivityRecord, ...] = ()
+        jobs_closed: tuple[str, ...] = ()
+        if not is_plain:
+            if not CONCERN_INDEX.isdisjoint(self.kinds):
+                changes = index_changes(self._before, self.state, self.events)
+            if self._concerns_keys():
+                records = record_changes(self._before, self.events)
+            if self.state.parent_run_id is not None or self._has_children():
+                sends = (*sends, *self._sends())
+            jobs_closed = self._jobs_closed()
         return Turn(
             run_id=head.run_id,
             expected_version=self._before.version,
             epoch=head.lease_epoch,
             snapshot=self.snapshot,
             events=tuple(self.events),
-            consumed=tuple(self._consumed),
-            received=tuple(self.received),
-            messages=tuple(self._messages),
+            consumed=self._consumed,
+            received=self.received,
+            messages=self._messages,
             seen_inbox_seq=head.inbox_seq,
             release=release,
             waits_opened=changes.waits_opened,
             waits_closed=changes.waits_closed,
             tasks=changes.tasks,
-            records=record_changes(self._before, self.events) if self._concerns_keys() else (),
+            records=records,
             starts=tuple(self._children()) if e.ChildStarted in self.kinds else (),
-            sends=(*self._sent, *self._sends()) if has_family else tuple(self._sent),
+            sends=sends,
             jobs=tuple(self._jobs()) if self._queued else (),
-            jobs_closed=self._jobs_closed(),
-            dead=tuple(self._dead),
+            jobs_closed=jobs_closed,
+            dead=self._dead,
         )
 
-    def _find_touched(self) -> Sequence[OpenStep]:
-        """Return the steps that this turn has to do with, as they were before it: all that are open only if it ends."""
-        before = self._before.open_steps
-        if not before:
-            return ()
-        if not e.CLOSING_ALL.isdisjoint(self.kinds):
-            return tuple(before.values())
-        touched = {}
+    def _look_over(self) -> bool:
+        """Note the kinds of events that the turn has, and the steps that it is about, as they were before it.
+
+        All that were open are meant only if it ends. Return whether the turn is plain: its steps are activities
+        without a key or a queue, so it has events, and no rows beside them.
+        """
+        before, kinds, touched = self._before.open_steps, self.kinds, self._touched
         for event in self.events:
+            kinds.add(type(event.data))
             if event.step_id in before:
                 touched[event.step_id] = before[event.step_id]
-        return tuple(touched.values())
+        if not kinds <= _PLAIN or self._has_keys or self._loaded.details or self.state.parent_run_id is not None:
+            if not e.CLOSING_ALL.isdisjoint(kinds):
+                self._touched = before
+            return False
+        if e.RunCompleted in kinds:
+            self._touched = touched = before
+            if e.StepStarted in kinds:  # a step that the turn opens and gives up is not dispatched, and may have a key
+                return False
+        for step in touched.values():
+            body = step.body
+            if type(body) is not e.StepStarted or body.queue or body.idempotency_key is not None:
+                return False
+        return True
 
     def closed(self) -> Iterator[str]:
         """Return the steps that were open before this turn, and are not after it."""
-        return (step.step_id for step in self._touched if step.step_id not in self.state.open_steps)
+        return (step.step_id for step in self._touched.values() if step.step_id not in self.state.open_steps)
 
     def _concerns_keys(self) -> bool:
         """Return whether the turn is about steps with idempotency keys, which have records."""
         if self._has_keys:
             return True
-        for step in self._touched:
+        for step in self._touched.values():
             if step.key is not None:
                 return True
         if e.StepStarted not in self.kinds or _GIVING_UP.isdisjoint(self.kinds):
@@ -283,7 +307,7 @@ class TurnDraft:
     def _jobs_closed(self) -> tuple[str, ...]:
         """Return the steps of which queues, and keepers of progress, need to know nothing more."""
         after, closed = self.state.open_steps, list[str]()
-        for step in self._touched:
+        for step in self._touched.values():
             if step.queue and step.step_id not in after:
                 closed.append(step.step_id)
         if self._loaded.details:
@@ -333,14 +357,14 @@ class TurnDraft:
     def _has_children(self) -> bool:
         if e.ChildStarted in self.kinds:
             return True
-        for step in self._touched:  # noqa: SIM110 - a generator would take longer than the loop
+        for step in self._touched.values():  # noqa: SIM110 - a generator would take longer than the loop
             if type(step.body) is e.ChildStarted:
                 return True
         return False
 
     def _known_children(self) -> Iterator[tuple[str, e.ChildStarted]]:
         """Return the children that were open before this turn and are touched by it, and those that it starts."""
-        for step in self._touched:
+        for step in self._touched.values():
             if isinstance(step.body, e.ChildStarted):
                 yield step.step_id, step.body
         for event in self.events:

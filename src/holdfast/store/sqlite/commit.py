@@ -368,9 +368,11 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
             runs.append((*state, now, False, NEVER, now, run_no, *expected, not turn.events, seen, seen))
         else:
             runs.append((*state, None, not turn.release, seen, now, run_no, *expected, False, seen, seen))
-    db.executemany(queries.INSERT_EVENT, events)
-    db.executemany("DELETE FROM messages WHERE run_no = ? AND signal_id = ?", consumed)
-    db.executemany(queries.INSERT_MESSAGE, messages)
+    queries.insert_events(db, events)
+    if consumed:
+        db.executemany("DELETE FROM messages WHERE run_no = ? AND signal_id = ?", consumed)
+    if messages:
+        db.executemany(queries.INSERT_MESSAGE, messages)
     _write_others(db, others)
     if jobs_closed:
         db.executemany("DELETE FROM jobs WHERE run_no = ? AND step_id = ?", jobs_closed)

@@ -116,8 +116,8 @@ def _existing_or_conflict(
 
 def _insert(db: sqlite3.Connection, created: list[tuple[int, port.NewRun]], owner: str | None, now: Instant) -> None:
     db.executemany(_INSERT_RUN, [_run_row(run_no, new, owner, now) for run_no, new in created])
-    db.executemany(
-        queries.INSERT_EVENT, [row for run_no, new in created for row in queries.event_rows(run_no, new.events, 0, now)]
+    queries.insert_events(
+        db, [row for run_no, new in created for row in queries.event_rows(run_no, new.events, 0, now)]
     )
     db.executemany(
         queries.INSERT_MESSAGE,
@@ -147,15 +147,15 @@ def _run_row(run_no: int, new: port.NewRun, owner: str | None, now: Instant) -> 
         new.run_request_id,
         bytearray.fromhex(new.request_key),  # which `sqlite3` binds at once, unlike bytes
         bytearray.fromhex(new.input_sha256),
-        new.parent_run_id,
-        new.reference_key,
+        queries.NULL_VALUE if new.parent_run_id is None else new.parent_run_id,
+        queries.NULL_VALUE if new.reference_key is None else new.reference_key,
         encode_text(new.tags),
         str(new.snapshot.status),
         len(new.events),
         encode_text(new.snapshot),
         now,
         now,
-        min(due.values(), default=None),
+        min(due.values(), default=queries.NULL_VALUE),
         owner,
         1 if owner else 0,
     )
