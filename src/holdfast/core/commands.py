@@ -22,6 +22,8 @@ class RunActivity(Struct, frozen=True, kw_only=True, gc=False):
     queue: str = ""
     idempotency_key: str | None = None
     options: Raw = NULL
+    logical_attempt_id: int = 1
+    """Past 1 a step that has failed is begun anew, by a retry policy at plan level (ATT-2)."""
 
 
 class StartTimer(Struct, frozen=True, kw_only=True, gc=False):

@@ -441,9 +441,11 @@ def apply_commands(
 
 def _run_activity(state: RunState, command: c.RunActivity, writer: EventWriter) -> None:
     body = e.StepStarted(command.name, command.input, command.queue, command.idempotency_key, command.options)
-    writer.open(body, command.step_id, 1)
+    failed = state.failed_steps.get(command.step_id) if command.logical_attempt_id > 1 else None
+    engine_attempt_id = 1 if failed is None else failed.started.engine_attempt_id + 1
+    writer.open(body, command.step_id, engine_attempt_id, command.logical_attempt_id)
     if len(command.options) > _NO_OPTIONS:
-        writer.schedule_deadline(command.step_id, 1, command.options)
+        writer.schedule_deadline(command.step_id, command.logical_attempt_id, command.options)
     writer.dispatch.append(command.step_id)
 
 
@@ -515,7 +517,7 @@ def _cancel_step(state: RunState, command: c.CancelStep, writer: EventWriter) ->
     step_id, body = command.step_id, e.StepCancelled(command.reason)
     opened = writer.opened.get(step_id)
     if opened is not None:  # opened and given up in one turn
-        writer.write(body, step_id, 1, opened.engine_attempt_id, parent=opened.event_id)
+        writer.write(body, step_id, opened.logical_attempt_id or 1, opened.engine_attempt_id, parent=opened.event_id)
         writer.dispatch[:] = [other for other in writer.dispatch if other != step_id]
     elif step_id in state.open_steps and step_id not in writer.opened:
         writer.close(state.open_steps[step_id], body)

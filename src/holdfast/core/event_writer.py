@@ -111,11 +111,11 @@ class EventWriter:
         self.events.append(event)
         return event
 
-    def open(self, body: Body, step_id: str, engine_attempt_id: int | None = None) -> None:
+    def open(self, body: Body, step_id: str, engine_attempt_id: int | None = None, logical_attempt_id: int = 1) -> None:
         """Write the event that opens a new step."""
         if step_id in self.opened or step_id in self.state.open_steps:
             raise Conflict(f"run {self.state.run_id}: step {step_id!r} exists already", step_id=step_id)
-        self.opened[step_id] = self.write(body, step_id, 1, engine_attempt_id)
+        self.opened[step_id] = self.write(body, step_id, logical_attempt_id, engine_attempt_id)
 
     def close(self, step: OpenStep, body: Body, cause: str | None = None) -> None:
         """Write the event that closes a step."""

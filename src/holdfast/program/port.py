@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import msgspec
 from msgspec import Raw
 
 from holdfast.core.commands import Command, RunActivity, StartChild
 from holdfast.core.events import ErrorInfo, Event
-from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.outcomes import Received
 
 
@@ -23,6 +23,13 @@ class EndDeferred(Exception):
         self.seed = seed
         self.callback = callback
         self.returns = returns
+
+
+class WithForms(Protocol):
+    """A definition, as far as the engine needs it of a program."""
+
+    forms: dict[str, "msgspec.json.Decoder[Any]"]
+    """What decodes the answers of tasks, by their forms."""
 
 
 class Program(Protocol):
@@ -57,8 +64,10 @@ class Program(Protocol):
     lost_waits: frozenset[str]
     """The waits that were open when the code began to rotate: the effect of a signal to them would be lost."""
 
-    definition: WorkflowDefinition
-    """The workflow. It keeps the types of the forms of its tasks."""
+    @property
+    def definition(self) -> WithForms:
+        """The workflow. It keeps the types of the forms of its tasks."""
+        ...
 
     def handle(self, event: Event) -> list[Command]:
         """Take an outcome, run until nothing is ready, and return the commands that were issued.

@@ -18,6 +18,7 @@ from holdfast.core.graph import Graph, GraphNode, NodeKind
 from holdfast.errors import InvalidInput, PlanInvalid
 from holdfast.limits import PLAN_PROBLEMS
 from holdfast.program.definitions import ActivityDefinition, Signature, WorkflowDefinition
+from holdfast.program.plan.forms import problems_of_form
 from holdfast.program.plan.model import Plan, PlanInput, Step, read_plan
 from holdfast.program.plan.references import Expression, Template, is_template, parse_template
 from holdfast.program.plan.schemas import schema_at, types_of
@@ -146,6 +147,9 @@ class PlanDefinition:
                     data |= {other.position for path in expression.paths if path[1:3] == (name, "output")}
         for place, problem in self._bad_templates(compiled):
             yield at(problem, *here, *place)
+        if step.form is not None:
+            for place, problem in problems_of_form(step.form, ("form",)):
+                yield at(problem, *here, *place)
         compiled.depends_on = tuple(found)
         compiled.data, compiled.consumes = frozenset(data), frozenset(consumes)
 

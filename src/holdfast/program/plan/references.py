@@ -23,7 +23,7 @@ from holdfast.errors import InvalidInput
 from holdfast.limits import EXPRESSION_CHARS, EXPRESSION_STEPS, EXPRESSION_VISITS
 
 ROOTS = frozenset({"inputs", "steps", "item", "index", "output"})
-OF_STEP = ("output", "status", "error", "artifacts")
+OF_STEP = ("output", "status", "error", "artifact_refs")
 """What an expression may ask of a step."""
 
 

@@ -1,0 +1,61 @@
+"""Forms of tasks that a plan describes by a JSON Schema: answers are checked against it.
+
+A form comes with a plan, from anyone. So it may not name schemas elsewhere, nor regular expressions, which can take any
+time to match.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import msgspec
+from msgspec import Raw
+
+from holdfast.core import codec
+from holdfast.program.plan.text import Place
+
+_REFUSED = frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef", "$id", "$schema", "format"})
+
+
+def problems_of_form(form: Any, place: Place) -> Iterator[tuple[Place, str]]:
+    """Yield what is wrong with a form, each with its place."""
+    pending = [(place, form)]
+    while pending:
+        at, part = pending.pop()
+        if isinstance(part, dict):
+            for key, inner in part.items():
+                if key in _REFUSED and at[-1] != "properties":
+                    yield (*at, key), f"a form has no {key}"
+                pending.append(((*at, key), inner))
+        elif isinstance(part, list):
+            pending.extend(((*at, number), inner) for number, inner in enumerate(part))
+    try:
+        jsonschema.Draft202012Validator.check_schema(form)
+    except jsonschema.SchemaError as problem:
+        yield (*place, *problem.absolute_path), f"the form is no JSON Schema: {problem.message}"[:500]
+    except RecursionError:
+        yield place, "the form is nested too deep"
+
+
+class FormDecoder:
+    """Decodes an answer, and checks it against a form."""
+
+    def __init__(self, schema: Any) -> None:
+        self._check = jsonschema.Draft202012Validator(schema)
+
+    def decode(self, raw: Raw | bytes | str) -> Any:
+        """Return the answer; raise `ValidationError` if it does not fit."""
+        value = msgspec.json.decode(raw)
+        problem = next(self._check.iter_errors(value), None)
+        if problem is not None:
+            where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in problem.absolute_path)
+            raise msgspec.ValidationError(f"{problem.validator}: the answer does not fit the form - at `${where}`")
+        return value
+
+
+def form_of(schema: Raw, forms: dict[str, Any]) -> Raw:
+    """Return a form as it is stored with a task, after its decoder is among those of the definition."""
+    key = codec.value_digest(schema)
+    if key not in forms:
+        forms[key] = FormDecoder(codec.decode(schema, object))
+    return schema
