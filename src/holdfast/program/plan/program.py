@@ -783,10 +783,10 @@ class PlanProgram:
         path = self._path(compiled, item)
         if compiled.on_failure != "continue":
             is_child = compiled.step.kind in ("workflow", "plan")
-            told = ChildFailed if is_child else ActivityFailed
+            kind = ChildFailed if is_child else ActivityFailed
             self._status[position] = FAILED
             self._at.each.pop(position, None)
-            self._stop(error_info(told(f"step {path}: {error.code}: {error.message}", error)), compiled.on_failure)
+            self._stop(error_info(kind(f"step {path}: {error.code}: {error.message}", error)), compiled.on_failure)
             return
         if item >= 0:
             self._item_ended(position, item, _Result(NULL, _short(error)))
