@@ -10,6 +10,7 @@ import sqlite3
 import sys
 import tempfile
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import UnknownBody
 from holdfast.core.index_rows import runtime_snapshot
 from holdfast.core.messages import ActivitySucceeded
+from holdfast.core.plans import RegisteredPlan
 from holdfast.core.snapshot import project_run
 from holdfast.core.state import CANCELLED, COMPLETED, RUNNING, state_of
 from holdfast.errors import SignalAcceptanceIndeterminate, StoreTooNew
@@ -41,7 +43,7 @@ from holdfast.store.port import (
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.connection import APPLICATION_ID
 from holdfast.store.sqlite.migrate import latest_version, schema
-from holdfast.store.types import AuditQuery, DeadLetterQuery, TokenQuery
+from holdfast.store.types import AuditQuery, DeadLetterQuery, PlanQuery, TokenQuery
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
@@ -63,6 +65,10 @@ DAY_MS = 86_400_000
 ONE = RunLimit(at_once=1)
 KEY = "0123456789abcdef" * 4
 DEFINITION = WorkflowDeclaration(plan_id="order", plan_version="1", signals={"approval": {"type": "boolean"}})
+
+
+BODY = b'{"plan":"etl","version":"1"}'
+PLAN = RegisteredPlan(tenant="acme", plan_id="etl", plan_version="1", sha256=sha256(BODY).hexdigest(), uri="file:etl")
 
 
 async def write_sample(path: Path) -> None:
@@ -105,6 +111,8 @@ async def fill_with_sample(store: Store, clock: VirtualClock) -> None:
     await store.append_audit([AuditEntry(entry_id="entry-1", operation="tokens.create", actor="ann")])
     await store.put_key("completion", KEY)
     await store.publish_definitions([DEFINITION])
+    await store.put_plan("acme", PLAN.sha256, BODY)
+    await store.register_plan(PLAN)
 
 
 def restore(dump: Path, path: Path) -> None:
@@ -234,9 +242,28 @@ async def test_access_tokens_of_any_format_are_found(old_file: Path) -> None:
 
 async def check_what_is_not_of_runs(store: Store) -> None:
     """Check that a store has the audit log, key and definition of the sample."""
-    assert [entry.operation for entry in await store.find(AuditQuery())] == ["tokens.create"]
+    operations = [entry.operation for entry in await store.find(AuditQuery())]
+    assert [each for each in operations if each != "store.migrate"] == ["tokens.create"]
     assert await store.put_key("completion", "f" * 64) == KEY
     assert await store.find_definitions([("order", "1")]) == [DEFINITION]
+
+
+async def check_plans(store: Store, *, has_some: bool) -> None:
+    """Check that a store has the plan of the sample, or that it can keep one."""
+    assert [plan.plan_id for plan in await store.find_plans(PlanQuery())] == (["etl"] if has_some else [])
+    assert await store.get_plan("acme", PLAN.sha256) == (BODY if has_some else None)
+    await store.put_plan("acme", PLAN.sha256, BODY)
+    assert (await store.register_plan(PLAN)).sha256 == PLAN.sha256
+    [created] = await store.create([new_run("of a plan", plan_id="plan:etl", plan=PLAN.sha256)])
+    assert isinstance(created, Created)
+
+
+@pytest.mark.contract("FMT-1", "WF-1")
+async def test_plans_can_be_kept_in_a_file_of_any_format(old_file: Path, request: pytest.FixtureRequest) -> None:
+    store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
+    await store.migrate()
+    await check_plans(store, has_some=request.node.callspec.params["old_file"].stem != "8")
+    await store.close()
 
 
 @pytest.mark.contract("FMT-1", "API-4", "SIG-10")

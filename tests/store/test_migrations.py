@@ -113,7 +113,7 @@ async def test_a_migration_that_fails_leaves_nothing_behind(
     await store.migrate()
     await SampleNode(store, "node-m").create("after")
     await store.close()
-    assert versions(file) == (known or [migrate.latest_version()])
+    assert versions(file) == sorted({*known, *(migration.version for migration in migrate.schema().migrations)})
 
 
 @pytest.mark.contract("FMT-1")

@@ -7,7 +7,7 @@ body of the event that records a command: replay compares the two.
 from msgspec import Raw, Struct
 
 from holdfast.core import events as e
-from holdfast.core.events import NULL, ErrorInfo, EscalationRule
+from holdfast.core.events import NULL, ErrorInfo, EscalationRule, PlanSource
 from holdfast.core.instants import Instant
 
 
@@ -89,6 +89,7 @@ class StartChild(Struct, frozen=True, kw_only=True, gc=False):
     plan_version: str
     input: Raw = NULL
     close_policy: str = "await"
+    plan: PlanSource | None = None
 
 
 class RecordMarker(Struct, frozen=True, kw_only=True, gc=False):

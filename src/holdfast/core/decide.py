@@ -505,6 +505,7 @@ def _start_child(state: RunState, command: c.StartChild, writer: EventWriter) ->
         writer.token(command.step_id),
         command.input,
         command.close_policy,
+        command.plan,
     )
     writer.open(body, command.step_id)
 

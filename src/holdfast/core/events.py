@@ -73,6 +73,13 @@ class ArtifactRef(Struct, frozen=True, omit_defaults=True, gc=False):
     expires_at: Instant | None = None
 
 
+class PlanSource(Struct, frozen=True, omit_defaults=True, gc=False):
+    """Which body a run of a plan has: its hash, and where it came from."""
+
+    sha256: str
+    uri: str = ""
+
+
 class EngineRunRef(Struct, frozen=True, omit_defaults=True, gc=False):
     """Who appended an event: the node, and the epoch of the lease under which it did."""
 
@@ -180,6 +187,7 @@ class RunQueued(RunBody, frozen=True):
     parent_token: str | None = None
     depth: int = 0
     retry_of: RetryOf | None = None
+    plan: PlanSource | None = None
 
 
 class RunApproved(RunBody, frozen=True):
@@ -639,6 +647,7 @@ class ChildStarted(Body, frozen=True):
     token: str
     input: Raw = NULL
     close_policy: str = "await"
+    plan: PlanSource | None = None
 
 
 class ChildCompleted(Body, frozen=True):

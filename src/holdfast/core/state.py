@@ -159,6 +159,8 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     status: RunStatus = PENDING
     plan_id: str = ""
     plan_version: str = ""
+    plan: e.PlanSource | None = None
+    """The body of its plan, if it is a run of one."""
     parent_run_id: str | None = None
     parent_step_id: str | None = None
     parent_token: str | None = None
@@ -257,6 +259,7 @@ def state_of(run_id: str, events: Iterable[Event]) -> RunState:
 CARRIED = (
     "plan_id",
     "plan_version",
+    "plan",
     "parent_run_id",
     "parent_step_id",
     "parent_token",
@@ -488,6 +491,8 @@ def _queued(draft: RunState, event: Event) -> None:
         raise _misfit(draft, event)
     _set(draft, "plan_id", body.plan_id)
     _set(draft, "plan_version", body.plan_version)
+    if body.plan is not None:
+        _set(draft, "plan", body.plan)
     if body.parent_run_id is not None:
         _set(draft, "parent_run_id", body.parent_run_id)
         _set(draft, "parent_step_id", body.parent_step_id)

@@ -14,6 +14,7 @@ from holdfast.core.dead_letters import DeadLetter, Settlement
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import INTEGER_LIMIT, Message, SignalRequest
+from holdfast.core.plans import RegisteredPlan
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.errors import (
     CallerError,
@@ -28,7 +29,7 @@ from holdfast.errors import (
     SignalAcceptanceIndeterminate,
 )
 from holdfast.limits import LEASE_MS, Limits
-from holdfast.store.types import NewRun, PurgeReport
+from holdfast.store.types import NewRun, PurgePolicy, PurgeReport
 
 # --- nodes and their leases --------------------------------------------------------------------------------------
 
@@ -257,6 +258,35 @@ def purge_entry(entry: AuditEntry, report: PurgeReport, now: Instant) -> AuditEn
     counts = asdict(report)
     said = ", ".join(f"{name} {count}" for name, count in counts.items() if count and name != "has_more")
     return replace(entry, detail=said or "nothing", at=now)
+
+
+# --- plans -------------------------------------------------------------------------------------------------------
+
+PLAN_GRACE_MS = 24 * 3_600_000
+"""How long the body of a plan is kept after it was given, though nothing refers to it yet."""
+
+
+def unused_until(policy: PurgePolicy, now: Instant) -> Instant | None:
+    """Return until when the body of a plan must have been given for a purge to delete it; None if it deletes none."""
+    if policy.run_ids is not None or policy.finished_run_ms is None:
+        return None
+    return now if policy.plans else now - max(policy.finished_run_ms, PLAN_GRACE_MS) * 1_000
+
+
+def plan_conflict(known: RegisteredPlan) -> Conflict:
+    """Make the error of a version that is registered with another body."""
+    return Conflict(
+        f"version {known.plan_version!r} of plan {known.plan_id!r} is registered with another body: its hash is "
+        f"{known.sha256}; give the changed plan another version",
+        plan_id=known.plan_id,
+        plan_version=known.plan_version,
+        sha256=known.sha256,
+    )
+
+
+def no_such_plan_body(plan: RegisteredPlan) -> NotFound:
+    """Make the error of a version whose body is not in the store."""
+    return NotFound(f"the store has no body with the hash {plan.sha256}; put it first", sha256=plan.sha256)
 
 
 # --- lists -------------------------------------------------------------------------------------------------------

@@ -367,6 +367,11 @@ def _reader(kind: type) -> "msgspec.json.Decoder[Any]":
 
 
 _OF_REQUEST = "request"
+_OF_PLAN = "plan"
+
+
+def _plan_scope(tenant: str, sha256: str) -> str:
+    return "\0".join((_OF_PLAN, tenant, sha256))
 
 
 def _request_scope(run: port.NewRun | port.RunHead) -> str:
@@ -417,7 +422,42 @@ class SealingStore(StoreProxy):
         bare = [replace(job, input=e.NULL, details=e.NULL) if type(job) is port.Job else job for job in given]
         return await self._store.release_jobs(node, bare)
 
+    async def put_plan(self, tenant: str, sha256: str, body: bytes) -> None:
+        """Keep the body of a plan sealed, bound to the tenant and the hash; it is not kept elsewhere."""
+        if not self._codecs:
+            raise PayloadsSealed("the payloads of this store are encrypted; this process has no keys to store plans")
+        await self._sealed(())
+        data, names = body, list[str]()
+        for each in self._codecs:
+            if each.name == LAST_CODEC:
+                continue
+            [made] = await each.encode([Payload(_plan_scope(tenant, sha256), data)])
+            if made is not None:
+                data = made
+                names.append(each.name)
+        sealed = body if not names else msgspec.json.encode(Seal(names, b64encode(data).decode(), _OF_PLAN))
+        await self._store.put_plan(tenant, sha256, sealed)
+
     # --- on the way back
+
+    async def get_plan(self, tenant: str, sha256: str) -> bytes | None:
+        body = await self._store.get_plan(tenant, sha256)
+        seal = None if body is None else _seal_of(body)
+        if body is None or seal is None or seal.of != _OF_PLAN:
+            return body
+        data, left = b64decode(seal.data), [*seal.codecs]
+        problem = f"there is no codec {left[-1]!r} here"
+        for each in reversed(self._codecs):
+            if left and left[-1] == each.name:
+                [opened] = await each.decode([Payload(_plan_scope(tenant, sha256), data)])
+                if isinstance(opened, str):
+                    problem = opened
+                    break
+                data = opened
+                left.pop()
+        if left:
+            raise PayloadUnreadable(f"the body of plan {sha256} cannot be opened: {problem}")
+        return data
 
     async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
         return await self._opened(await self._store.load(run_ids))

@@ -82,6 +82,7 @@ from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
+from holdfast.core.plans import RegisteredPlan
 from holdfast.store.health import Bounds, Facts
 from holdfast.store.types import Accepted as Accepted
 from holdfast.store.types import Admitted as Admitted
@@ -105,6 +106,7 @@ from holdfast.store.types import NewRun as NewRun
 from holdfast.store.types import NodePlans as NodePlans
 from holdfast.store.types import OrphanedDefinition as OrphanedDefinition
 from holdfast.store.types import Plan as Plan
+from holdfast.store.types import PlanQuery as PlanQuery
 from holdfast.store.types import PurgePolicy as PurgePolicy
 from holdfast.store.types import PurgeReport as PurgeReport
 from holdfast.store.types import Query as Query
@@ -372,5 +374,32 @@ class TokenStore(Protocol):
         ...
 
 
-class Store(RunStore, JobQueue, Index, Admin, TokenStore, Protocol):
+class PlanStore(Protocol):
+    """The bodies of plans, by their hashes, and the versions that are registered. Each belongs to one tenant.
+
+    A body is kept while a run or a registered version refers to it, and for a day after it was given last.
+    """
+
+    async def put_plan(self, tenant: str, sha256: str, body: bytes) -> None:
+        """Keep the body of a plan. Of one that is known only the time is kept at which it was given last."""
+        ...
+
+    async def get_plan(self, tenant: str, sha256: str) -> bytes | None:
+        """Return the body with this hash, as it was given, or None. Callers compare the hash."""
+        ...
+
+    async def register_plan(self, plan: RegisteredPlan, audit: AuditEntry | None = None) -> RegisteredPlan:
+        """Register a version of a plan, at the store's time, and return it as it is registered.
+
+        The same version with the same hash is registered once. Raise `Conflict` if it has another hash, and `NotFound`
+        if the store does not have the body. The entry of the audit log is appended in the same commit.
+        """
+        ...
+
+    async def find_plans(self, query: PlanQuery) -> Found[RegisteredPlan]:
+        """Return the registered versions that match the query."""
+        ...
+
+
+class Store(RunStore, JobQueue, Index, Admin, TokenStore, PlanStore, Protocol):
     """Every verb. `open_store` returns one; `testing.store_suite` checks one."""

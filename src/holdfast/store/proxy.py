@@ -11,6 +11,7 @@ from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
+from holdfast.core.plans import RegisteredPlan
 from holdfast.store import port
 from holdfast.store.health import Bounds, Facts
 from holdfast.store.wakeups import Wakeups
@@ -159,3 +160,17 @@ class StoreProxy:
 
     def get_key(self, name: str) -> Answer[str | None]:
         return self._store.get_key(name)
+
+    # --- PlanStore
+
+    def put_plan(self, tenant: str, sha256: str, body: bytes) -> Answer[None]:
+        return self._store.put_plan(tenant, sha256, body)
+
+    def get_plan(self, tenant: str, sha256: str) -> Answer[bytes | None]:
+        return self._store.get_plan(tenant, sha256)
+
+    def register_plan(self, plan: RegisteredPlan, audit: AuditEntry | None = None) -> Answer[RegisteredPlan]:
+        return self._store.register_plan(plan, audit)
+
+    def find_plans(self, query: port.PlanQuery) -> Answer[port.Found[RegisteredPlan]]:
+        return self._store.find_plans(query)

@@ -17,6 +17,7 @@ from holdfast.core.events import NULL, CallerRef, EngineRunRef, Event
 from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, Task, Wait
 from holdfast.core.keys import inbox_uuid, signal_suffix
 from holdfast.core.messages import AcceptanceRecord, Message, Signal, SignalRequest
+from holdfast.core.plans import RegisteredPlan
 from holdfast.core.state import RunStatus
 from holdfast.errors import StoreCorrupt
 from holdfast.store.types import (
@@ -66,6 +67,12 @@ def plan_of(key: str) -> Plan:
     """Return the definition of such a text."""
     plan_id, _, version = key.partition("\n")
     return plan_id, version
+
+
+def registered_plan_of(row: Any) -> RegisteredPlan:
+    """Return the version of a plan in a row: tenant, plan_id, plan_version, sha256, uri, registered_by and _at."""
+    names = ("tenant", "plan_id", "plan_version", "sha256", "uri", "registered_by", "registered_at")
+    return RegisteredPlan(**{**dict(zip(names, row, strict=True)), "sha256": bytes(row[3]).hex()})
 
 
 P = ParamSpec("P")

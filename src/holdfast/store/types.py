@@ -19,6 +19,7 @@ from holdfast.core.events import NULL, Event
 from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import AcceptedSignalResult, Message, Signal, SignalRequest
+from holdfast.core.plans import RegisteredPlan, is_plan
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.core.tasks import DECISIONS
 from holdfast.errors import CallerError, StoreCorrupt
@@ -170,6 +171,14 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     audit: AuditEntry | None = None
     """What the audit log keeps once the run is created. A request that was made before adds nothing."""
 
+    @property
+    def plan_sha256(self) -> str | None:
+        """The hash of the body of its plan, which is kept for as long as the run is; None if it is of code."""
+        if not is_plan(self.plan_id):
+            return None
+        plan = getattr(self.events[0].data, "plan", None)
+        return None if plan is None else plan.sha256
+
 
 class PurgePolicy(Struct, frozen=True, kw_only=True):
     """How long what belongs to finished runs is kept, counted from their end. None keeps it for ever.
@@ -178,7 +187,9 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
     that have not changed for so long are counted, for an operator to look at. `audit_ms` is how long entries of the
     audit log are kept, counted from when they were written.
 
-    With a `tenant`, or `run_ids`, only what is theirs is deleted; `tokens` deletes the tenant's tokens too.
+    With a `tenant`, or `run_ids`, only what is theirs is deleted; `tokens` deletes the tenant's tokens too, and `plans`
+    the versions of plans that it has registered. The body of a plan goes as late as a run that ends when the body was
+    given last, and never while a run or a registered version refers to it.
     """
 
     finished_run_ms: int | None = None
@@ -189,6 +200,7 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
     tenant: str | None = None
     run_ids: tuple[str, ...] | None = None
     tokens: bool = False
+    plans: bool = False
     limit: int = 1_000
     dry_run: bool = False
 
@@ -391,6 +403,8 @@ class PurgeReport(Struct, frozen=True, kw_only=True):
     dead_letters: int = 0
     audit_entries: int = 0
     tokens: int = 0
+    plans: int = 0
+    """The bodies of plans."""
     stale_runs: int = 0
     has_more: bool = False
 
@@ -564,6 +578,15 @@ class TokenQuery(Query[AccessToken], frozen=True, kw_only=True):
     tenant: str | None = None
     sessions: bool = False
     after: str = ""
+
+
+class PlanQuery(Query[RegisteredPlan], frozen=True, kw_only=True):
+    """Which registered versions of plans to find; None means any. Ordered by tenant, plan id and version."""
+
+    tenant: str | None = None
+    plan_id: str | None = None
+    plan_version: str | None = None
+    after: tuple[str, str, str] = ("", "", "")
 
 
 class Found(list[Row]):

@@ -17,14 +17,16 @@ from holdfast.core.declarations import check_declaration
 from holdfast.core.events import Event
 from holdfast.core.keys import check_name
 from holdfast.core.messages import Message, SignalRequest, check_integer, check_message, check_signal
+from holdfast.core.plans import RegisteredPlan, is_plan
 from holdfast.core.state import TERMINAL
 from holdfast.errors import (
     CallerError,
     CheckpointOwnershipCapabilityError,
     CorruptHistory,
     InvalidInput,
+    PayloadTooLarge,
 )
-from holdfast.limits import LEASE_MS, NODE_NAME_BYTES, SEARCH_CHARS, SEARCH_WORDS, Limits, check_types
+from holdfast.limits import LEASE_MS, NODE_NAME_BYTES, PLAN_BYTES, SEARCH_CHARS, SEARCH_WORDS, Limits, check_types
 from holdfast.settings import Ownership
 from holdfast.store.decisions import LIFE, first_signals, not_waiting
 from holdfast.store.port import RunStore
@@ -399,8 +401,52 @@ def check_purge(policy: PurgePolicy, audit: AuditEntry | None, limits: Limits) -
     check_audit(() if audit is None else (audit,), limits)
     if policy.run_ids is not None:
         check_ids(policy.run_ids, limits)
-    if policy.tokens and policy.tenant is None:
-        raise InvalidInput("tokens are deleted of one tenant: name it", field="tenant")
+    if (policy.tokens or policy.plans) and policy.tenant is None:
+        raise InvalidInput("tokens and plans are deleted of one tenant: name it", field="tenant")
+
+
+def check_plan_body(tenant: Any, sha256: Any, body: Any = b"") -> None:
+    """Refuse the body of a plan that could not be stored, or the name of one."""
+    check_names("tenant", [tenant])
+    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+        raise InvalidInput("sha256 must be 64 hex digits", field="sha256")
+    if not isinstance(body, bytes):
+        raise InvalidInput(f"the body of a plan is bytes, not {type(body).__qualname__}", field="body")
+    if len(body) > PLAN_BODY_BYTES:
+        raise PayloadTooLarge(
+            f"the body of a plan has {len(body)} bytes; the limit is {PLAN_BODY_BYTES}",
+            size_bytes=len(body),
+            limit_bytes=PLAN_BODY_BYTES,
+        )
+
+
+PLAN_BODY_BYTES = 2 * PLAN_BYTES
+"""How large the body of a plan is at most as a store keeps it: sealed ones are larger."""
+
+
+def check_registered_plan(plan: Any) -> None:
+    """Refuse a version of a plan that could not be stored."""
+    if not isinstance(plan, RegisteredPlan):
+        raise InvalidInput(f"what is registered is a RegisteredPlan, not {type(plan).__qualname__}")
+    check_plan_body(plan.tenant, plan.sha256)
+    check_names("plan_id", [plan.plan_id])
+    check_names("plan_version", [plan.plan_version])
+    for field in ("uri", "registered_by"):
+        text: Any = getattr(plan, field)
+        if not isinstance(text, str) or len(text) > URI_CHARS or "\x00" in text or not _is_unicode(text):
+            raise InvalidInput(f"{field} is text of at most {URI_CHARS} characters", field=field)
+
+
+URI_CHARS = 2_000
+"""How long the address of a plan may be."""
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_key(name: Any, key: Any) -> None:
@@ -459,6 +505,8 @@ def check_new_run(new: Any) -> CallerError | None:
         return InvalidInput("the signals that come with a run are a tuple of SignalRequests", field="signals")
     if new.snapshot.status in TERMINAL:
         return InvalidInput("a run cannot begin finished", field="snapshot")
+    if is_plan(new.plan_id) and not _SHA256.fullmatch(new.plan_sha256 or ""):
+        return InvalidInput("a run of a plan names the body of the plan by its hash", field="plan")
     return None if new.admission is None else check_admission_request(new.admission)
 
 

@@ -23,6 +23,7 @@ from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
+from holdfast.core.plans import RegisteredPlan
 from holdfast.errors import HoldfastError, StoreUnavailable
 from holdfast.store import port
 from holdfast.store.health import Bounds, Facts
@@ -207,6 +208,18 @@ class FaultyStore:
 
     async def get_key(self, name: str) -> str | None:
         return await self._reach(lambda: self._store.get_key(name), may_repeat=True)
+
+    async def put_plan(self, tenant: str, sha256: str, body: bytes) -> None:
+        await self._reach(lambda: self._store.put_plan(tenant, sha256, body), may_repeat=True)
+
+    async def get_plan(self, tenant: str, sha256: str) -> bytes | None:
+        return await self._reach(lambda: self._store.get_plan(tenant, sha256))
+
+    async def register_plan(self, plan: RegisteredPlan, audit: AuditEntry | None = None) -> RegisteredPlan:
+        return await self._reach(lambda: self._store.register_plan(plan, audit), may_repeat=audit is None)
+
+    async def find_plans(self, query: port.PlanQuery) -> port.Found[RegisteredPlan]:
+        return await self._reach(lambda: self._store.find_plans(query))
 
     async def find_tokens(self, query: port.TokenQuery) -> port.Found[AccessToken]:
         return await self._reach(lambda: self._store.find_tokens(query))

@@ -14,7 +14,7 @@ from holdfast.core.access import AccessToken, digest_of
 from holdfast.core.dead_letters import DeadLetter, Reason, to_dead_letter
 from holdfast.core.decide import Input
 from holdfast.core.event_writer import Refusal
-from holdfast.core.events import ErrorInfo, Event, RunQueued
+from holdfast.core.events import ErrorInfo, Event, PlanSource, RunQueued
 from holdfast.core.index_rows import ActivityRecord
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, MessageType, Signal, SignalRequest
@@ -36,11 +36,11 @@ from holdfast.store.port import (
     Turn,
     WaitQuery,
 )
-from holdfast.store.types import DeadLetterQuery, TokenQuery
+from holdfast.store.types import DeadLetterQuery, PlanQuery, TokenQuery
 from holdfast.testing import START
 
 T = TypeVar("T")
-K = TypeVar("K", str, int, tuple[str, str], tuple[int, str])
+K = TypeVar("K", str, int, tuple[str, str], tuple[int, str], tuple[str, str, str])
 
 PAGE = 100
 """How many rows are read at a time; a store's own limit may be lower."""
@@ -66,8 +66,12 @@ def new_run(
     parent: str | None = None,
     reference_key: str | None = None,
     tags: tuple[str, ...] = (),
+    plan: str | None = None,
 ) -> NewRun:
-    """Return a run to create: queued, with the message that will start it. `value` is its input."""
+    """Return a run to create: queued, with the message that will start it. `value` is its input.
+
+    `plan` is the hash of the body of its plan.
+    """
     queued = RunQueued(
         plan_id=plan_id,
         plan_version=plan_version,
@@ -77,6 +81,7 @@ def new_run(
         run_request_id=request_id,
         input=codec.encode(value),
         parent_run_id=parent,
+        plan=None if plan is None else PlanSource(plan),
     )
     return prepare_run(run_id, queued, now, "starter", reference_key=reference_key, tags=tags)
 
@@ -353,9 +358,15 @@ async def read_picture(store: Store, nodes: Iterable[str] = (), queues: Iterable
         "",
         lambda token: token.token_id,
     )
+    plans = await _read_all(
+        lambda after: store.find_plans(PlanQuery(after=after, limit=PAGE)),
+        ("", "", ""),
+        lambda plan: (plan.tenant, plan.plan_id, plan.plan_version),
+    )
     ids = [head.run_id for head in heads]
     return {
         "tokens": tokens,
+        "plans": plans,
         "runs": heads,
         "loaded": [run for first in range(0, len(ids), FEW) for run in await store.load(ids[first : first + FEW])],
         "events": {head.run_id: await read_history(store, head.run_id, head.version) for head in heads},

@@ -30,14 +30,14 @@ from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, access_token, complete, dead_letter, new_run, signal
 from holdfast.testing.store_suite.admission import admit, enqueue
 from tests.store.postgres.tampering import behind, execute
-from tests.store.test_format import DAY_MS, check_what_is_not_of_runs, fill_with_sample
+from tests.store.test_format import DAY_MS, check_plans, check_what_is_not_of_runs, fill_with_sample
 
 FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"))
 TABLES = (
     *("runs", "agenda", "events", "messages", "signals", "acceptance_records", "waits", "tasks", "activity_records"),
     *("jobs", "dead_letters", "nodes", "access_tokens"),
     *("gates", "gate_starts", "gate_runs", "gate_exits", "gate_lines", "gate_started"),
-    *("audit_log", "store_keys", "definitions"),
+    *("audit_log", "store_keys", "definitions", "plan_bodies", "plans", "plan_uses"),
 )
 
 
@@ -214,6 +214,13 @@ async def test_new_writer_old_reader_ignores_what_it_does_not_know_and_keeps_it(
         assert await connection.fetchval(f"SELECT count(*) FROM {schema}.wonders") == count
         kept = await connection.fetchval(f"SELECT count(*) FROM {schema}.events WHERE event_type = 'WonderHappened'")
         assert kept == 1
+
+
+@pytest.mark.contract("FMT-1", "WF-1")
+async def test_plans_can_be_kept_in_a_store_of_any_format(old_address: str, request: pytest.FixtureRequest) -> None:
+    store = await opened(old_address)
+    await check_plans(store, has_some=request.node.callspec.params["old_address"].stem != "7")
+    await store.close()
 
 
 @pytest.mark.contract("FMT-1", "FMT-2")

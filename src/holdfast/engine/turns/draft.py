@@ -340,6 +340,7 @@ class TurnDraft:
                     parent_step_id=event.step_id,
                     parent_token=body.token,
                     depth=self.state.depth + 1,
+                    plan=body.plan,
                 )
                 yield prepare_run(body.child_run_id, queued, self._now, self._by.node, key=event.idempotency_key)
 

@@ -17,6 +17,7 @@ from holdfast.core.events import Event
 from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, Signal, SignalRequest
+from holdfast.core.plans import RegisteredPlan
 from holdfast.errors import InvalidInput, NotPermitted
 from holdfast.store.decisions import no_such_letter, no_such_run
 from holdfast.store.port import (
@@ -36,7 +37,7 @@ from holdfast.store.port import (
     TaskQuery,
     WaitQuery,
 )
-from holdfast.store.types import AuditQuery, DeadLetterQuery, TokenQuery, pages
+from holdfast.store.types import AuditQuery, DeadLetterQuery, PlanQuery, TokenQuery, pages
 from holdfast.store.validation import finder_of
 from holdfast.store.wakeups import Wakeups
 
@@ -182,6 +183,24 @@ class TenantView:
             if found := self._part(page, [token for token in page if belongs_to(self, token)]):
                 return found
         return Found()
+
+    async def put_plan(self, tenant: str, sha256: str, body: bytes) -> None:
+        await self._store.put_plan(self._only(tenant), sha256, body)
+
+    async def get_plan(self, tenant: str, sha256: str) -> bytes | None:
+        return await self._store.get_plan(tenant, sha256) if tenant == self.tenant else None
+
+    async def register_plan(self, plan: RegisteredPlan, audit: AuditEntry | None = None) -> RegisteredPlan:
+        self._only(plan.tenant)
+        return await self._store.register_plan(plan, None if audit is None else self._audited(audit))
+
+    async def find_plans(self, query: PlanQuery) -> Found[RegisteredPlan]:
+        return await self._store.find_plans(replace(query, tenant=self.tenant))
+
+    def _only(self, tenant: str) -> str:
+        if tenant != self.tenant:
+            raise NotPermitted("a tenant keeps plans of its own")
+        return tenant
 
     async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
         await self._store.append_audit([self._audited(entry) for entry in entries])

@@ -103,7 +103,13 @@ async def delete_tenant(context: RequestContext, request: DeleteTenant) -> Delet
     store, loop = context.runtime.store, asyncio.get_running_loop()
     until = loop.time() + context.service.options.request_s / 2
     whole = PurgePolicy(
-        tenant=request.tenant, finished_run_ms=0, audit_ms=0, tokens=True, limit=PART, dry_run=request.dry_run
+        tenant=request.tenant,
+        finished_run_ms=0,
+        audit_ms=0,
+        tokens=True,
+        plans=True,
+        limit=PART,
+        dry_run=request.dry_run,
     )
     total = PurgeReport()
     while True:

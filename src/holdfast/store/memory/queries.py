@@ -9,6 +9,7 @@ from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Actor, Signal
+from holdfast.core.plans import definition_of
 from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import is_effective
 from holdfast.store import port
@@ -196,7 +197,7 @@ def find_orphaned(
         owner = run.head.lease_owner
         since = run.head.ready_at if owner is None else min(nodes[owner], now)
         is_late = since is not None and since <= now - late_ms * 1_000 and owner not in alive
-        plan = run.head.plan_id, run.head.plan_version
+        plan = definition_of(run.head.plan_id, run.head.plan_version)
         if is_late and since is not None and not any(plan in known[node] for node in alive):
             found[plan] = min(since, found.get(plan, since))
     return sorted(

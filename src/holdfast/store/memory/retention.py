@@ -42,7 +42,7 @@ def purge(runs: dict[str, Run], policy: PurgePolicy, now: Instant) -> tuple[Purg
         has_more=max(len(gone), len(tasks), len(states), len(expired)) > policy.limit,
     )
     if policy.dry_run:
-        return report, []
+        return report, gone[: policy.limit]
     for run, task_id in tasks[: policy.limit]:
         del run.tasks[task_id]
     for run in states[: policy.limit]:

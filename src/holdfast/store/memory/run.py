@@ -41,6 +41,7 @@ class Run:
     def __init__(self, new: port.NewRun, owner: str | None, now: Instant, starts_at: Instant | None = None) -> None:
         self.request_key = new.request_key
         self.input_sha256 = new.input_sha256
+        self.plan_sha256 = new.plan_sha256
         self.events: list[Event] = []
         self._by_key: dict[str, Event] = {}
         self.messages: dict[str, tuple[Instant, Message]] = {}

@@ -21,6 +21,7 @@ from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
+from holdfast.core.plans import RegisteredPlan, definition_of
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import SUSPECT_LOSSES, Limits
 from holdfast.store import decisions, health, outgoing, port, validation
@@ -29,6 +30,7 @@ from holdfast.store.memory.admission import AdmissionQueue
 from holdfast.store.memory.audit import AuditLog
 from holdfast.store.memory.health import examine
 from holdfast.store.memory.jobs import acquire
+from holdfast.store.memory.plans import Plans
 from holdfast.store.memory.retention import purge
 from holdfast.store.memory.run import NEVER, Run
 from holdfast.store.memory.tokens import Tokens
@@ -61,6 +63,7 @@ class MemoryStore:
         self._nodes: dict[str, Instant] = {}
         self._known: dict[str, frozenset[port.Plan]] = {}
         self._tokens = Tokens()
+        self._plans = Plans()
         self._audit = AuditLog()
         self._keys: dict[str, str] = {}
         self._changefeed = _Changefeed()
@@ -242,7 +245,7 @@ class MemoryStore:
         eligible = [
             (since, run_id)
             for run_id, run in self._runs.items()  # in order of creation
-            if (plans is None or (run.head.plan_id, run.head.plan_version) in plans)
+            if (plans is None or definition_of(run.head.plan_id, run.head.plan_version) in plans)
             and (since := self._eligible_since(run, node, now)) is not None
         ]
         claimed = []
@@ -333,7 +336,7 @@ class MemoryStore:
         now = self._now()
         instants = [run.work[job.step_id].visible_at for run, job in self._jobs() if job.queue in queues]
         for run in self._runs.values():
-            if plans is not None and (run.head.plan_id, run.head.plan_version) not in plans:
+            if plans is not None and definition_of(run.head.plan_id, run.head.plan_version) not in plans:
                 continue
             owner, ready_at = run.head.lease_owner, run.head.ready_at
             if owner is not None and owner != node:
@@ -504,15 +507,25 @@ class MemoryStore:
         now = self._now()
         report, gone = purge(self._runs, policy, now)
         entries = [] if policy.audit_ms is None else self._audit.old(now - policy.audit_ms * 1_000, policy)
-        has_more = report.has_more or len(entries) > policy.limit
+        kept = [run for run_id, run in self._runs.items() if run_id not in gone]
+        used = {(run.head.tenant, run.plan_sha256) for run in kept if run.plan_sha256 is not None}
+        bodies = self._plans.unused(policy, used, now)
+        has_more = report.has_more or max(len(entries), len(bodies)) > policy.limit
         tokens = self._tokens.of_tenant(policy.tenant) if policy.tokens else []
-        report = replace(report, audit_entries=len(entries[: policy.limit]), tokens=len(tokens), has_more=has_more)
+        report = replace(
+            report,
+            audit_entries=len(entries[: policy.limit]),
+            tokens=len(tokens),
+            plans=len(bodies[: policy.limit]),
+            has_more=has_more,
+        )
         if not policy.dry_run:
+            self._plans.forget(bodies[: policy.limit], policy.tenant if policy.plans else None)
             self._audit.forget(entries[: policy.limit])
             self._tokens.forget(tokens)
             if audit is not None:
                 self._audit.append(decisions.purge_entry(audit, report, now))
-        for run_id in gone:
+        for run_id in gone if not policy.dry_run else ():
             del self._requests[self._runs.pop(run_id).request_key]
         return report
 
@@ -540,6 +553,31 @@ class MemoryStore:
         validation.check_names("name", [name])
         self._now()
         return self._keys.get(name)
+
+    # --- PlanStore
+
+    async def put_plan(self, tenant: str, sha256: str, body: bytes) -> None:
+        validation.check_plan_body(tenant, sha256, body)
+        self._plans.put(tenant, sha256, body, self._now())
+
+    async def get_plan(self, tenant: str, sha256: str) -> bytes | None:
+        validation.check_plan_body(tenant, sha256)
+        self._now()
+        return self._plans.get(tenant, sha256)
+
+    async def register_plan(self, plan: RegisteredPlan, audit: AuditEntry | None = None) -> RegisteredPlan:
+        validation.check_registered_plan(plan)
+        validation.check_audit(() if audit is None else (audit,), self._limits)
+        now = self._now()
+        stored = self._plans.register(plan, now)
+        if audit is not None:
+            self._audit.append(replace(audit, at=now))
+        return stored
+
+    async def find_plans(self, query: port.PlanQuery) -> port.Found[RegisteredPlan]:
+        validation.check_query(query)
+        self._now()
+        return port.Found(self._page(self._plans.find(query), query.limit))
 
     # --- what several verbs need
 

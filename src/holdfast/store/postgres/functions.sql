@@ -36,7 +36,8 @@ BEGIN
     SELECT run_no, coalesce(lease_owner, ''),
         CASE WHEN ready_at IS NULL THEN 2 WHEN ready_at < p_now - 1000000 THEN 1 ELSE 0 END,
         CASE WHEN ready_at < p_now - 1000000 THEN p_now ELSE coalesce(ready_at, p_now) END,
-        ready_at, plan_id, plan_version
+        ready_at, CASE WHEN starts_with(plan_id, 'plan:') THEN 'plan:' ELSE plan_id END,
+        CASE WHEN starts_with(plan_id, 'plan:') THEN '*' ELSE plan_version END  -- all plans are claimed alike
     FROM holdfast.runs
     WHERE run_no = ANY (p_runs) AND (lease_owner IS NOT NULL OR ready_at IS NOT NULL)
     ON CONFLICT (run_no) DO UPDATE
@@ -77,6 +78,12 @@ BEGIN
         WHERE p_numbers[x.turn] > 0
         ON CONFLICT (run_no, step_id) DO UPDATE
         SET name = excluded.name, token = excluded.token, since = excluded.since, until = excluded.until;
+    END IF;
+    IF p_more ? 'plans' THEN
+        INSERT INTO holdfast.plan_uses (run_no, tenant, sha256)
+        SELECT p_numbers[x.turn], x.tenant, decode(x.sha256, 'hex')
+        FROM jsonb_to_recordset(p_more -> 'plans') AS x (turn int, tenant text, sha256 text)
+        WHERE p_numbers[x.turn] > 0;
     END IF;
     IF p_more ? 'tasks' THEN  -- closed ones first: a step has at most one open task
         INSERT INTO holdfast.tasks AS t (task_id, run_no, step_id, status, assignee, roles, due_at, task)
@@ -322,7 +329,8 @@ BEGIN
     SELECT n.run_no, coalesce(p_owner, ''),
         CASE WHEN n.ready_at IS NULL THEN 2 WHEN n.ready_at < v_now - 1000000 THEN 1 ELSE 0 END,
         CASE WHEN n.ready_at < v_now - 1000000 THEN v_now ELSE coalesce(n.ready_at, v_now) END,
-        n.ready_at, n.plan, n.plan_version
+        n.ready_at, CASE WHEN starts_with(n.plan, 'plan:') THEN 'plan:' ELSE n.plan END,
+        CASE WHEN starts_with(n.plan, 'plan:') THEN '*' ELSE n.plan_version END
     FROM (
         SELECT t.run_no, t.plan, t.plan_version, least(t.due, CASE WHEN t.is_due THEN v_now END) AS ready_at
         FROM unnest(v_numbers, r_plan, r_plan_version, r_due, r_is_due) AS t (run_no, plan, plan_version, due, is_due)

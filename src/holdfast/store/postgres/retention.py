@@ -6,7 +6,7 @@ from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
 from holdfast.store import decisions
 from holdfast.store.port import PurgePolicy, PurgeReport
-from holdfast.store.postgres import audit
+from holdfast.store.postgres import audit, plans
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.pool import Db, Transaction
 
@@ -32,7 +32,7 @@ WHERE expires_at <= $1 AND run_no <> ALL ($5) AND {_NAMED} ORDER BY run_id, name
 """
 _BELONGING = (
     *("events", "signals", "acceptance_records", "tasks", "waits", "messages", "activity_records", "jobs"),
-    *("dead_letters", "agenda", "runs"),
+    *("dead_letters", "agenda", "plan_uses", "runs"),
 )
 _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 
@@ -60,6 +60,7 @@ async def purge(
         if policy.audit_ms is None
         else await audit.old(transaction, now - policy.audit_ms * 1_000, limit + 1, *named)
     )
+    bodies = await plans.unused(transaction, policy, doomed, now)
     belonging = {table: await _count(transaction, table, doomed) for table in _COUNTED}
     report = PurgeReport(
         runs=len(doomed),
@@ -71,8 +72,9 @@ async def purge(
         dead_letters=belonging["dead_letters"],
         audit_entries=len(entries[:limit]),
         tokens=await _tokens(transaction, named[0]) if policy.tokens else 0,
+        plans=len(bodies[:limit]),
         stale_runs=await _stale(transaction, policy.stale_run_ms, now, named),
-        has_more=max(map(len, (gone, tasks, states, expired, entries))) > limit,
+        has_more=max(map(len, (gone, tasks, states, expired, entries, bodies))) > limit,
     )
     if not policy.dry_run:
         for table in _BELONGING:
@@ -85,6 +87,7 @@ async def purge(
         )
         await _forget(transaction, expired[:limit], now)
         await audit.forget(transaction, entries[:limit])
+        await plans.forget(transaction, bodies[:limit], policy)
         if policy.tokens:
             await transaction.fetch("DELETE FROM holdfast.access_tokens WHERE tenant = $1", named[0])
         if entry is not None:

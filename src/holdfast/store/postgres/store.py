@@ -18,12 +18,14 @@ from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
+from holdfast.core.plans import RegisteredPlan
 from holdfast.limits import LIST_S, Limits
 from holdfast.store import port, sql, validation
 from holdfast.store.health import Bounds, Facts
 from holdfast.store.postgres import admission, changefeed, dead_letters, health, leases, queries, retention
 from holdfast.store.postgres import audit as audit_log
 from holdfast.store.postgres import jobs as job_queue
+from holdfast.store.postgres import plans as stored_plans
 from holdfast.store.postgres import tokens as access_tokens
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.columns import askable
@@ -350,6 +352,32 @@ class PostgresStore:
     async def get_key(self, name: str) -> str | None:
         validation.check_names("name", [name])
         return await self._pool.finished(access_tokens.get_key(self._ready(), name))
+
+    # --- PlanStore
+
+    async def put_plan(self, tenant: str, sha256: str, body: bytes) -> None:
+        validation.check_plan_body(tenant, sha256, body)
+        await self._pool.finished(stored_plans.put(self._ready(), tenant, sha256, body, self._asked()))
+
+    async def get_plan(self, tenant: str, sha256: str) -> bytes | None:
+        validation.check_plan_body(tenant, sha256)
+        return await self._pool.finished(stored_plans.get(self._ready(), tenant, sha256))
+
+    async def register_plan(self, plan: RegisteredPlan, audit: AuditEntry | None = None) -> RegisteredPlan:
+        validation.check_registered_plan(plan)
+        validation.check_audit(() if audit is None else (audit,), self._limits)
+        now = self._asked()
+
+        async def work(transaction: Transaction) -> RegisteredPlan:
+            stored = await stored_plans.register(transaction, plan, now)
+            await audit_log.append_now(transaction, () if audit is None else (audit,), now)
+            return stored
+
+        return await self._pool.finished(self._ready().transact(work))
+
+    async def find_plans(self, query: port.PlanQuery) -> port.Found[RegisteredPlan]:
+        validation.check_query(query)
+        return await self._pool.finished(stored_plans.find(self._ready(), query, self._page(query.limit)))
 
     # --- what several verbs need
 

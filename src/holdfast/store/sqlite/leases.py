@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from holdfast.core.codec import encode_text
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.instants import Instant
+from holdfast.core.plans import ANY_PLAN
 from holdfast.errors import StoreCorrupt
 from holdfast.limits import SUSPECT_LOSSES
 from holdfast.store import decisions, port
@@ -16,8 +17,18 @@ from holdfast.store.sqlite.connection import check_unreadable
 from holdfast.store.sqlite.dead_letters import unreadable_to_dead_letters
 from holdfast.store.sqlite.queries import load_numbers
 
-PLAN_KEY = "plan_id || char(10) || plan_version"
-"""A definition as one text: see `rows.plan_keys`."""
+_IS_PLAN = "(plan_id >= 'plan:' AND plan_id < 'plan;')"
+CLAIMED_AS = (
+    f"CASE WHEN {_IS_PLAN} THEN '{ANY_PLAN[0]}' ELSE plan_id END",
+    f"CASE WHEN {_IS_PLAN} THEN '{ANY_PLAN[1]}' ELSE plan_version END",
+)
+"""The definition by which a run is claimed: see `core.plans.definition_of`."""
+
+PLAN_KEY = (
+    f"CASE WHEN {_IS_PLAN} THEN '{ANY_PLAN[0]}' || char(10) || '{ANY_PLAN[1]}' "
+    "ELSE plan_id || char(10) || plan_version END"
+)
+"""It as one text: see `sql.plan_keys`."""
 
 # Each of these walks an index in order and, but for runs of other plans, reads no more rows than it takes.
 FREE = """
@@ -33,7 +44,7 @@ SELECT min(lease_until, :now) AS ended_at, node FROM nodes WHERE NOT ({queries.I
 ORDER BY ended_at
 """
 ORPHANED = "SELECT run_no FROM runs WHERE lease_owner = :owner {known} ORDER BY run_no LIMIT :limit"
-KNOWN = f"AND {PLAN_KEY} IN (SELECT value FROM json_each(:plans))"
+KNOWN = f"AND ({PLAN_KEY}) IN (SELECT value FROM json_each(:plans))"
 
 ASIDE = 60_000_000
 """How long a run whose rows cannot be read is deferred, so that it does not hold up others."""
@@ -56,16 +67,18 @@ MISSING = f"""
 SELECT plan_id, plan_version, since FROM (
     SELECT plan_id, plan_version, min(since) AS since FROM (
         SELECT * FROM (
-            SELECT plan_id, plan_version, ready_at AS since FROM runs
+            SELECT {CLAIMED_AS[0]} AS plan_id, {CLAIMED_AS[1]} AS plan_version, ready_at AS since FROM runs
             WHERE lease_owner IS NULL AND ready_at <= :late ORDER BY ready_at LIMIT {LOOKED_AT}
         ) UNION ALL SELECT * FROM (
-            SELECT plan_id, plan_version, min(lease_until, :now) FROM nodes CROSS JOIN runs ON lease_owner = node
+            SELECT {CLAIMED_AS[0]}, {CLAIMED_AS[1]}, min(lease_until, :now)
+            FROM nodes CROSS JOIN runs ON lease_owner = node
             WHERE NOT ({queries.IS_CURRENT}) AND min(lease_until, :now) <= :late LIMIT {LOOKED_AT}
         )
     ) GROUP BY 1, 2
 ) WHERE NOT EXISTS (
     SELECT 1 FROM nodes LEFT JOIN node_plans USING (node)
-    WHERE {queries.IS_CURRENT} AND (plans IS NULL OR {PLAN_KEY} IN (SELECT value FROM json_each(plans)))
+    WHERE {queries.IS_CURRENT}
+        AND (plans IS NULL OR plan_id || char(10) || plan_version IN (SELECT value FROM json_each(plans)))
 ) ORDER BY since, plan_id, plan_version
 """
 EXTEND = f"UPDATE nodes SET lease_until = max(lease_until, :until) WHERE node = :node AND {queries.IS_CURRENT}"

@@ -8,7 +8,7 @@ from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
 from holdfast.store import decisions
 from holdfast.store.port import PurgePolicy, PurgeReport
-from holdfast.store.sqlite import audit, queries
+from holdfast.store.sqlite import audit, plans, queries
 
 _NAMED = """
 (:tenant IS NULL OR tenant = :tenant) AND (:run_ids IS NULL OR run_id IN (SELECT value FROM json_each(:run_ids)))
@@ -33,7 +33,17 @@ SELECT run_no, name, signal_id FROM acceptance_records JOIN runs USING (run_no) 
 ORDER BY run_id, name, signal_id LIMIT :limit + 1
 """
 # Jobs and dead letters go by triggers.
-_BELONGING = ("events", "signals", "acceptance_records", "tasks", "waits", "messages", "activity_records", "runs")
+_BELONGING = (
+    "events",
+    "signals",
+    "acceptance_records",
+    "tasks",
+    "waits",
+    "messages",
+    "activity_records",
+    "plan_uses",
+    "runs",
+)
 
 _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 
@@ -55,6 +65,7 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
     states = select(_STATES, policy.runtime_state_ms, doomed)
     expired = select(_EXPIRED, 0, doomed)
     entries = [] if policy.audit_ms is None else audit.old(db, policy, now - policy.audit_ms * 1_000)
+    bodies = plans.unused(db, policy, doomed, now)
     belonging = {table: _count(db, table, doomed) for table in _COUNTED}
     report = PurgeReport(
         runs=len(gone[:limit]),
@@ -66,8 +77,9 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
         dead_letters=belonging["dead_letters"],
         audit_entries=len(entries[:limit]),
         tokens=_tokens(db, policy) if policy.tokens else 0,
+        plans=len(bodies[:limit]),
         stale_runs=_stale(db, policy.stale_run_ms, now, named),
-        has_more=max(map(len, (gone, tasks, states, expired, entries))) > limit,
+        has_more=max(map(len, (gone, tasks, states, expired, entries, bodies))) > limit,
     )
     if not policy.dry_run:
         for table in _BELONGING:
@@ -78,6 +90,7 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
             "DELETE FROM acceptance_records WHERE run_no = ? AND name = ? AND signal_id = ?", expired[:limit]
         )
         audit.forget(db, entries[:limit])
+        plans.forget(db, bodies[:limit], policy)
         if policy.tokens:
             db.execute("DELETE FROM access_tokens WHERE tenant = ?", (policy.tenant,))
         if entry is not None:

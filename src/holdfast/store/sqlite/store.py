@@ -23,6 +23,7 @@ from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
+from holdfast.core.plans import RegisteredPlan
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.store import port, sql, validation
@@ -41,6 +42,7 @@ from holdfast.store.sqlite import (
 )
 from holdfast.store.sqlite import audit as audit_log
 from holdfast.store.sqlite import jobs as job_queue
+from holdfast.store.sqlite import plans as stored_plans
 from holdfast.store.sqlite import tokens as access_tokens
 from holdfast.store.sqlite.connection import Database
 from holdfast.store.sqlite.migrate import latest_version, migrate, not_migrated, schema_version
@@ -329,6 +331,32 @@ class SqliteStore:
     async def get_key(self, name: str) -> str | None:
         validation.check_names("name", [name])
         return await self._read(lambda db, _: access_tokens.get_key(db, name))
+
+    # --- PlanStore
+
+    async def put_plan(self, tenant: str, sha256: str, body: bytes) -> None:
+        validation.check_plan_body(tenant, sha256, body)
+        await self._write(lambda db, now: stored_plans.put(db, tenant, sha256, body, now))
+
+    async def get_plan(self, tenant: str, sha256: str) -> bytes | None:
+        validation.check_plan_body(tenant, sha256)
+        return await self._read(lambda db, _: stored_plans.get(db, tenant, sha256))
+
+    async def register_plan(self, plan: RegisteredPlan, audit: AuditEntry | None = None) -> RegisteredPlan:
+        validation.check_registered_plan(plan)
+        validation.check_audit(() if audit is None else (audit,), self._limits)
+
+        def work(db: sqlite3.Connection, now: Instant) -> RegisteredPlan:
+            stored = stored_plans.register(db, plan, now)
+            audit_log.append(db, [] if audit is None else [replace(audit, at=now)])
+            return stored
+
+        return await self._write(work)
+
+    async def find_plans(self, query: port.PlanQuery) -> port.Found[RegisteredPlan]:
+        validation.check_query(query)
+        most = self._page(query.limit)
+        return await self._read(lambda db, _: stored_plans.find(db, query, most))
 
     # --- how work reaches the file
 

@@ -36,6 +36,7 @@ from holdfast.testing.store_suite.plans import PlanSuite
 from holdfast.testing.store_suite.queries import QuerySuite
 from holdfast.testing.store_suite.retention import RetentionSuite
 from holdfast.testing.store_suite.signals import SignalSuite
+from holdfast.testing.store_suite.stored_plans import StoredPlanSuite
 from holdfast.testing.store_suite.tokens import TokenSuite
 from holdfast.testing.store_suite.turns import TurnSuite
 
@@ -52,6 +53,7 @@ class StoreSuite(
     NodeLifeSuite,
     LostNodeSuite,
     PlanSuite,
+    StoredPlanSuite,
     JobSuite,
     AdmissionSuite,
     HeartbeatSuite,

@@ -1,0 +1,44 @@
+"""Plans as a store and an engine see them: which runs are of plans, and the versions that are registered.
+
+A plan is data. Its body, the exact bytes of its document, is kept by its hash, and a run of it refers to that hash
+(`PlanSource` on `RunQueued`). The workflow of such a run is the plan's id behind a prefix, `plan:etl`, so that it is
+never taken for code of the same name. A node claims runs of plans by one definition that stands for all of them: what a
+plan needs is known from the plan.
+"""
+
+from msgspec import Struct
+
+from holdfast.core.instants import Instant
+
+PLAN_PREFIX = "plan:"
+"""How the workflow of a run of a plan begins. No workflow in code has such a name."""
+
+ANY_PLAN = (PLAN_PREFIX, "*")
+"""The definition that stands for all plans, in what a node publishes and claims."""
+
+
+def is_plan(workflow: str) -> bool:
+    """Return whether the runs of a workflow are runs of a plan."""
+    return workflow.startswith(PLAN_PREFIX)
+
+
+def workflow_of(plan_id: str) -> str:
+    """Return the workflow of the runs of a plan."""
+    return PLAN_PREFIX + plan_id
+
+
+def definition_of(workflow: str, version: str) -> tuple[str, str]:
+    """Return the definition by which a run is claimed."""
+    return ANY_PLAN if workflow.startswith(PLAN_PREFIX) else (workflow, version)
+
+
+class RegisteredPlan(Struct, frozen=True, kw_only=True):
+    """A version of a plan that was registered under its name. `sha256` is the hash of its body."""
+
+    tenant: str = "default"
+    plan_id: str
+    plan_version: str
+    sha256: str
+    uri: str = ""
+    registered_by: str = ""
+    registered_at: Instant = 0
