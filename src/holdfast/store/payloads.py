@@ -41,6 +41,7 @@ from holdfast.core.state import OPENED_BY, CarriedFailure, CarriedStep, CarriedU
 from holdfast.errors import InvalidInput, PayloadsSealed, PayloadUnreadable
 from holdfast.store import port
 from holdfast.store.proxy import StoreProxy
+from holdfast.store.validation import check_plan_body
 
 T = TypeVar("T")
 Row = TypeVar("Row")
@@ -424,6 +425,7 @@ class SealingStore(StoreProxy):
 
     async def put_plan(self, tenant: str, sha256: str, body: bytes) -> None:
         """Keep the body of a plan sealed, bound to the tenant and the hash; it is not kept elsewhere."""
+        check_plan_body(tenant, sha256, body)
         if not self._codecs:
             raise PayloadsSealed("the payloads of this store are encrypted; this process has no keys to store plans")
         await self._sealed(())

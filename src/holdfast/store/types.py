@@ -19,7 +19,7 @@ from holdfast.core.events import NULL, Event
 from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import AcceptedSignalResult, Message, Signal, SignalRequest
-from holdfast.core.plans import RegisteredPlan, is_plan
+from holdfast.core.plans import PLAN_PREFIX, RegisteredPlan
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.core.tasks import DECISIONS
 from holdfast.errors import CallerError, StoreCorrupt
@@ -174,7 +174,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def plan_sha256(self) -> str | None:
         """The hash of the body of its plan, which is kept for as long as the run is; None if it is of code."""
-        if not is_plan(self.plan_id):
+        if not self.plan_id.startswith(PLAN_PREFIX):
             return None
         plan = getattr(self.events[0].data, "plan", None)
         return None if plan is None else plan.sha256

@@ -17,7 +17,7 @@ from holdfast.core.declarations import check_declaration
 from holdfast.core.events import Event
 from holdfast.core.keys import check_name
 from holdfast.core.messages import Message, SignalRequest, check_integer, check_message, check_signal
-from holdfast.core.plans import RegisteredPlan, is_plan
+from holdfast.core.plans import PLAN_PREFIX, RegisteredPlan
 from holdfast.core.state import TERMINAL
 from holdfast.errors import (
     CallerError,
@@ -505,7 +505,7 @@ def check_new_run(new: Any) -> CallerError | None:
         return InvalidInput("the signals that come with a run are a tuple of SignalRequests", field="signals")
     if new.snapshot.status in TERMINAL:
         return InvalidInput("a run cannot begin finished", field="snapshot")
-    if is_plan(new.plan_id) and not _SHA256.fullmatch(new.plan_sha256 or ""):
+    if new.plan_id.startswith(PLAN_PREFIX) and not _SHA256.fullmatch(new.plan_sha256 or ""):
         return InvalidInput("a run of a plan names the body of the plan by its hash", field="plan")
     return None if new.admission is None else check_admission_request(new.admission)
 

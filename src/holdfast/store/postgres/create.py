@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from holdfast.core.audit import run_entry
 from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
-from holdfast.core.plans import is_plan
+from holdfast.core.plans import PLAN_PREFIX
 from holdfast.errors import InvalidInput
 from holdfast.limits import Limits
 from holdfast.store import decisions, port, validation
@@ -191,7 +191,7 @@ def _arguments(now: Instant | None, owner: str | None, new_runs: Sequence[port.N
         runs.append(_run_row(new))
         events += event_rows(number, 0, new.events)
         messages += message_rows(number, new.messages)
-        if is_plan(new.plan_id):
+        if new.plan_id.startswith(PLAN_PREFIX):
             more.add("plans", number, [{"tenant": new.tenant, "sha256": new.plan_sha256}])
         if new.waits_opened or new.tasks or new.records:  # hardly ever: a run has done nothing yet
             more.add_waits(number, new.waits_opened)

@@ -10,7 +10,7 @@ from holdfast.core.admission import NEVER, AdmissionRequest
 from holdfast.core.audit import run_entry
 from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
-from holdfast.core.plans import is_plan
+from holdfast.core.plans import PLAN_PREFIX
 from holdfast.limits import Limits
 from holdfast.store import decisions, port, validation
 from holdfast.store.sqlite import admission, audit, queries
@@ -128,7 +128,7 @@ def _insert(db: sqlite3.Connection, created: list[tuple[int, port.NewRun]], owne
     tasks = [queries.task_row(run_no, task) for run_no, new in created for task in new.tasks]
     records = [queries.record_row(run_no, record) for run_no, new in created for record in new.records]
     for run_no, new in created:
-        if is_plan(new.plan_id):
+        if new.plan_id.startswith(PLAN_PREFIX):
             use = (run_no, new.tenant, bytes.fromhex(new.plan_sha256 or ""))
             db.execute("INSERT OR REPLACE INTO plan_uses VALUES (?, ?, ?)", use)
     if waits or tasks or records:  # hardly ever: a run has done nothing yet
