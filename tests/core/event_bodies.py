@@ -7,6 +7,7 @@ from holdfast.core.events import ArtifactRef, Body, ErrorInfo
 from holdfast.core.state import RunStatus
 from tests.core.driver import START, Driver, activity, child, task, timer, wait
 
+PLAN = e.PlanSource("0f" * 32, "file:///etl.yaml")
 RETRY = e.RetryOf("run-0", "click", "ann", "again")
 ERROR = ErrorInfo("Broken", "it broke", True, "infrastructure", "line 1", ErrorInfo("Cause", "deeper"))
 ARTIFACT = ArtifactRef("s3://bucket/log", "log", "ab" * 32, 12, START)
@@ -14,7 +15,9 @@ ARTIFACT = ArtifactRef("s3://bucket/log", "log", "ab" * 32, 12, START)
 # Each body with the step it is for. The names of steps are the kinds of the steps that `run_in` leaves open.
 SAMPLES: list[tuple[Body, str | None]] = [
     (
-        e.RunQueued("order", "1", "acme", "shop", "prod", "req-1", Raw(b"{}"), "parent", "child", "child@4", 2, RETRY),
+        e.RunQueued(
+            "order", "1", "acme", "shop", "prod", "req-1", Raw(b"{}"), "parent", "child", "child@4", 2, RETRY, PLAN
+        ),
         None,
     ),
     (e.RunApproved("ann"), None),
@@ -57,7 +60,7 @@ SAMPLES: list[tuple[Body, str | None]] = [
     (e.TaskAnswered("ann", Raw(b"8")), "task"),
     (e.TaskRefused("claim", "bob", ERROR, "ann", START), "task"),
     (e.TaskCompleted("ann", Raw(b"8")), "task"),
-    (e.ChildStarted("run-2", "ship", "1", "fresh@9", Raw(b"9"), "cancel"), "fresh"),
+    (e.ChildStarted("run-2", "ship", "1", "fresh@9", Raw(b"9"), "cancel", PLAN), "fresh"),
     (e.ChildCompleted(Raw(b"10")), "child"),
     (e.ChildFailed(ERROR), "child"),
     (e.MarkerRecorded("seed", Raw(b"11")), "fresh"),

@@ -27,7 +27,7 @@ DIGESTS = {
     "v5.expected.json": "8e5444e94efcb1390accc08fd829b3277426cf57bd1fd1942120865fc00ceb9c",
     "v6.jsonl": "80cbe8b93fd6ed1e495d18fcf37b465ddcacaaeae580497c66185a647c047daf",
     "v6.expected.json": "3fe58607171f3623876d22ab5fc9f887a1a94d7961ac5317098f579625a56e86",
-    "v7.jsonl": "e95d324b11e8a74de3b8ad5d2e870ff6cb92386867174c0cd48d1b51fcd6d7bc",
+    "v7.jsonl": "44a6cf67c99c6a076bf19fc7d8ce58861fb54fcf4354b8c0a377e78e86b41799",
     "v7.expected.json": "8587d25bec7107bea1983656ffe5b67496ffd8b2b4161d9dae56d1796219b787",
 }
 
