@@ -90,7 +90,7 @@ class Town:
 
     async def questions(self, run_id: str | None = None) -> list[TaskView]:
         """Return what operators are asked about a run, or about all."""
-        return [task for task in await self.app.tasks.list(run_id=run_id) if task.status == "OPEN"]
+        return list(await self.app.tasks.list(run_id=run_id, status="OPEN"))
 
     async def question(self, run_id: str) -> TaskView:
         """Wait until an operator is asked about a run, and return the task."""
