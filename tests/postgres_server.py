@@ -236,6 +236,27 @@ class Server:
         """Carry out a statement, and return its rows."""
         return sql(self.dsn, statement)
 
+    def keep_uncompressed(self, schema: str = "holdfast") -> None:
+        """Let large values be written as they are, so that they can be found in the files."""
+        columns = (
+            "SELECT c.relname, a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
+            f" WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind = 'r' AND a.attstorage IN ('x', 'm')"
+            " AND a.attnum > 0 AND NOT a.attisdropped"
+        )
+        for table, column in self.sql(columns):
+            self.sql(f'ALTER TABLE {schema}."{table}" ALTER COLUMN "{column}" SET STORAGE EXTERNAL')
+
+    def files(self) -> dict[str, bytes]:
+        """Return what is on the disk: the tables of its database, the write-ahead log, and what it has logged."""
+        [(oid,)] = self.sql("SELECT oid FROM pg_database WHERE datname = current_database()")
+        self.stop()
+        places = {"tables": self.data / "base" / str(oid), "write-ahead log": self.data / "pg_wal"}
+        found = {
+            name: b"".join(path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file())
+            for name, place in places.items()
+        }
+        return found | {"log": self.data.with_suffix(".log").read_bytes()}
+
     def configure(self, settings: str) -> None:
         """Add settings, which stand above those before. They count from the next start, or when it is told to look."""
         with (self.data / "postgresql.auto.conf").open("a") as file:

@@ -31,10 +31,11 @@ from holdfast.errors import (
 from holdfast.settings import load_settings
 from holdfast.store.open import open_store
 from holdfast.store.payloads import SealingStore, sealed
-from holdfast.store.port import LoadedRun, RunQuery
+from holdfast.store.port import DeadLetterQuery, LoadedRun, RunQuery
 from holdfast.store.proxy import StoreProxy
 from holdfast.store.sqlite.backup import copy_store, restore_store
 from tests.engine.harness import wait_for_event
+from tests.postgres_server import Installation
 
 HUSH = "hush-4111-1111"
 """Stands in every value, and must stand nowhere in a store."""
@@ -74,6 +75,10 @@ def build(codecs: Any, **options: Any) -> tuple[hf.App, Any]:
         return value
 
     @app.workflow
+    async def narrow() -> int:
+        return await hf.wait_signal("note", int)
+
+    @app.workflow
     async def broken(card: str) -> str:
         raise RuntimeError(f"{card} is broken")
 
@@ -95,7 +100,7 @@ def build(codecs: Any, **options: Any) -> tuple[hf.App, Any]:
         signal = await hf.wait_signal("go", str)
         return [first, paid, packed, child, reviewed.note, signal, *state]
 
-    return app, {"order": order, "broken": broken, "part": part, "whatever": whatever}
+    return app, {"order": order, "broken": broken, "part": part, "whatever": whatever, "narrow": narrow}
 
 
 async def live_through(app: hf.App, workflows: Any) -> hf.RunHandle[Any]:
@@ -128,6 +133,12 @@ async def live_through(app: hf.App, workflows: Any) -> hf.RunHandle[Any]:
     failed = await app.start(workflows["broken"], HUSH)
     with pytest.raises(RunFailed, match=HUSH):
         await failed.result()
+    refused = await app.start(workflows["narrow"])
+    await refused.signal("note", f"{HUSH} is no number")
+    store = app.runtime().store
+    while not (letters := await store.find(DeadLetterQuery(run_id=refused.run_id))):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert HUSH.encode() in letters[0].envelope
     return run
 
 
@@ -169,6 +180,28 @@ async def test_nothing_readable_is_in_the_tables_of_postgresql(postgres_url: str
     assert "aes-gcm" in text
     assert HUSH not in text
     assert HUSH.encode().hex() not in text
+
+
+@pytest.mark.slow
+@pytest.mark.contract("SEC-2")
+@pytest.mark.parametrize("encrypts", [True, False], ids=["encrypted", "plain"])
+async def test_nothing_readable_is_in_any_file_of_postgresql(postgres: Installation, encrypts: bool) -> None:
+    """Tables as they are on the disk, and the write-ahead log with everything that was ever written to them."""
+    server = postgres.server()
+    app, workflows = build([hf.Encryption({"k1": K1})] if encrypts else [])
+    store = await hf.PostgresStore.open(server.dsn)
+    try:
+        await store.migrate()
+        server.keep_uncompressed()
+        async with asyncio.timeout(60), app.node(store, options=OPTIONS):
+            await live_through(app, workflows)
+    finally:
+        await store.close()
+    files = server.files()
+    for name in ("tables", "write-ahead log"):
+        assert (HUSH.encode() in files[name]) is not encrypts, name
+        assert (b"aes-gcm" in files[name]) is encrypts, name
+    assert HUSH.encode() not in files["log"]
 
 
 @pytest.mark.contract("SEC-2", "QUE-1", "SIG-5")
@@ -477,6 +510,6 @@ async def test_the_doctor_finds_nothing_amiss(tmp_path: Path, codecs: list[hf.En
     try:
         report = await examine(await sealed(store, codecs, takes_runs=False), SystemClock())
         [found] = [finding for finding in report.findings if finding.subject == "runs"]
-        assert (found.level, found.sentence) == ("fine", "3 runs were read in full, and nothing is amiss")
+        assert (found.level, found.sentence) == ("fine", "4 runs were read in full, and nothing is amiss")
     finally:
         await store.close()

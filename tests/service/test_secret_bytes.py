@@ -4,134 +4,32 @@ Activities leak their secret in every form and by every way that there is. A sea
 redaction looks for it. If the redaction is switched off, the same search finds every form everywhere.
 """
 
-import asyncio
-import io
 import logging
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import asyncpg
+import httpx
 import pytest
 
 import holdfast as hf
 from holdfast.core.redaction import Redactor
+from holdfast.service.context import make_service, open_access
+from holdfast.service.http.server import listening
 from holdfast.service.operations import OPERATIONS
+from tests.leaky_app import VALUE, LeakyApp
+from tests.postgres_server import Installation
 from tests.secret_forms import FORMS, leaks
 from tests.service.in_process import InProcessServer, serve_in_process
-
-pytest.importorskip("opentelemetry.sdk")
-
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.service.stream_readers import QUICK
 
 pytestmark = pytest.mark.contract("SEC-1")
 
-VALUE = 'sk/+ "live" ñ€ 51HxYz'
-KEY = hf.Secret("stripe/key")
-TWICE = hf.Retry(max_attempts=2, initial_ms=1, factor=1.0, jitter=0.0)
-foreign = logging.getLogger("somebody.elses.client")
-
-
-class Nested(Exception):
-    """An error that shows the value wherever an error can show something."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.code = f"code {text}"
-        self.response = {"headers": {"authorization": text}}
-
-
-class Vault:
-    """The one provider of this test."""
-
-    async def resolve(self, refs: Any, scope: Any) -> dict[str, str]:
-        """Return the value of every secret."""
-        return dict.fromkeys(refs, VALUE)
-
-
-class Leaks:
-    """An app that leaks, and what it has leaked to beside its store."""
-
-    def __init__(self) -> None:
-        self.app = hf.App("leaky", secrets=Vault())
-        self.logs = io.StringIO()
-        self.spans = InMemorySpanExporter()
-        provider = TracerProvider()
-        provider.add_span_processor(hf.RedactingSpanProcessor(SimpleSpanProcessor(self.spans)))
-        self._tracer = provider.get_tracer("somebody.elses")
-        activities = [
-            self.app.activity(retry=TWICE)(each)
-            for each in (self.succeed_async, self.succeed_in_a_thread, self.fail_async, self.fail_in_a_thread)
-        ]
-
-        @self.app.workflow
-        async def leaking(queue: str, key: hf.Secret) -> list[Any]:
-            found: list[Any] = []
-            for activity in activities:
-                try:
-                    found.append(await activity.options(queue=queue)(key))
-                except hf.errors.ActivityFailed as failure:
-                    found.append(str(failure))
-            return found
-
-        self.leaking = leaking
-
-    async def succeed_async(self, key: hf.Secret) -> dict[str, Any]:
-        """Leak, and return the value."""
-        self._leak(key)
-        await asyncio.sleep(0)
-        return {"forms": _forms(key), key.reveal(): [key.reveal().encode()]}
-
-    def succeed_in_a_thread(self, key: hf.Secret) -> list[str]:
-        """Leak, and return the value, at the second attempt."""
-        self._leak(key)
-        if hf.activity_context().attempt == 1:
-            raise ValueError(key.reveal())
-        return list(_forms(key).values())
-
-    async def fail_async(self, key: hf.Secret) -> None:
-        """Leak, and fail."""
-        await asyncio.sleep(0)
-        self.fail_in_a_thread(key)
-
-    def fail_in_a_thread(self, key: hf.Secret) -> None:
-        """Leak, and fail with errors in errors."""
-        self._leak(key)
-        try:
-            try:
-                raise KeyError(_forms(key))
-            except KeyError as problem:
-                raise Nested(key.reveal()) from problem
-        except Nested as problem:
-            problem.add_note(f"note: {key.reveal()}")
-            others = [ValueError(form) for form in _forms(key).values()]
-            raise ExceptionGroup(f"group {key.reveal()}", [problem, *others]) from problem
-
-    def _leak(self, key: hf.Secret) -> None:
-        hf.activity_context().heartbeat(_forms(key))
-        for log in (self.app.logger, foreign):
-            for form in _forms(key).values():
-                log.warning("calling with %s", form, extra={"header": {"authorization": form}})
-            try:
-                raise Nested(key.reveal())
-            except Nested:
-                log.exception("failed", extra={"header": None})
-        with self._tracer.start_as_current_span(f"call {key.reveal()}") as span:
-            span.set_attributes({"key": key.reveal(), key.reveal(): list(_forms(key).values())})
-            span.add_event(key.reveal(), {"key": key.reveal()})
-            span.record_exception(Nested(key.reveal()))
-
-
-def _forms(key: hf.Secret) -> dict[str, str]:
-    return {name: form(key.reveal()) for name, form in FORMS.items()}
-
 
 @pytest.fixture
-def leaky() -> Iterator[Leaks]:
+def leaky() -> Iterator[LeakyApp]:
     """Return an app that leaks, with its log."""
-    leaky = Leaks()
+    leaky = LeakyApp()
     handlers = [logging.StreamHandler(leaky.logs), logging.StreamHandler(leaky.logs)]
     handlers[0].setFormatter(hf.JsonFormatter())
     handlers[1].setFormatter(logging.Formatter("%(message)s"))
@@ -178,6 +76,21 @@ async def stored(address: str) -> bytes:
         await connection.close()
 
 
+async def streamed(app: hf.App, run_id: str) -> bytes:
+    """Return what a reader of the run's event stream is sent."""
+    read = b""
+    async with (
+        listening(make_service(app, QUICK, open_access)) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http,
+        http.stream("GET", f"/v1/runs/{run_id}/stream") as response,
+    ):
+        async for chunk in response.aiter_raw():
+            read += chunk
+            if b"RunCompleted" in read:
+                break
+    return read
+
+
 async def answers(service: InProcessServer, run_id: str) -> AsyncIterator[bytes]:
     """Return everything that a service answers about a run."""
     for name, operation in OPERATIONS.items():
@@ -190,22 +103,52 @@ async def answers(service: InProcessServer, run_id: str) -> AsyncIterator[bytes]
 
 
 @pytest.mark.parametrize("queue", ["", "far"], ids=["local", "queued"])
-async def test_the_bytes_of_a_secret_are_nowhere(leaky: Leaks, address: str, redacts: bool, queue: str) -> None:
+async def test_the_bytes_of_a_secret_are_nowhere(leaky: LeakyApp, address: str, redacts: bool, queue: str) -> None:
     places: dict[str, bytes] = {}
     async with serve_in_process(address, app=leaky.app, node=hf.NodeOptions(queues=("far",))) as service:
         async with hf.traced(leaky.app, leaky.spans):
-            run = await leaky.app.start(leaky.leaking, queue, KEY)
-            assert len(await run.result()) == 4
+            run, letter_id = await leaky.leak(queue)
         places["answers"] = b"\n".join([answer async for answer in answers(service, run.run_id)])
+        places["dead letter"] = (await service.http.get(f"/v1/dead-letters/{letter_id}")).content
+        places["stream"] = await streamed(leaky.app, run.run_id)
+        await service.http.post(f"/v1/dead-letters/{letter_id}/drop", json={"actor": "ann"})
+        places["audit log"] = (await service.http.get("/v1/audit")).content
+        assert b"letters.drop" in places["audit log"]
         places["store"] = await stored(address)
     places["store"] += await stored(address)
     places["log"] = leaky.logs.getvalue().encode()
     places["spans"] = "\n".join(span.to_json() for span in leaky.spans.get_finished_spans()).encode()
     found = {place: leaks(data, VALUE) for place, data in places.items()}
+    assert not found.pop("audit log"), "no audit entry shows a value, redacted or not"
     if redacts:
         assert not any(found.values()), found
-        assert all(b"[redacted: stripe/key]" in data for data in places.values())
+        assert all(b"[redacted: stripe/key]" in places[place] for place in found)
     else:
         unseen = {place: FORMS.keys() - forms for place, forms in found.items()}
         assert not any(unseen.values()), unseen
     assert all(b"$secret" in places[place] for place in ("answers", "store"))
+
+
+@pytest.mark.slow
+async def test_the_bytes_of_a_secret_are_in_no_file_of_postgresql(
+    leaky: LeakyApp, redacts: bool, postgres: Installation
+) -> None:
+    """Tables as they are on the disk, and the write-ahead log with everything that was ever written to them."""
+    server = postgres.server()
+    store = await hf.PostgresStore.open(server.dsn)
+    try:
+        await store.migrate()
+        server.keep_uncompressed()
+        async with leaky.app.node(store, options=hf.NodeOptions(queues=("far",))):
+            await leaky.leak("far")
+    finally:
+        await store.close()
+    files = server.files()
+    found = {name: leaks(data, VALUE) for name, data in files.items()}
+    written = {"tables", "write-ahead log"}
+    if redacts:
+        assert not any(found.values()), found
+        assert all(b"[redacted: stripe/key]" in files[name] for name in written)
+    else:
+        unseen = {name: FORMS.keys() - found[name] for name in written}
+        assert not any(unseen.values()), unseen
