@@ -14,6 +14,7 @@ from holdfast.core.audit import Caller
 from holdfast.core.events import ArtifactRef as Artifact
 from holdfast.core.events import Event
 from holdfast.core.messages import Actor
+from holdfast.core.plans import PlanRef
 from holdfast.core.timing import Retry
 from holdfast.engine.activities.context import NonRetryable, activity_context, open_artifact, put_artifact
 from holdfast.engine.activities.secrets import EnvironmentSecrets, FileSecrets
@@ -31,6 +32,7 @@ from holdfast.program.api import (
     on_query,
     on_update,
     patched,
+    plan,
     random,
     sleep,
     uuid4,
@@ -103,6 +105,7 @@ __all__ = [
     "ObjectArtifacts",
     "Payload",
     "PayloadCodec",
+    "PlanRef",
     "PostgresStore",
     "PurgePolicy",
     "RedactingSpanProcessor",
@@ -134,6 +137,7 @@ __all__ = [
     "open_artifact",
     "open_store",
     "patched",
+    "plan",
     "put_artifact",
     "random",
     "serve",

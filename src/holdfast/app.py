@@ -25,6 +25,7 @@ from holdfast.core.graph import Graph
 from holdfast.core.index_rows import Wait
 from holdfast.core.keys import check_name, check_signal_name, require_step_name
 from holdfast.core.messages import AcceptedSignalResult
+from holdfast.core.plans import PlanRef, RegisteredPlan
 from holdfast.core.timing import Retry
 from holdfast.engine.activities.secrets import open_provider
 from holdfast.engine.activities.slots import DaemonExecutor
@@ -36,6 +37,8 @@ from holdfast.engine.node import Node, logger
 from holdfast.engine.observe.logs import describe_store, describe_work, logger_of
 from holdfast.engine.observe.metrics import observed
 from holdfast.engine.options import NodeOptions
+from holdfast.engine.plan_sources import PlanSources
+from holdfast.engine.plans import body_of
 from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.start.runtime import Runtime, StartOptions
 from holdfast.errors import CallerError, InvalidInput
@@ -54,6 +57,8 @@ from holdfast.program.definitions import (
 )
 from holdfast.program.flow.definition import FlowDefinition
 from holdfast.program.flow.steps import Step
+from holdfast.program.plan.definition import PlanDefinition, check_plan
+from holdfast.program.plan.text import Problem
 from holdfast.program.secrets import Secret, SecretProvider
 from holdfast.program.values import Converter, Values
 from holdfast.registry import Registry
@@ -64,7 +69,7 @@ from holdfast.store.artifacts import Artifacts
 from holdfast.store.decisions import LIFE
 from holdfast.store.open import open_store
 from holdfast.store.payloads import PayloadCodec, SealingStore, sealed
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.types import DeadLetterQuery, PlanQuery
 from holdfast.store.validation import check_node_name, check_ownership
 
 P = ParamSpec("P")
@@ -72,6 +77,9 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
+
+PlanDocument = dict[str, Any] | str | bytes
+"""A plan: its text, the bytes of it, or a plain value."""
 
 LIFE_DIGITS = 12
 """How many characters of a new id distinguish one life of a node from others of the same name."""
@@ -162,6 +170,68 @@ class Activity(Generic[P, R]):
         return await result if inspect.isawaitable(result) else result  # type: ignore[no-any-return]
 
 
+class AppPlans:
+    """The plans of an app's installation: documents that are run. See docs/plans.md."""
+
+    def __init__(self, app: "App") -> None:
+        self._app = app
+
+    def validate(self, document: PlanDocument) -> list[Problem]:
+        """Return every problem of a plan, with its place: in the document, and with what is registered here."""
+        return check_plan(body_of(document), self._app.registry)[1]
+
+    async def register(self, document: PlanDocument, *, tenant: str = "default", uri: str = "") -> RegisteredPlan:
+        """Keep a plan under its id and version, and return it as it is registered.
+
+        The hash is over the exact bytes of a text. The same version with other bytes raises `Conflict`, and a plan that
+        is wrong raises `PlanInvalid` with every problem.
+        """
+        return await self._app.runtime().plans.register(tenant, body_of(document), uri=uri)
+
+    async def show(self, plan_id: str, version: str | None = None, *, tenant: str = "default") -> PlanDefinition:
+        """Return a registered plan; without a version, the one that was registered last."""
+        return (await self._app.runtime().plans.show(tenant, plan_id, version))[1]
+
+    async def list(
+        self,
+        plan_id: str | None = None,
+        *,
+        tenant: str = "default",
+        after: RegisteredPlan | None = None,
+        limit: int = 100,
+    ) -> Sequence[RegisteredPlan]:
+        """Return registered versions, ordered by id and version, from after one that was returned before."""
+        place = ("", "", "") if after is None else (after.tenant, after.plan_id, after.plan_version)
+        return await self._app.runtime().plans.find(PlanQuery(tenant=tenant, plan_id=plan_id, after=place, limit=limit))
+
+    async def start(
+        self,
+        plan: PlanDocument | PlanRef,
+        inputs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> RunHandle[Any]:
+        """Start a run of a plan: of a registered one by its id, of one that a `PlanRef` names, or of a document.
+
+        A document is a dict, bytes, or a text of more than one line. `options` are those of `App.start`.
+        """
+        refuse_inside("plans.start", "call hf.plan to run it as a child")
+        runtime = self._app.runtime()
+        chosen = StartOptions(**options)
+        chosen.check()
+        uri = ""
+        if isinstance(plan, str) and "\n" not in plan:
+            plan = PlanRef(plan_id=plan)
+        if isinstance(plan, PlanRef):
+            definition, uri = await runtime.plans.resolve(chosen.tenant, plan)
+        else:
+            definition = await runtime.plans.put(chosen.tenant, body_of(plan))
+        given = definition.check_inputs(dict(inputs or {}))
+        started = await runtime.start(definition, self._app.registry.values.encode(given), chosen, uri=uri)
+        for delivered in started.signals:
+            result_of(delivered)
+        return RunHandle(runtime, started.run_id)
+
+
 class RegistersWorkflow(Protocol):
     """What `@app.workflow(...)` gives: a decorator that keeps the types of what it decorates."""
 
@@ -193,6 +263,7 @@ class App:
         artifacts: Artifacts | None = None,
         converters: Sequence[Converter[Any]] = (),
         secrets: SecretProvider | str | None = None,
+        plan_sources: Sequence[str] | PlanSources = (),
     ) -> None:
         """`codecs` seal what goes to the store, such as `Encryption`; without them, those that the settings name.
 
@@ -200,6 +271,7 @@ class App:
         `allow_cross_tenant_signals` lets workflows signal runs of other tenants, projects and environments.
         `converters` store values of types of your own: see docs/types.md.
         `secrets` is where the values of secrets come from, a provider or the address of one; otherwise the settings.
+        `plan_sources` are prefixes of addresses from which plans may be fetched, such as `https://plans.example.com/`.
         """
         self.name = name
         self.logger = logger_of(name)
@@ -218,6 +290,9 @@ class App:
         )
         """The workflows, activities and limits of this app."""
         self.registry.secrets = None if secrets is None else open_provider(secrets)
+        self._plan_sources = plan_sources if isinstance(plan_sources, PlanSources) else PlanSources(plan_sources)
+        self.plans = AppPlans(self)
+        """The plans that can be run: documents instead of code."""
         self._runtime: Runtime | None = None
 
     # --- registering
@@ -474,7 +549,7 @@ class App:
             if works and registry.secrets is None and (lacking := registry.activities_with_secrets()):
                 logger.warning("there is no provider of secrets, and these activities need one: %s", ", ".join(lacking))
             node = Node(self._life_of(name), opened, registry, self._rng, options, limits)
-            runtime = Runtime(opened, node, registry, self.authoriser, self._ids, artifacts)
+            runtime = Runtime(opened, node, registry, self.authoriser, self._ids, artifacts, self._plan_sources)
             await runtime.open()
             self._runtime = runtime
             try:

@@ -7,12 +7,15 @@ registration (the bounds of an installation, the seconds of a turn) it gets with
 from msgspec import Raw
 
 from holdfast.core import events as e
+from holdfast.core.plans import ANY_PLAN, is_plan
 from holdfast.errors import InvalidInput, NotFound, VersionMismatch
 from holdfast.limits import Limits
 from holdfast.program.coroutine import CoroutineProgram
 from holdfast.program.definitions import ActivityDefinition, WorkflowDefinition, WorkflowLimit
 from holdfast.program.flow.definition import FlowDefinition
 from holdfast.program.flow.program import FlowProgram
+from holdfast.program.plan.definition import PlanCache, PlanDefinition
+from holdfast.program.plan.program import PlanProgram
 from holdfast.program.port import Program
 from holdfast.program.secrets import SecretProvider
 from holdfast.program.values import PLAIN, Values
@@ -32,6 +35,8 @@ class Registry:
         "_turn_s",
         "activities",
         "allow_cross_tenant_signals",
+        "built_in",
+        "plans",
         "secrets",
         "values",
         "workflow_limits",
@@ -50,6 +55,10 @@ class Registry:
         """The workflows, by name and version."""
         self.activities: dict[str, ActivityDefinition] = {}
         """The activities, by name."""
+        self.built_in: dict[str, ActivityDefinition] = {}
+        """The engine's own activities, by name, as a runtime provides them."""
+        self.plans = PlanCache()
+        """The plans that are in memory. Plans are data: they are kept in the store."""
         self.workflow_limits: dict[str, WorkflowLimit] = {}
         """The limits of the workflows that have some, by name: those of the version that was registered last."""
         self.allow_cross_tenant_signals = allow_cross_tenant_signals
@@ -68,6 +77,7 @@ class Registry:
         )
         bounded.workflows = self.workflows
         bounded.activities = self.activities
+        bounded.plans = self.plans
         bounded.workflow_limits = self.workflow_limits
         bounded.secrets = self.secrets
         return bounded
@@ -116,8 +126,25 @@ class Registry:
         """Return the fingerprint of each workflow's code: it differs where the code of the same version does."""
         return {key: definition.fingerprint for key, definition in self.workflows.items()}
 
-    def begin(self, run_id: str, plan_id: str, plan_version: str, depth: int, input: Raw, rotation: int) -> Program:
+    def definitions(self) -> list[tuple[str, str]]:
+        """Return what can be run: the workflows with their versions, and plans, whichever there are."""
+        return [*self.workflows, ANY_PLAN]
+
+    def begin(
+        self,
+        run_id: str,
+        plan_id: str,
+        plan_version: str,
+        depth: int,
+        input: Raw,
+        rotation: int,
+        plan: PlanDefinition | None = None,
+    ) -> Program:
         """Make the program of a run; raise `VersionMismatch` if the version that it was started with is missing."""
+        if is_plan(plan_id):
+            if plan is None:
+                raise VersionMismatch(f"run {run_id} needs the body of {plan_id!r} {plan_version!r}: it is not here")
+            return PlanProgram(plan, run_id, input, rotation, depth, self._limits, self)
         definition = self.workflows.get((plan_id, plan_version))
         if definition is None:
             known = sorted(version for name, version in self.workflows if name == plan_id)

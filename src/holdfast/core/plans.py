@@ -32,6 +32,22 @@ def definition_of(workflow: str, version: str) -> tuple[str, str]:
     return ANY_PLAN if workflow.startswith(PLAN_PREFIX) else (workflow, version)
 
 
+STORE_PLAN = "holdfast.plan"
+"""The activity that keeps the body of a plan in the store, before a run of it is started."""
+
+
+class PlanRef(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Which plan is meant: its id and version, where its text is, and the hash of that text.
+
+    What is left out may be anything; the hash decides.
+    """
+
+    plan_id: str = ""
+    plan_version: str = ""
+    uri: str = ""
+    sha256: str = ""
+
+
 class RegisteredPlan(Struct, frozen=True, kw_only=True):
     """A version of a plan that was registered under its name. `sha256` is the hash of its body."""
 

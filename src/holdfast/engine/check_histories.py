@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
 from holdfast.engine.history import read_since_rotation, since_rotation
+from holdfast.engine.plans import load_plan_of
 from holdfast.engine.turns.execute import rebuild
 from holdfast.errors import HistoryGap, HoldfastError, RunError, StoreCorrupt
 from holdfast.registry import Registry
@@ -127,6 +128,7 @@ async def _problem(registry: Registry, store: Store, head: RunHead) -> Problem |
         history = await _history(store, head)
     except (RunError, StoreCorrupt) as damage:
         return problem_of(damage, head.run_id, head.plan_id, head.plan_version)
+    await load_plan_of(registry, store, head, history)
     problem = check_history(registry, history)
     return problem and replace(problem, plan_id=head.plan_id, plan_version=head.plan_version)
 

@@ -3,19 +3,22 @@
 import asyncio
 import inspect
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, NoReturn, Self
 from warnings import warn
 
+from msgspec import structs
+
 from holdfast.clock import Random
 from holdfast.core import commands as c
 from holdfast.core.keys import require_step_name
+from holdfast.core.plans import PlanRef
 from holdfast.errors import InvalidInput
 from holdfast.program.coroutine import CoroutineProgram, current_program, require_program
-from holdfast.program.definitions import milliseconds
+from holdfast.program.definitions import ClosePolicy, milliseconds
 from holdfast.program.loop import ProgramClosed
 from holdfast.program.outcomes import Rotate
 
@@ -110,6 +113,29 @@ def on_update(name: str, handler: Callable[..., Any], *, validator: Callable[...
     if inspect.iscoroutinefunction(validator):
         raise InvalidInput(f"update {name!r}: a validator is read-only; pass a plain function, not an async one")
     require_program("on_update").on_update(name, handler, validator)
+
+
+async def plan(
+    document: dict[str, Any] | str | PlanRef,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    close_policy: ClosePolicy = "await",
+) -> Any:
+    """Run a plan as a child, and return its output: a document, as a dict or a text, or a reference to one.
+
+    The document is checked and kept in the store before the run is started. One that is wrong raises `ActivityFailed`.
+    """
+    program = require_program("plan")
+    if isinstance(document, PlanRef):
+        given: dict[str, Any] = structs.asdict(document)
+    elif isinstance(document, dict | str):
+        given = {"document": document}
+    else:
+        raise InvalidInput(
+            f"a plan is a dict, a text or a PlanRef, not {type(document).__qualname__}", field="document"
+        )
+    values = program.definition.values
+    return await program.run_plan(given, values.encode({} if inputs is None else dict(inputs)), close_policy)
 
 
 class Saga:

@@ -24,6 +24,7 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
+from holdfast.core.plans import STORE_PLAN, PlanRef, workflow_of
 from holdfast.core.state import carried_updates
 from holdfast.errors import (
     ActivityFailed,
@@ -335,6 +336,37 @@ class CoroutineProgram:
             close_policy=close_policy,
         )
         return child.signature.result_of(await self.step(command))
+
+    async def run_plan(self, given: dict[str, Any], inputs: Raw, close_policy: str) -> Any:
+        """Have a plan kept in the store, run it as a child, and return its result."""
+        if self.depth >= NESTED_RUNS:
+            raise InvalidInput(f"runs are nested at most {NESTED_RUNS} deep")
+        step_id = self.name_step("plan")
+        input = self.bounded(codec.encode(given), "the plan")
+        self._bytes += len(input) + len(inputs)
+        stored = await self.step(
+            c.RunActivity(
+                step_id=f"{step_id}:store", name=STORE_PLAN, input=input, options=encode_options(ActivityOptions())
+            )
+        )
+        if stored is None:
+            raise InvalidInput(f"the plan of step {step_id!r} was not stored: an operator has skipped it")
+        ref = codec.decode(stored, PlanRef)
+        if close_policy == "await":
+            self._awaited_children = self._awaited_children or set()
+            self._awaited_children.add(step_id)
+        result = await self.step(
+            c.StartChild(
+                step_id=step_id,
+                child_run_id=child_run_id(self.run_id, step_id),
+                plan_id=workflow_of(ref.plan_id),
+                plan_version=ref.plan_version,
+                input=self.bounded(inputs, "the inputs of the plan"),
+                close_policy=close_policy,
+                plan=e.PlanSource(ref.sha256, ref.uri),
+            )
+        )
+        return None if result is None else codec.decode(result, object)
 
     def _note_signature(self, step_id: str, signature: Signature) -> None:
         self._signatures = self._signatures or {}

@@ -1,6 +1,7 @@
 """Hands steps of a node's runs to the executor, as far as their activities are known here."""
 
 import logging
+from collections import ChainMap
 from collections.abc import Callable
 
 from msgspec import Raw
@@ -26,7 +27,7 @@ class Dispatcher:
     """Starts activities. `report` is called with what comes of one that cannot be started."""
 
     def __init__(self, registry: Registry, executor: ActivityExecutor, report: Callable[[Work, Outcome], None]) -> None:
-        self._activities = registry.activities
+        self._activities = ChainMap(registry.activities, registry.built_in)
         self._executor = executor
         self._report = report
         self.unknown: set[str] = set()

@@ -32,6 +32,7 @@ from holdfast.core.keys import (
     signal_uuid,
 )
 from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRequest
+from holdfast.core.plans import STORE_PLAN, workflow_of
 from holdfast.core.state import TERMINAL
 from holdfast.engine.activities.async_completion import report_error, report_result
 from holdfast.engine.history import head_of, read_history, wait_for_event
@@ -42,6 +43,8 @@ from holdfast.engine.inbox.receipts import Receipt, Unconsumed, mailbox_of, open
 from holdfast.engine.inbox.signals import FirstSignal, Outgoing, SignalSender, audited, first_signal
 from holdfast.engine.inbox.tasks import Tasks
 from holdfast.engine.node import Node
+from holdfast.engine.plan_sources import PlanSources
+from holdfast.engine.plans import Plans
 from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.turns.draft import prepare_run, start_key
 from holdfast.errors import (
@@ -56,6 +59,7 @@ from holdfast.errors import (
 )
 from holdfast.limits import PRIORITY, TAGS, Limits
 from holdfast.program.definitions import WorkflowDefinition
+from holdfast.program.plan.definition import PlanDefinition
 from holdfast.registry import Registry
 from holdfast.store import port
 from holdfast.store.artifacts import Artifacts
@@ -131,6 +135,7 @@ class Runtime:
         authoriser: Authoriser | None,
         ids: Ids,
         artifacts: Artifacts | None = None,
+        plan_sources: PlanSources | None = None,
     ) -> None:
         self.store = store
         self.registry = registry
@@ -139,6 +144,9 @@ class Runtime:
         self._published = -1
         self.artifacts = artifacts
         """Where artifacts and large values are kept, if there is such a place."""
+        self.plans = Plans(store, registry, plan_sources or PlanSources())
+        """The plans of the installation."""
+        registry.built_in[STORE_PLAN] = self.plans.activity()
         self._sweeping: asyncio.Task[None] | None = None
         self._authorizer = Authorizer(authoriser, store, ids)
         self._signals = SignalSender(store, registry, self._authorizer, node.expect)
@@ -217,26 +225,32 @@ class Runtime:
 
     async def start(
         self,
-        definition: WorkflowDefinition,
+        definition: WorkflowDefinition | PlanDefinition,
         input: Raw,
         options: StartOptions = PLAIN,
         caller: Caller | None = None,
+        uri: str = "",
     ) -> Started:
-        """Start a run with this input, which fits the definition. When this returns it is durable."""
+        """Start a run with this input, which fits the definition. When this returns it is durable.
+
+        The body of a plan is in the store already; `uri` is where it came from.
+        """
         node = self._node
         if node.failure is not None:
             raise node.failure
         options.check()
         if len(input) > node.limits.value_bytes:
             codec.bounded(input, node.limits.value_bytes, f"the input of {definition.name!r}")
+        is_plan = isinstance(definition, PlanDefinition)
         queued = e.RunQueued(
-            definition.name,
+            workflow_of(definition.name) if is_plan else definition.name,
             definition.version,
             options.tenant,
             options.project,
             options.environment,
             run_request_id=options.request_id or "",
             input=input,
+            plan=e.PlanSource(definition.sha256, uri) if isinstance(definition, PlanDefinition) else None,
             by=None if caller is None else caller.ref,
         )
         if self._authorizer.is_needed:
@@ -250,7 +264,7 @@ class Runtime:
             run_id, queued, now, node.name, reference_key=options.reference_key, tags=options.tags, key=key
         )
         if caller is not None:
-            new = replace(new, audit=audit_entry(caller, self.ids.new_id, subject=definition.name))
+            new = replace(new, audit=audit_entry(caller, self.ids.new_id, subject=queued.plan_id))
         warning = None
         if options.with_signal is not None:
             new, warning = await self._with_signal(new, queued, definition, options, caller)
@@ -276,7 +290,7 @@ class Runtime:
         self,
         new: port.NewRun,
         queued: e.RunQueued,
-        definition: WorkflowDefinition,
+        definition: WorkflowDefinition | PlanDefinition,
         options: StartOptions,
         caller: Caller | None,
     ) -> tuple[port.NewRun, str | None]:
@@ -287,7 +301,7 @@ class Runtime:
         """
         assert options.with_signal is not None
         signal = first_signal(new.run_id, options.with_signal, self.registry.values)
-        declared = self._signals.declarations.of(definition)
+        declared = None if isinstance(definition, PlanDefinition) else self._signals.declarations.of(definition)
         warning, unfit = None, None
         try:
             warning = None if declared is None else declared.check(signal.name, signal.payload)

@@ -94,6 +94,8 @@ class FirstTurns:
             return None
         node = self._owned_runs.name
         loaded, cached = created_run(new, node, now), self._run_cache.beginning(new)
+        if cached is None:
+            return None
         draft, problem = take_turn(cached, loaded, (), now, node, self._limits)
         if draft.dispatch:
             self._owned_runs.dispatcher.leave_unknown(draft)

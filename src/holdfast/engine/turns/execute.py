@@ -42,6 +42,7 @@ from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, OpenStep, Ru
 from holdfast.core.tasks import task_operations
 from holdfast.core.timing import step_options
 from holdfast.engine.history import head_of, read_since_rotation, wait_for_event
+from holdfast.engine.plans import load_plan_of
 from holdfast.engine.turns.draft import LIMITS, TurnDraft
 from holdfast.engine.turns.poison import is_suspect, refuse_suspect
 from holdfast.errors import (
@@ -60,7 +61,7 @@ from holdfast.program.port import EndDeferred, Program
 from holdfast.program.replay import CONCERN_PROGRAM, Replay
 from holdfast.program.tasks import answer_check
 from holdfast.registry import Registry
-from holdfast.store.port import LoadedRun, NewRun, RunHead, RunStore
+from holdfast.store.port import LoadedRun, NewRun, RunHead, Store
 
 START_S = 10.0
 """How long a query waits for its run to start."""
@@ -99,13 +100,14 @@ class _Beginning:
     It does not hold the state: that grows old while the run goes on.
     """
 
-    __slots__ = ("_depth", "_input", "_plan_id", "_plan_version", "_registry", "_rotation", "_run_id")
+    __slots__ = ("_depth", "_input", "_plan", "_plan_id", "_plan_version", "_registry", "_rotation", "_run_id")
 
     def __init__(self, registry: Registry, state: RunState, input: Raw, rotation: int) -> None:
         self._registry = registry
         self._run_id = state.run_id
         self._plan_id = state.plan_id
         self._plan_version = state.plan_version
+        self._plan = None if state.plan is None else registry.plans.get(state.plan.sha256)
         self._depth = state.depth
         self._input = input
         self._rotation = rotation
@@ -115,7 +117,7 @@ class _Beginning:
             self._rotation += 1
             self._input = event.data.input
         run = self._run_id, self._plan_id, self._plan_version, self._depth
-        return self._registry.begin(*run, self._input, self._rotation)
+        return self._registry.begin(*run, self._input, self._rotation, self._plan)
 
 
 def rebuild(
@@ -441,7 +443,7 @@ def _place(given: Input) -> int:
 class RunCache:
     """Live runs of one node."""
 
-    def __init__(self, store: RunStore, registry: Registry, most: int) -> None:
+    def __init__(self, store: Store, registry: Registry, most: int) -> None:
         self._store = store
         self._registry = registry
         self._most = most
@@ -466,6 +468,7 @@ class RunCache:
         epoch, before = self._deferred.pop(loaded.head.run_id, (0, None))
         self.forget(loaded.head.run_id)
         history = await read_since_rotation(self._store, loaded.head)
+        await load_plan_of(self._registry, self._store, loaded.head, history)
         before = before if epoch == loaded.head.lease_epoch else None  # else another node owned it in between
         cached, problem = rebuild(loaded.head.run_id, history, self._registry, before)
         if problem is None:
@@ -480,14 +483,20 @@ class RunCache:
             history = await read_since_rotation(self._store, head)
             if not history or not state_of(head.run_id, history).awaits_definition:
                 return False
+            await load_plan_of(self._registry, self._store, head, history)
             cached, problem = rebuild(head.run_id, history, self._registry)
         except (RunError, StoreCorrupt):
             return False
         cached.close()
         return problem is None
 
-    def beginning(self, new: NewRun) -> CachedRun:
-        """Return a run that is about to be created, or just was; its history is known without asking."""
+    def beginning(self, new: NewRun) -> CachedRun | None:
+        """Return a run that is about to be created, or just was; None if it is of a plan that is not in memory.
+
+        Its history is known without asking.
+        """
+        if new.plan_sha256 is not None and self._registry.plans.get(new.plan_sha256) is None:
+            return None
         return rebuild(new.run_id, new.events, self._registry)[0]
 
     def keep(self, cached: CachedRun) -> None:
@@ -549,6 +558,7 @@ class RunCache:
         async with self._asking:
             await asyncio.sleep(max(0.0, self._asked_again_at - loop.time()))
             history = await read_since_rotation(self._store, head)
+            await load_plan_of(self._registry, self._store, head, history)
             began_at = loop.time()
             # Rebuilt for this query only: a turn may be rebuilding the run at the same time, and keeps its own.
             cached, problem = rebuild(head.run_id, history, self._registry)

@@ -30,6 +30,7 @@ from holdfast.core.messages import (
     Message,
     NodeLost,
 )
+from holdfast.core.plans import definition_of
 from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities.context import Details, Outcome, Work
 from holdfast.engine.activities.dispatch import NONE, Dispatcher, is_local
@@ -271,7 +272,9 @@ class OwnedRuns:
     def begin(self, new: NewRun, now: Instant, cached: CachedRun | None = None) -> None:
         """Take a run that was just created, unless it was found in the store before: its history is known."""
         if new.run_id not in self.by_id:
-            self._run_cache.keep(cached or self._run_cache.beginning(new))
+            cached = cached or self._run_cache.beginning(new)
+            if cached is not None:  # else it is made from the store, with its plan
+                self._run_cache.keep(cached)
             self.add(created_run(new, self.name, now))
         elif cached is not None:
             cached.close()
@@ -423,7 +426,9 @@ class OwnedRuns:
         """Note what a run waits for that is not known here: nothing, if it is not held."""
         names = NONE if state is None else self.dispatcher.lacking(state, now)
         if names and state is not None:
-            self.has_news |= self._definition_filter.note_lack(run_id, (state.plan_id, state.plan_version), names)
+            self.has_news |= self._definition_filter.note_lack(
+                run_id, definition_of(state.plan_id, state.plan_version), names
+            )
             self.should_offer = True
         elif self._definition_filter.lacking and self._definition_filter.forget_lack(run_id):
             self.has_news = self.should_offer = True

@@ -5,16 +5,19 @@ installation is checked when it is made: unknown dependencies, cycles, reference
 does is checked by `problems_here`: activities and workflows, and whether arguments fit them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import msgspec
-from msgspec import UNSET, Raw, Struct
+from msgspec import UNSET, Raw
 
 from holdfast.core import codec
 from holdfast.core.graph import Graph, GraphNode, NodeKind
+from holdfast.core.plans import PlanRef
 from holdfast.errors import InvalidInput, PlanInvalid
 from holdfast.limits import PLAN_PROBLEMS
 from holdfast.program.definitions import ActivityDefinition, Signature, WorkflowDefinition
@@ -25,17 +28,11 @@ from holdfast.program.plan.schemas import schema_at, types_of
 from holdfast.program.plan.text import Place, Problem
 from holdfast.program.values import PLAIN, Values
 
+LAST_PLANS = 16
+"""How many plans are kept in memory that no run in memory uses."""
+
 SHOWN_STEPS = 10
 """How many steps of a cycle an error shows."""
-
-
-class PlanRef(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Which plan is meant: its id and version, where its text is, and the hash of that text."""
-
-    plan_id: str
-    plan_version: str
-    uri: str = ""
-    sha256: str = ""
 
 
 class Installed(Protocol):
@@ -43,6 +40,28 @@ class Installed(Protocol):
 
     activities: dict[str, ActivityDefinition]
     workflows: dict[tuple[str, str], Any]
+
+
+class PlanCache:
+    """Plans in memory, by their hashes: those that are in use, and the last ones."""
+
+    def __init__(self) -> None:
+        self._used: WeakValueDictionary[str, PlanDefinition] = WeakValueDictionary()
+        self._last: OrderedDict[str, PlanDefinition] = OrderedDict()
+
+    def get(self, sha256: str) -> "PlanDefinition | None":
+        """Return a plan if it is in memory."""
+        found = self._used.get(sha256)
+        if found is not None:
+            self.keep(found)
+        return found
+
+    def keep(self, definition: "PlanDefinition") -> None:
+        """Keep a plan for a while, also if no run uses it."""
+        self._used[definition.sha256] = self._last[definition.sha256] = definition
+        self._last.move_to_end(definition.sha256)
+        while len(self._last) > LAST_PLANS:
+            self._last.popitem(last=False)
 
 
 class PlanStep:
@@ -84,6 +103,7 @@ class PlanDefinition:
         self.allows_other_signals = True
         self.signal_decoders: dict[str, msgspec.json.Decoder[Any]] = {}
         self._parsed = parsed
+        self._elsewhere: frozenset[str] = frozenset()
         self.by_id: dict[str, PlanStep] = {}
         problems = list(self._compile())
         if problems:
@@ -272,8 +292,12 @@ class PlanDefinition:
 
     # --- what is asked of an installation
 
-    def problems_here(self, here: Installed) -> list[Problem]:
-        """Return what this plan asks for that is not there, or that does not fit."""
+    def problems_here(self, here: Installed, elsewhere: Collection[str] = ()) -> list[Problem]:
+        """Return what this plan asks for that is not there, or that does not fit.
+
+        `elsewhere` are activities that other nodes have; whether arguments fit them is not known here.
+        """
+        self._elsewhere = frozenset(elsewhere)
         return sorted(self._problems_here(here))[:PLAN_PROBLEMS]
 
     def _problems_here(self, here: Installed) -> Iterator[Problem]:
@@ -299,6 +323,8 @@ class PlanDefinition:
         self, here: Installed, compiled: PlanStep, name: str, input: Any, place: Place, field: str
     ) -> Iterator[Problem]:
         definition = here.activities.get(name)
+        if definition is None and name in self._elsewhere:
+            return
         if definition is None:
             yield self._parsed.problem(f"there is no activity {name!r} here", *place[:-1], field)
         else:

@@ -27,7 +27,8 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.events import NULL, ArtifactRef, ErrorInfo, Event
+from holdfast.core.events import NULL, ArtifactRef, ErrorInfo, Event, PlanSource
+from holdfast.core.plans import STORE_PLAN, PlanRef, workflow_of
 from holdfast.core.timing import retry_delay_ms
 from holdfast.errors import (
     ActivityFailed,
@@ -40,7 +41,7 @@ from holdfast.errors import (
 from holdfast.limits import DURATION_MS, EVENT_BYTES, NESTED_RUNS, PLAN_STEPS, Limits
 from holdfast.program.definitions import ActivityOptions, child_run_id, encode_options
 from holdfast.program.outcomes import Received, error_info
-from holdfast.program.plan.definition import Installed, PlanDefinition, PlanRef, PlanStep, decoded, fill, is_reference
+from holdfast.program.plan.definition import Installed, PlanDefinition, PlanStep, decoded, fill, is_reference
 from holdfast.program.plan.forms import form_of
 from holdfast.program.plan.model import Approval, Compensation
 from holdfast.program.secrets import Secret
@@ -50,9 +51,6 @@ PENDING, OPEN, SUCCESS, FAILED, GIVEN, UNMET, BLOCKED = range(7)
 
 SHOWN_AS = {SUCCESS: "SUCCESS", FAILED: "FAILED", GIVEN: "SKIPPED", UNMET: "SKIPPED", BLOCKED: "SKIPPED"}
 _LETTERS = "POSFGUB"
-
-STORE_PLAN = "holdfast.plan"
-"""The activity that keeps the text of a plan in the store, before a run of it is started."""
 
 CARRIED_FOR_ONE = 4
 """How much a rotation may carry over for each step that has ended: so the cost of all of them together is linear."""
@@ -475,7 +473,7 @@ class PlanProgram:
             queue=chosen.queue,
             idempotency_key=key,
             options=encode_options(chosen),
-            **({} if attempt == 1 else {"logical_attempt_id": attempt}),
+            logical_attempt_id=attempt,
         )
 
     def _arguments(self, input: Any, data: Mapping[str, Any]) -> Raw:
@@ -532,18 +530,24 @@ class PlanProgram:
         self._start_child(compiled, path, item, name, version, self._arguments(step.input, data))
 
     def _start_child(
-        self, compiled: PlanStep, path: str, item: int, name: str, version: str, input: Raw, plan: PlanRef | None = None
+        self,
+        compiled: PlanStep,
+        path: str,
+        item: int,
+        name: str,
+        version: str,
+        input: Raw,
+        plan: PlanSource | None = None,
     ) -> None:
         if self._depth >= NESTED_RUNS:
             raise InvalidInput(f"runs are nested at most {NESTED_RUNS} deep")
-        extra: dict[str, Any] = {} if plan is None else {"plan": plan}
         command = c.StartChild(
             step_id=path,
             child_run_id=child_run_id(self.run_id, path),
             plan_id=name,
             plan_version=version,
             input=input,
-            **extra,
+            plan=plan,
         )
         self._open(command, _Open(compiled.position, item))
         self._limit_time(compiled, path, item)
@@ -566,7 +570,8 @@ class PlanProgram:
         try:
             ref = codec.decode(result, PlanRef)
             input = self._arguments(compiled.step.input, self._data(compiled, "input", item))
-            self._start_child(compiled, path, item, ref.plan_id, ref.plan_version, input, ref)
+            source = PlanSource(ref.sha256, ref.uri)
+            self._start_child(compiled, path, item, workflow_of(ref.plan_id), ref.plan_version, input, source)
         except InvalidInput as problem:
             self._fail(opened.position, item, ErrorInfo("InvalidInput", problem.message))
 

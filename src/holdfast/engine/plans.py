@@ -1,0 +1,193 @@
+"""Plans of an installation: kept by their hashes, registered under their names, checked, and loaded for their runs.
+
+A plan belongs to a tenant. Its body is kept before anything refers to it, so a node that goes on with a run needs
+nothing else. A plan that a reference names is fetched, if it is not in the store already, and refused if its hash is
+another one.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from holdfast.core import codec
+from holdfast.core.audit import AuditEntry
+from holdfast.core.events import Event
+from holdfast.core.plans import STORE_PLAN, PlanRef, RegisteredPlan, is_plan
+from holdfast.core.state import state_of
+from holdfast.engine.abilities import abilities_of
+from holdfast.engine.activities.context import activity_context
+from holdfast.engine.plan_sources import PlanSources
+from holdfast.errors import Conflict, InvalidInput, NotFound, StoreCorrupt
+from holdfast.limits import PLAN_BYTES
+from holdfast.program.definitions import ActivityDefinition, ActivityOptions
+from holdfast.program.plan.definition import PlanDefinition, check_plan, invalid
+from holdfast.program.plan.text import Problem
+from holdfast.registry import Registry
+from holdfast.store.port import Found, PlanQuery, PlanStore, RunHead, Store
+
+THREAD_BYTES = 64 * 1024
+"""From how many bytes on a plan is parsed in a thread: the event loop is for turns."""
+
+
+async def load_plan(registry: Registry, store: PlanStore, tenant: str, hash: str) -> PlanDefinition:
+    """Return a plan from memory or from the store; raise `NotFound` if the tenant has none with this hash."""
+    known = registry.plans.get(hash)
+    body = await store.get_plan(tenant, hash) if known is None else None
+    if known is not None:
+        return known
+    if body is None:
+        raise NotFound(f"there is no plan with the hash {hash}", sha256=hash)
+    if sha256(body).hexdigest() != hash:
+        raise StoreCorrupt(f"the body of plan {hash} is not what was stored")
+    return await parse_plan(registry, body)
+
+
+async def parse_plan(registry: Registry, body: bytes) -> PlanDefinition:
+    """Return the plan that a text holds, which is kept in memory; raise `PlanInvalid` if it is none."""
+    if len(body) > THREAD_BYTES:
+        definition = await asyncio.to_thread(PlanDefinition, body)
+    else:
+        definition = PlanDefinition(body)
+    registry.plans.keep(definition)
+    return definition
+
+
+async def load_plan_of(registry: Registry, store: PlanStore, head: RunHead, history: Sequence[Event]) -> None:
+    """Bring the plan of a run into memory, if it is a run of one. A missing body is found when the run begins."""
+    if not is_plan(head.plan_id) or not history:
+        return
+    source = state_of(head.run_id, history[:1]).plan
+    if source is not None:
+        try:
+            await load_plan(registry, store, head.tenant, source.sha256)
+        except NotFound:
+            return  # the run is paused, as one whose version is missing
+
+
+class Plans:
+    """The plans of an installation, as callers see them."""
+
+    def __init__(self, store: Store, registry: Registry, sources: PlanSources) -> None:
+        self._store = store
+        self._registry = registry
+        self._sources = sources
+
+    async def check(self, body: bytes) -> tuple[PlanDefinition | None, list[Problem]]:
+        """Return the plan that a text holds, and what is wrong with it, also with what is installed on all nodes."""
+        definition, problems = await asyncio.to_thread(check_plan, body)
+        if definition is None or problems:
+            return definition, problems
+        self._registry.plans.keep(definition)
+        elsewhere = {
+            name for node in abilities_of(await self._store.find_nodes()) for name in node.abilities.activities
+        }
+        return definition, definition.problems_here(self._registry, elsewhere)
+
+    async def put(self, tenant: str, body: bytes) -> PlanDefinition:
+        """Check a plan and keep its body; raise `PlanInvalid` with every problem."""
+        definition, problems = await self.check(body)
+        if definition is None or problems:
+            raise invalid(problems)
+        await self._store.put_plan(tenant, definition.sha256, body)
+        return definition
+
+    async def register(
+        self, tenant: str, body: bytes, *, uri: str = "", by: str = "", audit: AuditEntry | None = None
+    ) -> RegisteredPlan:
+        """Keep a plan under its id and version. The same version with other bytes raises `Conflict`."""
+        definition = await self.put(tenant, body)
+        registered = RegisteredPlan(
+            tenant=tenant,
+            plan_id=definition.name,
+            plan_version=definition.version,
+            sha256=definition.sha256,
+            uri=uri,
+            registered_by=by,
+        )
+        return await self._store.register_plan(registered, audit)
+
+    async def find(self, query: PlanQuery) -> Found[RegisteredPlan]:
+        """Return registered versions."""
+        return await self._store.find_plans(query)
+
+    async def registered(self, tenant: str, plan_id: str, version: str | None = None) -> RegisteredPlan:
+        """Return a registered version; without one, that which was registered last."""
+        query = PlanQuery(tenant=tenant, plan_id=plan_id, plan_version=version, limit=1_000)
+        found = await self._store.find_plans(query)
+        if not found:
+            wanted = "" if version is None else f" in version {version!r}"
+            raise NotFound(f"there is no plan {plan_id!r}{wanted}", plan_id=plan_id)
+        return max(found, key=lambda plan: plan.registered_at)
+
+    async def show(
+        self, tenant: str, plan_id: str, version: str | None = None
+    ) -> tuple[RegisteredPlan, PlanDefinition]:
+        """Return a registered version with its plan."""
+        registered = await self.registered(tenant, plan_id, version)
+        return registered, await load_plan(self._registry, self._store, tenant, registered.sha256)
+
+    async def resolve(self, tenant: str, ref: PlanRef) -> tuple[PlanDefinition, str]:
+        """Return the plan that a reference names, and where it came from; its body is in the store then.
+
+        It is taken from the store if it is there; otherwise it is fetched, and refused if it differs.
+        """
+        if ref.sha256:
+            try:
+                return self._compared(await load_plan(self._registry, self._store, tenant, ref.sha256), ref), ref.uri
+            except NotFound:
+                if not ref.uri:
+                    raise
+        if ref.uri:
+            body = await self._sources.fetch(ref.uri)
+            found = sha256(body).hexdigest()
+            if ref.sha256 and found != ref.sha256:
+                raise Conflict(f"the plan at {ref.uri} has the hash {found}, not {ref.sha256}", sha256=found)
+            return self._compared(await self.put(tenant, body), ref), ref.uri
+        registered, definition = await self.show(tenant, ref.plan_id, ref.plan_version or None)
+        return definition, registered.uri
+
+    def _compared(self, definition: PlanDefinition, ref: PlanRef) -> PlanDefinition:
+        for field, found in (("plan_id", definition.name), ("plan_version", definition.version)):
+            wanted = getattr(ref, field)
+            if wanted and wanted != found:
+                raise Conflict(f"the plan with the hash {definition.sha256} has {field} {found!r}, not {wanted!r}")
+        return definition
+
+    def activity(self) -> ActivityDefinition:
+        """Return the activity that keeps a plan in the store before a run of it is started."""
+
+        async def store_plan(
+            document: Any = None,
+            plan_id: str | None = None,
+            plan_version: str | None = None,
+            sha256: str | None = None,
+            uri: str | None = None,
+        ) -> PlanRef:
+            tenant = activity_context().tenant
+            if document is not None:
+                definition, uri = await self.put(tenant, body_of(document)), ""
+            else:
+                ref = PlanRef(
+                    plan_id=plan_id or "", plan_version=plan_version or "", sha256=sha256 or "", uri=uri or ""
+                )
+                definition, uri = await self.resolve(tenant, ref)
+            return msgspec.structs.replace(definition.ref, uri=uri)
+
+        return ActivityDefinition(store_plan, STORE_PLAN, ActivityOptions())
+
+
+def body_of(document: Any) -> bytes:
+    """Return the body of a plan: its exact bytes, the bytes of its text, or the JSON of a plain value."""
+    if isinstance(document, bytes):
+        return document
+    if isinstance(document, str):
+        return document.encode()
+    if not isinstance(document, dict):
+        raise InvalidInput(f"a plan is a text, bytes or a dict, not {type(document).__qualname__}", field="document")
+    body = bytes(codec.encode(document))
+    if len(body) > PLAN_BYTES:
+        raise InvalidInput(f"the plan has {len(body)} bytes; the most is {PLAN_BYTES}", field="document")
+    return body

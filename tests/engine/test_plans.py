@@ -1,0 +1,174 @@
+"""Plans on a node: started, registered, fetched, resumed after a crash, and as children of code."""
+
+import json
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core.events import SignalWaiting
+from holdfast.engine.history import wait_for_event
+from holdfast.errors import Conflict, InvalidInput, NotFound, PlanInvalid, RunFailed
+from holdfast.store.memory.store import MemoryStore
+
+pytestmark = pytest.mark.contract("WF-1")
+
+ETL = """
+plan: etl
+version: "1"
+inputs:
+  day: {type: string}
+steps:
+  - id: extract
+    activity: extract
+    input: {day: "${inputs.day}"}
+  - id: load
+    for_each: ${steps.extract.output}
+    max_concurrency: 2
+    activity: load
+    input: {row: "${item}"}
+  - id: report
+    workflow: report
+    input: {loaded: "${steps.load.output}"}
+output: ${steps.report.output}
+"""
+
+
+def make_app() -> hf.App:
+    app = hf.App("plans")
+
+    @app.activity
+    async def extract(day: str) -> list[int]:
+        return [1, 2, 3]
+
+    @app.activity
+    async def load(row: int) -> int:
+        return row * 10
+
+    @app.activity(retry=hf.Retry(max_attempts=1))
+    async def broken() -> None:
+        raise ValueError("no")
+
+    @app.workflow
+    async def report(loaded: list[int]) -> str:
+        return f"loaded {sum(loaded)}"
+
+    @app.workflow
+    async def outer(document: dict[str, Any]) -> Any:
+        return await hf.plan(document, {"day": "mo"})
+
+    app.outer = outer  # type: ignore[attr-defined]
+    return app
+
+
+async def test_a_plan_is_started_from_its_text() -> None:
+    app = make_app()
+    async with app.node(MemoryStore()):
+        run = await app.plans.start(ETL, {"day": "mo"})
+        assert await run.result() == "loaded 60"
+        head = await app.runtime().head(run.run_id)
+        assert (head.plan_id, head.plan_version) == ("plan:etl", "1")
+
+
+async def test_a_registered_plan_is_started_by_its_id() -> None:
+    app = make_app()
+    async with app.node(MemoryStore()):
+        registered = await app.plans.register(ETL)
+        assert await app.plans.register(ETL) == registered, "the same bytes again are the same registration"
+        newer = ETL.replace('version: "1"', 'version: "2"')
+        await app.plans.register(newer.encode())
+        assert [each.plan_version for each in await app.plans.list("etl")] == ["1", "2"]
+        assert (await app.plans.show("etl")).version == "2"
+        run = await app.plans.start("etl", {"day": "mo"})
+        assert await run.result() == "loaded 60"
+        ref = hf.PlanRef(plan_id="etl", plan_version="1", sha256=registered.sha256)
+        assert await (await app.plans.start(ref, {"day": "mo"})).result() == "loaded 60"
+        with pytest.raises(Conflict):
+            await app.plans.register(ETL + "# other bytes\n")
+        with pytest.raises(Conflict):
+            await app.plans.start(hf.PlanRef(plan_id="other", sha256=registered.sha256))
+        with pytest.raises(NotFound):
+            await app.plans.start("nope")
+        with pytest.raises(NotFound):
+            await app.plans.start(hf.PlanRef(sha256="0" * 64))
+
+
+async def test_what_is_wrong_is_refused_before_anything_is_stored() -> None:
+    app = make_app()
+    async with app.node(MemoryStore()):
+        with pytest.raises(PlanInvalid) as refused:
+            await app.plans.register(ETL.replace("activity: load", "activity: unknown"))
+        assert refused.value.details["problems"][0]["line"] == 13
+        assert not await app.plans.list()
+        with pytest.raises(InvalidInput, match="needs the input 'day'"):
+            await app.plans.start(ETL)
+    assert [problem.place for problem in app.plans.validate(ETL.replace("row:", "rows:"))] == [
+        "/steps/1/input",
+        "/steps/1/input/rows",
+    ]
+
+
+async def test_code_runs_a_plan_as_a_child() -> None:
+    app = make_app()
+    async with app.node(MemoryStore()):
+        step = {"id": "extract", "activity": "extract", "input": {"day": "${inputs.day}"}}
+        document = {"plan": "made", "version": "1", "inputs": {"day": {}}, "steps": [step]}
+        run = await app.start(app.outer, document)  # type: ignore[attr-defined]
+        assert await run.result() == {"extract": [1, 2, 3]}
+        bad = await app.start(app.outer, {**document, "steps": [{"id": "x", "activity": "nope"}]})  # type: ignore[attr-defined]
+        with pytest.raises(RunFailed, match="PlanInvalid"):
+            await bad.result()
+
+
+async def test_a_plan_runs_plans_registered_or_made_by_a_step() -> None:
+    app = make_app()
+
+    @app.activity
+    async def make() -> dict[str, Any]:
+        return {"plan": "made", "version": "1", "steps": [{"id": "x", "activity": "load", "input": {"row": 7}}]}
+
+    steps = [
+        {"id": "make", "activity": "make"},
+        {"id": "run", "plan": "${steps.make.output}"},
+        {"id": "etl", "plan": "etl", "version": "1", "input": {"day": "mo"}},
+        {"id": "gone", "plan": "nope", "on_failure": "continue"},
+    ]
+    out = {"made": "${steps.run.output}", "etl": "${steps.etl.output}", "gone": "${steps.gone.error.code}"}
+    document = {"plan": "outer", "version": "1", "steps": steps, "output": out}
+    async with app.node(MemoryStore()):
+        await app.plans.register(ETL)
+        run = await app.plans.start(document)
+        assert await run.result() == {"made": {"x": 70}, "etl": "loaded 60", "gone": "NotFound"}
+
+
+async def test_a_failed_step_fails_the_run() -> None:
+    app = make_app()
+    async with app.node(MemoryStore()):
+        run = await app.plans.start({"plan": "p", "version": "1", "steps": [{"id": "a", "activity": "broken"}]})
+        with pytest.raises(RunFailed, match="step a: ValueError: no"):
+            await run.result()
+
+
+async def test_another_node_goes_on_with_a_plan_from_the_store_alone() -> None:
+    store = MemoryStore()
+    steps = [{"id": "a", "activity": "load", "input": {"row": 1}}, {"id": "w", "signal": "go", "depends_on": ["a"]}]
+    document = json.dumps({"plan": "p", "version": "1", "steps": steps, "output": "${steps.w.output}"})
+    first = make_app()
+    async with first.node(store):
+        run = await first.plans.start(document.encode(), run_id="r")
+        await wait_for_event(store, "r", 1, lambda event: isinstance(event.data, SignalWaiting))
+    second = make_app()  # which has never seen the plan
+    async with second.node(store):
+        await second.run("r").signal("go", 5)
+        assert await second.run("r").result() == 5
+    assert run.run_id == "r"
+
+
+async def test_starting_twice_with_one_request_is_one_run() -> None:
+    app = make_app()
+    async with app.node(MemoryStore()):
+        one = await app.plans.start(ETL, {"day": "mo"}, request_id="q")
+        two = await app.plans.start(ETL, {"day": "mo"}, request_id="q")
+        assert one.run_id == two.run_id
+        with pytest.raises(Conflict):
+            await app.plans.start(ETL, {"day": "tu"}, request_id="q")
