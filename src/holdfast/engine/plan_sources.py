@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import httpx
-
 from holdfast.errors import ArtifactMissing, InvalidInput, NotFound, NotPermitted, PayloadTooLarge, StoreUnavailable
 from holdfast.limits import PLAN_BYTES
 
@@ -51,6 +49,7 @@ class PlanSources:
             raise StoreUnavailable(f"the plan at {uri} could not be fetched within {self._timeout_s} s") from problem
 
     async def _get(self, uri: str) -> bytes:
+        httpx: Any = import_module("httpx")  # only where it is used: it is slow to import
         try:
             async with (
                 httpx.AsyncClient(verify=self._verify, follow_redirects=False, trust_env=False) as client,
