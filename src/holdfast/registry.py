@@ -7,7 +7,7 @@ registration (the bounds of an installation, the seconds of a turn) it gets with
 from msgspec import Raw
 
 from holdfast.core import events as e
-from holdfast.core.plans import ANY_PLAN, is_plan
+from holdfast.core.plans import is_plan
 from holdfast.errors import InvalidInput, NotFound, VersionMismatch
 from holdfast.limits import Limits
 from holdfast.program.coroutine import CoroutineProgram
@@ -126,10 +126,6 @@ class Registry:
         """Return the fingerprint of each workflow's code: it differs where the code of the same version does."""
         return {key: definition.fingerprint for key, definition in self.workflows.items()}
 
-    def definitions(self) -> list[tuple[str, str]]:
-        """Return what can be run: the workflows with their versions, and plans, whichever there are."""
-        return [*self.workflows, ANY_PLAN]
-
     def begin(
         self,
         run_id: str,
@@ -141,11 +137,11 @@ class Registry:
         plan: PlanDefinition | None = None,
     ) -> Program:
         """Make the program of a run; raise `VersionMismatch` if the version that it was started with is missing."""
-        if is_plan(plan_id):
-            if plan is None:
-                raise VersionMismatch(f"run {run_id} needs the body of {plan_id!r} {plan_version!r}: it is not here")
-            return PlanProgram(plan, run_id, input, rotation, depth, self._limits, self)
         definition = self.workflows.get((plan_id, plan_version))
+        if definition is None and plan is not None:
+            return PlanProgram(plan, run_id, input, rotation, depth, self._limits, self)
+        if definition is None and is_plan(plan_id):
+            raise VersionMismatch(f"run {run_id} needs the body of {plan_id!r} {plan_version!r}: it is not here")
         if definition is None:
             known = sorted(version for name, version in self.workflows if name == plan_id)
             raise VersionMismatch(f"run {run_id} needs version {plan_version!r} of {plan_id!r}; known are {known}")

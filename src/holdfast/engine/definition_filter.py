@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from zlib import crc32
 
 from holdfast.core.messages import Message
-from holdfast.core.plans import definition_of
+from holdfast.core.plans import ANY_PLAN, definition_of
 from holdfast.core.state import PAUSED
 from holdfast.engine.abilities import Abilities, NodeAbilities, abilities_of, other_code
 from holdfast.engine.observe.metrics import ObservedStore
@@ -65,12 +65,13 @@ class DefinitionFilter:
         self._is_stopping = False
 
     def plans(self) -> Sequence[Plan]:
-        """Return what this node can run."""
-        return self._registry.definitions() if self._takes_runs else ()
+        """Return what this node can run: its workflows, and plans, whichever there are."""
+        return [*self._registry.workflows, ANY_PLAN] if self._takes_runs else ()
 
     def has(self, plan_id: str, plan_version: str) -> bool:
         """Return whether this node can run it."""
-        return definition_of(plan_id, plan_version) in self.plans()
+        known = self.plans()
+        return (plan_id, plan_version) in known or definition_of(plan_id, plan_version) in known
 
     def published(self) -> Sequence[Plan]:
         """Return what this node publishes with its lease: what it can run, with which code and activities; its lacks.

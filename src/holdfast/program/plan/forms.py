@@ -5,9 +5,10 @@ time to match.
 """
 
 from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
 from typing import Any
 
-import jsonschema
 import msgspec
 from msgspec import Raw
 
@@ -15,6 +16,11 @@ from holdfast.core import codec
 from holdfast.program.plan.text import Place
 
 _REFUSED = frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef", "$id", "$schema", "format"})
+
+
+@cache
+def _jsonschema() -> Any:
+    return import_module("jsonschema")  # only where it is used: it is slow to import
 
 
 def problems_of_form(form: Any, place: Place) -> Iterator[tuple[Place, str]]:
@@ -29,6 +35,7 @@ def problems_of_form(form: Any, place: Place) -> Iterator[tuple[Place, str]]:
                 pending.append(((*at, key), inner))
         elif isinstance(part, list):
             pending.extend(((*at, number), inner) for number, inner in enumerate(part))
+    jsonschema = _jsonschema()
     try:
         jsonschema.Draft202012Validator.check_schema(form)
     except jsonschema.SchemaError as problem:
@@ -41,7 +48,7 @@ class FormDecoder:
     """Decodes an answer, and checks it against a form."""
 
     def __init__(self, schema: Any) -> None:
-        self._check = jsonschema.Draft202012Validator(schema)
+        self._check = _jsonschema().Draft202012Validator(schema)
 
     def decode(self, raw: Raw | bytes | str) -> Any:
         """Return the answer; raise `ValidationError` if it does not fit."""

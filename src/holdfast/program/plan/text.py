@@ -9,9 +9,10 @@ are texts. Anchors, aliases, tags and merge keys are refused: what stands in a p
 
 import json
 import re
+from functools import cache
+from importlib import import_module
 from typing import Any
 
-import yaml
 from msgspec import Struct
 
 from holdfast.core.codec import is_deeper
@@ -90,7 +91,11 @@ def _refuse_constant(name: str) -> Any:
 
 # --- YAML, from the events of the parser: nothing is constructed, and nothing recurses
 
-_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+@cache
+def _yaml() -> Any:
+    return import_module("yaml")  # only where it is used: it is slow to import
+
 
 _PLAIN = {
     "": None,
@@ -128,10 +133,11 @@ class _Builder:
         self.lines: dict[Place, int] = {}
         self.documents: list[Any] = []
         self._open: list[_Open] = []
+        self._yaml = _yaml()
 
     def take(self, event: Any) -> None:
         """Take the next event."""
-        line = event.start_mark.line + 1
+        line, yaml = event.start_mark.line + 1, self._yaml
         if isinstance(event, yaml.AliasEvent):
             raise UnreadablePlan("a plan has no aliases: write the value out", self._place(), line)
         if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
@@ -167,7 +173,7 @@ class _Builder:
         place = self._note(line)
         if len(self._open) >= PLAN_DEPTH:
             raise UnreadablePlan(f"the plan is nested more than {PLAN_DEPTH} deep", place, line)
-        self._open.append(_Open(isinstance(event, yaml.SequenceStartEvent), place))
+        self._open.append(_Open(isinstance(event, self._yaml.SequenceStartEvent), place))
 
     def _scalar(self, event: Any, line: int) -> None:
         if event.tag is not None and event.tag != "!":
@@ -210,9 +216,9 @@ def _scalar_of(text: str) -> Any:
 
 
 def _read_yaml(text: str) -> tuple[Any, dict[Place, int]]:
-    builder = _Builder()
+    builder, yaml = _Builder(), _yaml()
     try:
-        for event in yaml.parse(text, Loader=_PARSER):
+        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             builder.take(event)
     except yaml.YAMLError as problem:
         mark = getattr(problem, "problem_mark", None)
