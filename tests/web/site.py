@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any, Literal
 
 import httpx
@@ -10,9 +11,11 @@ from msgspec import Struct
 
 import holdfast as hf
 from holdfast.app import App
+from holdfast.core.graph import Graph, GraphNode, NodeKind
 from holdfast.service.context import Authenticate, make_service, open_access
 from holdfast.service.http.server import bind, listening
 from holdfast.service.options import ServiceOptions
+from tests.service.in_process import DrawnWorkflow
 
 MOST_SECONDS = 90.0
 HOSTILE = "<img src=x onerror=\"window.hit='img'\"><script>window.hit='script'</script>"
@@ -24,6 +27,55 @@ class Approval(Struct, frozen=True):
     approved: bool
     by: str
     channel: Literal["desk", "phone"] = "desk"
+
+
+def _node(id: str, *depends_on: str, kind: NodeKind = "activity", **more: str) -> GraphNode:
+    return GraphNode(id=id, label=more.pop("label", id), kind=kind, depends_on=depends_on, **more)
+
+
+DRAWN = Graph(
+    kind="plan",
+    nodes=(
+        _node("check_stock", detail="at both shelves"),
+        _node("over", "check_stock", kind="cue", label="over 100.00"),
+        _node("approval", kind="signal", parent="over", branch="then"),
+        _node("remind", kind="timer", parent="over", branch="else", detail="2 days"),
+        _node("checks", "over", kind="chorus"),
+        _node("check_fraud", parent="checks"),
+        _node("check_address", parent="checks"),
+        _node("charge", "checks", detail="refund as compensation"),
+        _node("papers", "charge", kind="chorus"),
+        _node("label", parent="papers"),
+        _node("invoice", parent="papers"),
+        _node("hostile", "check_stock", label=HOSTILE),
+        _node("book_courier", "papers"),
+        _node("ship", "book_courier", "hostile", kind="child"),
+    ),
+)
+
+
+def _vast() -> dict[str, Graph]:
+    """Return graphs of 10,000 steps: a chain, a fan, and layers."""
+    first, last = _node("check_stock"), "check_fraud"
+    chain = [f"s{number}" for number in range(9_998)]
+    layers = [[f"{layer}.{place}" for place in range(100)] for layer in range(100)]
+    nodes = {
+        "chain": [*map(_node, chain, ["check_stock", *chain]), _node(last, chain[-1])],
+        "fan": [*(_node(each, "check_stock") for each in chain), _node(last, *chain)],
+        "layers": [
+            *(_node(each, "check_stock") for each in layers[0]),
+            *(
+                _node(each, *{before[place], before[place // 2]})
+                for before, layer in pairwise(layers)
+                for place, each in enumerate(layer)
+            ),
+            _node(last, *layers[-1]),
+        ],
+    }
+    return {name: Graph(kind="plan", nodes=(first, *found)) for name, found in nodes.items()}
+
+
+VAST = _vast()
 
 
 class Orchard:
@@ -136,6 +188,31 @@ def _make_app(orchard: Orchard) -> App:
         if left > 1:
             hf.continue_as_new(left - 1)
         return left
+
+    async def drawn(order_id: str) -> str:
+        """Take an order through a graph with groups, a choice and a detour."""
+        await do["check_stock"](order_id)
+        approval = await hf.wait_signal("approval", Approval, timeout=3600)
+        await asyncio.gather(do["check_fraud"](order_id), do["check_address"](order_id))
+        await charge(order_id)
+        await asyncio.gather(do["label"](order_id), do["invoice"](order_id))
+        if not approval.approved:
+            await book_courier(order_id)
+        await do["ship"](order_id)
+        return "shipped"
+
+    app.registry.add_workflow(DrawnWorkflow(drawn, DRAWN))
+    for name, graph in VAST.items():
+
+        async def vast(order_id: str) -> str:
+            """Do the first steps of a vast graph, and wait."""
+            await do["check_stock"](order_id)
+            await hf.wait_signal("approval", Approval)
+            await do["check_fraud"](order_id)
+            return "done"
+
+        vast.__name__ = vast.__qualname__ = name
+        app.registry.add_workflow(DrawnWorkflow(vast, graph))
 
     @app.workflow
     async def patient() -> list[Any]:

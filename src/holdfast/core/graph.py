@@ -30,7 +30,7 @@ NodeKind = Literal["activity", "timer", "signal", "task", "child", "scene", "cho
 GROUP_KINDS: frozenset[str] = frozenset(get_args(GroupKind))
 
 
-class GraphNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GraphNode(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A step of a flow or a plan, or a group of them."""
 
     id: str

@@ -103,6 +103,7 @@ class GraphFold:
     def __init__(self, graph: Graph) -> None:
         small = folded(graph)
         self.kind = graph.kind
+        self.size = len(small.nodes)
         self._nodes = {node.id: node for node in small.nodes}
         self._members: Mapping[str | None, list[GraphNode]] = small.members()
 

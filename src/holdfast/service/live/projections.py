@@ -8,18 +8,21 @@ date when it is read, so it cannot lag; the change feed, which follows runs over
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable
+from typing import ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
 from holdfast.core.graph import Graph
 from holdfast.core.instants import Instant
-from holdfast.core.run_graph import GraphFold
+from holdfast.core.run_graph import GraphFold, RunGraph
 from holdfast.core.snapshot import Alert, Projection, RunSnapshot, catch_up
 from holdfast.engine.history import head_of
 from holdfast.store.port import Store
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 KEPT = 1_000
 """How many projections are kept; the one that was read longest ago is dropped first."""
@@ -27,6 +30,9 @@ KEPT = 1_000
 PAGE_EVENTS = 500
 PAGE_BYTES = 1024 * 1024
 """How much of a history is read at a time."""
+
+LARGE_NODES = 500
+"""With how many nodes a graph takes too long for the loop."""
 
 MOST_ALERTS = 1_000
 """How many alerts a process keeps. Counters count all of them."""
@@ -103,12 +109,18 @@ class GraphFolds:
     def __init__(self) -> None:
         self._kept: WeakKeyDictionary[Drawable, GraphFold] = WeakKeyDictionary()
 
-    def of(self, definition: Drawable) -> GraphFold | None:
-        """Return the folded graph of a definition; None if it has no graph."""
+    async def of_run(
+        self, definition: Drawable, snapshot: RunSnapshot, expand: Collection[str], collapse: Collection[str]
+    ) -> RunGraph | None:
+        """Return how a run stands; None if its definition has no graph. Large graphs are folded beside the loop."""
         fold = self._kept.get(definition)
         if fold is None:
             graph = definition.graph()
             if graph is None:
                 return None
-            fold = self._kept[definition] = GraphFold(graph)
-        return fold
+            fold = self._kept[definition] = await _aside(len(graph.nodes), GraphFold, graph)
+        return await _aside(fold.size + len(snapshot.steps), fold.of_run, snapshot, expand, collapse)
+
+
+async def _aside(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    return await asyncio.to_thread(work, *args, **kwargs) if size > LARGE_NODES else work(*args, **kwargs)

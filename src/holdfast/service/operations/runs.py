@@ -269,9 +269,8 @@ async def graph(context: RequestContext, request: DrawRun) -> GraphView:
     """
     head = await head_of(context.store, request.run_id)
     definition = context.runtime.registry.workflow(head.plan_id, head.plan_version)
-    fold = context.service.graph_folds.of(definition)
     projection = await context.service.projections.of(context.store, request.run_id)
-    drawn = None if fold is None else fold.of_run(projection.snapshot, request.expand, request.collapse)
+    drawn = await context.service.graph_folds.of_run(definition, projection.snapshot, request.expand, request.collapse)
     return graph_view(projection, drawn)
 
 

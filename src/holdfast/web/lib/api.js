@@ -7,6 +7,7 @@ const OPERATIONS = {
   "runs.get": "GET /v1/runs/{run_id}",
   "runs.list": "GET /v1/runs",
   "runs.snapshot": "GET /v1/runs/{run_id}/snapshot",
+  "runs.graph": "GET /v1/runs/{run_id}/graph",
   "runs.query": "POST /v1/runs/{run_id}/queries/{name}",
   "runs.update": "POST /v1/runs/{run_id}/updates/{name}",
   "runs.cancel": "POST /v1/runs/{run_id}/cancel",
@@ -139,7 +140,8 @@ export function addressOf(template, fields) {
 export function queryOf(fields) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(fields)) {
-    if (value !== undefined && value !== null && value !== "") query.append(name, value);
+    for (const each of Array.isArray(value) ? value : [value])
+      if (each !== undefined && each !== null && each !== "") query.append(name, each);
   }
   const text = query.toString();
   return text && `?${text}`;

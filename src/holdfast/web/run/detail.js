@@ -100,6 +100,29 @@ export function stepDetail(place, { step, model, actions, until, onClose, onEven
   );
 }
 
+// A step of the graph of which the history has nothing yet.
+export function nodeDetail(place, { node, labelById, onClose }) {
+  const words = { PENDING: "It has not begun.", SKIPPED: "It was passed over." };
+  put(
+    place,
+    head(h("span", { class: "mono" }, node.id), onClose),
+    h(
+      "div",
+      { class: "card-body detail-body" },
+      facts([
+        ["Status", statusBadge(node.status)],
+        ["Kind", kindWord(node.kind)],
+        node.label !== node.id && ["Label", node.label],
+        node.detail && ["Detail", node.detail],
+        node.branch && ["Branch", node.branch],
+        node.depends_on?.length > 0 && ["After", node.depends_on.map(labelById).join(", ")],
+        node.parent && ["In", labelById(node.parent)],
+      ]),
+      words[node.status] && h("p", { class: "quiet" }, words[node.status]),
+    ),
+  );
+}
+
 // The last two parts of an artifact's uri are its kind and its id; with the run they are its address.
 function artifacts(runId, found) {
   return h(

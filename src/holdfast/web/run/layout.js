@@ -3,16 +3,20 @@
 // `nodes` are siblings and groups as the service has them: what a node depends on has the same parent, so each group is laid
 // out by itself and is then one box of the group around it. Nothing here touches the document.
 
-export const LAYER_GAP = 46;
+const LAYER_GAP = 38;
 const GAP = 14;
 const EDGE_GAP = 10;
 const PADDING = 14;
 const HEADER = 34;
 const SWEEPS = 10;
 const GRID_FROM = 7;
+const ROW_GAP = 34;
+const ROW_END = 22;
+const MOST_BROKEN = 2;
 
 // `sizeOf(node)` returns [width, height] of one that has nothing in it. `isDown` goes from the top, else from the left.
-export function layout(nodes, sizeOf, { isDown = false } = {}) {
+// What is longer than `most` goes on in the next row, like a text, where few edges are broken by that.
+export function layout(nodes, sizeOf, { isDown = false, most = 1200 } = {}) {
   const members = new Map();
   for (const node of nodes) {
     const parent = node.parent ?? null;
@@ -30,7 +34,7 @@ export function layout(nodes, sizeOf, { isDown = false } = {}) {
         : sizeOf(node);
       sizes.set(node.id, isDown ? { along: height, across: width } : { along: width, across: height });
     }
-    inner.set(parent, upright(place(level, sizes), isDown));
+    inner.set(parent, upright(place(level, sizes, most), isDown));
   }
   return gather(members, inner);
 }
@@ -43,14 +47,14 @@ function inwards(members) {
 }
 
 // One level, as if it went from left to right: `along` is the direction of time.
-function place(level, sizes) {
+function place(level, sizes, most) {
   if (level.length === 0) return { boxes: [], edges: [], along: 0, across: 0 };
   const edges = level.some((node) => (node.depends_on ?? []).length > 0);
   if (!edges && level.length >= GRID_FROM) return grid(level, sizes);
   const graph = withBends(level, layersOf(level), sizes);
   order(graph);
   align(graph);
-  return drawn(level, graph);
+  return drawn(level, graph, rowsOf(graph, most));
 }
 
 // Many that wait for nothing in their group stand in rows, about as wide as high.
@@ -218,37 +222,66 @@ function settle(layer, wanted) {
     for (let n = first; n < first + count; n += 1) layer[n].across = sum / count + layer[n].offset;
 }
 
-function drawn(level, { layers, links, at }) {
-  const begins = [];
+// Which layers stand in one row: each begins where few edges come from the row before.
+function rowsOf({ layers }, most) {
+  const rows = [];
   let along = 0;
-  for (const layer of layers) {
+  layers.forEach((layer, n) => {
     const size = Math.max(0, ...layer.map((item) => item.size.along));
-    begins.push([along, along + size]);
+    const broken = n === 0 ? 0 : layers[n - 1].reduce((sum, item) => sum + item.behind.length, 0);
+    if (n === 0 || (along + size > most && broken <= MOST_BROKEN)) {
+      rows.push([]);
+      along = 0;
+    }
+    rows.at(-1).push(n);
     along += size + LAYER_GAP;
-  }
-  const top = Math.min(...layers.flat().map((item) => item.across - item.size.across / 2));
-  const bottom = Math.max(...layers.flat().map((item) => item.across + item.size.across / 2));
+  });
+  return rows;
+}
+
+function drawn(level, { layers, links, at }, rows) {
+  const spans = [];
+  const shifts = [];
+  const edge = rows.length > 1 ? ROW_END : 0;
+  let [longest, below] = [0, 0];
+  rows.forEach((row, number) => {
+    const items = row.flatMap((n) => layers[n]);
+    const top = Math.min(...items.map((item) => item.across - item.size.across / 2));
+    const bottom = Math.max(...items.map((item) => item.across + item.size.across / 2));
+    let along = edge;
+    for (const n of row) {
+      const size = Math.max(0, ...layers[n].map((item) => item.size.along));
+      spans[n] = { begin: along, end: along + size, row: number, above: below - ROW_GAP / 2 };
+      shifts[n] = below - top;
+      along += size + LAYER_GAP;
+    }
+    longest = Math.max(longest, along - LAYER_GAP);
+    below += bottom - top + ROW_GAP;
+  });
+  const across = (item) => item.across + shifts[item.layer];
   const boxes = level.map((node) => {
     const item = at.get(node.id);
-    return {
-      id: node.id,
-      along: begins[item.layer][0],
-      across: item.across - item.size.across / 2 - top,
-      size: item.size,
-    };
+    const box = { id: node.id, along: spans[item.layer].begin, across: across(item) - item.size.across / 2 };
+    return { ...box, size: item.size };
   });
-  const edges = links.map(({ from, to, path }) => {
-    const points = [];
-    path.forEach((item, n) => {
-      const [begin, end] = begins[item.layer];
-      const across = item.across - top;
-      if (n > 0) points.push([begin, across]);
-      if (n === 0) points.push([begin + item.size.along, across]);
-      if (n < path.length - 1 && (n > 0 || item.size.along < end - begin)) points.push([end, across]);
-    });
-    return { from, to, points };
+  const edges = links.map(({ from, to, path }) => ({ from, to, points: points(path, spans, across, longest + edge / 2) }));
+  return { boxes, edges, along: longest + edge, across: below - ROW_GAP };
+}
+
+// The way of an edge: straight through each layer, and from the end of a row around to the begin of the next.
+function points(path, spans, across, turn) {
+  const found = [];
+  path.forEach((item, n) => {
+    const { begin, end, row, above } = spans[item.layer];
+    if (n > 0) {
+      const before = path[n - 1];
+      if (spans[before.layer].row < row)
+        found.push([turn, across(before)], [turn, above], [ROW_END / 2, above], [ROW_END / 2, across(item)]);
+      found.push([begin, across(item)]);
+    } else found.push([begin + item.size.along, across(item)]);
+    if (n < path.length - 1 && (n > 0 || item.size.along < end - begin)) found.push([end, across(item)]);
   });
-  return { boxes, edges, along: along - LAYER_GAP, across: bottom - top };
+  return found;
 }
 
 function upright({ boxes, edges, along, across }, isDown) {

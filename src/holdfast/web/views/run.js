@@ -5,8 +5,10 @@ import { getQuery, setQuery } from "../lib/router.js";
 import { failed, loading } from "../lib/states.js";
 import { stepActions } from "../run/actions.js";
 import { Asking } from "../run/asking.js";
-import { eventDetail, stepDetail } from "../run/detail.js";
+import { eventDetail, nodeDetail, stepDetail } from "../run/detail.js";
+import { FlowState } from "../run/flow-state.js";
 import { failuresToSettle, timeOf } from "../run/fold.js";
+import { RunGraph } from "../run/graph.js";
 import { RunHead } from "../run/head.js";
 import { EventLog } from "../run/log.js";
 import { RunModel } from "../run/model.js";
@@ -71,6 +73,16 @@ class RunPage {
     this.mailCard = card("Mailbox", this.mail, { hidden: true });
     this.askCard = card("Queries and updates", this.questions, { hidden: true });
     this.asking = new Asking(this.askCard.element, this.questions, this.model, signal);
+    this.graph = new RunGraph({
+      runId: this.model.runId,
+      signal,
+      onPick: (node) => this.pickStep(node.id),
+      onGraph: (graph) => this.showGraph(graph),
+    });
+    this.graphCard = card("Graph", this.graph.element, { hidden: true, extra: this.graph.tools });
+    this.graphCard.element.classList.add("graph-panel");
+    this.stateCard = card("State", h("div", { class: "card-body" }), { hidden: true });
+    this.flowState = new FlowState(this.stateCard.element, this.model.runId, signal);
     const timeline = card("Timeline", [this.timeline.element, this.travel.element], { extra: this.timeline.tools });
     timeline.element.classList.add("timeline-card");
     put(
@@ -83,6 +95,8 @@ class RunPage {
         h(
           "div",
           { class: "run-main" },
+          this.graphCard.element,
+          this.stateCard.element,
           timeline.element,
           h("div", { class: "run-pair" }, this.inputCard.element, this.outcomeCard.element),
           this.askCard.element,
@@ -99,7 +113,16 @@ class RunPage {
       (event) => event.key === "Escape" && !document.querySelector("dialog[open]") && this.closeDetail(),
       signal,
     );
+    this.graph.load();
     this.lookAgain();
+    this.show();
+  }
+
+  showGraph({ kind, nodes }) {
+    this.graphCard.element.hidden = nodes.length === 0;
+    this.flowState.isThere = kind === "flow";
+    this.detailed = null; // a step that has not begun is known from here
+    if (kind === "flow") this.flowState.load();
     this.show();
   }
 
@@ -111,7 +134,10 @@ class RunPage {
 
   changed(event) {
     if (!this.head || this.isFarBehind(event)) return;
-    if (event) this.lookAgain();
+    if (event) {
+      this.lookAgain();
+      this.graph.changed(event);
+    }
     this.show();
   }
 
@@ -138,6 +164,7 @@ class RunPage {
     if (model.seq > 0) this.timeline.set(model.state, state, { cursor, selected: this.step });
     this.travel.set(model, isPast ? this.seq : null);
     this.log.set(model, isPast ? this.seq : model.seq, this.step);
+    this.graph.select(this.step);
     this.showPanels(state);
     this.showDetail(state);
   }
@@ -163,11 +190,14 @@ class RunPage {
 
   showDetail(state) {
     const step = this.step && state.steps.get(this.step);
+    const node = !step && !this.isPast && this.step ? this.graph.nodeOf(this.step) : null;
     const stamp = this.event
       ? `e${this.event.run_seq}`
       : step
         ? `s${step.id}:${step.events.length}:${step.status}:${this.isPast}`
-        : "";
+        : node
+          ? `n${node.id}:${node.status}`
+          : "";
     if (stamp === this.detailed) return;
     this.detailed = stamp;
     this.detail.hidden = stamp === "";
@@ -188,6 +218,7 @@ class RunPage {
         onClose,
         onEvent: (event) => this.pickEvent(event),
       });
+    else if (node) nodeDetail(this.detail, { node, labelById: (id) => this.graph.labelOf(id), onClose });
   }
 
   async readAround() {
@@ -198,6 +229,7 @@ class RunPage {
         showTree(this.treeCard.element, this.family, model.head, signal),
         mailboxPanel(this.mailCard.element, this.mail, model.runId, signal),
         this.asking.load(),
+        this.flowState.load(),
       ]);
     } catch (problem) {
       if (problem.code === undefined && problem.name !== "AbortError") throw problem;
@@ -218,6 +250,7 @@ class RunPage {
   }
 
   pickStep(id) {
+    this.graph.select(id, { isSought: true });
     this.step = id;
     this.event = null;
     this.remember();
