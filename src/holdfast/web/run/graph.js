@@ -8,11 +8,12 @@ import { h, on, put, s } from "../lib/dom.js";
 import { statusWord } from "../lib/icons.js";
 import { isGroup, NodeView, sizeOf } from "./graph-node.js";
 import { layout } from "./layout.js";
-import { READABLE, Viewport } from "./viewport.js";
+import { LEGIBLE, READABLE, Viewport } from "./viewport.js";
 
 const PAUSE_MS = 400;
 const MANY_PAUSE_MS = 1500;
 const MANY = 1000;
+const DRAWN = "graph-drawn";
 const MOST_NAMED = 100;
 const MOST_HEIGHT = 620;
 const ORDER = ["FAILED", "RUNNING", "WAITING", "SUCCESS", "SKIPPED", "PENDING"];
@@ -75,6 +76,17 @@ export class RunGraph {
     });
   }
 
+  ask() {
+    const asked = { run_id: this.runId, expand: [...this.expand], collapse: [...this.collapse] };
+    return call("runs.graph", asked, this.signal);
+  }
+
+  // Asks before there is a place to draw in; `load` takes the answer.
+  askEarly() {
+    this.early = this.ask();
+    this.early.catch(() => {}); // `load` says what is wrong
+  }
+
   // Asks for the graph. While an answer is awaited nothing else is asked; what has changed meanwhile is asked for then.
   async load() {
     if (this.isAsking) {
@@ -86,14 +98,14 @@ export class RunGraph {
     clearTimeout(this.timer);
     this.timer = 0;
     try {
-      const asked = { run_id: this.runId, expand: [...this.expand], collapse: [...this.collapse] };
-      this.show(await call("runs.graph", asked, this.signal));
+      this.show(await (this.early ?? this.ask()));
     } catch (problem) {
       if (problem.name === "AbortError") return;
       if (problem.code === undefined) throw problem;
       this.isMissing = problem.status === 404; // the service does not have this workflow
     } finally {
       this.isAsking = false;
+      this.early = null;
     }
     if (this.isDue) this.soon();
   }
@@ -129,6 +141,7 @@ export class RunGraph {
     if (structure === this.structure) this.showNodes();
     else this.arrange(structure);
     this.markEdges();
+    if (performance.getEntriesByName(DRAWN).length === 0) performance.mark(DRAWN);
   }
 
   arrange(structure) {
@@ -160,7 +173,9 @@ export class RunGraph {
     const moved = anchor && this.drawn.boxes.get(this.anchor);
     if (moved) this.keepInPlace(anchor, moved);
     else if (isFirst || !this.view.isMoved) this.fit();
+    if (this.drawn.boxes.has(this.sought)) this.view.reveal(this.drawn.boxes.get(this.sought));
     this.anchor = null;
+    this.sought = null;
   }
 
   // What was folded or unfolded stays where it was on the screen.
@@ -186,7 +201,7 @@ export class RunGraph {
       const { width, height } = layout(this.graph.nodes, sizeOf, this.shape(isDown));
       return Math.min(1, room[0] / width, room[1] / height);
     });
-    return scales[1] > scales[0] * 1.15;
+    return scales[1] > scales[0] * 1.4;
   }
 
   turn() {
@@ -199,7 +214,7 @@ export class RunGraph {
 
   setHeight() {
     const most = Math.min(MOST_HEIGHT, innerHeight * 0.6);
-    const k = Math.min(1, Math.max(READABLE, (this.element.clientWidth - 40) / Math.max(1, this.drawn.width)));
+    const k = Math.min(1, Math.max(LEGIBLE, (this.element.clientWidth - 40) / Math.max(1, this.drawn.width)));
     this.element.style.setProperty("height", `${Math.round(Math.min(most, Math.max(150, this.drawn.height * k + 48)))}px`);
   }
 
@@ -249,10 +264,10 @@ export class RunGraph {
     if (!this.graph || this.graph.kind === "code") return;
     this.showNodes();
     if (stepId === null || !isSought) return;
-    const box = this.byId.has(stepId) && this.drawn.boxes.get(stepId);
-    if (box) this.view.reveal(box);
+    if (this.byId.has(stepId)) this.view.reveal(this.drawn.boxes.get(stepId));
     else {
       this.name(this.expand, stepId);
+      this.sought = stepId;
       this.load();
     }
   }

@@ -12,7 +12,8 @@ const SWEEPS = 10;
 const GRID_FROM = 7;
 const ROW_GAP = 34;
 const ROW_END = 22;
-const MOST_BROKEN = 2;
+const MOST_BROKEN = 1;
+const MUCH_LONGER = 1.3;
 
 // `sizeOf(node)` returns [width, height] of one that has nothing in it. `isDown` goes from the top, else from the left.
 // What is longer than `most` goes on in the next row, like a text, where few edges are broken by that.
@@ -224,10 +225,12 @@ function settle(layer, wanted) {
 
 // Which layers stand in one row: each begins where few edges come from the row before.
 function rowsOf({ layers }, most) {
+  const sizes = layers.map((layer) => Math.max(0, ...layer.map((item) => item.size.along)));
+  const whole = sizes.reduce((sum, size) => sum + size + LAYER_GAP, 0);
+  if (whole <= most * MUCH_LONGER) return [[...layers.keys()]];
   const rows = [];
   let along = 0;
-  layers.forEach((layer, n) => {
-    const size = Math.max(0, ...layer.map((item) => item.size.along));
+  sizes.forEach((size, n) => {
     const broken = n === 0 ? 0 : layers[n - 1].reduce((sum, item) => sum + item.behind.length, 0);
     if (n === 0 || (along + size > most && broken <= MOST_BROKEN)) {
       rows.push([]);

@@ -4,6 +4,7 @@ import { on, s } from "../lib/dom.js";
 
 const LEAST = 0.08;
 const MOST = 2.5;
+export const LEGIBLE = 0.6;
 export const READABLE = 0.75;
 const MARGIN = 20;
 
@@ -39,7 +40,7 @@ export class Viewport {
     this.isMoved = false;
     const room = [this.width - 2 * MARGIN, this.height - 2 * MARGIN];
     const whole = Math.min(1, room[0] / Math.max(1, width), room[1] / Math.max(1, height));
-    const k = isWhole ? whole : Math.max(READABLE, whole);
+    const k = isWhole ? whole : Math.max(LEGIBLE, whole);
     const place = (size, space, from, extent) => {
       if (size * k <= space - 2 * MARGIN) return (space - size * k) / 2;
       const wanted = space / 2 - (from + extent / 2) * k;

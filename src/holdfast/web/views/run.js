@@ -49,6 +49,13 @@ class RunPage {
       onChange: (event) => this.changed(event),
       onState: (state, problem) => this.heard(state, problem),
     });
+    this.graph = new RunGraph({
+      runId,
+      signal,
+      onPick: (node) => this.pickStep(node.id),
+      onGraph: (graph) => this.showGraph(graph),
+    });
+    this.graph.askEarly();
     this.lookAgain = debounced(() => signal.aborted || this.readAround(), 400);
     this.keepSoon = debounced(() => signal.aborted || this.remember(), 200);
   }
@@ -73,12 +80,6 @@ class RunPage {
     this.mailCard = card("Mailbox", this.mail, { hidden: true });
     this.askCard = card("Queries and updates", this.questions, { hidden: true });
     this.asking = new Asking(this.askCard.element, this.questions, this.model, signal);
-    this.graph = new RunGraph({
-      runId: this.model.runId,
-      signal,
-      onPick: (node) => this.pickStep(node.id),
-      onGraph: (graph) => this.showGraph(graph),
-    });
     this.graphCard = card("Graph", this.graph.element, { hidden: true, extra: this.graph.tools });
     this.graphCard.element.classList.add("graph-panel");
     this.stateCard = card("State", h("div", { class: "card-body" }), { hidden: true });
