@@ -152,6 +152,25 @@ def test_items_of_a_for_each_are_its_nodes() -> None:
     assert shown["load[10]"].label == "load[10]"
 
 
+def test_what_is_there_for_a_step_says_how_the_step_stands() -> None:
+    graph = plan(node("load"), node("each", "load", kind="for_each"))
+
+    asked = drawn(graph, step("load:approval", "RUNNING", 3, kind="task"))
+    assert statuses(asked) == {"load": "WAITING", "each": "PENDING"}
+    assert asked["load"].started_at == 3
+    running = [
+        step("load:approval", kind="task"),
+        step("load", "RUNNING", 4),
+        step("load:timeout", "RUNNING", kind="timer"),
+    ]
+    assert drawn(graph, *running)["load"].status == "RUNNING"
+    again = drawn(graph, step("load", "FAILED"), step("load:retry2", "RUNNING", 5, kind="timer"))
+    assert (again["load"].status, again["load"].completed_at) == ("WAITING", None)
+    undone = drawn(graph, step("load"), step("load:compensate", begin=5), step("each[0]"), step("each[0]:compensate"))
+    assert (undone["load:compensate"].status, undone["load:compensate"].depends_on) == ("SUCCESS", ("load",))
+    assert undone["each"].counts == {NodeStatus.SUCCESS: 2}
+
+
 def test_many_items_are_folded_and_keep_their_groups_while_they_become_more() -> None:
     graph = plan(node("load", kind="for_each"))
     fold = GraphFold(graph)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import httpx
 from msgspec import Struct
+from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.app import App
@@ -27,6 +28,16 @@ class Approval(Struct, frozen=True):
     approved: bool
     by: str
     channel: Literal["desk", "phone"] = "desk"
+
+
+class Purchase(Struct, frozen=True):
+    """The state of a flow."""
+
+    customer: str
+    cents: int
+    approved_by: str = ""
+    receipt: str = ""
+    shelf: str = ""
 
 
 def _node(id: str, *depends_on: str, kind: NodeKind = "activity", **more: str) -> GraphNode:
@@ -202,6 +213,7 @@ def _make_app(orchard: Orchard) -> App:
         return "shipped"
 
     app.registry.add_workflow(DrawnWorkflow(drawn, DRAWN))
+    _add_flow(app)
     for name, graph in VAST.items():
 
         async def vast(order_id: str) -> str:
@@ -220,6 +232,54 @@ def _make_app(orchard: Orchard) -> App:
         return [await hf.wait_signal("go") for _ in range(1_000)]
 
     return app
+
+
+def _add_flow(app: App) -> None:
+    """Add a flow in which a customer of the name `Mallory` cannot pay."""
+
+    @app.activity
+    async def check(purchase: Purchase) -> None:
+        await asyncio.sleep(0.1)
+
+    @app.activity(retry=hf.Retry(max_attempts=2, initial_ms=100))
+    async def pay(purchase: Purchase) -> Purchase:
+        await asyncio.sleep(0.2)
+        if purchase.customer == "Mallory":
+            raise ValueError("the card was stolen")
+        return replace(purchase, receipt=f"R-{purchase.cents}")
+
+    @app.activity
+    async def reserve_shelf(purchase: Purchase) -> Purchase:
+        await asyncio.sleep(0.05)
+        return replace(purchase, shelf="B-17")
+
+    @app.activity
+    async def release(purchase: Purchase) -> None:
+        await asyncio.sleep(0.05)
+
+    @app.activity
+    async def dispatch(purchase: Purchase) -> None:
+        await asyncio.sleep(0.3)
+
+    app.flow(
+        "fulfil",
+        Purchase,
+        hf.Scene(
+            hf.Act(check),
+            hf.Cue(
+                lambda purchase: purchase.cents > 100_00,
+                then=hf.Signal(
+                    "approval", Approval, on_receive=lambda purchase, given: replace(purchase, approved_by=given.by)
+                ),
+                otherwise=hf.Sleep(0.01, step="wait a little"),
+                step="over 100.00",
+            ),
+            hf.Chorus(hf.Act(pay), hf.Act(reserve_shelf, compensate=release), step="both", on_failure="fail-after-all"),
+            hf.Act(dispatch),
+            hf.Act(check, step="gift card", condition=lambda purchase: purchase.cents > 1000_00),
+        ),
+        doc="Take a purchase from its check to the parcel.",
+    )
 
 
 class Site:

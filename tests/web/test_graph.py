@@ -217,6 +217,44 @@ async def test_the_graph_fits_a_phone(browser: Browser, site: Site) -> None:
         assert box["x"] + box["width"] <= PHONE["width"]
 
 
+async def test_a_flow_is_drawn_with_its_state_and_its_compensation(page: Page, site: Site) -> None:
+    purchase = {"customer": "Mallory", "cents": 500_00}
+    run_id = await site.start("fulfil", state=purchase)
+    await page.goto(f"/runs/{run_id}")
+    await expect(node(page, "over 100.00/approval")).to_have_attribute("data-status", "WAITING")
+    await expect(node(page, "over 100.00/wait a little")).to_have_attribute("data-status", "SKIPPED")
+    state = page.get_by_role("group", name="State")
+    await expect(state).to_contain_text("Mallory")
+    await expect(state).not_to_contain_text("ann")
+    await site.send(run_id, "approval", {"approved": True, "by": "ann"})
+    await expect(state).to_contain_text("ann")
+    await expect(page.locator(".head-marks")).to_contain_text("Failed")
+    await expect(node(page, "both/pay")).to_have_attribute("data-status", "FAILED")
+    await expect(node(page, "both/reserve_shelf:compensate")).to_have_attribute("data-status", "SUCCESS")
+    await expect(node(page, "dispatch")).to_have_attribute("data-status", "PENDING")
+    await node(page, "both/pay").click()
+    await expect(page.locator(".detail")).to_contain_text("the card was stolen")
+
+
+async def test_a_flow_is_started_with_a_form_that_checks_its_state(page: Page, site: Site) -> None:
+    await page.goto("/runs")
+    await page.get_by_role("button", name="Start a run").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_label("Workflow").select_option("fulfil")
+    await expect(dialog).to_contain_text("Take a purchase from its check to the parcel.")
+    await dialog.get_by_label("Customer").fill("Ada")
+    await dialog.get_by_role("button", name="Start", exact=True).click()
+    await expect(dialog.locator("[data-name=cents] .error")).to_be_visible()
+    await dialog.get_by_label("Cents").fill("a lot")
+    await dialog.get_by_role("button", name="Start", exact=True).click()
+    await expect(dialog.locator("[data-name=cents] .error")).to_be_visible()
+    await dialog.get_by_label("Cents").fill("4200")
+    await dialog.get_by_role("button", name="Start", exact=True).click()
+    await expect(page.locator(".head-marks")).to_contain_text("Completed")
+    await expect(page.get_by_role("group", name="State")).to_contain_text("R-4200")
+    await expect(node(page, "gift card")).to_have_attribute("data-status", "SKIPPED")
+
+
 # --- 10,000 steps
 
 
@@ -350,7 +388,7 @@ def along(points: list[list[float]]) -> list[tuple[float, float]]:
 
 async def test_a_thousand_nodes_are_laid_out_at_once(page: Page, site: Site) -> None:
     await page.goto("/runs")
-    nodes = [{"id": f"g{group}", "parent": None, "depends_on": []} for group in range(20)]
+    nodes: list[dict[str, Any]] = [{"id": f"g{group}", "parent": None, "depends_on": []} for group in range(20)]
     nodes += [
         {"id": f"g{group}.{number}", "parent": f"g{group}", "depends_on": [f"g{group}.{number // 2}"] if number else []}
         for group in range(20)

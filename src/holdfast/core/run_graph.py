@@ -26,6 +26,9 @@ AUTOMATIC_NODES = 150
 MOST_NODES = 1_000
 """How many nodes are returned at most, whatever is asked for, beside those of the outermost level."""
 
+COMPENSATE = "compensate"
+"""The role of a step that undoes another one. Its id is `charge:compensate`."""
+
 _ITEM = re.compile(r"(.+)\[(\d+)\]")
 _WAITS = frozenset({"timer", "signal", "task"})
 
@@ -126,6 +129,7 @@ class _OfRun:
         self._nodes = dict(nodes)
         self._members = dict(members)
         self._own: set[str | None] = set()
+        self._helpers: dict[str, list[StepSnapshot]] = {}
         self._add_unplanned()
         self._order = self._from_the_top()
         self._standing = {node.id: _Standing() for node in self._order}
@@ -136,20 +140,24 @@ class _OfRun:
     def _add_unplanned(self) -> None:
         """Add steps that the graph does not name.
 
-        Items of a for_each belong to its node; a step that follows another, such as `charge:compensate`, stands behind
-        that; all others are in one group.
+        Items of a for_each belong to its node. `charge:compensate` stands behind `charge`; other steps with a colon,
+        such as `charge:approval`, only say how `charge` stands. All others are in one group.
         """
         items: dict[str, list[tuple[int, str]]] = {}
         others: list[str] = []
         for step_id in self._steps:
             if step_id in self._nodes:
                 continue
-            found = _ITEM.fullmatch(step_id)
-            behind = self._nodes.get(step_id.rpartition(":")[0])
-            if found is not None and found[1] in self._nodes:
-                items.setdefault(found[1], []).append((int(found[2]), step_id))
-            elif behind is not None:
-                self._add([replace(self._step_node(behind.parent, step_id), depends_on=(behind.id,))])
+            base, role = _role_of(step_id)
+            item = _ITEM.fullmatch(base)
+            is_item = item is not None and item[1] in self._nodes
+            if role and role != COMPENSATE and (is_item or base in self._nodes):
+                self._helpers.setdefault(base, []).append(self._steps[step_id])
+            elif item is not None and is_item:
+                items.setdefault(item[1], []).append((int(item[2]), step_id))
+            elif base in self._nodes:
+                parent = self._nodes[base].parent
+                self._add([replace(self._step_node(parent, step_id), depends_on=(base,))])
             else:
                 others.append(step_id)
         for parent, found_items in items.items():
@@ -216,6 +224,8 @@ class _OfRun:
                 here.started_at, here.completed_at = step.started_at, step.completed_at
                 here.is_begun = step.status is not StepStatus.PENDING
                 here.is_open = here.is_begun and step.completed_at is None
+            for helper in self._helpers.get(node.id, ()):
+                _take_helper(here, helper)
             if here.is_begun and node.parent is not None:
                 self._standing[node.parent].is_begun = True
 
@@ -332,6 +342,20 @@ class _OfRun:
 
 _OPEN_KINDS = GROUP_KINDS - {"for_each"}
 _STEP_KINDS: dict[str, NodeKind] = {kind: kind for kind in ("activity", "timer", "signal", "task", "child")}
+
+
+def _role_of(step_id: str) -> tuple[str, str]:
+    """Return the step that another one is there for, and for what; without a role, the step itself."""
+    base, _, role = step_id.rpartition(":")
+    return (base, role) if base else (step_id, "")
+
+
+def _take_helper(here: _Standing, helper: StepSnapshot) -> None:
+    """Count a step that is there for another one, such as its approval: while only that is open, the other waits."""
+    if helper.completed_at is None and not here.is_open and here.status in (NodeStatus.PENDING, NodeStatus.FAILED):
+        here.status = _status_of(helper)
+        here.started_at = helper.started_at if here.started_at is None else here.started_at
+        here.is_begun = here.is_open = True
 
 
 def _status_of(step: StepSnapshot) -> NodeStatus:

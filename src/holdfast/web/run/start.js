@@ -6,6 +6,7 @@ import { h, newId, put } from "../lib/dom.js";
 import { schemaForm } from "../lib/forms.js";
 import { requestId } from "../lib/ids.js";
 import { go, runAddress } from "../lib/router.js";
+import { showMisfit } from "../lib/misfit.js";
 import { loading } from "../lib/states.js";
 import { toast, toastProblem } from "../lib/toast.js";
 import { knownWorkflows } from "../lib/workflows.js";
@@ -44,7 +45,11 @@ export async function startDialog({ workflow = null, input = undefined, tags = [
         .filter(Boolean);
       const asked = { workflow: choose.value, input: found.value ?? {}, tags: listed, request_id };
       if (referenceInput.value.trim()) asked.reference_key = referenceInput.value.trim();
-      const run = await call("runs.start", asked);
+      const run = await call("runs.start", asked).catch((problem) => {
+        if (problem.code === "InvalidInput" && showMisfit(form.element, problem.message)) return null;
+        throw problem;
+      });
+      if (run === null) return false;
       toast("The run has started.");
       go(runAddress(run.run_id));
       return true;
