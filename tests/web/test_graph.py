@@ -67,7 +67,7 @@ async def test_nodes_change_as_the_run_goes_on_and_only_those(page: Page, site: 
                 for (const { target, type } of changes)
                     if (type === "childList") window.drawnAnew.push(target.closest(".graph-node")?.dataset.id);
             });
-            seen.observe(document.querySelector(".graph-drawing"), { childList: true, subtree: true });
+            seen.observe(document.querySelector(".run-graph-svg"), { childList: true, subtree: true });
             for (const each of document.querySelectorAll(".graph-node")) each.isTheSame = true;
         }"""
     )
@@ -133,7 +133,7 @@ async def test_the_graph_is_used_by_keyboard_and_read_out(page: Page, site: Site
     assert spoken.startswith("then: approval, Wait, waiting")
     assert "on the critical path" in spoken
     assert spoken.endswith("in over 100.00")
-    scale = "() => document.querySelector('.graph-drawing > g').getAttribute('transform')"
+    scale = "() => document.querySelector('.run-graph-svg > g').getAttribute('transform')"
     before = await page.evaluate(scale)
     await page.keyboard.press("+")
     assert await page.evaluate(scale) != before

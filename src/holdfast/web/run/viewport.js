@@ -12,7 +12,7 @@ export class Viewport {
   constructor({ element, signal, onScale = () => {} }) {
     Object.assign(this, { element, onScale, k: 1, x: 0, y: 0, isMoved: false, pointers: new Map() });
     this.world = s("g", {});
-    this.svg = s("svg", { class: "graph-drawing", "aria-hidden": "false" }, this.world);
+    this.svg = s("svg", { class: "run-graph-svg" }, this.world);
     element.append(this.svg);
     on(element, "wheel", (event) => this.wheel(event), signal);
     on(element, "pointerdown", (event) => this.down(event), signal);
