@@ -5,7 +5,7 @@ from time import perf_counter
 
 import pytest
 
-from holdfast.core.graph import Graph, GraphNode
+from holdfast.core.graph import Graph, GraphNode, compared, layers_of
 from holdfast.core.run_graph import MOST_NODES, GraphFold, NodeStatus, RunGraph, RunNode
 from holdfast.core.snapshot import RunSnapshot, StepSnapshot, StepStatus
 from holdfast.core.state import RunStatus
@@ -238,3 +238,47 @@ def test_ten_thousand_steps_are_bounded_whatever_is_asked_for(graph: Graph) -> N
     assert {each.parent for each in everything.nodes} == parents | {None}
     assert took_s < 2.0, f"{took_s} s"
     print(f"{took_s * 1_000:.0f} ms")
+
+
+# --- two versions
+
+
+def test_two_versions_are_one_graph_with_what_differs() -> None:
+    before = plan(node("a"), node("old", "a"), node("older", "old"), node("b", "old"), node("c", "b"))
+    after = plan(node("a"), node("new", "a"), node("b", "new"), node("c", "b"))
+
+    merged, changes = compared(before, after, ["b", "nothing"])
+
+    assert changes == {"new": "added", "b": "changed", "old": "removed", "older": "removed"}
+    assert {each.id: each.depends_on for each in merged.nodes} == {
+        "a": (),
+        "new": ("a",),
+        "b": ("new",),
+        "c": ("b",),
+        "old": ("a",),
+        "older": ("old",),
+    }
+    shown = GraphFold(merged).of_versions(changes)
+    assert {each.id: each.change for each in shown.nodes} == {**changes, "a": None, "c": None}
+
+
+def test_a_fold_with_a_difference_in_it_is_marked() -> None:
+    before, after = chain(1_000), chain(1_001)
+
+    merged, changes = compared(before, after, ["s500"])
+    shown = GraphFold(merged).of_versions(changes)
+
+    marked = [each.label for each in shown.nodes if each.change is not None]
+    assert len(marked) == 2
+    assert marked[-1].endswith("s1000")
+    deep = GraphFold(merged).of_versions(changes, ["s500"])
+    assert next(each for each in deep.nodes if each.id == "s500").change == "changed"
+
+
+def test_steps_that_turn_around_make_no_cycle() -> None:
+    before = plan(node("a"), node("x", "a"), node("b", "x"))
+    after = plan(node("b"), node("a", "b"))
+
+    merged, _ = compared(before, after, [])
+
+    assert [[each.id for each in layer] for layer in layers_of(merged.nodes)] == [["b"], ["a"], ["x"]]

@@ -33,6 +33,9 @@ async def _site_with_runs() -> AsyncIterator[tuple[Site, dict[str, str]]]:
         for item in ("pears", "plums"):
             await site.http.post(f"/v1/runs/{runs['basket']}/updates/add", json={"input": {"item": item}})
         runs["rounds"] = await _start(site, "rounds", "SYNC-1", left=4)
+        purchase = {"customer": "Ada Lovelace", "cents": 250_00}
+        runs["fulfil"] = await _start(site, "fulfil", "ORD-2000", state=purchase)
+        runs["layers"] = await _start(site, "layers", "IMPORT-1", order_id="o-1")
         runs["story"] = await _start(site, "story", "ORD-2001", order_id="o-2001")
         await site.http.get(f"/v1/runs/{runs['story']}/result?wait_s=3")
         await site.send(runs["story"], "approval", {"approved": True, "by": "ann"})
@@ -77,6 +80,20 @@ async def _at_a_desk(
         await _photograph(page, folder / f"rotated-{scheme}.png", settle_ms)
 
 
+async def _graphs(
+    browser: Browser, site: Site, runs: dict[str, str], folder: Path, scheme: str, settle_ms: int
+) -> None:
+    async with open_page(browser, site.address, size=DESK, scheme=scheme) as page:
+        await page.goto(f"/runs/{runs['fulfil']}")
+        await expect(page.locator(".graph-node[data-status=WAITING]").first).to_be_visible()
+        await expect(page.get_by_role("group", name="State")).to_contain_text("Ada")
+        await _photograph(page, folder / f"graph-{scheme}.png", settle_ms)
+        await page.goto(f"/runs/{runs['layers']}")
+        await page.locator(".graph-node[data-kind=steps]").first.click()
+        await expect(page.locator(".graph-node[data-id=check_stock]")).to_be_visible()
+        await _photograph(page, folder / f"folded-{scheme}.png", settle_ms)
+
+
 async def _on_a_phone(
     browser: Browser, site: Site, runs: dict[str, str], folder: Path, scheme: str, settle_ms: int
 ) -> None:
@@ -95,6 +112,7 @@ async def main(folder: Path = FOLDER, samples: int = SAMPLES, settle_ms: int = 6
     async with _site_with_runs() as (site, runs), open_browser() as browser:
         for scheme in SCHEMES:
             await _at_a_desk(browser, site, runs, folder, scheme, settle_ms)
+            await _graphs(browser, site, runs, folder, scheme, settle_ms)
             await _on_a_phone(browser, site, runs, folder, scheme, settle_ms)
     async with open_browser() as browser:
         await photograph_inbox(browser, folder, samples, settle_ms)

@@ -12,7 +12,7 @@ Rules of a graph:
 4. Items of a `for_each` are no nodes: how many there are is known only in a run. Their steps are `load[0]`, `load[1]`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from math import isqrt
 from typing import Literal, get_args
@@ -77,6 +77,28 @@ class Graph(Struct, frozen=True, kw_only=True):
     def mermaid(self) -> str:
         """Return the graph as a flowchart of Mermaid. Ids and labels may hold any text."""
         return "\n".join(["flowchart TD", *_Flowchart(self).lines(), ""])
+
+
+Change = Literal["added", "removed", "changed"]
+
+
+def compared(before: Graph, after: Graph, changed: Collection[str]) -> tuple[Graph, dict[str, Change]]:
+    """Return one graph of two versions, and what is new, gone or different in it.
+
+    It has the edges of the newer version. What is gone stands where it stood, and nothing that is left waits for it.
+    """
+    old, new = {node.id: node for node in before.nodes}, {node.id: node for node in after.nodes}
+    changes: dict[str, Change] = {node_id: "added" for node_id in new if node_id not in old}
+    changes |= {node_id: "changed" for node_id in changed if node_id in new and node_id in old}
+    parents = {node_id: node.parent for node_id, node in {**old, **new}.items()}
+    gone: list[GraphNode] = []
+    for node in before.nodes:
+        if node.id in new:
+            continue
+        changes[node.id] = "removed"
+        kept = tuple(other for other in node.depends_on if parents[other] == node.parent)
+        gone.append(replace(node, depends_on=kept))
+    return Graph(kind=after.kind, nodes=(*after.nodes, *gone)), changes
 
 
 def layers_of(nodes: Sequence[GraphNode]) -> list[list[GraphNode]]:

@@ -15,7 +15,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.core.graph import FOLD_MOST, GROUP_KINDS, Graph, GraphKind, GraphNode, NodeKind, fold_of, folded
+from holdfast.core.graph import FOLD_MOST, GROUP_KINDS, Change, Graph, GraphKind, GraphNode, NodeKind, fold_of, folded
 from holdfast.core.instants import Instant
 from holdfast.core.snapshot import RunSnapshot, StepSnapshot, StepStatus
 from holdfast.core.state import TERMINAL, RunStatus
@@ -72,6 +72,9 @@ class RunNode(Struct, frozen=True, kw_only=True):
     critical_after: str | None
     """Which of those that it depends on is before it on that path."""
 
+    change: Change | None
+    """Where two versions are compared, what becomes of it; of a group, whether something in it changes."""
+
 
 class RunGraph(Struct, frozen=True, kw_only=True):
     """The part of a run's graph that is shown."""
@@ -87,7 +90,17 @@ class RunGraph(Struct, frozen=True, kw_only=True):
 class _Standing:
     """How one node stands. Of a group: how all that is in it does."""
 
-    __slots__ = ("attempts", "completed_at", "counts", "is_begun", "is_open", "is_skipped", "started_at", "status")
+    __slots__ = (
+        "attempts",
+        "change",
+        "completed_at",
+        "counts",
+        "is_begun",
+        "is_open",
+        "is_skipped",
+        "started_at",
+        "status",
+    )
 
     def __init__(self) -> None:
         self.status = NodeStatus.PENDING
@@ -95,6 +108,7 @@ class _Standing:
         self.started_at: Instant | None = None
         self.completed_at: Instant | None = None
         self.attempts = 0
+        self.change: Change | None = None
         self.is_begun = False
         self.is_open = False
         self.is_skipped = False
@@ -113,6 +127,12 @@ class GraphFold:
     def of_run(self, snapshot: RunSnapshot, expand: Collection[str] = (), collapse: Collection[str] = ()) -> RunGraph:
         """Return how a run stands. `expand` names groups to be shown with their nodes, or nodes to be shown."""
         return _OfRun(self, self._nodes, self._members, snapshot).shown(expand, collapse)
+
+    def of_versions(
+        self, changes: Mapping[str, Change], expand: Collection[str] = (), collapse: Collection[str] = ()
+    ) -> RunGraph:
+        """Return the graph without a run, with what differs between two versions."""
+        return _OfRun(self, self._nodes, self._members, RunSnapshot(run_id="")).mark(changes).shown(expand, collapse)
 
 
 class _OfRun:
@@ -136,6 +156,16 @@ class _OfRun:
         self._take_steps()
         self._mark_skipped()
         self._sum_up()
+
+    def mark(self, changes: Mapping[str, Change]) -> "_OfRun":
+        """Mark what differs from another version, and the groups that it is in."""
+        for node_id, change in changes.items():
+            self._standing[node_id].change = change
+            parent = self._nodes[node_id].parent
+            while parent is not None and self._standing[parent].change is None:
+                self._standing[parent].change = "changed"
+                parent = self._nodes[parent].parent
+        return self
 
     def _add_unplanned(self) -> None:
         """Add steps that the graph does not name.
@@ -337,6 +367,7 @@ class _OfRun:
             is_expanded=node.id in expanded,
             is_critical=node.id in path,
             critical_after=path.get(node.id),
+            change=here.change,
         )
 
 

@@ -20,7 +20,7 @@ from holdfast.core.events import (
     TaskCompleted,
     TaskCreated,
 )
-from holdfast.core.graph import NodeKind
+from holdfast.core.graph import Change, NodeKind
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import AcceptedSignalResult
@@ -287,6 +287,9 @@ class GraphNodeView(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     critical_after: str | None = None
     """Which of those that it depends on is before it on the critical path."""
+
+    change: Change | None = None
+    """Where two versions are compared, what becomes of it; of a group, whether something in it changes."""
 
 
 class GraphView(Struct, frozen=True, kw_only=True):

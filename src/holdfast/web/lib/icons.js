@@ -41,6 +41,9 @@ const PATHS = {
   ],
   child: [["path", { d: "M4 3v5a3 3 0 0 0 3 3h5M9.5 8.5 12 11l-2.5 2.5" }]],
   update: [["path", { d: "M13 6A5.3 5.3 0 0 0 3.5 5M3 2.5V5.5h3M3 10a5.3 5.3 0 0 0 9.5 1M13 13.5v-3h-3" }]],
+  added: [["path", { d: "M8 3v10M3 8h10" }]],
+  removed: [["path", { d: "M3 8h10" }]],
+  changed: [["path", { d: "M8 2.5v6M5 5.5h6M5 12.5h6" }]],
   search: [
     ["circle", { cx: 7, cy: 7, r: 4.5 }],
     ["path", { d: "M10.5 10.5 14 14" }],

@@ -14,6 +14,7 @@ const LEAST = 112;
 const MOST = 236;
 const ICON = 34;
 const BAR = ["SUCCESS", "SKIPPED", "RUNNING", "WAITING", "FAILED", "PENDING"];
+const CHANGES = { added: "Added", removed: "Removed", changed: "Changed" };
 const GROUPS = {
   scene: "Scene",
   chorus: "Chorus",
@@ -58,6 +59,15 @@ function cut(text, font, room) {
     else most = middle - 1;
   }
   return `${line.slice(0, least)}…`;
+}
+
+// What is drawn of how it stands; where versions are compared, of what becomes of it.
+function signOf(node) {
+  return node.change ?? node.status;
+}
+
+function signWord(node) {
+  return node.change ? CHANGES[node.change] : statusWord(node.status);
 }
 
 function labelOf(node) {
@@ -109,7 +119,7 @@ export function spokenNode(node, labelById) {
   return [
     labelOf(node),
     kindOfNode(node),
-    statusWord(node.status).toLowerCase(),
+    signWord(node).toLowerCase(),
     isGroup(node) && countWords(node),
     node.attempts > 1 && `${node.attempts} attempts`,
     tookOf(node),
@@ -153,13 +163,14 @@ export class NodeView {
     const isFrame = node.is_expanded === true;
     element.setAttribute("transform", `translate(${box.x} ${box.y})`);
     element.dataset.status = node.status;
+    element.dataset.change = node.change ?? "";
     element.dataset.kind = node.kind;
     element.dataset.critical = String(node.is_critical === true);
     element.setAttribute("aria-pressed", String(isSelected));
     if (isGroup(node)) element.setAttribute("aria-expanded", String(isFrame));
     else element.removeAttribute("aria-expanded");
     const small = smallWords(node);
-    const stamp = JSON.stringify([node.status, node.counts, small, box.w, box.h, isFrame, node.is_critical, node.label]);
+    const stamp = JSON.stringify([signOf(node), node.counts, small, box.w, box.h, isFrame, node.is_critical, node.label]);
     if (stamp === this.stamp) return;
     this.stamp = stamp;
     element.setAttribute("aria-label", spokenNode(node, labelById));
@@ -171,7 +182,7 @@ export class NodeView {
     return [
       isFold && s("rect", { class: "graph-behind", x: 4, y: 4, width: w, height: h, rx: 8 }),
       s("rect", { class: "graph-card", width: w, height: h, rx: 8 }),
-      placed(icon(node.status), 10, 14, 17),
+      placed(icon(signOf(node)), 10, 14, 17),
       s("text", { class: "graph-label", x: ICON, y: 20 }, cut(labelOf(node), LABEL, w - ICON - 26)),
       s("text", { class: "graph-small", x: ICON, y: 36 }, cutWords(node, w - ICON - 8)),
       node.is_critical && s("rect", { class: "graph-critical", x: 0, y: 9, width: 4, height: h - 18, rx: 2 }),
@@ -179,7 +190,7 @@ export class NodeView {
         ? s("path", { class: "graph-sign", d: `M${w - 20} 15h9M${w - 15.5} 10.5v9` })
         : placed(icon(node.kind), w - 22, 9, 13),
       isFold && bar(node, w, 46),
-      s("title", {}, `${labelOf(node)}\n${statusWord(node.status)} · ${small}`),
+      s("title", {}, `${labelOf(node)}\n${signWord(node)} · ${small}`),
     ];
   }
 
@@ -189,14 +200,14 @@ export class NodeView {
     const label = cut(labelOf(node), LABEL, room);
     const rest = room - widthOf(label, LABEL) - 10;
     return [
-      s("rect", { class: "graph-frame", width: w, height: h, rx: 10 }),
+      s("rect", { class: "graph-box", width: w, height: h, rx: 10 }),
       s("rect", { class: "graph-grip", width: w, height: 30, rx: 10 }),
-      placed(icon(node.status), 11, 7, 16),
+      placed(icon(signOf(node)), 11, 7, 16),
       s("text", { class: "graph-label", x: ICON, y: 20 }, label),
       rest > 40 &&
         s("text", { class: "graph-small", x: ICON + widthOf(label, LABEL) + 10, y: 20 }, cutWords(node, rest)),
       s("path", { class: "graph-sign", d: `M${w - 22} 15h10` }),
-      s("title", {}, `${kindOfNode(node)} ${labelOf(node)}\n${statusWord(node.status)} · ${words}`),
+      s("title", {}, `${kindOfNode(node)} ${labelOf(node)}\n${signWord(node)} · ${words}`),
     ];
   }
 }

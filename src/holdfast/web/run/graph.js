@@ -1,9 +1,9 @@
 // The graph of a flow or a plan with how each step stands, drawn from what the service answers and kept up to date.
+// `ask({expand, collapse})` gets it; for a plan without a run, it says what differs from another version.
 //
 // The service folds what is too large, so there are never more than some hundred nodes here. A change of status redraws the
 // nodes that it concerns; only a change of the graph itself lays it out again.
 
-import { call } from "../lib/api.js";
 import { h, on, put, s } from "../lib/dom.js";
 import { statusWord } from "../lib/icons.js";
 import { isGroup, NodeView, sizeOf } from "./graph-node.js";
@@ -21,14 +21,14 @@ const ACTIVE = ["FAILED", "RUNNING", "WAITING"];
 const WAYS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] };
 
 export class RunGraph {
-  constructor({ runId, signal, onPick, onGraph = () => {} }) {
-    Object.assign(this, { runId, signal, onPick, onGraph, graph: null, selected: null, isDown: null });
+  constructor({ ask, signal, onPick, onGraph = () => {}, label = "Graph of the run" }) {
+    Object.assign(this, { asker: ask, signal, onPick, onGraph, graph: null, selected: null, isDown: null });
     this.expand = new Set();
     this.collapse = new Set();
     this.views = new Map();
     this.structure = "";
     this.timer = 0;
-    this.element = h("div", { class: "run-graph", role: "group", "aria-label": "Graph of the run" });
+    this.element = h("div", { class: "run-graph", role: "group", "aria-label": label });
     this.view = new Viewport({ element: this.element, signal, onScale: (k) => this.scaled(k) });
     this.frames = s("g", {});
     this.edges = s("g", { class: "graph-edges", "aria-hidden": "true" });
@@ -77,8 +77,7 @@ export class RunGraph {
   }
 
   ask() {
-    const asked = { run_id: this.runId, expand: [...this.expand], collapse: [...this.collapse] };
-    return call("runs.graph", asked, this.signal);
+    return this.asker({ expand: [...this.expand], collapse: [...this.collapse] });
   }
 
   // Asks before there is a place to draw in; `load` takes the answer.
@@ -132,9 +131,7 @@ export class RunGraph {
     this.byId = new Map(graph.nodes.map((node) => [node.id, node]));
     this.onGraph(graph);
     if (graph.nodes.length === 0) return;
-    this.words.textContent = ORDER.filter((status) => graph.counts[status])
-      .map((status) => `${graph.counts[status]} ${statusWord(status).toLowerCase()}`)
-      .join(", ");
+    this.words.textContent = wordsOf(graph);
     const structure = JSON.stringify(
       graph.nodes.map((node) => [node.id, node.parent, node.depends_on, node.is_expanded, node.label, node.branch]),
     );
@@ -358,6 +355,13 @@ export class RunGraph {
     const box = this.drawn.boxes.get(best.id);
     this.view.reveal(this.byId.get(best.id).is_expanded ? { ...box, h: 30 } : box);
   }
+}
+
+function wordsOf({ counts, steps }) {
+  if (counts === undefined) return `${steps} steps`;
+  return ORDER.filter((status) => counts[status])
+    .map((status) => `${counts[status]} ${statusWord(status).toLowerCase()}`)
+    .join(", ");
 }
 
 function arrows() {

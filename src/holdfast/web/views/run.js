@@ -1,5 +1,6 @@
 // One run: drawn over time, with its history beside it, as it is and as it was.
 
+import { call } from "../lib/api.js";
 import { debounced, h, on, perFrame, put } from "../lib/dom.js";
 import { getQuery, setQuery } from "../lib/router.js";
 import { failed, loading } from "../lib/states.js";
@@ -49,7 +50,7 @@ class RunPage {
       onState: (state, problem) => this.heard(state, problem),
     });
     this.graph = new RunGraph({
-      runId,
+      ask: (named) => call("runs.graph", { run_id: runId, ...named }, signal),
       signal,
       onPick: (node) => this.pickStep(node.id),
       onGraph: (graph) => this.showGraph(graph),
