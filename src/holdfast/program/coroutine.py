@@ -192,6 +192,10 @@ class CoroutineProgram:
         commands, self._commands = list(self._commands.values()), {}
         return commands
 
+    def arranged(self, outcomes: list[Event]) -> list[Event]:
+        """Return outcomes in the order in which they were recorded."""
+        return outcomes
+
     def query(self, name: str, arguments: Raw) -> Raw:
         """Answer a query, without changing anything."""
         handler = self.queries.get(name)

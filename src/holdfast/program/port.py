@@ -77,6 +77,10 @@ class Program(Protocol):
         """
         ...
 
+    def arranged(self, outcomes: list[Event]) -> list[Event]:
+        """Return outcomes that were recorded during a pause in the order in which the program takes them."""
+        ...
+
     handlers: dict[str, Any]
     """The handlers of waits, by their steps."""
 

@@ -143,6 +143,8 @@ class Replay:
             self._is_paused = False
             held, self._held = self._held, None
             outcomes = [replace(outcome, emitted_at=event.emitted_at) for outcome in held or ()]
+            if self.program is not None and len(outcomes) > 1:
+                outcomes = self.program.arranged(outcomes)
             return c.with_one_rotation([command for outcome in outcomes for command in self._hand(outcome)])
         elif kind is e.SignalAccepted:
             self._take_back(event)

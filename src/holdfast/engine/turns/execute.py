@@ -290,10 +290,11 @@ class _Turn:
         """Record the outcomes that were reported by token, and return the commands that are left to take.
 
         Their senders know that they count, so they come before everything that may close their steps: all of them
-        are recorded before the program gets the first. Only a pause that was asked for before comes earlier.
+        are recorded before the program gets the first. Only a pause that was asked for before comes earlier. Failures
+        come last: what has succeeded is known before a failure gives it up, and can be undone.
         """
         commands = list(controls_of(signals))
-        reported = sorted(outcomes_of(signals), key=lambda reported: not self._may_pause(reported))
+        reported = sorted(outcomes_of(signals), key=self._place_of)
         if not reported:
             return commands
         while commands and commands[0].name == "PAUSE":
@@ -304,6 +305,9 @@ class _Turn:
         if asked:
             self._absorb(self._apply(asked))
         return commands
+
+    def _place_of(self, reported: ReportedOutcome) -> tuple[bool, bool]:
+        return not self._may_pause(reported), reported.outcome.error is not None
 
     def _may_pause(self, reported: ReportedOutcome) -> bool:
         """Return whether the run is paused if this fails: before the program asks for anything, or else after it."""

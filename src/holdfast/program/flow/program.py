@@ -39,7 +39,6 @@ from holdfast.errors import (
     NondeterminismError,
     NotFound,
     RunError,
-    SignalHandlerFailed,
 )
 from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS, EVENT_BYTES, NESTED_RUNS, Limits
 from holdfast.program.definitions import WorkflowDefinition, child_run_id, milliseconds
@@ -47,12 +46,15 @@ from holdfast.program.flow.cursor import Frame, Position, Undoing, restored, sav
 from holdfast.program.flow.definition import Call, FlowDefinition, Node
 from holdfast.program.flow.merge import merged
 from holdfast.program.flow.steps import Act, Child, Chorus, Cue, Signal, Sleep, Task
-from holdfast.program.outcomes import Received, error_bytes, error_info
+from holdfast.program.outcomes import Handler, Received, error_bytes, error_info, recorded
 from holdfast.program.read_only import read_only
 from holdfast.program.watchdog import Watch
 
 _NO_MARKERS: Mapping[str, Raw] = MappingProxyType({})
 _NO_STEPS: frozenset[str] = frozenset()
+
+_HANDLED = Handler(lambda payload: payload, Any)
+"""Stands for any function of the author: whether a signal was received with one has to agree with the history."""
 
 _Result = tuple[Raw, ErrorInfo | None]
 """The state after a step that has ended, and the error if it has failed."""
@@ -133,6 +135,13 @@ class FlowProgram:
                     self._rotate_if_long()
         commands, self._commands = list(self._commands.values()), {}
         return commands
+
+    def arranged(self, outcomes: list[Event]) -> list[Event]:
+        """Return outcomes with failures at the end, and a cancellation after them.
+
+        What was completed during a pause is then known before a failure gives it up, and is undone.
+        """
+        return sorted(outcomes, key=lambda outcome: _TAKEN_LATE.get(type(outcome.data), 0))
 
     def defer(self, deferred: Mapping[int, bool]) -> None:
         """Do nothing: a flow answers no updates, so its end waits for none."""
@@ -786,12 +795,13 @@ class FlowProgram:
             return
         assert isinstance(node.step, Signal)
         self._size += len(body.payload)
+        handler = None if node.step.on_receive is None else _HANDLED
+        outcome = recorded(event, body, handler)
         result: _Result = frame.state, None
-        if body.error is not None:
-            problem = f"on_receive of {event.step_id}: {body.error.code}: {body.error.message}"
-            result = frame.state, error_info(SignalHandlerFailed(problem, body.error))
-        elif body.state_after is not UNSET:
-            result = body.state_after, None
+        if isinstance(outcome, Exception):
+            result = frame.state, error_info(outcome)
+        elif handler is not None:
+            result = outcome, None
         elif node.step.on_misfit == "raise" and node.step.kind is not Any:
             try:
                 self._flow.values.decode(body.payload, node.step.kind)
@@ -885,6 +895,8 @@ def _on_skipped(program: FlowProgram, event: Event) -> None:
     given: Raw = getattr(event.data, "result", NULL)  # from the operator
     program._returned(event, None if given == NULL else given, is_skipped=True)
 
+
+_TAKEN_LATE: dict[type[e.Body], int] = {e.StepFailed: 1, e.ChildFailed: 1, e.SignalTimedOut: 1, e.RunCancelRequested: 2}
 
 _OPEN: dict[type, Callable[[FlowProgram, Node, Raw], ErrorInfo | None]] = {
     Act: FlowProgram._run_activity,
