@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from holdfast import App, NodeOptions, SqliteStore, activity_context
+from holdfast import App, MemoryStore, NodeOptions, PostgresStore, SqliteStore, activity_context
 from holdfast.app import Activity
 from holdfast.clock import SystemClock
 from holdfast.core.messages import AcceptedSignalResult
@@ -70,7 +70,7 @@ class InterruptedStore:
 
     def __init__(
         self,
-        inner: SqliteStore,
+        inner: Any,
         dies_at: int | None,
         edge: Edge,
         counted: Sequence[str],
@@ -148,11 +148,10 @@ class InterruptedNodes:
         Return what came of the scenario, or the store in which the life ended.
         """
         self._count += 1
-        inner = await SqliteStore.open(self._path, clock=self._clock)
-        await inner.migrate()
+        inner = await self.open()
         store: Any = InterruptedStore(inner, dies_at, edge, counted, self.acknowledged)
         try:
-            async with self.app.node(store, name=f"life-{self._count}", options=self._options) as node:
+            async with self.app.node(store, name=self._name(), options=self._options) as node:
                 take_first_turns_early(node)
                 told, died = asyncio.ensure_future(scenario(self.app)), asyncio.ensure_future(store.died.wait())
                 try:
@@ -165,7 +164,47 @@ class InterruptedNodes:
             return store if store.died.is_set() else told.result()
         finally:
             self._clock.skip(LEASE_MS + 1)
-            await inner.close()
+            await self.close(inner)
+
+    async def open(self) -> Any:
+        """Open the store for one life."""
+        inner = await SqliteStore.open(self._path, clock=self._clock)
+        await inner.migrate()
+        return inner
+
+    async def close(self, inner: Any) -> None:
+        await inner.close()
+
+    def _name(self) -> str:
+        return f"life-{self._count}"
+
+
+class InterruptedMemoryNodes(InterruptedNodes):
+    """Lives in one process's memory: the store is there after each of them."""
+
+    def __init__(self, app: App, options: NodeOptions = OPTIONS) -> None:
+        super().__init__(app, Path(), options)
+        self._store = MemoryStore(clock=self._clock)
+
+    async def open(self) -> Any:
+        return self._store
+
+    async def close(self, inner: Any) -> None:
+        """Leave it open for the next life."""
+
+
+class InterruptedPostgresNodes(InterruptedNodes):
+    """Lives on one database. Time is the server's, so each life has the name of the one before, and takes over."""
+
+    def __init__(self, app: App, url: str, options: NodeOptions = OPTIONS) -> None:
+        super().__init__(app, Path(), options)
+        self._url = url
+
+    async def open(self) -> Any:
+        return await PostgresStore.open(self._url)
+
+    def _name(self) -> str:
+        return "life"
 
 
 @contextmanager

@@ -240,7 +240,7 @@ class _Building:
         app = self._app
         if shape.kind == "apply":
 
-            @app.activity(name=shape.name, retry=hf.Retry(max_attempts=1))
+            @app.activity(name=shape.name)
             async def amount(number: int) -> int:
                 if shape.fails:
                     raise Broken(f"<{shape.name}> is broken")
@@ -257,7 +257,7 @@ class _Building:
 
             return hf.Act(notify, **options)
 
-        @app.activity(name=shape.name, retry=hf.Retry(max_attempts=1))
+        @app.activity(name=shape.name)
         async def act(state: Counts) -> Counts:
             return increase(shape, state)
 
@@ -266,7 +266,7 @@ class _Building:
     def _child(self, shape: Shape) -> Any:
         app = self._app
 
-        @app.activity(name=f"in-{shape.name}", retry=hf.Retry(max_attempts=1))
+        @app.activity(name=f"in-{shape.name}")
         async def act(state: Counts) -> Counts:
             return increase(shape, state)
 
