@@ -181,6 +181,10 @@ class PlanProgram:
         """Whether the effect of a signal would be kept: open waits are carried over a rotation."""
         return not self._is_done
 
+    def arranged(self, outcomes: list[Event]) -> list[Event]:
+        """Return outcomes in the order in which they were recorded."""
+        return outcomes
+
     def defer(self, deferred: Mapping[int, bool]) -> None:
         """Do nothing: a plan answers no updates, so its end waits for none."""
 
