@@ -33,6 +33,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.state import carried_steps
 from holdfast.errors import (
     ActivityFailed,
+    CallerError,
     ChildFailed,
     Conflict,
     InvalidInput,
@@ -52,6 +53,9 @@ from holdfast.program.watchdog import Watch
 
 _NO_MARKERS: Mapping[str, Raw] = MappingProxyType({})
 _NO_STEPS: frozenset[str] = frozenset()
+
+_MAY_REFUSE = frozenset({"on_receive", "on_timeout"})
+"""The functions that fail their step by raising."""
 
 _HANDLED = Handler(lambda payload: payload, Any)
 """Stands for any function of the author: whether a signal was received with one has to agree with the history."""
@@ -681,14 +685,20 @@ class FlowProgram:
         return error
 
     def _called(self, path: str, what: str, make: Callable[[], Raw]) -> tuple[Raw, ErrorInfo | None]:
-        """Call a function of the author's, read-only and watched. What is wrong with the run itself is raised."""
+        """Call a function of the author's, read-only and watched.
+
+        What it is handed or returns may not fit, and `on_receive` and `on_timeout` may refuse: that fails the step. Any
+        other exception is a mistake in the code: it pauses the run, and nothing is recorded.
+        """
         with read_only(f"{what} of step {path!r}"):
             try:
                 return self._watch.run(make), None
-            except RunError:
-                raise
-            except (Exception, asyncio.CancelledError) as problem:
+            except CallerError as problem:
                 return NULL, error_info(problem)
+            except (Exception, asyncio.CancelledError) as problem:
+                if what in _MAY_REFUSE and not isinstance(problem, RunError):
+                    return NULL, error_info(problem)
+                raise
 
     # --- outcomes
 
