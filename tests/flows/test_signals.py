@@ -108,9 +108,9 @@ async def test_timeout_job_idempotency(variant: EngineVariant) -> None:
             await shop.app.run(run.run_id).signal("approval", Approval("ann"))
         clock.advance(ms=60_000)
         async with variant.node(shop.app, store):
-            run = shop.app.run(run.run_id)
-            assert (await run.result())["approved_by"] == "ann"
-            assert not bodies(await run.events(), e.SignalTimedOut)
+            again = shop.app.run(run.run_id)
+            assert (await again.result())["approved_by"] == "ann"
+            assert not bodies(await again.events(), e.SignalTimedOut)
     assert "reject" not in shop.called
 
 
@@ -331,10 +331,10 @@ async def test_question_10_signal_replay_behavior(variant: EngineVariant) -> Non
             await run.signal("approval", Approval("ann"))
             await wait_for_event(run, "SignalWaiting", 2)
         async with variant.node(app, store):
-            run = app.run(run.run_id)
-            assert (await run.query("state"))["approved_by"] == drawn[0]
-            await run.signal("go")
-            assert (await run.result())["approved_by"] == drawn[0]
+            again = app.run(run.run_id)
+            assert (await again.query("state"))["approved_by"] == drawn[0]
+            await again.signal("go")
+            assert (await again.result())["approved_by"] == drawn[0]
     assert len(drawn) == 1
 
 
@@ -369,9 +369,9 @@ async def test_status_signal_timeout_replay(variant: EngineVariant) -> None:
             run = await app.start(flow, Order())
             await wait_for_event(run, "SignalWaiting", 2)
         async with variant.node(app, store):
-            run = app.run(run.run_id)
-            await run.signal("go")
-            assert (await run.result())["approved_by"] == "call 1"
+            again = app.run(run.run_id)
+            await again.signal("go")
+            assert (await again.result())["approved_by"] == "call 1"
     assert calls == ["late"]
 
 
