@@ -1,5 +1,6 @@
 """Keyed steps: what follows when it is not known whether their effect has happened. The contract's outcome matrix."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -139,6 +140,35 @@ def test_a_failure_that_is_not_retryable_is_the_functions_own_word() -> None:
     run = begun()
     assert types(errored(run, FATAL)) == ["StepFailed"]
     assert record(run) == ("failed", None, "Fatal")
+    finish(run)
+
+
+@pytest.mark.contract("ACT-4", "ACT-5")
+@pytest.mark.parametrize("before", ["lost", "timed out", "failed", "acquired again"])
+def test_a_failure_that_is_not_retryable_does_not_settle_an_attempt_before_it(before: str) -> None:
+    """It is the word of one attempt. The former may have been slower than the verifier, which was asked in between."""
+    run = begun("far" if before == "acquired again" else "")
+    if before == "lost":
+        run.tell(NodeLost("charge"))
+    elif before != "acquired again":
+        errored(run, LATE if before == "timed out" else BROKEN)
+        due(run)
+    answer = run.tell(outcome(run, attempt=2, error=FATAL))
+    assert (types(answer), answer.dispatch) == (["StepRetried"], ("charge",))
+    assert effect(run).is_last_look
+    assert effect(run).was_in_doubt
+    late = ActivitySucceeded("charge", 1, Raw(b'"receipt"'), confirmed_by="verifier")
+    assert types(deepcopy(run).tell(late)) == ["StepCompleted"]
+    assert types(errored(run, r.not_completed(effect(run).error))) == ["StepFailed"]
+    assert record(run) == ("failed", None, "Fatal")
+    finish(run)
+
+
+@pytest.mark.contract("ACT-4", "ACT-5")
+def test_after_an_operator_has_settled_the_attempts_before_an_error_is_final_again() -> None:
+    run = unresolved()
+    answer(run, answer="did-not-happen")
+    assert types(errored(run, FATAL)) == ["StepFailed"]
     finish(run)
 
 

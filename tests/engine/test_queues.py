@@ -344,6 +344,32 @@ async def test_a_late_success_counts_and_a_late_error_does_not(variant: EngineVa
             assert (await event_types(run)).count("StepRetried") == (result == "second")
 
 
+@pytest.mark.contract("ACT-1", "ACT-5")
+async def test_an_outcome_that_waits_for_its_run_is_followed_by_no_further_attempt(variant: EngineVariant) -> None:
+    """The node of the run is gone, and so is the worker that has reported."""
+    rendered: list[str] = []
+
+    async def render(scene: str) -> str:
+        rendered.append(scene)
+        return "rendered again"
+
+    async with shop(variant, render) as s:
+        async with s.producer():
+            run = await s.app.start(s.film, "one")
+            await wait_for_event(run, "StepStarted")
+            job = await s.take(visible_ms=1)
+        sent = ActivityOutcome(logical_attempt_id=1, engine_attempt_id=1, error=e.ErrorInfo("Fatal", "never"))
+        token = retry_token(job.step_id, 1)
+        await s.store.deliver([activity_completed(job.run_id, job.step_id, token, sent, await s.store.now())])
+        late = await s.store.now() + 5_000
+        while await s.store.now() < late:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        assert await s.store.acquire_jobs("ghost", ["gpu"], ["render"], 1, 1) == []
+        async with s.worker(), s.producer():
+            assert await s.app.run(run.run_id).result() == "Fatal: never"
+    assert rendered == []
+
+
 class DeafStore(StoreProxy):
     """A store whose `deliver` is carried out and not answered, the first time."""
 

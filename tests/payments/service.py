@@ -14,6 +14,7 @@ import json
 import os
 import sqlite3
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,7 @@ Fault = Literal[
     "drop-after",  # charged, and the connection breaks before the answer
     "die-after",  # charged, and the service dies before the answer
     "silent",  # charged (or known), and no answer ever comes
+    "hold",  # charged once a later request for the key was refused, as one that was long on its way
     "late",  # charged, and the answer comes after the caller has given up
     "kill-caller",  # charged and answered; the caller's process dies before it can record the answer
     "kill-caller-before",  # no charge, and the caller's process dies
@@ -39,9 +41,11 @@ LATE_S = 6.0
 """Longer than the limit of an attempt."""
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS charges (number INTEGER PRIMARY KEY, key TEXT NOT NULL, cents INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS charges (
+    number INTEGER PRIMARY KEY, key TEXT NOT NULL, cents INTEGER NOT NULL, sent_at REAL NOT NULL, made_at REAL NOT NULL
+);
 CREATE TABLE IF NOT EXISTS faults (key TEXT, verb TEXT, nth INTEGER, fault TEXT, PRIMARY KEY (key, verb, nth));
-CREATE TABLE IF NOT EXISTS requests (key TEXT, verb TEXT, pid INTEGER);
+CREATE TABLE IF NOT EXISTS requests (key TEXT, verb TEXT, pid INTEGER, came_at REAL NOT NULL);
 """
 
 
@@ -68,6 +72,15 @@ def charges(folder: Path, key: str | None = None) -> dict[str, list[int]]:
     return found
 
 
+def is_overtaken(folder: Path, key: str) -> bool:
+    """Return whether a charge was on its way when the last lookup was answered: no verifier could know of it."""
+    with closing(database(folder)) as db:
+        asked = db.execute("SELECT max(came_at) FROM requests WHERE key = ? AND verb = 'find'", (key,))
+        between = (key, *asked.fetchone())
+        found = db.execute("SELECT 1 FROM charges WHERE key = ?1 AND sent_at < ?2 AND ?2 < made_at", between)
+        return found.fetchone() is not None
+
+
 def requests(folder: Path, key: str, verb: str) -> int:
     """Return how many requests of a kind were made for a key."""
     with closing(database(folder)) as db:
@@ -83,7 +96,8 @@ async def ask(folder: Path, verb: str, key: str, cents: int = 0) -> Any:
     """Send one request to the service, and return its answer. End this process if the fault is to do so."""
     reader, writer = await _connect(folder)
     try:
-        writer.write(json.dumps({"verb": verb, "key": key, "cents": cents}).encode() + b"\n")
+        request = {"verb": verb, "key": key, "cents": cents, "sent_at": time.time()}
+        writer.write(json.dumps(request).encode() + b"\n")
         await writer.drain()
         line = await reader.readline()
     finally:
@@ -115,6 +129,7 @@ class Service:
 
     def __init__(self, folder: Path) -> None:
         self._db = database(folder)
+        self._held: dict[str, asyncio.Event] = {}
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the request of one connection, or break it."""
@@ -132,15 +147,22 @@ class Service:
     async def _charge(self, request: dict[str, Any]) -> dict[str, Any] | None:
         fault = self._fault(request)
         if fault == "refuse":
+            if request["key"] in self._held:
+                self._held.pop(request["key"]).set()
+                await asyncio.sleep(0)  # the other request goes on
             return {"declined": "the card was refused"}
+        if fault == "hold":
+            self._held[request["key"]] = asyncio.Event()
+            await self._held[request["key"]].wait()
         if fault == "drop-before":
             return None
         if fault == "kill-caller-before":
             return {"die": True}
         if fault == "die-before":
             os._exit(DIED)
-        row = (request["key"], request["cents"])
-        number = self._db.execute("INSERT INTO charges (key, cents) VALUES (?, ?)", row).lastrowid
+        row = (request["key"], request["cents"], request["sent_at"], time.time())
+        made = self._db.execute("INSERT INTO charges (key, cents, sent_at, made_at) VALUES (?, ?, ?, ?)", row)
+        number = made.lastrowid
         if fault == "die-after":
             os._exit(DIED)
         if fault == "drop-after":
@@ -173,7 +195,7 @@ class Service:
 
     def _fault(self, request: dict[str, Any]) -> str | None:
         key, verb = request["key"], request["verb"]
-        self._db.execute("INSERT INTO requests VALUES (?, ?, ?)", (key, verb, os.getpid()))
+        self._db.execute("INSERT INTO requests VALUES (?, ?, ?, ?)", (key, verb, os.getpid(), time.time()))
         (nth,) = self._db.execute("SELECT count(*) FROM requests WHERE key = ? AND verb = ?", (key, verb)).fetchone()
         found = self._db.execute("SELECT fault FROM faults WHERE key = ? AND verb = ? AND nth = ?", (key, verb, nth))
         row = found.fetchone()

@@ -13,7 +13,7 @@ import pytest
 
 from tests.payments.service import Fault
 from tests.payments.town import Town, outcome
-from tests.payments.worker import QUEUE, Order
+from tests.payments.worker import QUEUE, VISIBLE_MS, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
 
@@ -141,6 +141,51 @@ async def test_every_outcome_and_every_word_of_the_verifier(town: Town, queue: s
     async with town.opened():
         ends = await asyncio.gather(*(play(town, case, queue) for case in CALM))
     assert [end for end, case in zip(ends, CALM, strict=True) if end != expected(case)] == []
+
+
+@pytest.mark.contract("ACT-4", "ACT-5")
+@pytest.mark.parametrize("queue", ["", QUEUE], ids=["local", "queued"])
+async def test_a_charge_that_was_long_on_its_way_is_found_though_the_next_attempt_is_refused(
+    town: Town, queue: str
+) -> None:
+    """The first request is still on its way when the verifier says that nothing was charged."""
+    order = Order("slow", queue=queue, max_attempts=3)
+    async with town.opened():
+        run = await town.start(order, charge=("hold", "refuse"))
+        while not town.asked("slow", "charge"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        town.nodes["queue" if queue else "runs"].kill()
+        assert [await outcome(run)] == town.charged("slow")
+        assert (town.asked("slow", "charge"), town.asked("slow", "find")) == (2, 2)
+        assert await town.record("slow") == "completed"
+
+
+@pytest.mark.contract("ACT-4", "ACT-5")
+async def test_a_refusal_that_waits_for_its_run_is_followed_by_no_further_attempt(town: Town) -> None:
+    """A worker reports it while no node has the run, and dies. Another worker must not take the job."""
+    order = Order("refused", queue=QUEUE, max_attempts=3)
+    async with town.opened():
+        async with town.nodes["queue"].down():
+            run = await town.start(order, charge=("refuse",))
+            while not (await town.store.stats()).jobs:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await town.nodes["runs"].stop()
+        while not await reported(town, "refused"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        town.nodes["queue"].kill()
+        over_at = await town.store.now() + 2 * VISIBLE_MS * 1_000
+        while await town.store.now() < over_at:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        town.nodes["runs"].start()
+        assert await outcome(run) == "Declined"
+    assert (town.asked("refused", "charge"), town.charged("refused")) == (1, [])
+
+
+async def reported(town: Town, run_id: str) -> bool:
+    """Return whether an outcome waits for the run."""
+    [loaded] = await town.store.load([run_id])
+    assert loaded is not None
+    return any(message.type == "ActivityCompleted" for message in loaded.messages)
 
 
 @pytest.mark.contract("ACT-2", "ACT-3", "ACT-4", "ACT-5")

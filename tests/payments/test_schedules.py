@@ -98,7 +98,8 @@ async def test_with_a_key_and_a_verifier_every_order_is_charged_once(town: Town)
         if order.kind != "plain":
             assert len(numbers) <= 1, f"{order} was charged twice: {numbers}, ended {end}"
         if order.kind == "verified" and not isinstance(end, int):
-            assert not numbers or end == "ReconciliationFailed", f"{order} was charged, and ended with {end}"
+            is_known = end == "ReconciliationFailed" or service.is_overtaken(town.folder, order.key)
+            assert not numbers or is_known, f"{order} was charged, and ended with {end}"
     deaths = sum(node.deaths for node in (*town.nodes.values(), town.service))
     print(f"{PAYMENTS} payments, {deaths} deaths, {sum(map(len, charged.values()))} charges")
     assert deaths

@@ -27,6 +27,8 @@ class Supervised:
     def __init__(self, *command: str) -> None:
         self._command = [sys.executable, "-m", *command]
         self._process: Process | None = None
+        self._may_run = asyncio.Event()
+        self._may_run.set()
         self.deaths = 0
 
     @asynccontextmanager
@@ -44,8 +46,29 @@ class Supervised:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
+    async def stop(self) -> None:
+        """Kill the present process, and start no other before `start`."""
+        self._may_run.clear()
+        self.kill()
+        if self._process is not None:
+            await self._process.wait()
+
+    def start(self) -> None:
+        """Start the process again."""
+        self._may_run.set()
+
+    @asynccontextmanager
+    async def down(self) -> AsyncIterator[None]:
+        """Let the process not run while the context is open."""
+        await self.stop()
+        try:
+            yield
+        finally:
+            self.start()
+
     async def _keep(self) -> None:
         while True:
+            await self._may_run.wait()
             self._process = await asyncio.create_subprocess_exec(*self._command, cwd=ROOT)
             try:
                 code = await self._process.wait()

@@ -295,6 +295,8 @@ async def deliver(world: World) -> None:
             items.append(values.pick(answers))
         elif world.heads and values.happens(0.1):
             items.append(values.outcome(world.heads, now))
+        elif world.taken and values.happens(0.25):
+            items.append(values.end_of(values.pick(world.taken)[1], now))
         elif values.happens(0.7):
             items.append(values.signal(world.run_ids, world.picture["waits"]))
         else:

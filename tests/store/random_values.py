@@ -12,10 +12,18 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core.admission import AdmissionRequest, Overload, RunLimit
 from holdfast.core.dead_letters import DeadLetter, Reason, to_dead_letter
+from holdfast.core.events import ErrorInfo
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
-from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, Message, MessageType, SignalRequest
-from holdfast.core.state import RunStatus
+from holdfast.core.messages import (
+    OUTCOME_SIGNAL,
+    ActivityOutcome,
+    Message,
+    MessageType,
+    SignalRequest,
+    activity_completed,
+)
+from holdfast.core.state import RunStatus, retry_token
 from holdfast.store.port import (
     Heartbeat,
     Job,
@@ -250,6 +258,18 @@ class Values:
             expected_version=head.version - (self.number(0, 2) if self.happens(0.2) else 0),
             accept_before=self.pick((None, None, now + 1, now)),
         )
+
+    def end_of(self, job: Job, now: Instant) -> Message:
+        """Draw how an attempt of a job has ended; the job may have been acquired again, or be gone."""
+        error = ErrorInfo("Broken", "it broke") if self.happens(0.5) else None
+        outcome = ActivityOutcome(
+            logical_attempt_id=job.logical_attempt_id,
+            engine_attempt_id=job.engine_attempt_id,
+            error=error,
+            is_detached=error is None and self.happens(0.2),
+        )
+        token = retry_token(job.step_id, job.engine_attempt_id)
+        return activity_completed(job.run_id, job.step_id, token, outcome, now)
 
     def _spoiled_signal(self, request: SignalRequest) -> SignalRequest:
         match self.number(0, 3):

@@ -86,6 +86,7 @@ MUST_BE_REACHED = {
         SignalRequest NotFound; SignalRequest Conflict; SignalRequest SignalAcceptanceIndeterminate;
         SignalRequest RunTerminal; SignalRequest NotWaiting; SignalRequest RateLimited;
         Message Accepted; Message Duplicate; Message InvalidInput; Message NotFound; Message RunTerminal;
+        Message Conflict;
         raised InvalidInput""",
     "commit": """committed; committed again; conflict no such run; conflict version; conflict epoch;
         conflict finished; conflict event exists; conflict task is open;

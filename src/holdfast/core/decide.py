@@ -304,7 +304,7 @@ def _fail(
     if delay_ms is None or (deadline is not None and writer.now + delay_ms * 1_000 >= deadline):
         doubt = None
         if step.key is not None:
-            doubt = reconciliation.on_failure(step, error, retry, writer, node, cause)
+            doubt = reconciliation.on_failure(step, error, retry, writer, node, cause, lost)
         return doubt if doubt is not None else _give_up(step, error, writer, cause)
     due_at = writer.now + delay_ms * 1_000
     made_by = "" if step.key is None else node

@@ -62,6 +62,8 @@ class Effect(Struct, frozen=True, omit_defaults=True, gc=False):
     """The attempts that have succeeded and did not complete the step."""
     is_contradicted: bool = False
     """Two of them have different results."""
+    was_in_doubt: bool = False
+    """The last attempt that ended had others before it whose outcome was not known: its error does not settle those."""
 
 
 class ClosedEffect(Struct, frozen=True, gc=False):
@@ -132,6 +134,7 @@ def effect_after_retry(step: "OpenStep", event: Event, body: e.StepRetried) -> E
         attempts=attempts[-ATTEMPTS_SHOWN:],
         since=known.since,
         succeeded=known.succeeded,
+        was_in_doubt=known.must_verify or ended > step.engine_attempt_id,
     )
 
 

@@ -43,6 +43,9 @@ from holdfast.limits import (
     SIGNAL_ID_BYTES,
 )
 
+ATTEMPT_MARK = "~"
+"""Separates the step id from the attempt in the token of an attempt."""
+
 RESERVED_PREFIX = "holdfast."
 """The engine's own signals begin with it. They do not count against a run's rate limit."""
 

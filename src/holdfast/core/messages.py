@@ -18,7 +18,7 @@ from holdfast.core import codec
 from holdfast.core.audit import AuditEntry
 from holdfast.core.events import NULL, ArtifactRef, CallerRef, ErrorInfo
 from holdfast.core.instants import Instant
-from holdfast.core.keys import check_name, check_signal_id, fitting_id
+from holdfast.core.keys import ATTEMPT_MARK, check_name, check_signal_id, fitting_id
 from holdfast.core.timing import DEADLINE_MARK, Retry
 from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
 from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS, NAME_BYTES, Limits
@@ -56,6 +56,17 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     by: CallerRef | None = None
     """The caller of the service who sent it."""
+
+    is_latest_only: bool = False
+    """It is refused if the job of its step was acquired again: how a later attempt ends decides."""
+
+    @property
+    def attempt(self) -> int | None:
+        """The attempt of an activity whose outcome it carries; None if it carries none."""
+        if self.type != "ActivityCompleted" or self.step_id is None or self.waiting_token is None:
+            return None
+        step_id, mark, attempt = self.waiting_token.rpartition(ATTEMPT_MARK)
+        return int(attempt) if mark and step_id == self.step_id and attempt.isdecimal() else None
 
 
 class Answer(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -458,6 +469,7 @@ def activity_completed(run_id: str, step_id: str, token: str, outcome: ActivityO
         waiting_token=token,
         step_id=step_id,
         payload=codec.encode(outcome),
+        is_latest_only=outcome.error is not None or outcome.is_detached,
     )
 
 

@@ -6,8 +6,8 @@ time-out, the retry policy, a queue, RETRY_STEP), first asks the verifier. So th
 
 What a verifier answers reaches the run as an outcome of the attempt:
 
-* not completed: the function is called in the same attempt. If that attempt was only a last look, because the policy
-  allows no further one, the step fails with the error of the attempt before (`NOT_COMPLETED`);
+* not completed: the function is called in the same attempt. If that attempt was only a last look, because there is no
+  further one, the step fails with the error of the attempt before (`NOT_COMPLETED`);
 * completed with a result: a success, confirmed by the verifier;
 * completed, and the result cannot be found: the step fails with `ReconciliationFailed`;
 * anything else (`INDETERMINATE`): the step is unresolved.
@@ -124,20 +124,29 @@ def not_completed(error: ErrorInfo | None) -> ErrorInfo:
 
 
 def on_failure(
-    step: OpenStep, error: ErrorInfo, retry: Retry, writer: EventWriter, node: str, cause: str | None
+    step: OpenStep, error: ErrorInfo, retry: Retry, writer: EventWriter, node: str, cause: str | None, lost: int = 0
 ) -> Decision | None:
-    """Return what follows from a failure after which the policy allows no further attempt; None if the step fails."""
+    """Return what follows from a failure after which the policy allows no further attempt; None if the step fails.
+
+    `lost` is how often a job was acquired before this attempt by nodes of which the run has not heard.
+    """
     if error.category == INDETERMINATE:
         return leave_unresolved(step, error, writer, node=node, cause=cause, was_called=False)
-    if not _leaves_doubt(step, error, retry):
+    if not _leaves_doubt(step, error, retry, lost):
         return None
     return look_once_more(step, error, "failed", writer, node=node, cause=cause)
 
 
-def _leaves_doubt(step: OpenStep, error: ErrorInfo, retry: Retry) -> bool:
-    """Return whether the effect may have happened though the attempt failed. What cannot be retried is final."""
+def _leaves_doubt(step: OpenStep, error: ErrorInfo, retry: Retry, lost: int) -> bool:
+    """Return whether the effect may have happened though the attempt failed.
+
+    An error that cannot be retried is the function's own word, but about this attempt only: one before it that was in
+    doubt may have been slower than the verifier, which was asked before the function was called.
+    """
     if error.category in (NOT_COMPLETED, COMPLETED_WITHOUT_RESULT) or (step.effect and step.effect.is_last_look):
         return False
+    if lost or (step.effect is not None and step.effect.must_verify):
+        return True
     return error.code in UNKNOWN_CODES or (error.retryable and error.code not in retry.non_retryable)
 
 

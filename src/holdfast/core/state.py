@@ -37,6 +37,7 @@ from holdfast.core.effects import (
 )
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
+from holdfast.core.keys import ATTEMPT_MARK
 from holdfast.errors import CorruptHistory, HistoryGap, HistoryTooNew
 from holdfast.limits import CLOSED_EFFECTS
 
@@ -755,7 +756,7 @@ def _task_changed(draft: RunState, event: Event) -> None:
 
 def retry_token(step_id: str, engine_attempt_id: int) -> str:
     """Return the token of one attempt of an activity: it guards the messages that are for that attempt."""
-    return f"{step_id}~{engine_attempt_id}"
+    return f"{step_id}{ATTEMPT_MARK}{engine_attempt_id}"
 
 
 _STATUS_EVENTS = frozenset(body for row in TRANSITIONS.values() for body in row)

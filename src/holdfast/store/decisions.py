@@ -92,6 +92,16 @@ def run_terminal(run_id: str, status: RunStatus) -> RunTerminal:
     return RunTerminal(f"run {run_id!r} is {status}", run_id=run_id, status=str(status))
 
 
+def taken_again(message: Message) -> Conflict:
+    """Return the refusal of the failure of an attempt whose job was acquired again since."""
+    return Conflict(
+        f"the job of step {message.step_id!r} of run {message.run_id!r} was acquired again after attempt "
+        f"{message.attempt}; how the later attempt ends decides",
+        run_id=message.run_id,
+        step_id=message.step_id,
+    )
+
+
 def request_conflict(run_id: str) -> Conflict:
     """Return the refusal of a request id that was used with another input."""
     return Conflict("this request was made before with another input", run_id=run_id)

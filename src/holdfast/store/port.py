@@ -179,7 +179,9 @@ class RunStore(Protocol):
         `Conflict` (the run is not at `expected_version`, which `details` then holds beside the `version`; it is
         `accept_before` or later; or a signal of the name waits for the step); `NotWaiting`; `RateLimited`. A retry of
         what was accepted is a `Duplicate` even when the run has finished.
-        A message is refused for `InvalidInput`, `NotFound` and `RunTerminal`.
+        A message is refused for `InvalidInput`, `NotFound`, `RunTerminal` and `Conflict` (`is_latest_only`, and the job
+        of its step was acquired again). The outcome of the attempt that acquired a job last takes the job from its
+        queue, together with the delivery: no node acquires it while the run has not recorded the outcome.
         """
         ...
 

@@ -73,7 +73,8 @@ def before_asking(work: Work) -> Found | None:
     step, effect = work.step, work.step.effect
     assert effect is not None
     error = effect.error
-    if effect.is_last_look and error is not None and error.code not in reconciliation.UNKNOWN_CODES:
+    is_known = error is not None and error.code not in reconciliation.UNKNOWN_CODES and not effect.was_in_doubt
+    if effect.is_last_look and is_known:
         return Found(error=reconciliation.not_completed(error))  # the function's own word
     last = "" if error is None else f"; the last attempt ended with {error.code}: {error.message}"
     words = f"whether step {step.step_id!r} has had its effect is not known, and the activity has no verifier{last}"

@@ -63,7 +63,7 @@ def _untaken(runs: Mapping[str, Run], late: Instant) -> list[Untaken]:
     since: dict[tuple[str, str], list[Instant]] = {}
     for run in runs.values():
         for work in run.work.values():
-            if work.job is not None and work.visible_at <= late:
+            if work.job is not None and work.visible_at is not None and work.visible_at <= late:
                 since.setdefault((work.job.queue, work.job.activity), []).append(work.visible_at)
     found = [Untaken(*kind, len(instants), min(instants)) for kind, instants in since.items()]
     return sorted(found, key=lambda untaken: untaken.since)

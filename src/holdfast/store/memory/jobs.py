@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from holdfast.core.events import NULL
 from holdfast.core.instants import Instant
+from holdfast.core.messages import Message
 from holdfast.store import port
 
 
@@ -15,7 +16,8 @@ class Work(Struct, frozen=True, kw_only=True):
     """
 
     job: port.Job | None = None
-    visible_at: Instant = 0
+    visible_at: Instant | None = 0
+    """When it may be acquired; None: not any more, its outcome waits for the run."""
     taken_by: str | None = None
     details: Raw | None = None
 
@@ -26,6 +28,18 @@ class Work(Struct, frozen=True, kw_only=True):
     def kept_until(self, visible_at: Instant, details: Raw | UnsetType) -> "Work":
         """Return the activity after a heartbeat."""
         return replace(self, visible_at=visible_at, details=self.details if details is UNSET else details)
+
+    def is_visible(self, at: Instant) -> bool:
+        """Return whether the job may be acquired at this instant."""
+        return self.visible_at is not None and self.visible_at <= at
+
+    def ended(self, message: Message) -> "Work | None":
+        """Return the activity after the outcome of an attempt was delivered; None if a later attempt decides."""
+        if self.job is None or message.attempt is None or self.job.engine_attempt_id <= message.attempt:
+            return self
+        if self.job.engine_attempt_id == message.attempt + 1:
+            return replace(self, visible_at=None, taken_by=None)
+        return None if message.is_latest_only else self
 
     def returned(self, engine_attempt_id: int, visible_at: Instant) -> "Work":
         """Return the activity after its job was given back."""

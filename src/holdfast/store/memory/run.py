@@ -120,6 +120,12 @@ class Run:
             return port.Duplicate()
         if self.is_finished:
             return port.Refused(decisions.run_terminal(self.head.run_id, self.head.status))
+        work = self.work.get(message.step_id or "")
+        if work is not None:
+            ended = work.ended(message)
+            if ended is None:
+                return port.Refused(decisions.taken_again(message))
+            self.work[message.step_id or ""] = ended
         self._index((message,), (), (), now)
         self.wake(now if message.due_at is None else message.due_at)
         return port.Accepted()

@@ -294,7 +294,7 @@ class MemoryStore:
         for run in self._runs.values():
             for step_id, work in run.work.items():
                 is_theirs = work.taken_by is not None and decisions.is_another_life(node, work.taken_by)
-                if is_theirs and work.visible_at > now:
+                if is_theirs and work.visible_at is not None and work.visible_at > now:
                     run.work[step_id] = replace(work, visible_at=now)
         self.wakeups.notify()
 
@@ -334,7 +334,8 @@ class MemoryStore:
         validation.check_plans(plans)
         validation.check_names("queues", queues, self._limits)
         now = self._now()
-        instants = [run.work[job.step_id].visible_at for run, job in self._jobs() if job.queue in queues]
+        visible = [run.work[job.step_id].visible_at for run, job in self._jobs() if job.queue in queues]
+        instants = [visible_at for visible_at in visible if visible_at is not None]
         for run in self._runs.values():
             if plans is not None and definition_of(run.head.plan_id, run.head.plan_version) not in plans:
                 continue
@@ -355,9 +356,9 @@ class MemoryStore:
         visible = [
             (run, job)
             for run, job in self._jobs()
-            if job.queue in queues and job.activity in activities and run.work[job.step_id].visible_at <= now
+            if job.queue in queues and job.activity in activities and run.work[job.step_id].is_visible(now)
         ]
-        visible.sort(key=lambda entry: entry[0].work[entry[1].step_id].visible_at)
+        visible.sort(key=lambda entry: entry[0].work[entry[1].step_id].visible_at or 0)
         taken = []
         for run, job in visible[:limit]:
             run.work[job.step_id], given = acquire(run.work[job.step_id], job, node, now + visible_ms * 1_000)

@@ -572,6 +572,55 @@ BEGIN
 END
 $$;
 
+-- Messages of which some carry outcomes of attempts: that of the attempt which acquired a job last takes the job from its
+-- queue. L: the job was acquired again, and the message is for the latest attempt only. What is known, or comes too late
+-- for its run, is answered by deliver_2.
+CREATE OR REPLACE FUNCTION holdfast.deliver_outcomes_1(
+    p_now bigint, p_retention bigint, p_most bigint,
+    s_ord bigint[], s_run text[], s_name text[], s_signal text[], s_step text[], s_payload text[], s_digest bytea[],
+    s_waiting boolean[], s_uncounted boolean[], s_by text[],
+    m_ord bigint[], m_run text[], m_signal text[], m_due bigint[], m_message text[],
+    m_step text[], m_attempt bigint[], m_latest boolean[]
+) RETURNS TABLE (o_now bigint, o_ord bigint, o_code text, o_status text, o_seq bigint, o_at bigint) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
+SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_now bigint;
+    v_run bigint;
+    v_acquired bigint;
+    v_kept int[] := '{}';
+BEGIN
+    PERFORM 1 FROM holdfast.runs WHERE run_id = ANY (s_run || m_run) ORDER BY run_id FOR UPDATE;
+    v_now := holdfast.time_1(p_now);
+    FOR i IN 1..cardinality(m_ord) LOOP
+        v_acquired := NULL;
+        IF m_attempt[i] IS NOT NULL THEN
+            SELECT r.run_no INTO v_run FROM holdfast.runs r
+            WHERE r.run_id = m_run[i] AND r.finished_at IS NULL
+                AND NOT EXISTS (
+                    SELECT 1 FROM holdfast.messages m WHERE (m.run_no, m.signal_id) = (r.run_no, m_signal[i])
+                );
+            SELECT j.next_attempt - 1 INTO v_acquired FROM holdfast.jobs j
+            WHERE j.run_no = v_run AND j.step_id = m_step[i] AND j.queue <> '' FOR UPDATE;
+        END IF;
+        IF v_acquired > m_attempt[i] AND m_latest[i] THEN
+            RETURN QUERY SELECT v_now, m_ord[i], 'L', NULL::text, NULL::bigint, NULL::bigint;
+        ELSE
+            v_kept := v_kept || i;
+            IF v_acquired = m_attempt[i] THEN
+                UPDATE holdfast.jobs j SET visible_at = NULL, taken_by = NULL
+                WHERE j.run_no = v_run AND j.step_id = m_step[i];
+            END IF;
+        END IF;
+    END LOOP;
+    RETURN QUERY SELECT * FROM holdfast.deliver_2(v_now, p_retention, p_most, s_ord, s_run, s_name, s_signal, s_step,
+        s_payload, s_digest, s_waiting, s_uncounted, s_by,
+        ARRAY(SELECT m_ord[k] FROM unnest(v_kept) AS k), ARRAY(SELECT m_run[k] FROM unnest(v_kept) AS k),
+        ARRAY(SELECT m_signal[k] FROM unnest(v_kept) AS k), ARRAY(SELECT m_due[k] FROM unnest(v_kept) AS k),
+        ARRAY(SELECT m_message[k] FROM unnest(v_kept) AS k));
+END
+$$;
+
 CREATE OR REPLACE FUNCTION holdfast.numbers_1(p_run_ids text[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN

@@ -24,6 +24,10 @@ Answer = port.Accepted | port.Duplicate | port.Refused
 PLACES = ", ".join(f"${number}" for number in range(1, 19))
 DELIVER = f"SELECT o_now, o_ord, o_code, o_status, o_seq, o_at FROM holdfast.deliver_2({PLACES})"
 DELIVER_AUDITED = audit.with_audit(DELIVER, 19, "A", is_known=True)
+OUTCOMES = (
+    f"SELECT o_now, o_ord, o_code, o_status, o_seq, o_at FROM holdfast.deliver_outcomes_1({PLACES}, $19, $20, $21)"
+)
+OUTCOMES_AUDITED = audit.with_audit(OUTCOMES, 22, "A", is_known=True)
 DELIVER_IF = f"SELECT o_now, o_ord, o_code, o_status, o_seq, o_at FROM holdfast.deliver_if_1({PLACES}, $19, $20)"
 DELIVER_IF_AUDITED = audit.with_audit(DELIVER_IF, 21, "A", is_known=True)
 
@@ -95,12 +99,14 @@ async def _deliver(
     """Deliver a wave and answer it; return what must be delivered again after the rest."""
     signals: list[tuple[Any, ...]] = []
     messages: list[tuple[Any, ...]] = []
+    outcomes: list[tuple[Any, ...]] = []
     entries: list[tuple[int, AuditEntry]] = []
     is_repeatable = True
     for index in wave:
         item = items[index]
         if isinstance(item, Message):
             messages.append((index, item.run_id, item.signal_id, item.due_at, encode_text(item)))
+            outcomes.append((item.step_id, item.attempt, item.is_latest_only))
         else:
             signals.append(_signal_row(index, item))
             is_repeatable = is_repeatable and item.signal_id is not None
@@ -112,6 +118,9 @@ async def _deliver(
     if isinstance(first, SignalRequest) and _is_conditional(first):  # then it is alone
         statement, audited = DELIVER_IF, DELIVER_IF_AUDITED
         arguments += [first.expected_version, first.accept_before]
+    elif any(attempt is not None for _, attempt, _ in outcomes):
+        statement, audited = OUTCOMES, OUTCOMES_AUDITED
+        arguments += columns(outcomes, 3)
     if entries:
         statement, arguments = audited, [*arguments, *audit.entry_columns(entries)]
     try:
@@ -155,6 +164,8 @@ def _answer(
     if code == "T":
         return port.Refused(decisions.run_terminal(item.run_id, RunStatus(status)))
     if isinstance(item, Message):
+        if code == "L":
+            return port.Refused(decisions.taken_again(item))
         return port.Accepted() if code == "A" else port.Duplicate()
     if code in ("A", "D"):
         result = _result(item, seq, at)

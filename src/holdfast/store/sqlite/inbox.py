@@ -42,6 +42,10 @@ SELECT version, EXISTS (
 ) FROM runs WHERE run_no = ?
 """
 
+# The attempt that acquired a job last is the one before its next.
+_ACQUIRED = "SELECT next_attempt - 1 FROM jobs WHERE run_no = ? AND step_id = ? AND queue <> ''"
+_END_JOB = "UPDATE jobs SET visible_at = NULL, taken_by = NULL WHERE run_no = ? AND step_id = ?"
+
 
 class _Inbox:
     """A run while things are delivered to it."""
@@ -114,10 +118,24 @@ def _deliver_message(db: sqlite3.Connection, inbox: _Inbox, message: Message, no
         return port.Duplicate()
     if inbox.status in TERMINAL:
         return port.Refused(decisions.run_terminal(message.run_id, inbox.status))
+    if message.attempt is not None and not _end_job(db, inbox.run_no, message, message.attempt):
+        return port.Refused(decisions.taken_again(message))
     row = queries.message_row(inbox.run_no, message, now)
     db.execute(queries.INSERT_MESSAGE, row)
     inbox.wake(row[2])
     return port.Accepted()
+
+
+def _end_job(db: sqlite3.Connection, run_no: int, message: Message, attempt: int) -> bool:
+    """Take the job of an outcome from its queue; return False if a later attempt decides."""
+    place = (run_no, message.step_id)
+    acquired = db.execute(_ACQUIRED, place).fetchone()
+    if acquired is None or acquired[0] < attempt:
+        return True
+    if acquired[0] == attempt:
+        db.execute(_END_JOB, place)
+        return True
+    return not message.is_latest_only
 
 
 class _Pending:

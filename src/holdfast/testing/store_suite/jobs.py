@@ -8,11 +8,21 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core.effects import Effect, EndedAttempt, LateResult
-from holdfast.errors import InvalidInput
-from holdfast.store.port import CommitConflict, Committed, Heartbeat, Job, PurgePolicy, Store, Turn
+from holdfast.core.events import ErrorInfo
+from holdfast.core.messages import ActivityOutcome, Message, activity_completed
+from holdfast.core.state import retry_token
+from holdfast.errors import Conflict, InvalidInput
+from holdfast.store.port import Accepted, CommitConflict, Committed, Duplicate, Heartbeat, Job, PurgePolicy, Store, Turn
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, job, marker, wait
-from holdfast.testing.store_suite.base import BAD_NAMES, STRANGE_NAMES, SuiteBase, unchanged
+from holdfast.testing.store_suite.base import (
+    BAD_NAMES,
+    STRANGE_NAMES,
+    SuiteBase,
+    check_deliver_refused,
+    deliver_one,
+    unchanged,
+)
 
 VISIBLE_MS = 1_000
 SOON_S = 60.0
@@ -50,6 +60,18 @@ async def acquire(
 ) -> list[Job]:
     """Acquire for `VISIBLE_MS`."""
     return await store.acquire_jobs(node, queues, activities, limit, VISIBLE_MS)
+
+
+def ended(job: Job, how: str) -> Message:
+    """Return the message about how an attempt has ended."""
+    outcome = ActivityOutcome(
+        logical_attempt_id=job.logical_attempt_id,
+        engine_attempt_id=job.engine_attempt_id,
+        error=ErrorInfo("Broken", "it broke") if how == "failed" else None,
+        is_detached=how == "detached",
+    )
+    token = retry_token(job.step_id, job.engine_attempt_id)
+    return activity_completed(job.run_id, job.step_id, token, outcome, START)
 
 
 def attempts(jobs: Sequence[Job]) -> list[tuple[str, int]]:
@@ -107,6 +129,59 @@ class JobSuite(SuiteBase):
             clock.advance(ms=VISIBLE_MS - 1, us=999)
             assert await acquire(store, "node-d") == []
             clock.advance(us=1)
+
+    @pytest.mark.contract("ACT-1", "ACT-5", "OWN-3")
+    async def test_job_whose_outcome_was_delivered_is_not_acquired_again(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """However long its run takes to record the outcome, and without heartbeats. A turn may queue it again."""
+        await put(node, job())
+        due_before = await store.next_due("node-d", (), ("mail",))
+        [taken] = await acquire(store)
+        assert isinstance(await deliver_one(store, ended(taken, "failed")), Accepted)
+        assert isinstance(await deliver_one(store, ended(taken, "failed")), Duplicate)
+        clock.advance(ms=10 * VISIBLE_MS)
+        assert await acquire(store) == []
+        assert (due_before, await store.next_due("node-d", (), ("mail",))) == (START, None)
+        beat = Heartbeat(run_id="run-1", step_id="charge", queue="mail", engine_attempt_id=1)
+        assert await store.heartbeat("node-b", [beat], VISIBLE_MS) == [False]
+        assert await acquire(store) == []
+        await put(node, job(attempt=2))
+        assert attempts(await acquire(store)) == [("charge", 2)]
+
+    @pytest.mark.contract("ACT-1", "ACT-5", "OWN-3")
+    @pytest.mark.parametrize("how", ["failed", "detached"])
+    async def test_only_a_success_counts_of_an_attempt_whose_job_was_acquired_again(
+        self, store: Store, clock: VirtualClock, node: SampleNode, how: str
+    ) -> None:
+        """The later attempt may be under way, so the run must not end the step by the word of the former."""
+        await put(node, job())
+        [first] = await acquire(store)
+        clock.advance(ms=VISIBLE_MS)
+        [second] = await acquire(store, "node-c")
+        await check_deliver_refused(store, ended(first, how), Conflict)
+        assert (await node.load("run-1")).messages == ()
+        assert isinstance(await deliver_one(store, ended(first, "succeeded")), Accepted)
+        beat = Heartbeat(run_id="run-1", step_id="charge", queue="mail", engine_attempt_id=2)
+        assert await store.heartbeat("node-c", [beat], VISIBLE_MS) == [True], "the later attempt has the job"
+        assert isinstance(await deliver_one(store, ended(second, how)), Accepted)
+        clock.advance(ms=VISIBLE_MS)
+        assert await acquire(store) == []
+
+    @pytest.mark.contract("ACT-1")
+    async def test_outcome_without_a_job_and_of_other_steps_changes_no_queue(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """Such as that of an attempt which was given back, or a token of another form."""
+        await put(node, job(), job(step_id="other"))
+        [taken, other] = await acquire(store)
+        await store.release_jobs("node-b", [taken])
+        strange = replace(ended(other, "failed"), signal_id="strange", waiting_token="charge~one")
+        for message in (ended(replace(taken, step_id="gone"), "failed"), ended(taken, "failed"), strange):
+            assert isinstance(await deliver_one(store, message), Accepted)
+        assert attempts(await acquire(store)) == [("charge", 1)]
+        clock.advance(ms=VISIBLE_MS)
+        assert sorted(attempts(await acquire(store))) == [("charge", 2), ("other", 2)]
 
     @pytest.mark.contract("OWN-3")
     async def test_jobs_do_not_depend_on_the_lease_of_the_runs_owner(
