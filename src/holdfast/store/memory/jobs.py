@@ -37,9 +37,10 @@ class Work(Struct, frozen=True, kw_only=True):
         """Return the activity after the outcome of an attempt was delivered; None if a later attempt decides."""
         if self.job is None or message.attempt is None or self.job.engine_attempt_id <= message.attempt:
             return self
-        if self.job.engine_attempt_id == message.attempt + 1:
-            return replace(self, visible_at=None, taken_by=None)
-        return None if message.is_latest_only else self
+        if self.job.engine_attempt_id > message.attempt + 1:
+            return None if message.is_latest_only else self
+        was_acquired = self.taken_by is not None or 0 < self.job.queued_attempt_id <= message.attempt
+        return replace(self, visible_at=None, taken_by=None) if was_acquired else self
 
     def returned(self, engine_attempt_id: int, visible_at: Instant) -> "Work":
         """Return the activity after its job was given back."""

@@ -573,7 +573,7 @@ END
 $$;
 
 -- Messages of which some carry outcomes of attempts: that of the attempt which acquired a job last takes the job from its
--- queue. L: the job was acquired again, and the message is for the latest attempt only. What is known, or comes too late
+-- queue. The attempt before the next has acquired it, unless the run has just put it there for the next one. L: the job was acquired again, and the message is for the latest attempt only. What is known, or comes too late
 -- for its run, is answered by deliver_2.
 CREATE OR REPLACE FUNCTION holdfast.deliver_outcomes_1(
     p_now bigint, p_retention bigint, p_most bigint,
@@ -609,7 +609,8 @@ BEGIN
             v_kept := v_kept || i;
             IF v_acquired = m_attempt[i] THEN
                 UPDATE holdfast.jobs j SET visible_at = NULL, taken_by = NULL
-                WHERE j.run_no = v_run AND j.step_id = m_step[i];
+                WHERE j.run_no = v_run AND j.step_id = m_step[i] AND CASE WHEN j.taken_by IS NOT NULL THEN true
+                    ELSE (j.job::jsonb ->> 'queued_attempt_id')::bigint <= m_attempt[i] END;
             END IF;
         END IF;
     END LOOP;

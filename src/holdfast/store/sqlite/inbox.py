@@ -42,8 +42,9 @@ SELECT version, EXISTS (
 ) FROM runs WHERE run_no = ?
 """
 
-# The attempt that acquired a job last is the one before its next.
-_ACQUIRED = "SELECT next_attempt - 1 FROM jobs WHERE run_no = ? AND step_id = ? AND queue <> ''"
+# The attempt before the next of a job has acquired it, unless the run has just put it there for the next one.
+_ACQUIRED = "SELECT next_attempt - 1, taken_by FROM jobs WHERE run_no = ? AND step_id = ? AND queue <> ''"
+_QUEUED = "SELECT json_extract(job, '$.queued_attempt_id') FROM jobs WHERE run_no = ? AND step_id = ?"
 _END_JOB = "UPDATE jobs SET visible_at = NULL, taken_by = NULL WHERE run_no = ? AND step_id = ?"
 
 
@@ -129,13 +130,14 @@ def _deliver_message(db: sqlite3.Connection, inbox: _Inbox, message: Message, no
 def _end_job(db: sqlite3.Connection, run_no: int, message: Message, attempt: int) -> bool:
     """Take the job of an outcome from its queue; return False if a later attempt decides."""
     place = (run_no, message.step_id)
-    acquired = db.execute(_ACQUIRED, place).fetchone()
-    if acquired is None or acquired[0] < attempt:
-        return True
-    if acquired[0] == attempt:
-        db.execute(_END_JOB, place)
-        return True
-    return not message.is_latest_only
+    [acquired, taken_by] = db.execute(_ACQUIRED, place).fetchone() or (-1, None)
+    if acquired > attempt:
+        return not message.is_latest_only
+    if acquired == attempt:
+        [queued] = (0,) if taken_by is not None else db.execute(_QUEUED, place).fetchone()
+        if queued is not None and queued <= attempt:
+            db.execute(_END_JOB, place)
+    return True
 
 
 class _Pending:

@@ -168,6 +168,33 @@ class JobSuite(SuiteBase):
         clock.advance(ms=VISIBLE_MS)
         assert await acquire(store) == []
 
+    @pytest.mark.contract("ACT-1", "ACT-5")
+    async def test_outcome_that_is_delivered_again_leaves_the_next_attempt_alone(
+        self, store: Store, node: SampleNode
+    ) -> None:
+        """The answer to the first delivery was lost, and the run has recorded it and queued the job again meanwhile."""
+        await put(node, job())
+        [taken] = await acquire(store)
+        await deliver_one(store, ended(taken, "failed"))
+        loaded = await node.load("run-1")
+        turn = await node.turn(loaded, marker("recorded"))
+        again = replace(job(attempt=2), queued_attempt_id=2)
+        await node.commit(replace(turn, jobs=(again,), consumed=tuple(each.signal_id for each in loaded.messages)))
+        assert isinstance(await deliver_one(store, ended(taken, "failed")), Accepted)
+        assert attempts(await acquire(store)) == [("charge", 2)]
+
+    @pytest.mark.contract("ACT-1", "ACT-5")
+    async def test_outcome_takes_a_job_that_a_later_attempt_gave_back(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """The later one has not begun, so the former decides."""
+        await put(node, replace(job(), queued_attempt_id=1))
+        [first] = await acquire(store)
+        clock.advance(ms=VISIBLE_MS)
+        await store.release_jobs("node-c", await acquire(store, "node-c"))
+        assert isinstance(await deliver_one(store, ended(first, "failed")), Accepted)
+        assert await acquire(store) == []
+
     @pytest.mark.contract("ACT-1")
     async def test_outcome_without_a_job_and_of_other_steps_changes_no_queue(
         self, store: Store, clock: VirtualClock, node: SampleNode
