@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -40,6 +41,20 @@ open_transports.watch()
 WATCH = kinds.Watch()
 STATE_BEFORE = pytest.StashKey[dict[str, Any]]()
 KNOWN_IDS = frozenset(contract.read_ids(contract.CONTRACT.read_text(encoding="utf-8")))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep ten thousand tests from the garbage collector: it would go through all of them again and again."""
+    if gc.get_freeze_count():
+        return (yield)  # within a test
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -32,10 +32,10 @@ def watch() -> None:
 
 def left_open() -> list[str]:
     """Return the transports that are open though their loop is closed, each of them once."""
-    left = [transport for transport in MADE if _is_open(transport) and transport._loop.is_closed()]
-    for transport in left:
-        MADE.discard(transport)
-    return sorted(map(repr, left))
+    ended = [transport for transport in MADE if transport._loop is None or transport._loop.is_closed()]
+    for transport in ended:
+        MADE.discard(transport)  # also those that are closed: nothing opens them again
+    return sorted(repr(transport) for transport in ended if _is_open(transport))
 
 
 def _noted(init: Callable[..., None]) -> Callable[..., None]:

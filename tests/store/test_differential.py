@@ -10,7 +10,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import cycle
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from tests.store.sqlite_tampering import lose_record
 
 STEPS = 150
 SEQUENCES = int(os.environ.get("TEST_SEQUENCES", "15"))
-"""How many sequences are tried at least; more, if something has not been reached yet."""
+"""How many sequences are tried at least; more, if fewer do not reach everything."""
 
 MOST_SEQUENCES = 200
 """When what was not reached counts as unreachable."""
@@ -123,13 +123,26 @@ MUST_BE_REACHED = {
 async def test_all_stores_answer_alike_whatever_they_are_asked(tmp_path: Path) -> None:
     first = int(os.environ.get("TEST_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
     reached: Counter[str] = Counter()
-    for number in range(max(SEQUENCES, MOST_SEQUENCES)):
-        if number >= SEQUENCES and not missing(reached):
-            break
-        folder = tmp_path / str(number)
+    for seed in await seeds_that_reach_all(first, tmp_path):
+        folder = tmp_path / str(seed)
         folder.mkdir()
-        reached += await run_sequence(first + number, folder)
+        reached += await run_sequence(seed, folder, SUBJECTS)
     assert not missing(reached), f"from seed {first} on, these were never reached: {missing(reached)}"
+
+
+async def seeds_that_reach_all(first: int, folder: Path) -> list[int]:
+    """Return seeds whose sequences reach everything together, as the reference alone shows in a tenth of the time."""
+    reached: Counter[str] = Counter()
+    chosen: list[int] = []
+    for seed in range(first, first + MOST_SEQUENCES):
+        if not missing(reached):
+            break
+        alone = await run_sequence(seed, folder, SUBJECTS[:1])
+        if len(missing(reached + alone)) < len(missing(reached)):
+            chosen.append(seed)
+            reached += alone
+    others = (seed for seed in count(first) if seed not in chosen)
+    return [*chosen, *islice(others, max(0, SEQUENCES - len(chosen)))]
 
 
 def missing(reached: Counter[str]) -> list[str]:
@@ -138,9 +151,9 @@ def missing(reached: Counter[str]) -> list[str]:
     return [outcome for outcome in wanted if not reached[outcome]]
 
 
-async def run_sequence(seed: int, folder: Path) -> Counter[str]:
+async def run_sequence(seed: int, folder: Path, makers: Sequence[MakeSubject]) -> Counter[str]:
     clock = VirtualClock()
-    subjects = [await make(folder, clock, LIMITS) for make in SUBJECTS]
+    subjects = [await make(folder, clock, LIMITS) for make in makers]
     try:
         for subject in subjects:
             await subject.store.migrate()

@@ -14,7 +14,7 @@ from holdfast.service.context import Principal, make_service
 from holdfast.service.http.problems import Problem, unexpected
 from holdfast.service.live.sse import Stream
 from holdfast.service.operations.artifacts import Download
-from holdfast.service.registry import Operation, RequestBinder
+from holdfast.service.registry import Operation, binder_of
 from holdfast.settings import without_password
 
 _reader = msgspec.json.Decoder(Problem)
@@ -47,7 +47,6 @@ class InProcess:
         self._service = make_service(app)
         self._values = app.registry.values
         self._principal = principal
-        self._readers: dict[str, RequestBinder] = {}
 
     async def call(self, operation: Operation, fields: dict[str, Any]) -> bytes:
         request = self._read(operation, fields)
@@ -76,10 +75,7 @@ class InProcess:
         self._service.stopping.set()
 
     def _read(self, operation: Operation, fields: dict[str, Any]) -> Any:
-        reader = self._readers.get(operation.name)
-        if reader is None:
-            reader = self._readers[operation.name] = RequestBinder(operation)
-        return reader.from_json(encoded(fields, self._values))
+        return binder_of(operation).from_json(encoded(fields, self._values))
 
 
 class Http:

@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable
+from functools import cache
 from types import ModuleType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
@@ -310,6 +311,12 @@ class RequestBinder:
             return msgspec.convert(fields, self._kind)
         except (msgspec.MsgspecError, RecursionError) as problem:
             raise refusal(problem) from problem
+
+
+@cache
+def binder_of(operation: Operation) -> RequestBinder:
+    """Return what reads requests of an operation: made once, because to look at all types takes milliseconds."""
+    return RequestBinder(operation)
 
 
 def refusal(problem: Exception) -> InvalidInput | MalformedRequest:

@@ -23,7 +23,7 @@ from holdfast.service.http.problems import (
     rpc_code_of,
     unexpected,
 )
-from holdfast.service.registry import Operation, RequestBinder
+from holdfast.service.registry import Operation, binder_of
 
 NO_ID = Raw(b"null")
 ENVELOPE_BYTES = 1_024
@@ -77,7 +77,7 @@ class JsonRpc:
 
     def __init__(self, service: Service, operations: Mapping[str, Operation]) -> None:
         self._service = service
-        self._methods = {name: (operation, RequestBinder(operation)) for name, operation in operations.items()}
+        self._methods = {name: (operation, binder_of(operation)) for name, operation in operations.items()}
 
     async def answer(self, exchange: Exchange) -> None:
         """Answer one request of HTTP: a call, or a batch of them."""

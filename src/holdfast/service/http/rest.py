@@ -14,7 +14,7 @@ from holdfast.service.http.downloads import Downloads
 from holdfast.service.http.exchange import Exchange, HeaderList
 from holdfast.service.live.sse import MEDIA_TYPE, EventStreams
 from holdfast.service.operations.artifacts import MEDIA_TYPE as OCTETS
-from holdfast.service.registry import Operation, RequestBinder
+from holdfast.service.registry import Operation, binder_of
 
 
 class Endpoint:
@@ -24,7 +24,7 @@ class Endpoint:
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
-        self.binder = RequestBinder(operation)
+        self.binder = binder_of(operation)
         self.fields = operation.path_fields
         self.has_body = operation.has_body
         self.is_stream = operation.media == MEDIA_TYPE
