@@ -9,7 +9,7 @@ import pytest
 import holdfast as hf
 from holdfast.core.state import RunStatus
 from holdfast.errors import InvalidInput, NotDurable, RunFailed
-from tests.engine.harness import EngineVariant, wait_for_history, wait_for_status
+from tests.engine.harness import EngineVariant, wait_for_status
 
 
 class Awkward(Exception):
@@ -287,8 +287,11 @@ async def test_who_is_only_connected_starts_and_waits_but_works_on_nothing(varia
 async def test_an_activity_that_takes_its_node_along_again_and_again_fails_in_the_end() -> None:
     app = hf.App("deadly")
 
+    has_begun = asyncio.Event()
+
     @app.activity(retry=hf.Retry(max_attempts=20))
     async def deadly() -> None:
+        has_begun.set()
         await asyncio.Event().wait()
 
     @app.workflow
@@ -302,12 +305,17 @@ async def test_an_activity_that_takes_its_node_along_again_and_again_fails_in_th
     store = hf.MemoryStore()
     async with app.connect(store):
         run = await app.start(order)
-        seen = len(await run.events())
     for _ in range(30):
+        has_begun.clear()
         async with app.node(store, options=hf.NodeOptions(drain_s=0, safety_poll_s=0.05)):
-            handle = app.run(run.run_id)
-            seen = len(await wait_for_history(handle, lambda events, seen=seen: len(events) > seen))  # type: ignore[misc]
-            if await handle.status() is RunStatus.COMPLETED:
+            ended = asyncio.create_task(app.run(run.run_id).result())
+            begun = asyncio.create_task(has_begun.wait())  # an attempt that was not begun does not count
+            done, pending = await asyncio.wait({ended, begun}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            assert done
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending)
+            if ended in done:
                 break
     async with app.connect(store):
         await wait_for_status(app.run(run.run_id), RunStatus.COMPLETED)
