@@ -8,10 +8,22 @@ import pytest
 
 from tests.payments.town import Town
 
+TOWNS = 3
+
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def town(request: pytest.FixtureRequest, tmp_path: Path) -> Town:
-    """Return a town whose shop works on a store that processes share."""
+def towns(request: pytest.FixtureRequest, tmp_path: Path) -> list[Town]:
+    """Return some towns, each with a shop that works on a store of its own, which processes share."""
+    folders = [tmp_path / f"town{number}" for number in range(TOWNS)]
+    for folder in folders:
+        folder.mkdir()
     if request.param == "sqlite":
-        return Town(f"sqlite:///{tmp_path}/shop.db", tmp_path)
-    return Town(request.getfixturevalue("postgres_url"), tmp_path)
+        return [Town(f"sqlite:///{folder}/shop.db", folder) for folder in folders]
+    url = request.getfixturevalue("postgres_url")
+    return [Town(f"{url}{'&' if '?' in url else '?'}schema={folder.name}", folder) for folder in folders]
+
+
+@pytest.fixture
+def town(towns: list[Town]) -> Town:
+    """Return one town."""
+    return towns[0]

@@ -208,6 +208,7 @@ async def main(folder: Path) -> None:
     draft = folder / "port.new"
     draft.write_text(str(server.sockets[0].getsockname()[1]), encoding="ascii")
     draft.replace(folder / "port")
+    (folder / "service.up").write_text(str(os.getpid()), encoding="ascii")
     await server.serve_forever()
 
 

@@ -22,14 +22,21 @@ OPERATOR = hf.Actor("olga", roles=("operator", "admin"))
 
 
 class Supervised:
-    """A process that is started again whenever it ends, as a supervisor does."""
+    """A process that is started again whenever it ends, as a supervisor does. It writes its id into the file `up`."""
 
-    def __init__(self, *command: str) -> None:
+    def __init__(self, up: Path, *command: str) -> None:
+        self._up = up
         self._command = [sys.executable, "-m", *command]
         self._process: Process | None = None
         self._may_run = asyncio.Event()
         self._may_run.set()
         self.deaths = 0
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the present process has come as far as to work."""
+        written = self._up.read_text(encoding="ascii") if self._up.exists() else ""
+        return self._process is not None and written == str(self._process.pid)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Supervised]:
@@ -87,9 +94,10 @@ class Town:
         self.folder = folder
         self._address = address
         self.app, self.pay = shop(folder)
-        self.service = Supervised("tests.payments.service", str(folder))
+        self.service = Supervised(folder / "service.up", "tests.payments.service", str(folder))
         self.nodes = {
-            role: Supervised("tests.payments.worker", address, str(folder), role) for role in ("runs", "queue")
+            role: Supervised(folder / f"{role}.up", "tests.payments.worker", address, str(folder), role)
+            for role in ("runs", "queue")
         }
         self.store: Store
 

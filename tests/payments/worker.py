@@ -6,6 +6,7 @@ ROLE is `runs` (a node that has the runs), or `queue` (one that only works on th
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,7 @@ async def main(store: str, folder: Path, role: str) -> None:
     """Work until the process is killed."""
     app, _ = shop(folder)
     async with app.node(store, options=OPTIONS[role]):
+        (folder / f"{role}.up").write_text(str(os.getpid()), encoding="ascii")
         await asyncio.Event().wait()
 
 
