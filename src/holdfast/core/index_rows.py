@@ -24,6 +24,7 @@ from holdfast.core.reconciliation import (
 )
 from holdfast.core.state import (
     NO_PROGRESS,
+    PAUSED,
     OpenStep,
     RunState,
     RunStatus,
@@ -80,7 +81,7 @@ def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
         last_error=error,
         last_executed_by=state.last_executed_by,
         last_executed_on=state.last_executed_on,
-        failed_step_ids=failures_to_settle(state) if state.failed_steps else (),
+        failed_step_ids=failures_to_settle(state) if state.failed_steps and state.status is PAUSED else (),
     )
 
 

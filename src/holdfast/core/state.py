@@ -38,6 +38,7 @@ from holdfast.core.effects import (
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.keys import ATTEMPT_MARK
+from holdfast.core.step_map import LARGE, copy_of
 from holdfast.errors import CorruptHistory, HistoryGap, HistoryTooNew
 from holdfast.limits import CLOSED_EFFECTS
 
@@ -209,11 +210,12 @@ def fold(state: RunState, events: Iterable[Event]) -> RunState:
 
 def own_copy(state: RunState) -> RunState:
     """Return a copy that only the caller holds, and may pass to `fold_onto`."""
+    open_steps, failed_steps = state.open_steps, state.failed_steps
     return replace(
         state,
-        open_steps=state.open_steps.copy() if state.open_steps else {},
+        open_steps={} if not open_steps else open_steps.copy() if len(open_steps) < LARGE else copy_of(open_steps),
         waits=state.waits.copy() if state.waits else {},
-        failed_steps=state.failed_steps.copy() if state.failed_steps else {},
+        failed_steps=copy_of(failed_steps) if failed_steps else {},
         cursors=state.cursors.copy() if state.cursors else {},
         occurrences=state.occurrences.copy() if state.occurrences else {},
     )
