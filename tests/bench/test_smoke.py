@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 FIGURES = {
     "commit": ({"batch 1", "batch 10", "batch 100", "batch 1000"}, {"turns/s", "floor turns/s", "ratio"}),
+    "open": ({"10 open", "100 open", "1,000 open", "10,000 open"}, {"µs/turn", "growth", "µs/commit"}),
     "growth": ({"100 runs", "300 runs", "1,000 runs"}, {"µs/turn", "growth", "floor µs/turn", "floor growth"}),
     "deliver": ({"batch 1", "batch 10", "batch 100"}, {"signals/s"}),
     "claim": ({"batch 1", "batch 100"}, {"p50 ms", "p99 ms"}),
