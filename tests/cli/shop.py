@@ -6,7 +6,7 @@ from pathlib import Path
 
 import holdfast as hf
 
-app = hf.App("shop")
+app = hf.App("shop", artifacts=hf.Artifacts(Path.cwd() / "artifacts"))
 
 
 @dataclass
@@ -36,6 +36,16 @@ async def order(order_id: str, cents: int = 0) -> str:
 @app.workflow
 async def echo(value: str = "") -> str:
     return value
+
+
+@app.activity
+async def film(title: str, kind: str) -> hf.Artifact:
+    return await hf.put_artifact([title.encode()] * 100_000, kind=kind)
+
+
+@app.workflow
+async def filming(title: str, kinds: list[str]) -> int:
+    return len([await film(title, kind) for kind in kinds])
 
 
 @app.workflow

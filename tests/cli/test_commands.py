@@ -398,3 +398,25 @@ def test_every_derived_command_is_run_in_this_file() -> None:
     resources = {spec_of(operation).words.split()[0] for operation in OPERATIONS.values()}
     known = {(resource, verb) for resource in resources for verb in commands[resource] if not verb.startswith("-")}
     assert known - set(re.findall(r'"([a-z-]+)", "([a-z-]+)"', Path(__file__).read_text())) == set()
+
+
+@pytest.mark.contract("SEC-2", "API-1")
+def test_artifacts_are_listed_and_downloaded(setup: CommandSetup) -> None:
+    content = "Solaris" * 100_000
+    setup.hf("run", "start", "filming", "title=Solaris", 'kinds:=["film"]', "--run-id", "film-1", "--wait")
+    setup.hf("run", "start", "filming", "title=Solaris", 'kinds:=["film","log","log"]', "--run-id", "film-3", "--wait")
+    [artifact] = setup.json("artifact", "list", "film-1")["items"]
+    assert (artifact["step_id"], artifact["kind"], artifact["size_bytes"]) == ("film", "film", len(content))
+    assert "film" in setup.hf("artifact", "list", "film-1").stdout
+    assert setup.hf("artifact", "get", "film-1", "-o", "-").stdout == content
+    setup.hf("artifact", "get", "film-1", artifact["artifact_id"], "--output", "solaris.film")
+    assert (setup.folder / "solaris.film").read_text() == content
+    saved = setup.json("artifact", "get", "film-3", "film")
+    assert (setup.folder / saved["path"]).read_text() == content
+    setup.hf("artifact", "get", "film-3", "log", "--step", "film#2", "-o", "log")
+    assert not list(setup.folder.glob("*.incomplete"))
+    assert "has 2 of them" in setup.hf("artifact", "get", "film-3", "log", code=2).stderr
+    assert "no such artifact" in setup.hf("artifact", "get", "film-1", "log", code=3).stderr
+    assert "cannot be written" in setup.hf("artifact", "get", "film-1", "-o", "nowhere/film", code=2).stderr
+    stored = setup.run("artifact", "get", "film-1", "-o", "direct", "--store", "sqlite:///shop.db", "--app", "shop.py")
+    assert (stored.returncode, (setup.folder / "direct").read_text()) == (0, content), stored.stderr

@@ -18,6 +18,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from holdfast.engine.observe import tracing
 from holdfast.engine.observe.tracing import span_context, traced
 
+
+class Vault:
+    """Has one secret."""
+
+    async def resolve(self, refs: Any, scope: Any) -> dict[str, str]:
+        """Return its value."""
+        return dict.fromkeys(refs, "sk_live_1234")
+
+
 app = hf.App("traced")
 current: dict[str, Any] = {}
 
@@ -129,3 +138,62 @@ async def test_an_exporter_that_is_far_behind_loses_traces_and_not_memory(
     exported = len([span for span in exporter.get_finished_spans() if span.name == "run child"])
     assert 2 <= exported <= 3, "the one under way, and those that wait"
     assert "too far behind" in caplog.text
+
+
+@pytest.mark.contract("ACT-4")
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "thread"])
+async def test_a_verifier_has_a_span_below_its_step(is_async: bool) -> None:
+    bank = hf.App("bank", secrets=Vault())
+    seen: list[Any] = []
+    verdicts: list[Any] = [ConnectionError("down for sk_live_1234"), hf.NotCompleted(), hf.Completed("receipt")]
+
+    def look() -> Any:
+        seen.append(trace.get_current_span().get_span_context())
+        said = verdicts.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    async def ask(key: hf.Secret) -> Any:
+        return look()
+
+    def ask_in_thread(key: hf.Secret) -> Any:
+        return look()
+
+    again = hf.Retry(max_attempts=2, initial_ms=1)
+
+    @bank.activity(
+        idempotency_key=lambda: "once",
+        verify=ask if is_async else ask_in_thread,
+        retry=hf.Retry(max_attempts=3, initial_ms=1),
+        verify_retry=again,
+    )
+    async def charge(key: hf.Secret) -> str:
+        raise ConnectionError("the line is dead")
+
+    @bank.workflow
+    async def buy() -> str:
+        return await charge(hf.Secret("bank/key"))
+
+    exporter = InMemorySpanExporter()
+    async with bank.node("memory://"), traced(bank, exporter):
+        run = await bank.start(buy)
+        assert await run.result() == "receipt"
+    spans = [span for span in exporter.get_finished_spans() if span.name == "verify charge"]
+    step = span_context(run.run_id, "charge")
+    assert [span.parent and span.parent.span_id for span in spans] == [step.span_id] * 3
+    assert [span.context.span_id for span in spans] == [context.span_id for context in seen]
+    assert {span.context.trace_id for span in spans} == {step.trace_id}
+    about = [dict(span.attributes or {}) for span in spans]
+    assert [(each.get("holdfast.verdict"), each["holdfast.attempt"]) for each in about] == [
+        (None, 2),
+        ("NotCompleted", 2),
+        ("Completed", 3),
+    ]
+    assert spans[0].status.status_code is trace.StatusCode.ERROR
+    assert "sk_live_1234" not in str(spans[0].status.description)
+    assert "[redacted: bank/key]" in str(spans[0].status.description)
+    assert bank.registry.activities["charge"].verifier is not None
+    async with bank.node("memory://"):  # without tracing it is asked as before
+        verdicts.append(hf.Completed("again"))
+        assert await (await bank.start(buy)).result() == "again"

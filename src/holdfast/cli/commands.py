@@ -50,6 +50,7 @@ HELP = {
     "system": "The installation: its health, its nodes, and what operators should know.",
     "token": "Who may call the server.",
     "tenant": "Those who share this installation.",
+    "artifact": "What the activities of runs have stored.",
     "audit": "What callers have changed, who they were, and when.",
 }
 

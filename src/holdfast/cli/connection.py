@@ -18,7 +18,7 @@ from holdfast.clock import SystemIds, SystemRng
 from holdfast.core.timing import Retry
 from holdfast.errors import InvalidInput, NotFound, StoreUnavailable
 from holdfast.service.context import Principal
-from holdfast.service.operations import OPERATIONS
+from holdfast.service.operations import DOWNLOADS, OPERATIONS
 from holdfast.service.operations.streams import follow_run
 from holdfast.store.open import is_new, open_existing
 
@@ -48,6 +48,12 @@ class Connection:
         if name not in OPERATIONS:
             raise NotFound(f"there is no operation {name!r}: `holdfast call` lists them", operation=name)
         return await self._calls.call(OPERATIONS[name], ask, Any)
+
+    async def download(self, name: str, ask: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+        """Return the bytes with which an operation answers, as they come."""
+        async with aclosing(self._calls.download(DOWNLOADS[name], ask)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def events(self, run_id: str, after: int) -> AsyncGenerator[Any, None]:
         """Return the events of a run behind a number, as they come, to its end."""

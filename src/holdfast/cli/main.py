@@ -8,6 +8,7 @@ from typing import Literal
 
 from cyclopts import App
 
+from holdfast.cli.artifacts import artifact_get, artifact_list
 from holdfast.cli.audit import export
 from holdfast.cli.bench import bench
 from holdfast.cli.call import call
@@ -61,6 +62,8 @@ def _assemble() -> None:
         group, _, verb = spec.words.partition(" ")
         made = OWN.get(name) or command_of(operation, spec, WAIT if name == "runs.start" else None)
         _group(group).command(made, name=verb)
+    _group("artifact").command(artifact_get, name="get")
+    _group("artifact").command(artifact_list, name="list")
     _group("audit").command(export, name="export")
     _group("run").command(run_show, name="show")
     _group("run").command(run_tail, name="tail")

@@ -3,14 +3,15 @@
 A run's trace and spans have ids that follow from the run's own, so the trace follows from the run's id, nothing is
 carried along, and steps that were carried out by many nodes come together. The node that records a run's end hands
 its whole trace to the exporter. Inside an activity the step's span is the current one: what is called from there, and
-knows of traces, goes on with it.
+knows of traces, goes on with it. A verifier has a span of its own below the step's, because no history shows when it
+was asked; the node that asks it exports that span at once.
 """
 
 import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import wraps
 from typing import Any, Protocol, cast
 
@@ -23,6 +24,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, Status, StatusCode, TraceFlags
 from opentelemetry.util.types import Attributes, AttributeValue
 
+from holdfast.clock import SystemClock, SystemIds
 from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.redaction import Redactor
@@ -118,8 +120,9 @@ class Tracing:
     def __init__(self, store: Store, exporter: SpanExporter, resource: Resource | None = None) -> None:
         self._store = store
         self._exporter = exporter
-        self._resource = resource or Resource.create()
-        self._finished: asyncio.Queue[str] = asyncio.Queue(MOST_BEHIND)
+        self.resource = resource or Resource.create()
+        self._finished: asyncio.Queue[str | ReadableSpan] = asyncio.Queue(MOST_BEHIND)
+        self._loop = asyncio.get_running_loop()
         self.lost = 0
         """How many runs have finished while the exporter was too far behind."""
         self._unsubscribe = observer_of(store).subscribe(self._note)
@@ -128,11 +131,16 @@ class Tracing:
     def _note(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
             if turn.snapshot.status in TERMINAL and turn.events:
-                self._note_end(turn.run_id)
+                self._put(turn.run_id)
 
-    def _note_end(self, run_id: str) -> None:
+    def note_span(self, span: ReadableSpan) -> None:
+        """Export a span that has ended, in whatever thread."""
+        with suppress(RuntimeError):  # the loop is closed: the node is gone
+            self._loop.call_soon_threadsafe(self._put, span)
+
+    def _put(self, ended: str | ReadableSpan) -> None:
         try:
-            self._finished.put_nowait(run_id)
+            self._finished.put_nowait(ended)
         except asyncio.QueueFull:
             self.lost += 1
             if self.lost & (self.lost - 1) == 0:  # the first, and each time that it has doubled
@@ -140,18 +148,23 @@ class Tracing:
 
     async def _work(self) -> None:
         while True:
-            run_id = await self._finished.get()
+            ended = await self._finished.get()
             try:
-                await self._export(run_id)
+                await self._export(ended)
             except Exception:  # an exporter is not ours, and may raise anything
-                logger.warning("the trace of run %s is lost", run_id, exc_info=True)
+                name = ended if isinstance(ended, str) else ended.name
+                logger.warning("the trace of run %s is lost", name, exc_info=True)
             finally:
                 self._finished.task_done()
 
-    async def _export(self, run_id: str) -> None:
-        history = await read_history(self._store, run_id)
-        if history:
-            await asyncio.to_thread(self._exporter.export, list(spans_of(history, self._resource)))
+    async def _export(self, ended: str | ReadableSpan) -> None:
+        if isinstance(ended, str):
+            history = await read_history(self._store, ended)
+            spans = list(spans_of(history, self.resource)) if history else []
+        else:
+            spans = [ended]
+        if spans:
+            await asyncio.to_thread(self._exporter.export, spans)
 
     async def stop(self) -> None:
         """Hand out what has finished so far, and stop."""
@@ -244,10 +257,75 @@ async def traced(app: TracedApp, exporter: SpanExporter, resource: Resource | No
         if not hasattr(definition.function, _MARK):
             definition.function = _within_step(definition.function, definition.is_async)
     tracing = Tracing(app.runtime().store, exporter, resource)
+    verifiers = [each.verifier for each in app.registry.activities.values() if each.verifier is not None]
+    functions = [verifier.function for verifier in verifiers]
+    for verifier in verifiers:
+        verifier.function = _traced_verifier(verifier.function, verifier.is_async, tracing)
     try:
         yield
     finally:
+        for verifier, function in zip(verifiers, functions, strict=True):
+            verifier.function = function
         await tracing.stop()
+
+
+def _traced_verifier(function: Callable[..., Any], is_async: bool, tracing: Tracing) -> Callable[..., Any]:
+    """Return a verifier that is current as a span below its step's while it looks, and exports it."""
+
+    @contextmanager
+    def verification() -> Iterator[Callable[[Any], Any]]:
+        activity = current_activity()
+        assert activity is not None, "a verifier has the context of its activity"
+        step = span_context(activity.run_id, activity.step_id)
+        span_id = int.from_bytes(_digest(f"{activity.run_id}|{activity.step_id}|{SystemIds().new_id()}")[16:24])
+        context = SpanContext(step.trace_id, span_id, True, step.trace_flags)
+        about: dict[str, AttributeValue] = {
+            "holdfast.run_id": activity.run_id,
+            "holdfast.step_id": activity.step_id,
+            "holdfast.attempt": activity.engine_attempt_id,
+        }
+        clock = SystemClock()
+        began, status = clock.now(), Status(StatusCode.UNSET)
+
+        def keep(verdict: Any) -> Any:
+            about["holdfast.verdict"] = type(verdict).__name__
+            return verdict
+
+        try:
+            with trace.use_span(NonRecordingSpan(context), record_exception=False, set_status_on_exception=False):
+                yield keep
+        except BaseException as problem:
+            status = Status(StatusCode.ERROR, f"{type(problem).__name__}: {problem}")
+            raise
+        finally:
+            span = ReadableSpan(
+                name=f"verify {activity.step_id}",
+                context=context,
+                parent=step,
+                resource=tracing.resource,
+                attributes=about,
+                status=status,
+                start_time=began * 1_000,
+                end_time=max(clock.now(), began) * 1_000,
+            )
+            redactor = current_redactor()
+            tracing.note_span(span if redactor is None else _redacted(span, redactor))
+
+    if is_async:
+
+        @wraps(function)
+        async def ask(*args: Any, **kwargs: Any) -> Any:
+            with verification() as keep:
+                return keep(await function(*args, **kwargs))
+
+        return ask
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with verification() as keep:
+            return keep(function(*args, **kwargs))
+
+    return call
 
 
 def _within_step(function: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
