@@ -4,11 +4,14 @@ from collections.abc import Iterable
 from time import perf_counter
 
 import pytest
+from msgspec import Raw
 
+from holdfast.core.commands import RecordMarker
 from holdfast.core.graph import Graph, GraphNode, compared, layers_of
 from holdfast.core.run_graph import MOST_NODES, GraphFold, NodeStatus, RunGraph, RunNode
-from holdfast.core.snapshot import RunSnapshot, StepSnapshot, StepStatus
+from holdfast.core.snapshot import RunSnapshot, StepSnapshot, StepStatus, incremental_project, project_run
 from holdfast.core.state import RunStatus
+from tests.core.driver import Driver
 from tests.core.test_graph import chain, fan, layered, node, plan
 
 
@@ -169,6 +172,37 @@ def test_what_is_there_for_a_step_says_how_the_step_stands() -> None:
     undone = drawn(graph, step("load"), step("load:compensate", begin=5), step("each[0]"), step("each[0]:compensate"))
     assert (undone["load:compensate"].status, undone["load:compensate"].depends_on) == ("SUCCESS", ("load",))
     assert undone["each"].counts == {NodeStatus.SUCCESS: 2}
+
+
+def test_what_the_program_has_decided_is_shown_at_once() -> None:
+    graph = plan(
+        node("a"),
+        node("b"),
+        node("c"),
+        node("d"),
+        node("g", kind="scene"),
+        node("g/x", parent="g"),
+        node("each", kind="for_each"),
+    )
+    markers = {"a:when": "false", "b:when": "true", "c:skipped": '"why"', "d:failed": '"why"', "g:condition": "false"}
+    markers |= {"each[3]:failed": '"why"', "a": "false", ":state": "{}"}
+    driver = Driver("r").start()
+    driver.ask(*(RecordMarker(step_id=id, name="x", value=Raw(value.encode())) for id, value in markers.items()))
+
+    run = project_run("r", driver.events)
+
+    assert run == incremental_project(project_run("r", driver.events[:5]), driver.events[5:])
+    found = {each.id: each.status.value for each in GraphFold(graph).of_run(run, ["each"]).nodes}
+    assert found == {
+        "a": "SKIPPED",
+        "b": "PENDING",
+        "c": "SKIPPED",
+        "d": "FAILED",
+        "g": "SKIPPED",
+        "g/x": "SKIPPED",
+        "each": "FAILED",
+        "each[3]": "FAILED",
+    }
 
 
 def test_many_items_are_folded_and_keep_their_groups_while_they_become_more() -> None:

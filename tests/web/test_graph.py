@@ -255,6 +255,41 @@ async def test_a_flow_is_started_with_a_form_that_checks_its_state(page: Page, s
     await expect(node(page, "gift card")).to_have_attribute("data-status", "SKIPPED")
 
 
+PLAN = {
+    "plan": "import",
+    "version": "1",
+    "inputs": {"rows": {"type": "array"}, "note": {"type": "string", "default": ""}},
+    "steps": [
+        {"id": "stock", "activity": "reserve", "input": {"order_id": "x"}},
+        {
+            "id": "load",
+            "activity": "reserve",
+            "for_each": "${inputs.rows}",
+            "input": {"order_id": "${item}"},
+            "depends_on": ["stock"],
+        },
+        {"id": "ask", "signal": "approval", "depends_on": ["load"]},
+        {"id": "never", "activity": "reserve", "when": "${inputs.note == 'x'}", "input": {"order_id": "x"}},
+        {"id": "end", "activity": "reserve", "input": {"order_id": "x"}, "depends_on": ["ask", "never"]},
+    ],
+}
+
+
+async def test_a_plan_is_drawn_with_the_items_of_its_for_each(page: Page, site: Site) -> None:
+    run = await site.orchard.app.plans.start(PLAN, {"rows": [f"r{number}" for number in range(100)]})
+    await page.goto(f"/runs/{run.run_id}")
+    await expect(node(page, "ask")).to_have_attribute("data-status", "WAITING")
+    await expect(node(page, "never")).to_have_attribute("data-status", "SKIPPED")
+    await expect(node(page, "load")).to_contain_text("100 of 100")
+    await node(page, "load").click()
+    await node(page, "load[0-59]").click()
+    await node(page, "load[7]").click()
+    await expect(page.locator(".detail")).to_contain_text("r7")
+    await run.signal("approval", {})
+    await expect(node(page, "end")).to_have_attribute("data-status", "SUCCESS")
+    await expect(page.locator(".head-marks")).to_contain_text("Completed")
+
+
 # --- 10,000 steps
 
 

@@ -4,8 +4,8 @@ A graph is folded once (`GraphFold`) and combined with the snapshot of a run eac
 returned is bounded however many steps there are: the outermost nodes, and those of groups that are expanded.
 Groups of a flow are expanded as long as there is room; folds and the items of a `for_each` when they are asked for.
 
-A step that no event names has not begun. If something has begun that depends on it, or the run is completed, it was
-skipped.
+A step that no event names has not begun. If the program has decided so, something has begun that depends on it, or the
+run is completed, it was skipped.
 """
 
 import re
@@ -146,6 +146,7 @@ class _OfRun:
         self._kind = fold.kind
         self._status = snapshot.status
         self._steps = {step.step_id: step for step in snapshot.steps}
+        self._decided = dict(snapshot.decided)
         self._nodes = dict(nodes)
         self._members = dict(members)
         self._own: set[str | None] = set()
@@ -175,7 +176,7 @@ class _OfRun:
         """
         items: dict[str, list[tuple[int, str]]] = {}
         others: list[str] = []
-        for step_id in self._steps:
+        for step_id in {**self._steps, **self._decided}:
             if step_id in self._nodes:
                 continue
             base, role = _role_of(step_id)
@@ -220,7 +221,8 @@ class _OfRun:
         self._add([node for _, node in level])
 
     def _step_node(self, parent: str | None, step_id: str) -> GraphNode:
-        kind = _STEP_KINDS.get(self._steps[step_id].kind, "activity")
+        step = self._steps.get(step_id)
+        kind: NodeKind = "activity" if step is None else _STEP_KINDS.get(step.kind, "activity")
         found = _ITEM.fullmatch(step_id)
         label = step_id.rpartition("/")[2]
         if parent is not None and found is not None and found[1] == parent:
@@ -254,6 +256,10 @@ class _OfRun:
                 here.started_at, here.completed_at = step.started_at, step.completed_at
                 here.is_begun = step.status is not StepStatus.PENDING
                 here.is_open = here.is_begun and step.completed_at is None
+            elif self._decided.get(node.id) is StepStatus.FAILED:
+                here.status, here.is_begun = NodeStatus.FAILED, True
+            else:
+                here.is_skipped = node.id in self._decided
             for helper in self._helpers.get(node.id, ()):
                 _take_helper(here, helper)
             if here.is_begun and node.parent is not None:

@@ -79,6 +79,8 @@ class RunSnapshot(Struct, frozen=True, kw_only=True):
     completed_at: Instant | None = None
     total_duration_ms: int | None = None
     is_cancelling: bool = False
+    decided: tuple[tuple[str, StepStatus], ...] = ()
+    """Steps of a flow or a plan that have ended without beginning: skipped, or failed because they could not begin."""
 
 
 def project_run(run_id: str, events: Iterable[Event]) -> RunSnapshot:
@@ -90,6 +92,7 @@ def incremental_project(snapshot: RunSnapshot, events: Iterable[Event]) -> RunSn
     """Return the snapshot after these events. Events at or below the watermark change nothing."""
     steps = {step.step_id: step for step in snapshot.steps}
     artifacts = dict.fromkeys(snapshot.artifacts)
+    decided = dict(snapshot.decided)
     for event in events:
         if event.run_seq <= snapshot.last_event_seq:
             continue
@@ -102,7 +105,22 @@ def incremental_project(snapshot: RunSnapshot, events: Iterable[Event]) -> RunSn
             )
         snapshot = replace(_project(snapshot, event, steps), last_event_seq=event.run_seq)
         artifacts.update(dict.fromkeys(getattr(event.data, "artifacts", ())))
-    return replace(snapshot, steps=tuple(steps.values()), artifacts=tuple(artifacts))
+        if isinstance(event.data, e.MarkerRecorded):
+            decided.update(_decision(event.step_id or "", event.data))
+    return replace(snapshot, steps=tuple(steps.values()), artifacts=tuple(artifacts), decided=tuple(decided.items()))
+
+
+def _decision(step_id: str, marker: e.MarkerRecorded) -> dict[str, StepStatus]:
+    """Return what a marker of a flow or a plan says of a step: `load:when` and `ship:condition` may be false."""
+    base, _, role = step_id.rpartition(":")
+    if not base:
+        return {}
+    value = bytes(marker.value)
+    if role == "skipped" or (role in ("when", "condition") and value == b"false"):
+        return {base: StepStatus.SKIPPED}
+    if role.partition("~")[0] == "failed" or (role == "when" and value.startswith(b'"')):
+        return {base: StepStatus.FAILED}
+    return {}
 
 
 def detect_gaps(last_seq: int, next_seq: int) -> bool:

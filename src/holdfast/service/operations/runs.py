@@ -8,10 +8,12 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import NULL
+from holdfast.core.plans import is_plan
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.engine.history import head_of
 from holdfast.engine.inbox.signals import FirstSignal
 from holdfast.engine.observe.logs import escaped
+from holdfast.engine.plans import load_plan
 from holdfast.engine.start.runtime import StartOptions
 from holdfast.errors import (
     Conflict,
@@ -27,6 +29,7 @@ from holdfast.errors import (
 from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS, TAGS
 from holdfast.service.auth.tenancy import check_chosen_id
 from holdfast.service.context import RequestContext
+from holdfast.service.live.projections import Drawable
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import OF_A_RUN, Name, Request, RunId, SignalId, WaitSeconds, given, operation
 from holdfast.service.views import (
@@ -267,11 +270,21 @@ async def graph(context: RequestContext, request: DrawRun) -> GraphView:
     What is too large is folded into groups with counts, which `expand` shows. Groups and their names stay the same for
     the same definition. A workflow in code has no graph.
     """
-    head = await head_of(context.store, request.run_id)
-    definition = context.runtime.registry.workflow(head.plan_id, head.plan_version)
+    definition = await _definition_of(context, await head_of(context.store, request.run_id))
     projection = await context.service.projections.of(context.store, request.run_id)
     drawn = await context.service.graph_folds.of_run(definition, projection.snapshot, request.expand, request.collapse)
     return graph_view(projection, drawn)
+
+
+async def _definition_of(context: RequestContext, head: RunHead) -> Drawable:
+    """Return what a run is a run of: a workflow that is registered here, or a plan that is in the store."""
+    registry = context.runtime.registry
+    if not is_plan(head.plan_id):
+        return registry.workflow(head.plan_id, head.plan_version)
+    for event in await context.store.read_events(head.run_id, 0, 1):
+        if isinstance(event.data, e.RunQueued) and event.data.plan is not None:
+            return await load_plan(registry, context.runtime.store, head.tenant, event.data.plan.sha256)
+    raise NotFound(f"run {head.run_id} has no plan that could be drawn", run_id=head.run_id)
 
 
 class AwaitResult(OfRun, frozen=True, kw_only=True):
