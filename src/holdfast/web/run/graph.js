@@ -51,7 +51,7 @@ export class RunGraph {
     this.element.dataset.path = "true";
     return h(
       "div",
-      { class: "timeline-tools" },
+      { class: "graph-tools" },
       this.words,
       path,
       button("⇄", "Turn the graph", () => this.turn()),
