@@ -4,8 +4,10 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
-# Many tests wait for a time rather than for the machine, so there are more workers than cores.
-WORKERS := $(shell expr 3 '*' $$(getconf _NPROCESSORS_ONLN) / 2)
+# Many tests wait for a time rather than for the machine, so there are more workers than cores: of the quick ones fewer do.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+WORKERS = $(shell expr 2 '*' $(CORES))
+quick: WORKERS = $(shell expr 3 '*' $(CORES) / 2)
 PARALLEL ?= -n $(WORKERS) --dist worksteal
 
 VENV := .venv
