@@ -58,7 +58,7 @@ from holdfast.program.definitions import (
 from holdfast.program.flow.definition import FlowDefinition
 from holdfast.program.flow.steps import Step
 from holdfast.program.plan.definition import PlanDefinition, check_plan
-from holdfast.program.plan.text import Problem
+from holdfast.program.plan.text import PlanProblem
 from holdfast.program.secrets import Secret, SecretProvider
 from holdfast.program.values import Converter, Values
 from holdfast.registry import Registry
@@ -176,7 +176,7 @@ class AppPlans:
     def __init__(self, app: "App") -> None:
         self._app = app
 
-    def validate(self, document: PlanDocument) -> list[Problem]:
+    def validate(self, document: PlanDocument) -> list[PlanProblem]:
         """Return every problem of a plan, with its place: in the document, and with what is registered here."""
         return check_plan(body_of(document), self._app.registry)[1]
 

@@ -16,10 +16,12 @@ LONGER = {"orders"}
 SHOWN = {
     "agent": ["May I delete /logs/today?", "deleted /logs/old; was not allowed to delete /logs/today"],
     "approval": ["ann: 42.00 paid to ann, approved by carol", "bob: nobody answered in time"],
+    "etl": ["{'day': '2026-01-28', 'rows': 48}"],
     "fan_out": ["100 pictures", "100 results recorded; 1 attempt was repeated"],
     "hello": ["HELLO, DR ANN SMITH!", "9 RunCompleted"],
     "orders": ["killed with SIGKILL", "100 of 100 orders completed", "200 results recorded, each once"],
     "payment": ["receipt for 500 cents"],
+    "planner": ["to approve: {", "notes about price; notes about reviews"],
     "poller": ["parcel-7 arrived on day 9", "rotated at [16, 30, 44]"],
     "race": ["slow.example: cancelled", "the winner: the file, from fast.example"],
     "saga": ["gave back hotel-Venice\n  gave back flight-Venice", "there are no cars in Venice"],

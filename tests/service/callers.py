@@ -6,6 +6,7 @@ All of them take a name and what is asked, and return a status and what was answ
 import asyncio
 import io
 import json
+import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, redirect_stderr, redirect_stdout
 from typing import Any
@@ -16,7 +17,7 @@ import msgspec
 import holdfast as hf
 from holdfast import errors
 from holdfast.cli import call as call_module
-from holdfast.cli import connection, generate, runs
+from holdfast.cli import connection, generate, plans, runs
 from holdfast.cli.commands import spec_of
 from holdfast.cli.generate import arguments_of, fields_of
 from holdfast.cli.main import main
@@ -109,7 +110,8 @@ class _Commands:
 
         out, err = io.StringIO(), io.StringIO()
         with ExitStack() as stack:
-            for module in (generate, runs, call_module):
+            stack.enter_context(mock.patch.dict(os.environ, {"HOLDFAST_SERVER": "http://shop"}))
+            for module in (generate, plans, runs, call_module):
                 stack.enter_context(mock.patch.object(module, "connect", over_there))
             stack.enter_context(redirect_stdout(out))
             stack.enter_context(redirect_stderr(err))

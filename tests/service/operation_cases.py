@@ -752,3 +752,105 @@ async def _nodes(server: InProcessServer, call: Caller) -> None:
 async def _alerts(server: InProcessServer, call: Caller) -> None:
     assert (await expect_answer(call, "system.alerts", {}))["items"] == []
     await expect_problem(call, "system.alerts", {"after": -1}, "InvalidInput", 422)
+
+
+# --- plans
+
+GREETING = """
+plan: greeting
+version: "1"
+inputs: {name: {type: string}}
+steps:
+  - {id: wait, signal: go}
+  - {id: rest, sleep: 0.01, depends_on: [wait]}
+output: {name: "${inputs.name}", said: "${steps.wait.output}"}
+"""
+
+
+@case("plans.schema")
+async def plans_schema(server: InProcessServer, call: Caller) -> None:
+    answer = await expect_answer(call, "plans.schema", {})
+    assert answer["schema"]["required"] == ["plan", "version", "steps"]
+
+
+@case("plans.validate")
+async def plans_validate(server: InProcessServer, call: Caller) -> None:
+    answer = await expect_answer(call, "plans.validate", {"document": GREETING})
+    assert (answer["is_valid"], answer["plan_id"], len(answer["graph"]["nodes"])) == (True, "greeting", 2)
+    wrong = await expect_answer(call, "plans.validate", {"document": GREETING.replace("[wait]", "[nope]")})
+    assert wrong["problems"] == [{"place": "/steps/1/depends_on/0", "message": "there is no step 'nope'", "line": 7}]
+    unknown = "plan: p\nversion: '1'\nsteps: [{id: a, activity: nope}]"
+    assert not (await expect_answer(call, "plans.validate", {"document": unknown}))["is_valid"]
+
+
+@case("plans.register")
+async def plans_register(server: InProcessServer, call: Caller) -> None:
+    first = await expect_answer(call, "plans.register", {"document": GREETING}, 201)
+    assert first == await expect_answer(call, "plans.register", {"document": GREETING, "sha256": first["sha256"]}, 201)
+    await expect_problem(call, "plans.register", {"document": GREETING + "\n"}, "Conflict", 409)
+    other = {"document": GREETING.replace('"1"', '"2"'), "sha256": "0" * 64}
+    await expect_problem(call, "plans.register", other, "Conflict", 409)
+    problem = await expect_problem(call, "plans.register", {"document": "plan: x\n"}, "PlanInvalid", 422)
+    assert problem["details"]["problems"][0]["message"]
+    await expect_problem(call, "plans.register", {}, "InvalidInput", 422)
+    for uri in ("https://example.com/p.yaml", "file:///etc/passwd"):
+        await expect_problem(call, "plans.register", {"uri": uri}, "NotPermitted", 403)
+
+
+@case("plans.list")
+async def plans_list(server: InProcessServer, call: Caller) -> None:
+    for version in ("1", "2"):
+        document = GREETING.replace('"1"', f'"{version}"')
+        await expect_answer(call, "plans.register", {"document": document}, 201)
+    page = await expect_answer(call, "plans.list", {"limit": 1})
+    assert [item["plan_version"] for item in page["items"]] == ["1"]
+    page = await expect_answer(call, "plans.list", {"cursor": page["next"], "plan_id": "greeting"})
+    assert ([item["plan_version"] for item in page["items"]], page["next"]) == (["2"], None)
+
+
+@case("plans.get")
+async def plans_get(server: InProcessServer, call: Caller) -> None:
+    await expect_answer(call, "plans.register", {"document": GREETING}, 201)
+    plan = await expect_answer(call, "plans.get", {"plan_id": "greeting"})
+    assert (plan["document"], plan["steps"], plan["problems"]) == (GREETING, 2, [])
+    assert plan["input"]["required"] == ["name"]
+    await expect_problem(call, "plans.get", {"plan_id": "greeting", "plan_version": "9"}, "NotFound", 404)
+
+
+@case("plans.start")
+async def plans_start(server: InProcessServer, call: Caller) -> None:
+    registered = await expect_answer(call, "plans.register", {"document": GREETING}, 201)
+    ask: dict[str, Any] = {"plan_id": "greeting", "inputs": {"name": "ann"}, "request_id": "q"}
+    run = await expect_answer(call, "plans.start", ask, 201)
+    assert run["workflow"] == "plan:greeting"
+    assert run == await expect_answer(call, "plans.start", {**ask, "sha256": registered["sha256"]}, 201)
+    await expect_answer(
+        call, "signals.send", {"run_id": run["run_id"], "name": "go", "payload": 1, "signal_id": "s"}, 202
+    )
+    outcome = await server.until(
+        "runs.result", {"run_id": run["run_id"], "wait_s": 5}, lambda outcome: outcome["is_finished"]
+    )
+    assert outcome["result"] == {"name": "ann", "said": 1}
+    graph = await expect_answer(call, "runs.graph", {"run_id": run["run_id"]})
+    assert {node["id"]: node["status"] for node in graph["nodes"]} == {"wait": "SUCCESS", "rest": "SUCCESS"}
+    await expect_answer(
+        call, "plans.start", {"plan_id": "greeting", "document": GREETING, "inputs": {"name": "bob"}}, 201
+    )
+    await expect_problem(call, "plans.start", {"plan_id": "greeting"}, "InvalidInput", 422)
+    await expect_problem(call, "plans.start", {"plan_id": "other", "document": GREETING}, "Conflict", 409)
+    await expect_problem(call, "plans.start", {"plan_id": "nope"}, "NotFound", 404)
+    await expect_problem(call, "plans.start", {"plan_id": "greeting", "sha256": "0" * 64}, "NotFound", 404)
+
+
+@case("plans.diff")
+async def plans_diff(server: InProcessServer, call: Caller) -> None:
+    await expect_answer(call, "plans.register", {"document": GREETING}, 201)
+    other = GREETING.replace('"1"', '"2"').replace("sleep: 0.01", "sleep: 9")
+    await expect_answer(call, "plans.register", {"document": other + "on_failure: continue\n"}, 201)
+    ask = {"plan_id": "greeting", "from_version": "1", "to_version": "2"}
+    assert await expect_answer(call, "plans.diff", ask) == {
+        "added": [],
+        "removed": [],
+        "changed": {"rest": ["sleep"]},
+        "fields": ["on_failure"],
+    }

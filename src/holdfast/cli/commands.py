@@ -14,7 +14,8 @@ class CommandSpec(Struct, frozen=True, kw_only=True):
 
     `columns` are what a list shows of each item, `shown` is the field of the answer that is shown by itself. `secret`
     is shown by itself too, as a shell takes it, and it is said that this is the only time. `stdin` is the field that is
-    read from the standard input where it is given as `-`, because others can see the words of a command.
+    read from the standard input where it is given as `-`, because others can see the words of a command. `file` is the
+    field that is the text of a file, which is named instead.
     """
 
     words: str
@@ -24,6 +25,7 @@ class CommandSpec(Struct, frozen=True, kw_only=True):
     shown: str | None = None
     secret: str | None = None
     stdin: str | None = None
+    file: str | None = None
 
 
 GROUPS = {
@@ -33,6 +35,7 @@ GROUPS = {
     "activities": "activity",
     "letters": "dead-letter",
     "workflows": "workflow",
+    "plans": "plan",
     "tokens": "token",
     "tenants": "tenant",
     "system": "system",
@@ -46,6 +49,7 @@ HELP = {
     "task": "What humans are asked by runs.",
     "dead-letter": "Messages that could not be handled.",
     "workflow": "What can be started.",
+    "plan": "Plans: documents that are run. Check them, register them, start them.",
     "queue": "Queues of activities.",
     "system": "The installation: its health, its nodes, and what operators should know.",
     "token": "Who may call the server.",
@@ -109,6 +113,15 @@ COMMAND_SPECS: dict[str, CommandSpec] = {
     "letters.drop": CommandSpec(words="dead-letter drop", arguments=LETTER),
     "workflows.list": CommandSpec(words="workflow list", columns=("name", "version", "doc")),
     "workflows.get": CommandSpec(words="workflow show", arguments=("name",)),
+    "plans.validate": CommandSpec(words="plan validate", arguments=("document",), file="document"),
+    "plans.register": CommandSpec(words="plan register", arguments=("document",), file="document"),
+    "plans.list": CommandSpec(
+        words="plan list", columns=("plan_id", "plan_version", "sha256", "registered_by", "registered_at")
+    ),
+    "plans.get": CommandSpec(words="plan show", arguments=("plan_id",)),
+    "plans.start": CommandSpec(words="plan start", arguments=("plan_id",), rest="inputs"),
+    "plans.diff": CommandSpec(words="plan diff", arguments=("plan_id", "from_version", "to_version")),
+    "plans.schema": CommandSpec(words="plan schema"),
     "tokens.create": CommandSpec(words="token create", arguments=("name",), secret="token"),
     "tokens.list": CommandSpec(
         words="token list", columns=("prefix", "name", "role", "tenant", "expires_at", "is_valid")

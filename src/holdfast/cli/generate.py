@@ -14,6 +14,7 @@ from holdfast.cli import values
 from holdfast.cli.commands import CommandSpec
 from holdfast.cli.connection import Connection, Target, connect
 from holdfast.cli.output import clean, note, show_fields, show_items, show_json
+from holdfast.cli.plans import read_document
 from holdfast.errors import InvalidInput
 from holdfast.service.registry import Operation
 
@@ -86,6 +87,8 @@ def command_of(operation: Operation, spec: CommandSpec, extra: ExtraFlag | None 
         ask = _ask(fields, spec.rest, bound.arguments)
         if spec.stdin is not None and ask.get(spec.stdin) == "-":
             ask[spec.stdin] = sys.stdin.readline().strip()
+        if spec.file is not None and spec.file in ask:
+            ask[spec.file] = read_document(ask[spec.file])
         try:
             return asyncio.run(_carry_out(operation, spec, target, ask, is_all, then))
         except InvalidInput as problem:

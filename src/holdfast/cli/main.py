@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Literal
 
@@ -19,6 +19,7 @@ from holdfast.cli.exit_codes import run_command
 from holdfast.cli.generate import ExtraFlag, command_of
 from holdfast.cli.histories import check_histories
 from holdfast.cli.node import node
+from holdfast.cli.plans import plan_validate
 from holdfast.cli.runs import await_started, run_result, run_show, run_tail
 from holdfast.cli.server import server
 from holdfast.cli.stores import backup, info, migrate, restore
@@ -33,7 +34,7 @@ commands = App(
     exit_on_error=False,
 )
 WAIT = ExtraFlag(option="--wait", help="Wait for the run to finish, and write its result.", then=await_started)
-OWN = {"runs.result": run_result}
+OWN: dict[str, Callable[..., int]] = {"runs.result": run_result, "plans.validate": plan_validate}
 """Operations whose commands do more than ask once."""
 
 
@@ -60,7 +61,7 @@ def _assemble() -> None:
     for name, operation in OPERATIONS.items():
         spec = spec_of(operation)
         group, _, verb = spec.words.partition(" ")
-        made = OWN.get(name) or command_of(operation, spec, WAIT if name == "runs.start" else None)
+        made = OWN.get(name) or command_of(operation, spec, WAIT if name in ("runs.start", "plans.start") else None)
         _group(group).command(made, name=verb)
     _group("artifact").command(artifact_get, name="get")
     _group("artifact").command(artifact_list, name="list")

@@ -24,7 +24,7 @@ from holdfast.errors import Conflict, InvalidInput, NotFound, StoreCorrupt
 from holdfast.limits import PLAN_BYTES
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions
 from holdfast.program.plan.definition import PlanDefinition, check_plan, invalid
-from holdfast.program.plan.text import Problem
+from holdfast.program.plan.text import PlanProblem
 from holdfast.registry import Registry
 from holdfast.store.port import Found, PlanQuery, PlanStore, RunHead, Store
 
@@ -75,22 +75,27 @@ class Plans:
         self._registry = registry
         self._sources = sources
 
-    async def check(self, body: bytes) -> tuple[PlanDefinition | None, list[Problem]]:
+    async def check(self, body: bytes) -> tuple[PlanDefinition | None, list[PlanProblem]]:
         """Return the plan that a text holds, and what is wrong with it, also with what is installed on all nodes."""
         definition, problems = await asyncio.to_thread(check_plan, body)
         if definition is None or problems:
             return definition, problems
         self._registry.plans.keep(definition)
-        elsewhere = {
-            name for node in abilities_of(await self._store.find_nodes()) for name in node.abilities.activities
-        }
-        return definition, definition.problems_here(self._registry, elsewhere)
+        return definition, await self.problems_now(definition)
 
-    async def put(self, tenant: str, body: bytes) -> PlanDefinition:
-        """Check a plan and keep its body; raise `PlanInvalid` with every problem."""
+    async def problems_now(self, definition: PlanDefinition) -> list[PlanProblem]:
+        """Return what a plan asks for that no node alive has, or that does not fit what is registered here."""
+        nodes = abilities_of(await self._store.find_nodes())
+        elsewhere = {name for node in nodes for name in node.abilities.activities}
+        return definition.problems_here(self._registry, elsewhere)
+
+    async def put(self, tenant: str, body: bytes, expected: PlanRef | None = None) -> PlanDefinition:
+        """Check a plan and keep its body; raise `PlanInvalid` with every problem, and `Conflict` if it is another."""
         definition, problems = await self.check(body)
         if definition is None or problems:
             raise invalid(problems)
+        if expected is not None:
+            _compare(definition, expected)
         await self._store.put_plan(tenant, definition.sha256, body)
         return definition
 
@@ -136,25 +141,17 @@ class Plans:
         """
         if ref.sha256:
             try:
-                return self._compared(await load_plan(self._registry, self._store, tenant, ref.sha256), ref), ref.uri
+                definition = await load_plan(self._registry, self._store, tenant, ref.sha256)
             except NotFound:
                 if not ref.uri:
                     raise
+            else:
+                _compare(definition, ref)
+                return definition, ref.uri
         if ref.uri:
-            body = await self._sources.fetch(ref.uri)
-            found = sha256(body).hexdigest()
-            if ref.sha256 and found != ref.sha256:
-                raise Conflict(f"the plan at {ref.uri} has the hash {found}, not {ref.sha256}", sha256=found)
-            return self._compared(await self.put(tenant, body), ref), ref.uri
+            return await self.put(tenant, await self._sources.fetch(ref.uri), ref), ref.uri
         registered, definition = await self.show(tenant, ref.plan_id, ref.plan_version or None)
         return definition, registered.uri
-
-    def _compared(self, definition: PlanDefinition, ref: PlanRef) -> PlanDefinition:
-        for field, found in (("plan_id", definition.name), ("plan_version", definition.version)):
-            wanted = getattr(ref, field)
-            if wanted and wanted != found:
-                raise Conflict(f"the plan with the hash {definition.sha256} has {field} {found!r}, not {wanted!r}")
-        return definition
 
     def activity(self) -> ActivityDefinition:
         """Return the activity that keeps a plan in the store before a run of it is started."""
@@ -177,6 +174,18 @@ class Plans:
             return msgspec.structs.replace(definition.ref, uri=uri)
 
         return ActivityDefinition(store_plan, STORE_PLAN, ActivityOptions())
+
+
+def _compare(definition: PlanDefinition, ref: PlanRef) -> None:
+    """Raise `Conflict` if a plan is not the one that a reference names."""
+    known = (
+        ("sha256", definition.sha256, ref.sha256),
+        ("plan_id", definition.name, ref.plan_id),
+        ("plan_version", definition.version, ref.plan_version),
+    )
+    for field, found, wanted in known:
+        if wanted and wanted != found:
+            raise Conflict(f"the plan has {field} {found!r}, and {wanted!r} is asked for", field=field)
 
 
 def body_of(document: Any) -> bytes:

@@ -25,7 +25,7 @@ from holdfast.program.plan.forms import problems_of_form
 from holdfast.program.plan.model import Plan, PlanInput, Step, read_plan
 from holdfast.program.plan.references import Expression, Template, is_template, parse_template
 from holdfast.program.plan.schemas import schema_at, types_of
-from holdfast.program.plan.text import Place, Problem
+from holdfast.program.plan.text import Place, PlanProblem
 from holdfast.program.values import PLAIN, Values
 
 LAST_PLANS = 16
@@ -121,7 +121,7 @@ class PlanDefinition:
 
     # --- structure
 
-    def _compile(self) -> Iterator[Problem]:
+    def _compile(self) -> Iterator[PlanProblem]:
         at = self._parsed.problem
         self.steps: list[PlanStep] = []
         for position, step in enumerate(self.plan.steps):
@@ -139,7 +139,7 @@ class PlanDefinition:
             for other in compiled.depends_on:
                 self.steps[other].dependents.append(compiled.position)
 
-    def _connect(self, compiled: PlanStep) -> Iterator[Problem]:
+    def _connect(self, compiled: PlanStep) -> Iterator[PlanProblem]:
         """Find out what a step depends on."""
         step, at, here = compiled.step, self._parsed.problem, ("steps", compiled.position)
         found: dict[int, None] = {}
@@ -218,7 +218,7 @@ class PlanDefinition:
                 return "output is only there in compensate; elsewhere it is steps.ID.output"
         return None
 
-    def _check_output(self) -> Iterator[Problem]:
+    def _check_output(self) -> Iterator[PlanProblem]:
         self.of_output: frozenset[int]
         consumes: set[int] = set()
         at = self._parsed.problem
@@ -239,7 +239,7 @@ class PlanDefinition:
                             consumes.add(self.by_id[path[1]].position)
         self.of_output = frozenset(consumes)
 
-    def _cycles(self) -> Iterator[Problem]:
+    def _cycles(self) -> Iterator[PlanProblem]:
         """Yield a cycle with its path, if there is one: take away what can run until nothing can."""
         left = [len(compiled.depends_on) for compiled in self.steps]
         dependents: list[list[int]] = [[] for _ in self.steps]
@@ -292,7 +292,7 @@ class PlanDefinition:
 
     # --- what is asked of an installation
 
-    def problems_here(self, here: Installed, elsewhere: Collection[str] = ()) -> list[Problem]:
+    def problems_here(self, here: Installed, elsewhere: Collection[str] = ()) -> list[PlanProblem]:
         """Return what this plan asks for that is not there, or that does not fit.
 
         `elsewhere` are activities that other nodes have; whether arguments fit them is not known here.
@@ -300,7 +300,7 @@ class PlanDefinition:
         self._elsewhere = frozenset(elsewhere)
         return sorted(self._problems_here(here))[:PLAN_PROBLEMS]
 
-    def _problems_here(self, here: Installed) -> Iterator[Problem]:
+    def _problems_here(self, here: Installed) -> Iterator[PlanProblem]:
         at = self._parsed.problem
         for compiled in self.steps:
             step, place = compiled.step, ("steps", compiled.position)
@@ -321,7 +321,7 @@ class PlanDefinition:
 
     def _arguments(
         self, here: Installed, compiled: PlanStep, name: str, input: Any, place: Place, field: str
-    ) -> Iterator[Problem]:
+    ) -> Iterator[PlanProblem]:
         definition = here.activities.get(name)
         if definition is None and name in self._elsewhere:
             return
@@ -332,7 +332,7 @@ class PlanDefinition:
 
     def _fit(
         self, here: Installed, compiled: PlanStep, signature: Signature, input: Any, place: Place
-    ) -> Iterator[Problem]:
+    ) -> Iterator[PlanProblem]:
         """Yield why the arguments of a step do not fit a function."""
         at = self._parsed.problem
         given = {} if input is UNSET or input is None else input
@@ -463,7 +463,7 @@ _NODE_KINDS: dict[str, NodeKind] = {
 }
 
 
-def invalid(problems: "list[Problem] | tuple[Problem, ...]") -> PlanInvalid:
+def invalid(problems: "list[PlanProblem] | tuple[PlanProblem, ...]") -> PlanInvalid:
     """Return the error for a plan with these problems."""
     first = problems[0]
     line = "" if first.line is None else f"line {first.line}, "
@@ -472,12 +472,12 @@ def invalid(problems: "list[Problem] | tuple[Problem, ...]") -> PlanInvalid:
     return PlanInvalid(f"the plan is not valid: {line}{first.place or '/'}: {first.message}{more}", problems=shown)
 
 
-def check_plan(body: bytes, here: Installed | None = None) -> tuple[PlanDefinition | None, list[Problem]]:
+def check_plan(body: bytes, here: Installed | None = None) -> tuple[PlanDefinition | None, list[PlanProblem]]:
     """Return the plan that a text holds, if it is one; and every problem of it, also those of an installation."""
     try:
         definition = PlanDefinition(body)
     except PlanInvalid as problem:
-        return None, msgspec.convert(problem.details["problems"], list[Problem])
+        return None, msgspec.convert(problem.details["problems"], list[PlanProblem])
     return definition, definition.problems_here(here) if here is not None else []
 
 

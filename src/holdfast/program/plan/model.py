@@ -17,7 +17,7 @@ from holdfast.core.keys import check_name, check_step_name
 from holdfast.core.timing import Retry
 from holdfast.errors import HoldfastError, InvalidInput
 from holdfast.limits import DURATION_MS, PLAN_STEPS, SECRETS
-from holdfast.program.plan.text import Place, Problem, UnreadablePlan, pointer, read_text
+from holdfast.program.plan.text import Place, PlanProblem, UnreadablePlan, pointer, read_text
 from holdfast.program.secrets import Secret
 
 StepKind = Literal["activity", "signal", "task", "sleep", "workflow", "plan"]
@@ -176,15 +176,15 @@ class ParsedPlan(Struct, frozen=True):
     """A text that was read: the plan, if its fields are right, and every problem."""
 
     plan: Plan | None
-    problems: tuple[Problem, ...]
+    problems: tuple[PlanProblem, ...]
     lines: dict[Place, int]
 
-    def problem(self, message: str, *place: str | int) -> Problem:
+    def problem(self, message: str, *place: str | int) -> PlanProblem:
         """Return a problem at a place, with its line."""
         return problem_at(self.lines, message, place)
 
 
-def problem_at(lines: dict[Place, int], message: str, place: Place) -> Problem:
+def problem_at(lines: dict[Place, int], message: str, place: Place) -> PlanProblem:
     """Return a problem at a place, with the line of it, or of what it stands in."""
     line, inner = None, place
     while line is None and lines:
@@ -192,7 +192,7 @@ def problem_at(lines: dict[Place, int], message: str, place: Place) -> Problem:
         if not inner:
             break
         inner = inner[:-1]
-    return Problem(pointer(place), message, line)
+    return PlanProblem(pointer(place), message, line)
 
 
 def read_plan(body: bytes) -> ParsedPlan:
@@ -203,14 +203,14 @@ def read_plan(body: bytes) -> ParsedPlan:
     except UnreadablePlan as problem:
         return ParsedPlan(None, (problem.problem,), {})
     except InvalidInput as problem:
-        return ParsedPlan(None, (Problem("", problem.message),), {})
+        return ParsedPlan(None, (PlanProblem("", problem.message),), {})
     found = list(_fields(value, lines))
     if found:
         return ParsedPlan(None, tuple(found), lines)
     return ParsedPlan(msgspec.convert(value, Plan), (), lines)
 
 
-def _fields(value: Any, lines: dict[Place, int]) -> Iterator[Problem]:
+def _fields(value: Any, lines: dict[Place, int]) -> Iterator[PlanProblem]:
     """Yield what is wrong with the fields of a document: one problem for each step, and one for the rest."""
     if not isinstance(value, dict):
         yield problem_at(lines, "a plan is an object with the fields plan, version and steps", ())
@@ -230,7 +230,7 @@ def _fields(value: Any, lines: dict[Place, int]) -> Iterator[Problem]:
         yield from unfit or _step_fields(step, place, lines)
 
 
-def _convert(value: Any, kind: type, place: Place, lines: dict[Place, int]) -> Iterator[Problem]:
+def _convert(value: Any, kind: type, place: Place, lines: dict[Place, int]) -> Iterator[PlanProblem]:
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as problem:
@@ -253,7 +253,7 @@ def _keys(where: str) -> Iterator[str | int]:
             yield int(number)
 
 
-def _names(value: dict[str, Any], lines: dict[Place, int]) -> Iterator[Problem]:
+def _names(value: dict[str, Any], lines: dict[Place, int]) -> Iterator[PlanProblem]:
     name = value.get("plan")
     problem: HoldfastError | None = check_step_name("the id of a plan", name) if isinstance(name, str) else None
     if problem is None and isinstance(name, str) and "|" in name:
@@ -268,7 +268,7 @@ def _names(value: dict[str, Any], lines: dict[Place, int]) -> Iterator[Problem]:
         yield problem_at(lines, problem.message, ("version",))
 
 
-def _step_fields(step: dict[str, Any], place: Place, lines: dict[Place, int]) -> Iterator[Problem]:
+def _step_fields(step: dict[str, Any], place: Place, lines: dict[Place, int]) -> Iterator[PlanProblem]:
     """Yield what is wrong with a step whose fields have the right types."""
     kinds = [kind for kind in KINDS if kind in step]
     if len(kinds) != 1:
@@ -291,7 +291,7 @@ def _step_fields(step: dict[str, Any], place: Place, lines: dict[Place, int]) ->
     yield from _step_names(step, kind, place, lines)
 
 
-def _step_names(step: dict[str, Any], kind: str, place: Place, lines: dict[Place, int]) -> Iterator[Problem]:
+def _step_names(step: dict[str, Any], kind: str, place: Place, lines: dict[Place, int]) -> Iterator[PlanProblem]:
     named: list[tuple[Place, Any]] = [((kind,), step[kind])] if isinstance(step[kind], str) and kind != "sleep" else []
     named += [(("queue",), step["queue"])] if step.get("queue") else []
     compensate = step.get("compensate")

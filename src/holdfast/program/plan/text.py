@@ -22,7 +22,7 @@ Key = str | int
 Place = tuple[Key, ...]
 
 
-class Problem(Struct, frozen=True, order=True):
+class PlanProblem(Struct, frozen=True, order=True):
     """One thing that is wrong with a plan: where, by a JSON Pointer; what; and the line, if the text is YAML."""
 
     place: str
@@ -35,7 +35,7 @@ class UnreadablePlan(Exception):
 
     def __init__(self, message: str, place: Place = (), line: int | None = None) -> None:
         super().__init__(message)
-        self.problem = Problem(pointer(place), message, line)
+        self.problem = PlanProblem(pointer(place), message, line)
 
 
 def pointer(place: Place) -> str:

@@ -187,7 +187,16 @@ _START: dict[str, Any] = {
 }
 _SIGNAL: dict[str, Any] = {**_OF_RUN, "name": "approval", "payload": {"approved": True}, "signal_id": "click-1"}
 
+_PLAN = "plan: etl\nversion: '1'\nsteps:\n  - {id: rest, sleep: 60}\n"
+
 EXAMPLES: dict[str, dict[str, Any]] = {
+    "plans.schema": {},
+    "plans.validate": {"document": _PLAN},
+    "plans.register": {"document": _PLAN},
+    "plans.list": {"plan_id": "etl", "limit": 100},
+    "plans.get": {"plan_id": "etl", "plan_version": "1"},
+    "plans.start": {"plan_id": "etl", "inputs": {"day": "2026-01-28"}, "request_id": "night-28"},
+    "plans.diff": {"plan_id": "etl", "from_version": "1", "to_version": "2"},
     "runs.start": _START,
     "runs.get": _OF_RUN,
     "runs.list": {"workflow": "order", "status": "PAUSED", "created_from": "2026-01-28T12:00:00Z", "order": "newest"},

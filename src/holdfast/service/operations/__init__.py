@@ -7,6 +7,7 @@ from holdfast.service.operations import (
     controls,
     dead_letters,
     deletions,
+    plans,
     runs,
     signals,
     streams,
@@ -18,7 +19,7 @@ from holdfast.service.operations import (
 from holdfast.service.registry import Operation, collect
 
 OPERATIONS: dict[str, Operation] = collect(
-    (runs, controls, signals, activities, tasks, dead_letters, workflows, system, tokens, audit, deletions)
+    (runs, controls, signals, activities, tasks, dead_letters, workflows, plans, system, tokens, audit, deletions)
 )
 """Every operation, by its name."""
 
