@@ -184,15 +184,24 @@ class RunHandle(Generic[R]):
         await self._command("RESUME", reason, actor, signal_id, raise_failure=raise_failure, wait=wait)
 
     async def approve(
-        self, reason: str = "", *, actor: str = "", signal_id: str | None = None, wait: bool = False
+        self,
+        reason: str = "",
+        *,
+        step_id: str | None = None,
+        actor: str = "",
+        signal_id: str | None = None,
+        wait: bool = False,
     ) -> None:
-        """Approve a run that has not started."""
-        await self._command("APPROVE", reason, actor, signal_id, wait=wait)
+        """Approve a run that has not started; or a step of a plan, or a plan, that requires approval."""
+        await self._command("APPROVE", reason, actor, signal_id, step_id=step_id, wait=wait)
 
     async def retry_step(
         self, step_id: str, reason: str = "", *, actor: str = "", signal_id: str | None = None, wait: bool = False
     ) -> None:
-        """Retry a failed step whose failure the workflow has not seen: see `on_failure="pause"`."""
+        """Retry a failed step whose failure the workflow has not seen: see `on_failure="pause"`.
+
+        A step of a plan can be retried as long as the plan goes on: what was skipped because of it is reconsidered.
+        """
         await self._command("RETRY_STEP", reason, actor, signal_id, step_id=step_id, wait=wait)
 
     async def skip_step(

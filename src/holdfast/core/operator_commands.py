@@ -7,6 +7,13 @@ A failed step can be retried or skipped until the program gets the failure, that
 failure itself paused the run, the run resumes when the last such step is settled. RESUME raises the failure in the
 workflow, which may end the run, so it needs `raise_failure` for that.
 
+A plan goes on beside a failed step (`on_failure: continue`), and knows what it has skipped because of it. So a failed
+step of a plan can be retried or skipped later too: the program gets the decision (`Replay`) and reconsiders what it had
+skipped. It is refused once the run is being cancelled or compensated.
+
+APPROVE of a run that has started, or of a step, answers the task in which a plan asks for the approval, unless the
+task names who may answer it.
+
 RETRY_STEP of an unresolved step (see `reconciliation.py`) asks its verifier again.
 
 A task or a wait is skipped without a result: only those it asks may answer it. Skipping needs a permission of its own
@@ -15,12 +22,15 @@ A task or a wait is skipped without a result: only those it asks may answer it. 
 
 from collections.abc import Callable, Sequence
 
+from msgspec import Raw
+
 from holdfast.core import events as e
 from holdfast.core import messages as m
 from holdfast.core import reconciliation
 from holdfast.core.effects import is_of_engine
 from holdfast.core.event_writer import Decision, EventWriter, Refusal
-from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, RunState
+from holdfast.core.plans import APPROVAL_PART, COMPENSATE_PART, is_own_step, is_plan
+from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, OpenStep, RunState
 from holdfast.core.timing import step_options
 
 
@@ -40,8 +50,8 @@ def _objection(state: RunState, command: m.Control) -> str:
     match command.name:
         case "PAUSE" | "RESUME" if not has_begun:
             return "the run has not started"
-        case "APPROVE" if has_begun:
-            return "the run has started already"
+        case "APPROVE" if has_begun or (command.step_id is not None and is_plan(state.plan_id)):
+            return _objection_to_approval(state, command)
         case "RESUME" if not command.raise_failure:
             return objection_to_resume(failures_to_settle(state))
         case "RETRY_STEP":
@@ -78,7 +88,31 @@ def _objection_to_retry(state: RunState, step_id: str) -> str:
     if failed is None:
         step = state.open_steps.get(step_id)
         return "" if step is not None and step.is_unresolved else f"step {step_id!r} has not failed"
-    return f"the workflow has gone on since step {step_id!r} failed" if failed.is_delivered else ""
+    if not failed.is_delivered:
+        return ""
+    if not is_plan(state.plan_id) or not is_own_step(step_id):
+        return f"the workflow has gone on since step {step_id!r} failed"
+    oldest = next(iter(state.open_steps), "")
+    is_undone = state.is_cancelling or oldest.endswith(COMPENSATE_PART)
+    return f"the run is being undone since step {step_id!r} failed" if is_undone else ""
+
+
+def _approval(state: RunState, command: m.Control) -> OpenStep | None:
+    """Return the open task in which a plan asks to approve the step, or without one the run."""
+    task = state.open_steps.get(f"{command.step_id or 'run'}{APPROVAL_PART}") if is_plan(state.plan_id) else None
+    return task if task is not None and isinstance(task.body, e.TaskCreated) else None
+
+
+def _objection_to_approval(state: RunState, command: m.Control) -> str:
+    task = _approval(state, command)
+    if task is None:
+        return (
+            "the run has started already" if command.step_id is None else f"step {command.step_id!r} awaits no approval"
+        )
+    assert isinstance(task.body, e.TaskCreated)
+    if task.body.roles or task.body.assignee is not None:
+        return f"the approval is for others to give: answer task {task.body.task_id}"
+    return ""
 
 
 def certain_objection_to_retry(state: RunState, step_id: str) -> str:
@@ -160,8 +194,14 @@ def _cancel(state: RunState, command: m.Control, writer: EventWriter) -> None:
 
 
 def _approve(state: RunState, command: m.Control, writer: EventWriter) -> None:
-    if state.status is PENDING:
+    task = _approval(state, command)
+    if task is not None:
+        writer.close(task, e.TaskCompleted(command.actor, _APPROVED), command.id)
+    elif state.status is PENDING:
         writer.write(e.RunApproved(command.actor), cause=command.id)
+
+
+_APPROVED = Raw(b'{"approved":true}')
 
 
 def _retry_step(state: RunState, command: m.Control, writer: EventWriter) -> None:

@@ -48,6 +48,21 @@ class PlanRef(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
     sha256: str = ""
 
 
+PART_MARK = ":"
+"""What separates the id of a step from what belongs to it: `load:approval`. No id of a step of a plan has it."""
+
+APPROVAL_PART = f"{PART_MARK}approval"
+"""The task in which a step is approved, or under the step id `run` the run."""
+
+COMPENSATE_PART = f"{PART_MARK}compensate"
+"""The activity that undoes a step."""
+
+
+def is_own_step(step_id: str) -> bool:
+    """Return whether a step of a run of a plan is a step of the plan: no item of one, nor what belongs to one."""
+    return PART_MARK not in step_id and not step_id.endswith("]")
+
+
 class RegisteredPlan(Struct, frozen=True, kw_only=True):
     """A version of a plan that was registered under its name. `sha256` is the hash of its body."""
 

@@ -6,7 +6,8 @@ not by position; activities and children by their input too. While a run is paus
 that were recorded meanwhile are delivered in order when it is resumed, at the time of the resumption.
 
 A failure that was recorded during a pause is not delivered if an operator retries or skips the step. A failure that
-itself paused the run is not delivered either if the run is cancelled instead.
+itself paused the run is not delivered either if the run is cancelled instead. That an operator retries a step whose
+failure was delivered, as in a plan, is delivered like an outcome.
 
 A start or a resumption that is directly followed by a pause with an error had no effect: the program could not go on.
 It is held back, like an outcome, for the next resumption.
@@ -147,7 +148,7 @@ class Replay:
                 outcomes = self.program.arranged(outcomes)
             return c.with_one_rotation([command for outcome in outcomes for command in self._hand(outcome)])
         elif kind is e.SignalAccepted:
-            self._take_back(event)
+            return self._take_decision(event)
         elif kind in e.OUTCOMES and not _is_withheld(kind, event):
             if not self._is_paused:
                 return self._hand(event)
@@ -156,11 +157,20 @@ class Replay:
             self._hold_back(event)
         return []
 
-    def _take_back(self, event: Event) -> None:
-        """Drop the failure of a step that an operator settles before it is delivered."""
+    def _take_decision(self, event: Event) -> list[c.Command]:
+        """Drop the failure of a step that an operator settles before it is delivered; deliver a later retry."""
         assert isinstance(event.data, e.SignalAccepted)
-        if self._held and event.data.name in ("RETRY_STEP", "SKIP_STEP"):
+        if event.data.name not in ("RETRY_STEP", "SKIP_STEP"):
+            return []
+        held = len(self._held or ())
+        if held:
             self._forget_failures(event.data.target_step_id)
+        if event.data.name == "SKIP_STEP" or len(self._held or ()) < held:
+            return []
+        if not self._is_paused:
+            return self._hand(event)
+        self._hold_back(event)
+        return []
 
     def _forget_failures(self, of_step: str | None = None) -> None:
         self._held = [

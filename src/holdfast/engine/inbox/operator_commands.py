@@ -175,6 +175,11 @@ class CommandSender:
     async def _step(self, run_id: str, step_id: str) -> e.Body | None:
         """Return the body that opened a step, since the last rotation; None if there is no such step yet."""
         events = await read_since_rotation(self._store, await head_of(self._store, run_id))
+        state = state_of(run_id, events)
+        if step_id in state.open_steps:  # it may have been opened before the rotation
+            return state.open_steps[step_id].body
+        if step_id in state.failed_steps:
+            return state.failed_steps[step_id].started.body
         opened = [event.data for event in events if event.step_id == step_id and type(event.data) in OPENING]
         return opened[-1] if opened else None
 

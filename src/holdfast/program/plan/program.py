@@ -112,6 +112,8 @@ class _Cursor(Struct, omit_defaults=True):
     problems: list[ErrorInfo] = []
     is_cancelled: bool = False
     is_approved: bool = False
+    failed: dict[str, None] = {}
+    """The activities that have failed and may be begun anew: by an operator, or by the policy of the plan."""
     version: int = 1
 
 
@@ -284,7 +286,7 @@ class PlanProgram:
             return False
         self._is_rotating = True
         self._commands.append(c.RecordMarker(step_id=marker, name="cut"))
-        self._commands.append(c.ContinueAsNew(input=cursor, steps=tuple(self._at.open)))
+        self._commands.append(c.ContinueAsNew(input=cursor, steps=(*self._at.open, *self._at.failed)))
         return True
 
     def _is_worth_it(self) -> bool:
@@ -295,7 +297,13 @@ class PlanProgram:
         if self._steps < self._least and size < self._limits.rotation_bytes:
             return False
         at = self._at
-        carried = len(at.open) + len(at.results) + len(at.undo) + sum(len(each.items) for each in at.each.values())
+        carried = (
+            len(at.open)
+            + len(at.failed)
+            + len(at.results)
+            + len(at.undo)
+            + sum(len(each.items) for each in at.each.values())
+        )
         return self._ended > 0 and CARRIED_FOR_ONE * self._ended >= carried
 
     def _cursor(self) -> Raw:
@@ -323,7 +331,9 @@ class PlanProgram:
             why = (
                 f"step {other!r} has failed" if has_failed else f"step {other!r} was skipped, and its output is needed"
             )
-            self._mark(f"{compiled.step.id}:skipped", "skipped", why)
+            marker = f"{compiled.step.id}:skipped"
+            count = self._at.attempts[marker] = self._at.attempts.get(marker, 0) + 1
+            self._mark(marker if count == 1 else f"{marker}~{count}", "skipped", why)
             self._settle(position, BLOCKED if has_failed else UNMET)
             return
         approval = compiled.step.requires_approval
@@ -659,11 +669,18 @@ class PlanProgram:
             return
         error: ErrorInfo = event.data.error  # type: ignore[attr-defined]
         self._bytes += len(error.message) + len(error.traceback)
+        if isinstance(event.data, e.StepFailed) and not opened.role:
+            self._note_failed(event.step_id or "", event.logical_attempt_id or 1)
         if opened.role == "compensate":
             self._at.problems.append(_short(error))
         elif not self._tries_again(opened, event.step_id or "", error):
             self._close_timer(opened)
             self._fail(opened.position, opened.item, error)
+
+    def _note_failed(self, step_id: str, attempt: int) -> None:
+        self._at.failed[step_id] = None
+        if attempt > 1:  # by the policy of the plan, or by an operator
+            self._at.attempts[step_id] = attempt
 
     def _tries_again(self, opened: _Open, step_id: str, error: ErrorInfo) -> bool:
         """Begin a failed activity anew, by the policy of the plan: as the next logical attempt, after a while."""
@@ -684,6 +701,9 @@ class PlanProgram:
         """Take what an operator has decided instead of an outcome."""
         opened = self._pop(event)
         if opened is None:
+            position = self._reopen(event.step_id or "")
+            if position is not None:
+                self._settle(position, GIVEN, _Result(event.data.result))  # type: ignore[attr-defined]
             return
         if opened.role == "timeout" or opened.role == "compensate":
             return
@@ -699,6 +719,59 @@ class PlanProgram:
             self._item_ended(opened.position, opened.item, result)
         else:
             self._settle(opened.position, GIVEN, result)
+
+    # --- failed steps that an operator settles
+
+    def _retried(self, event: Event) -> None:
+        """Take a failed step back that an operator has begun anew."""
+        assert isinstance(event.data, e.SignalAccepted)
+        step_id = event.data.target_step_id or ""
+        position = self._reopen(step_id) if event.data.name == "RETRY_STEP" else None
+        if position is not None:
+            self._at.open[step_id] = _Open(position)
+            self._steps += 1
+
+    def _reopen(self, step_id: str) -> int | None:
+        """Take back that a step has failed, and what followed for other steps; None if it has not."""
+        at = self._at
+        if step_id not in at.failed or step_id not in self.definition.by_id or self._is_ending:
+            return None
+        del at.failed[step_id]
+        position = self.definition.by_id[step_id].position
+        timer = f"{step_id}:retry{at.attempts.get(step_id, 1)}"
+        if at.open.pop(timer, None) is not None:  # it was to be begun anew later
+            self._commands.append(c.CancelStep(step_id=timer))
+        elif self._status[position] == FAILED:
+            self._status[position] = OPEN
+            self._unfinished += 1
+            at.results.pop(position, None)
+            at.consumers.pop(position, None)
+            self._reconsider(position)
+        return position
+
+    def _reconsider(self, position: int) -> None:
+        """Take back what was skipped because of a step; all that waits for it waits again."""
+        steps, status, waiting = self.definition.steps, self._status, list[int]()
+        found = [position]
+        while found:
+            for other in steps[found.pop()].dependents:
+                if status[other] == BLOCKED:
+                    status[other] = PENDING
+                    self._unfinished += 1
+                    found.append(other)
+                    waiting.append(other)
+                elif status[other] == PENDING:
+                    waiting.append(other)
+        for other in waiting:
+            self._at.blocked.pop(other, None)
+            self._left[other] = 0
+            for needed in steps[other].depends_on:
+                if status[needed] in (PENDING, OPEN):
+                    self._left[other] += 1
+                elif status[needed] in (FAILED, BLOCKED) or (status[needed] == UNMET and needed in steps[other].data):
+                    self._at.blocked[other] = needed
+        self._ready = [each for each in self._ready if not self._left[each]]
+        heapq.heapify(self._ready)
 
     def _fired(self, event: Event) -> None:
         opened = self._pop(event)
@@ -716,7 +789,9 @@ class PlanProgram:
 
     def _run_again(self, opened: _Open) -> None:
         compiled = self.definition.steps[opened.position]
-        attempt = self._at.attempts[self._path(compiled, opened.item)]
+        path = self._path(compiled, opened.item)
+        attempt = self._at.attempts[path]
+        self._at.failed.pop(path, None)
         self._run(compiled, opened.item, attempt)
 
     def _received(self, event: Event) -> None:
@@ -798,6 +873,7 @@ class PlanProgram:
             self._stop(error_info(kind(f"step {path}: {error.code}: {error.message}", error)), compiled.on_failure)
             return
         if item >= 0:
+            self._at.failed.pop(path, None)
             self._item_ended(position, item, _Result(NULL, _short(error)))
         else:
             self._settle(position, FAILED, _Result(NULL, _short(error)))
@@ -818,7 +894,7 @@ class PlanProgram:
             left[other] -= 1
             if not left[other]:
                 heapq.heappush(self._ready, other)
-        for other in compiled.consumes:
+        for other in compiled.consumes if status != BLOCKED else ():  # it may be reconsidered
             self._release(other)
         at.blocked.pop(position, None)
 
@@ -861,6 +937,7 @@ class PlanProgram:
         for step_id in at.open:
             self._commands.append(c.CancelStep(step_id=step_id))
         at.open.clear()
+        at.failed.clear()
         at.each.clear()
         self._ready.clear()
         self._touched.clear()
@@ -943,6 +1020,7 @@ _ON_EVENT: dict[type[e.Body], Callable[[PlanProgram, Event], None]] = {
     e.StepCompleted: PlanProgram._completed,
     e.StepFailed: PlanProgram._failed,
     e.StepSkipped: PlanProgram._skipped,
+    e.SignalAccepted: PlanProgram._retried,
     e.TimerFired: PlanProgram._fired,
     e.SignalReceived: PlanProgram._received,
     e.SignalTimedOut: PlanProgram._timed_out,

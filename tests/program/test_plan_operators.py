@@ -1,0 +1,218 @@
+"""Operators on plans: failed steps are retried or skipped after the plan has gone on, and approvals are given."""
+
+from typing import Any
+
+import pytest
+
+from holdfast.core import events as e
+from holdfast.limits import Limits
+from tests.program.core_run import SECOND
+from tests.program.plan_run import PlanRun, plan_of
+
+pytestmark = pytest.mark.contract("SIG-13", "ATT-2")
+
+FAILS: dict[str, Any] = {"id": "a", "activity": "x", "on_failure": "continue"}
+AGAIN = e.ErrorInfo("Broken", "it broke", retryable=True)
+BESIDE: dict[str, Any] = {"id": "beside", "activity": "x"}
+
+
+def after(id: str, *others: str, **fields: Any) -> dict[str, Any]:
+    return {"id": id, "activity": "x", "depends_on": list(others), **fields}
+
+
+def verdict(run: PlanRun) -> e.SignalAccepted | e.SignalRejected:
+    """Return the last decision about a command."""
+    decisions = [event.data for event in run.events if isinstance(event.data, e.SignalAccepted | e.SignalRejected)]
+    return decisions[-1]
+
+
+def same_again(run: PlanRun) -> None:
+    """Check that a replay of the history, whole and since the last rotation, goes on as the run does."""
+    for part in (True, False):
+        again = run.again(part)
+        assert again.open == run.open
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_what_was_skipped_because_of_a_step_is_reconsidered_when_it_is_retried(paused: bool) -> None:
+    body = plan_of(
+        FAILS,
+        BESIDE,
+        {"id": "early", "activity": "x"},
+        after("b", "a", input={"v": "${steps.a.output}", "e": "${steps.early.output}"}),
+        after("c", "b"),
+        after("d", "beside"),
+        output={"b": "${steps.b.output}", "c": "${steps.c.output}", "d": "${steps.d.output}"},
+    )
+    run = PlanRun(body)
+    run.complete("early", 7)
+    run.fail("a")
+    assert set(run.markers()) == {"b:skipped", "c:skipped"}
+    same_again(run)
+    if paused:
+        run.ask("PAUSE")
+    run.ask("RETRY_STEP", "a")
+    assert run.attempt_of("a") == 2
+    if paused:
+        assert run.open == ["beside", "a"]
+        run.complete("beside", 0)
+        run.ask("RESUME")
+    else:
+        run.complete("beside", 0)
+    assert run.open == ["a", "d"], "the run goes on beside it, and does not end before it"
+    same_again(run)
+    run.complete("d", 4)
+    assert run.open == ["a"]
+    run.complete("a", 1)
+    assert run.input_of("b") == {"v": 1, "e": 7}
+    run.complete("b", 2)
+    run.complete("c", 3)
+    assert run.result == {"b": 2, "c": 3, "d": 4}
+    same_again(run)
+
+
+def test_a_step_that_fails_again_skips_them_again_and_can_be_retried_past_nine() -> None:
+    run = PlanRun(plan_of(FAILS, after("b", "a"), BESIDE))
+    run.fail("a")
+    for attempt in range(2, 13):
+        run.ask("RETRY_STEP", "a")
+        assert (run.open, run.attempt_of("a")) == (["beside", "a"], attempt)
+        run.fail("a")
+        same_again(run)
+    keys = [event.idempotency_key for event in run.events]
+    assert len(set(keys)) == len(keys)
+    assert len([marker for marker in run.markers() if marker.startswith("b:skipped")]) == 12
+    run.complete("beside", 1)
+    assert run.result == {"b": None, "beside": 1}
+
+
+def test_a_failed_step_that_is_skipped_is_given_and_what_was_skipped_goes_on() -> None:
+    run = PlanRun(plan_of(FAILS, BESIDE, after("b", "a", input={"v": "${steps.a.output}"})))
+    run.fail("a")
+    run.ask("SKIP_STEP", "a", result=e.Raw(b"5"))
+    assert run.open == ["beside", "b"]
+    assert run.input_of("b") == {"v": 5}
+    same_again(run)
+    run.complete("b", 6)
+    run.complete("beside", 1)
+    assert run.result == {"b": 6, "beside": 1}
+
+
+def test_only_what_no_other_failure_blocks_goes_on() -> None:
+    other = {**FAILS, "id": "o"}
+    run = PlanRun(plan_of(FAILS, other, BESIDE, after("b", "a", "o"), after("c", "o"), after("d", "a")))
+    run.fail("a")
+    run.fail("o")
+    run.ask("RETRY_STEP", "a")
+    run.complete("a", 1)
+    assert run.open == ["beside", "d"], "b and c need the other step"
+    run.ask("RETRY_STEP", "o")
+    run.complete("o", 1)
+    assert run.open == ["beside", "d", "b", "c"]
+    same_again(run)
+
+
+@pytest.mark.contract("CAN-1")
+def test_a_failed_step_is_carried_over_rotations_and_can_still_be_retried() -> None:
+    chain = [after(f"s{n}", f"s{n - 1}") if n else {"id": "s0", "activity": "x"} for n in range(30)]
+    run = PlanRun(plan_of(FAILS, after("b", "a"), *chain), limits=Limits(rotation_steps=5))
+    run.fail("a")
+    for number in range(20):
+        run.complete(f"s{number}", 1)
+    assert run.rotations > 2
+    assert list(run.state.failed_steps) == ["a"]
+    same_again(run)
+    run.ask("RETRY_STEP", "a")
+    step = run.state.open_steps["a"]
+    assert (step.logical_attempt_id, step.engine_attempt_id) == (2, 2)
+    for number in range(20, 29):
+        run.complete(f"s{number}", 1)
+    same_again(run)
+    run.complete("a", 1)
+    run.complete("b", 2)
+    run.complete("s29", 3)
+    assert run.result == {"b": 2, "s29": 3}
+
+
+def test_an_operator_does_not_wait_for_the_policy_of_the_plan() -> None:
+    retry = {"max_attempts": 3, "initial_ms": 60_000, "jitter": 0}
+    run = PlanRun(plan_of({"id": "a", "activity": "x", "on_failure": "continue"}, BESIDE, retry=retry))
+    run.fail("a", AGAIN)
+    assert run.open == ["beside", "a:retry2"]
+    run.ask("RETRY_STEP", "a")
+    assert (run.open, run.attempt_of("a")) == (["beside", "a"], 2)
+    same_again(run)
+    run.fail("a", AGAIN)
+    run.now += 200 * SECOND
+    run.fire("a:retry3")
+    assert run.attempt_of("a") == 3
+    same_again(run)
+    run.fail("a", AGAIN)
+    assert run.open == ["beside"]
+    run.ask("RETRY_STEP", "a")
+    assert run.attempt_of("a") == 4
+    same_again(run)
+
+
+@pytest.mark.parametrize("command", ["RETRY_STEP", "SKIP_STEP"])
+def test_a_failure_is_settled_only_where_the_plan_can_take_it_back(command: str) -> None:
+    undo = {"compensate": {"activity": "y"}}
+    body = plan_of(
+        {"id": "first", "activity": "x", **undo},
+        FAILS,
+        {"id": "many", "activity": "x", "for_each": [1, 2], "on_failure": "continue"},
+        {"id": "last", "activity": "x", "on_failure": "compensate"},
+    )
+    run = PlanRun(body)
+    run.complete("first", 1)
+    run.fail("a")
+    run.fail("many[0]")
+    for step_id in ("many[0]", "first", "nowhere"):
+        run.ask(command, step_id)
+        assert isinstance(verdict(run), e.SignalRejected), step_id
+    run.fail("last")
+    assert run.open == ["first:compensate"]
+    run.ask(command, "a")
+    refused = verdict(run)
+    assert isinstance(refused, e.SignalRejected)
+    assert "undone" in refused.reason or command == "SKIP_STEP"
+    same_again(run)
+    run.complete("first:compensate")
+    assert run.status == "FAILED"
+
+
+# --- approvals
+
+
+def test_a_step_is_approved_by_a_command() -> None:
+    run = PlanRun(plan_of({"id": "a", "activity": "x", "requires_approval": True}, BESIDE))
+    assert run.open == ["a:approval", "beside"]
+    run.ask("APPROVE", "beside")
+    assert isinstance(verdict(run), e.SignalRejected)
+    run.ask("APPROVE")
+    assert isinstance(verdict(run), e.SignalRejected), "the run itself awaits none"
+    run.ask("APPROVE", "a")
+    assert isinstance(verdict(run), e.SignalAccepted)
+    assert run.open == ["beside", "a"]
+    [answered] = [event.data for event in run.events if isinstance(event.data, e.TaskCompleted)]
+    assert answered.actor == "ann"
+    run.ask("APPROVE", "a")
+    assert isinstance(verdict(run), e.SignalRejected), "it was approved before"
+    same_again(run)
+
+
+def test_a_run_of_a_plan_is_approved_by_a_command() -> None:
+    run = PlanRun(plan_of(BESIDE, requires_approval=True))
+    run.ask("APPROVE")
+    assert run.open == ["beside"]
+    same_again(run)
+
+
+def test_an_approval_that_is_for_others_is_given_by_its_task() -> None:
+    run = PlanRun(plan_of({"id": "a", "activity": "x", "requires_approval": {"roles": ["boss"]}}))
+    run.ask("APPROVE", "a")
+    refused = verdict(run)
+    assert isinstance(refused, e.SignalRejected)
+    assert "task" in refused.reason
+    run.answer("a:approval", {"approved": True})
+    assert run.open == ["a"]
