@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from holdfast.core import events as e
 from holdfast.limits import Limits
@@ -89,7 +90,7 @@ def test_a_step_that_fails_again_skips_them_again_and_can_be_retried_past_nine()
 def test_a_failed_step_that_is_skipped_is_given_and_what_was_skipped_goes_on() -> None:
     run = PlanRun(plan_of(FAILS, BESIDE, after("b", "a", input={"v": "${steps.a.output}"})))
     run.fail("a")
-    run.ask("SKIP_STEP", "a", result=e.Raw(b"5"))
+    run.ask("SKIP_STEP", "a", result=Raw(b"5"))
     assert run.open == ["beside", "b"]
     assert run.input_of("b") == {"v": 5}
     same_again(run)
