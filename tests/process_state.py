@@ -24,7 +24,7 @@ def _is_of_hypothesis(callback: object) -> bool:
 
 
 def read() -> dict[str, Any]:
-    """Return the state of the process, by the name of each part."""
+    """Return the state of the process, by the name of each part; not what is frozen, which is counted one by one."""
     return {
         "sys.getprofile()": sys.getprofile(),
         "sys.gettrace()": sys.gettrace(),
@@ -36,7 +36,6 @@ def read() -> dict[str, Any]:
         "sys.excepthook": sys.excepthook,
         "gc.isenabled()": gc.isenabled(),
         "gc.get_threshold()": gc.get_threshold(),
-        "gc.get_freeze_count()": gc.get_freeze_count(),
         # Hypothesis adds one of its own when it is first used, and keeps it.
         "gc.callbacks": [repr(each) for each in gc.callbacks if not _is_of_hypothesis(each)],
         "tracemalloc.is_tracing()": tracemalloc.is_tracing(),
@@ -48,15 +47,7 @@ def read() -> dict[str, Any]:
 def changes(before: dict[str, Any]) -> list[str]:
     """Return what is not as it was."""
     now = read()
-    return [
-        f"{name} was {was!r} and is {now[name]!r}" for name, was in before.items() if not _is_kept(name, was, now[name])
-    ]
-
-
-def _is_kept(name: str, was: Any, now: Any) -> bool:
-    if name == "gc.get_freeze_count()" and 0 < now < was:
-        return True  # what was frozen when tests were collected ends with its last reference
-    return bool(now == was)
+    return [f"{name} was {was!r} and is {now[name]!r}" for name, was in before.items() if now[name] != was]
 
 
 @contextmanager
