@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test coverage browser pictures lint format bench soak chaos dev contract diagram tables clean
+.PHONY: help demo quick test coverage browser commands pictures lint format bench soak chaos dev contract diagram tables clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,16 +38,25 @@ quick: $(DEV_STAMP) ## The loop while you write: ruff, and the tests that need n
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/pytest $(PARALLEL) -m quick $(PYTEST_ARGS)
 
-test: lint browser ## Lint, then every test in parallel; what CI runs (about 15 minutes)
+test: lint browser commands ## Lint, then every test in parallel; what CI runs (about 15 minutes)
 	$(BIN)/pytest $(PARALLEL) --durations=20 $(PYTEST_ARGS)
 
-coverage: $(DEV_STAMP) browser ## Every test with coverage measured, which takes twice as long
+coverage: $(DEV_STAMP) browser commands ## Every test with coverage measured, which takes twice as long
 	$(BIN)/pytest $(PARALLEL) -m 'not untraced' --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
 
 lint: $(DEV_STAMP) ## Check style, format and types
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy $(CODE)
+
+commands: ## Install the commands that tests use, or say what is missing
+	@missing=; for name in curl strace; do command -v $$name > /dev/null || missing="$$missing $$name"; done; \
+	  if [ -z "$$missing" ]; then exit 0; fi; \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    echo "Installing$$missing ..."; apt-get update -qq && apt-get install -y -qq $$missing > /dev/null; \
+	  else \
+	    echo "The tests need more commands. On Debian and Ubuntu: apt-get install$$missing" >&2; exit 1; \
+	  fi
 
 browser: ## Install the browser that the tests of the page need, or say what is missing
 	@for name in chromium chromium-browser google-chrome; do command -v $$name > /dev/null && exit 0; done; \

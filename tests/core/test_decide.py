@@ -137,7 +137,9 @@ def test_every_input_in_every_status_has_a_typed_answer(status: RunStatus, name:
 def test_every_event_of_a_decision_has_a_complete_envelope(name: str) -> None:
     run = run_in(RUNNING)
     answer = run.try_tell(every_input(run)[name])
-    for event in answer.events if isinstance(answer, Decision) else ():
+    events = answer.events if isinstance(answer, Decision) else ()
+    assert len(events) == len(EXPECTED[RUNNING][name].replace("InvalidInput", "").split())
+    for event in events:
         assert (event.run_id, event.run_seq, event.persisted_at) == ("run-1", 0, 0)
         assert (event.engine_run_ref, event.emitted_at) == (BY, run.now)
         assert event.event_id == event_id(event.idempotency_key)

@@ -44,10 +44,9 @@ asyncio.run(main())
 
 
 @pytest.mark.contract("STO-1")
-@pytest.mark.skipif(STRACE is None, reason="strace is not installed")
 def test_every_answer_comes_after_the_last_write_was_synchronised(tmp_path: Path) -> None:
     record = tmp_path / "strace.txt"
-    assert STRACE is not None
+    assert STRACE is not None, "this test needs strace: make commands"
     tracing = [STRACE, "-f", "-qq", "-e", "trace=write,pwrite64,fsync,fdatasync", "-o", str(record)]
     command = [*tracing, sys.executable, "-c", WRITER, str(tmp_path / "store.db")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)

@@ -31,10 +31,17 @@ class SlowStore(StoreProxy):
         self.lose: str = ""
         """What becomes of the next commit that was held: "before" it is done it fails, or "after"."""
         self.renews = True
+        self._is_held = asyncio.Event()
+
+    async def hold_beyond(self, milliseconds: int) -> None:
+        """Wait until a commit is held, and for so long after that."""
+        await self._is_held.wait()
+        await asyncio.sleep(milliseconds / 1_000)
 
     async def commit(self, turns: Sequence[Turn]) -> Answers:
         if self.gate.is_set() or not self.holds(turns):
             return await self._store.commit(turns)
+        self._is_held.set()
         await self.gate.wait()
         lose, self.lose = self.lose, ""
         if lose != "before":
@@ -55,6 +62,7 @@ class Shop:
     def __init__(self) -> None:
         self.app = hf.App("shop")
         self.calls: list[int] = []
+        self.ended = 0
         self.verified = 0
         self.may_end = asyncio.Event()
         self.may_end.set()
@@ -64,6 +72,7 @@ class Shop:
             self.calls.append(hf.activity_context().attempt)
             hf.activity_context().heartbeat({"amount": amount})
             await self.may_end.wait()
+            self.ended += 1
             return amount
 
         @self.app.workflow
@@ -125,6 +134,17 @@ def has_completed(turns: Sequence[Turn]) -> bool:
     return any(event.event_type == "StepCompleted" for turn in turns for event in turn.events)
 
 
+async def result_over_budget(shop: Shop, slow: SlowStore, workflow: Any, lose: str) -> Any:
+    """Start a run whose activity ends, and let the commit of its result go on when it is over the budget."""
+    slow.holds = has_completed
+    slow.gate.clear()
+    slow.lose = lose
+    run = await shop.app.start(workflow, 5)
+    await slow.hold_beyond(2 * BUDGET_MS)
+    slow.gate.set()
+    return run
+
+
 async def types_of(shop: Shop, run_id: str) -> list[str]:
     """Return the types of a run's events."""
     return [event.event_type for event in await shop.app.run(run_id).events()]
@@ -143,7 +163,7 @@ async def test_a_step_begins_over_the_budget_and_its_start_is_recorded_before_it
             await until(lambda: shop.calls == [1])
             [journal] = folder.iterdir()
             assert f'"run_id":"{run_id}"' in journal.read_text()
-            await asyncio.sleep(0.05)  # the activity has ended, and its result waits
+            await until(lambda: shop.ended == 1)  # and its result waits
             assert (await inner.load([run_id]))[0].head.version == 1  # type: ignore[union-attr]
             slow.gate.set()
             assert await shop.app.run(run_id).result() == 5
@@ -160,7 +180,7 @@ async def test_failing_open_is_off_by_default(variant: EngineVariant) -> None:
         run_id = await created(shop, inner)
         slow.gate.clear()
         async with variant.node(shop.app, slow, write_latency_budget_ms=10):
-            await asyncio.sleep(0.2)
+            await slow.hold_beyond(200)
             assert shop.calls == []
             slow.gate.set()
             assert await shop.app.run(run_id).result() == 5
@@ -174,7 +194,7 @@ async def test_a_turn_that_does_more_than_start_steps_waits(variant: EngineVaria
         run_id = await created(shop, inner, shop.listens)
         slow.gate.clear()
         async with nodes(variant, shop, tmp_path, slow):
-            await asyncio.sleep(0.4)
+            await slow.hold_beyond(4 * BUDGET_MS)
             assert shop.calls == []
             slow.gate.set()
             assert await shop.app.run(run_id).result() == 5
@@ -275,13 +295,7 @@ async def test_a_result_whose_commit_fails_beyond_the_budget_fails_its_step(
     async with variant.opened() as inner:
         slow = SlowStore(inner)
         async with nodes(variant, shop, tmp_path, slow):
-            slow.holds = has_completed
-            slow.gate.clear()
-            slow.lose = "before"
-            run = await shop.app.start(shop.order, 5)
-            await until(lambda: shop.calls == [1])
-            await asyncio.sleep(0.2)
-            slow.gate.set()
+            run = await result_over_budget(shop, slow, shop.order, "before")
             with pytest.raises(
                 RunFailed, match=f"{OVER_BUDGET}: the result of activity 'charge' could not be recorded"
             ):
@@ -297,13 +311,7 @@ async def test_a_result_of_a_keyed_step_beyond_the_budget_is_not_known_and_is_ve
     async with variant.opened() as inner:
         slow = SlowStore(inner)
         async with nodes(variant, shop, tmp_path, slow):
-            slow.holds = has_completed
-            slow.gate.clear()
-            slow.lose = "before"
-            run = await shop.app.start(shop.order_once, 5)
-            await until(lambda: shop.calls == [1])
-            await asyncio.sleep(0.2)
-            slow.gate.set()
+            run = await result_over_budget(shop, slow, shop.order_once, "before")
             assert await run.result() == 5
         assert (shop.calls, shop.verified) == ([1], 1)
 
@@ -316,7 +324,7 @@ async def test_a_keyed_step_never_begins_before_its_record_is_durable(variant: E
         run_id = await created(shop, inner, shop.order_once)
         slow.gate.clear()
         async with nodes(variant, shop, tmp_path, slow):
-            await asyncio.sleep(0.4)
+            await slow.hold_beyond(4 * BUDGET_MS)
             assert shop.calls == []
             slow.gate.set()
             assert await shop.app.run(run_id).result() == 5
@@ -332,13 +340,7 @@ async def test_a_commit_that_succeeds_late_wins_over_the_failure(
     async with variant.opened() as inner:
         slow = SlowStore(inner)
         async with nodes(variant, shop, tmp_path, slow):
-            slow.holds = has_completed
-            slow.gate.clear()
-            slow.lose = lose
-            run = await shop.app.start(shop.order, 5)
-            await until(lambda: shop.calls == [1])
-            await asyncio.sleep(0.2)
-            slow.gate.set()
+            run = await result_over_budget(shop, slow, shop.order, lose)
             assert await run.result() == 5
             assert (await types_of(shop, run.run_id)).count("StepCompleted") == 1
 

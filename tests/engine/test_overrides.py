@@ -9,6 +9,7 @@ from msgspec import Struct
 
 import holdfast as hf
 from holdfast.core import codec
+from holdfast.core import events as e
 from holdfast.core.audit import Caller
 from holdfast.core.messages import Actor
 from holdfast.core.state import RunStatus
@@ -120,6 +121,11 @@ async def test_a_task_or_wait_that_is_skipped_never_fails_its_run(
         run = await opened(app, name)
         await run.skip_step("approve", "nobody is left", actor="ann", wait=True)
         assert await run.result() == expected
+        events = await run.events()
+    [skipped] = [event for event in events if event.event_type == "StepSkipped"]
+    assert skipped.step_id == "approve"
+    assert '"nobody is left"' in codec.encode_body(skipped.data)
+    assert events[-1].event_type == "RunCompleted"
 
 
 @pytest.mark.contract("SIG-13")
@@ -158,6 +164,11 @@ async def test_an_author_may_still_let_the_run_fail(variant: EngineVariant) -> N
         run = await opened(app, "declines")
         await run.skip_step("approve", wait=True)
         await wait_for_status(run, RunStatus.FAILED)
+        events = await run.events()
+    assert [event.event_type for event in events][-2:] == ["StepSkipped", "RunFailed"]
+    failed = events[-1].data
+    assert isinstance(failed, e.RunFailed)
+    assert (failed.error.code, failed.error.message) == ("LookupError", "nobody has answered")
 
 
 @pytest.mark.contract("SIG-13")
@@ -294,8 +305,16 @@ async def test_a_cancel_still_ends_what_a_failed_step_has_paused(variant: Engine
     app = make_app()
     async with variant.node(app):
         run = await opened(app, "pays", "StepFailed")
-        await run.cancel(wait=True)
+        await run.cancel("too late", actor="ann", wait=True)
         await wait_for_status(run, RunStatus.CANCELLED)
+        events = await run.events()
+    assert [event.event_type for event in events][-4:] == [
+        "StepFailed",
+        "RunPaused",
+        "RunCancelRequested",
+        "RunCancelled",
+    ]
+    assert '"too late"' in codec.encode_body(events[-2].data)
 
 
 # --- starts and queries

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, NamedTuple, NewType, TypedDict, TypeVar
 
+import pydantic
 import pytest
 from msgspec import Struct
 
@@ -998,9 +999,7 @@ async def test_a_verifier_without_its_secrets_leaves_the_step_to_an_operator(var
 
 
 async def test_a_model_of_pydantic_may_hold_references(variant: EngineVariant) -> None:
-    pydantic = pytest.importorskip("pydantic")
-
-    class Gateway(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+    class Gateway(pydantic.BaseModel):
         url: str
         key: hf.Secret
         others: dict[str, list[hf.Secret]]

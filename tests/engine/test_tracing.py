@@ -6,15 +6,11 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-
-import holdfast as hf
-
-pytest.importorskip("opentelemetry.sdk")
-
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+import holdfast as hf
 from holdfast.engine.observe import tracing
 from holdfast.engine.observe.tracing import span_context, traced
 

@@ -70,8 +70,8 @@ def free_port() -> str:
     raise AssertionError("there is no port at all")
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 def test_every_line_of_the_page_does_what_it_shows(folder: Path) -> None:
+    assert shutil.which("curl"), "the page uses curl: make commands"
     port = free_port()
     elsewhere = {} if port == PORT else {"HOLDFAST_SERVER": f"http://127.0.0.1:{port}"}
     env = environment(**elsewhere)

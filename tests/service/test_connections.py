@@ -23,9 +23,8 @@ MOST_BYTES = 8 * 1024 * 1024
 
 @pytest.fixture(params=PARSERS)
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Serve with one parser; with httptools where it is installed."""
+    """Serve with one parser."""
     name: str = request.param
-    pytest.importorskip(name)
     chosen = getattr(importlib.import_module(f"uvicorn.protocols.http.{name}_impl"), PARSERS[name])
     monkeypatch.setattr(server, "connection_class", lambda head_s, **more: connection_class(head_s, chosen, **more))
     return name

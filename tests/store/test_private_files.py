@@ -198,7 +198,9 @@ async def test_restoring_revokes_tokens_and_sessions_unless_told_otherwise(tmp_p
 @pytest.mark.contract("FMT-1")
 def test_a_copy_that_an_earlier_build_made_is_restored_too(tmp_path: Path) -> None:
     formats = Path(__file__).parent / "formats"
-    for version in sorted(int(path.stem) for path in formats.glob("*.sql")):
+    versions = sorted(int(path.stem) for path in formats.glob("*.sql"))
+    assert versions
+    for version in versions:
         with closing(sqlite3.connect(tmp_path / f"{version}.db")) as db:
             db.executescript((formats / f"{version}.sql").read_text())
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
