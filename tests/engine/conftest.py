@@ -1,9 +1,14 @@
 """Every feature is tested on two stores, with programs kept in memory and with every turn replayed."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from holdfast.store.memory import MemoryStore
+from holdfast.store.port import Store
+from holdfast.store.postgres import PostgresStore
+from holdfast.store.sqlite import SqliteStore
 from tests.engine.harness import EngineVariant
 
 
@@ -17,3 +22,18 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def variant(request: pytest.FixtureRequest, address: str) -> EngineVariant:
     """Return where the test runs."""
     return EngineVariant(address, request.param)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    """Return an empty store of each kind."""
+    opened: Store
+    if request.param == "memory":
+        opened = MemoryStore()
+    elif request.param == "sqlite":
+        opened = await SqliteStore.open(tmp_path / "store.db")
+    else:
+        opened = await PostgresStore.open(request.getfixturevalue("postgres_url"))
+    await opened.migrate()
+    yield opened
+    await opened.close()

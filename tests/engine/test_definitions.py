@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,29 +23,12 @@ from holdfast.limits import DeadLetterPolicy
 from holdfast.store.inspect import view_of
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import OrphanedDefinition, RunQuery, Store
-from holdfast.store.postgres import PostgresStore
 from holdfast.store.proxy import StoreProxy
-from holdfast.store.sqlite import SqliteStore
 from tests.engine.harness import MOST_SECONDS, event_types, wait_for_event, wait_for_history, wait_for_status
 
 GRACE_S = 0.05
 IMPATIENT = hf.Limits(poison_retries=1, dead_letters=DeadLetterPolicy(first_ms=1, most_ms=1))
 PATIENT = hf.Limits(poison_retries=100, dead_letters=DeadLetterPolicy(first_ms=1, most_ms=1))
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    """Return an empty store of each kind."""
-    opened: Store
-    if request.param == "memory":
-        opened = MemoryStore()
-    elif request.param == "sqlite":
-        opened = await SqliteStore.open(tmp_path / "store.db")
-    else:
-        opened = await PostgresStore.open(request.getfixturevalue("postgres_url"))
-    await opened.migrate()
-    yield opened
-    await opened.close()
 
 
 class Shop:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,32 +15,14 @@ from holdfast.core.state import CANCELLED
 from holdfast.engine.abilities import decode
 from holdfast.engine.observe.doctor import examine
 from holdfast.errors import RunFailed
-from holdfast.store.memory import MemoryStore
 from holdfast.store.port import LoadedRun, Store
-from holdfast.store.postgres import PostgresStore
 from holdfast.store.proxy import StoreProxy
-from holdfast.store.sqlite import SqliteStore
 from tests.engine.harness import event_types, wait_for_event, wait_for_status
 
 LONG: dict[str, Any] = {"lease_ms": 60_000, "safety_poll_s": 60.0, "drain_s": 2.0}
 """Nothing ends or is looked for by itself in the time of a test."""
 
 SECONDS = 60.0
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    """Return an empty store of each kind."""
-    opened: Store
-    if request.param == "memory":
-        opened = MemoryStore()
-    elif request.param == "sqlite":
-        opened = await SqliteStore.open(tmp_path / "store.db")
-    else:
-        opened = await PostgresStore.open(request.getfixturevalue("postgres_url"))
-    await opened.migrate()
-    yield opened
-    await opened.close()
 
 
 class Counting(StoreProxy):

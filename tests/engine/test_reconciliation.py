@@ -77,6 +77,13 @@ async def record_of(store: Store, run_id: str) -> ActivityRecord | None:
     return run.records[0] if run.records else None
 
 
+async def check_run(store: Store, run_id: str) -> None:
+    """Check that no invariant of the run is violated."""
+    view = await view_of(store, run_id)
+    assert view is not None
+    assert check(view) == []
+
+
 async def open_task(app: hf.App) -> TaskView:
     """Wait for the operator's task."""
     while not (found := await app.tasks.list(actor=ANN, status="OPEN")):  # noqa: ASYNC110
@@ -660,9 +667,7 @@ async def test_a_step_that_its_own_turn_gives_up_was_never_begun_and_its_record_
         record = await record_of(node.store, run.run_id)
         assert record is not None
         assert record.status in ("cancelled", "indeterminate")
-        view = await view_of(node.store, run.run_id)
-        assert view is not None
-        assert check(view) == []
+        await check_run(node.store, run.run_id)
 
 
 @pytest.mark.contract("ACT-4", "WF-4")
@@ -870,9 +875,7 @@ async def test_a_rotation_leaves_an_unresolved_step_behind_with_its_record(varia
         record = await record_of(node.store, run.run_id)
         assert record is not None
         assert (record.status, record.step_id) == ("indeterminate", "charge")
-        view = await view_of(node.store, run.run_id)
-        assert view is not None
-        assert check(view) == []
+        await check_run(node.store, run.run_id)
 
 
 @pytest.mark.contract("ACT-1", "ACT-4")

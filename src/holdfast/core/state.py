@@ -671,35 +671,25 @@ def _step_retried(draft: RunState, event: Event) -> None:
 
 def _step_detached(draft: RunState, event: Event) -> None:
     assert isinstance(event.data, e.StepDetached)
+    step = _left_open(draft, event)
+    draft.open_steps[step.step_id] = replace(step, due_at=event.data.until)
+
+
+def _left_open(draft: RunState, event: Event) -> OpenStep:
+    """Return the activity of an event after which no node executes it, as it is from then on."""
     step = draft.open_steps.get(event.step_id or "")
     if step is None or step.kind != "activity":
         raise _step_misfit(draft, event)
-    engine_attempt_id = event.engine_attempt_id or step.engine_attempt_id
-    draft.open_steps[step.step_id] = replace(
-        step,
-        engine_attempt_id=engine_attempt_id,
-        token=retry_token(step.step_id, engine_attempt_id),
-        due_at=event.data.until,
-        is_detached=True,
-    )
+    attempt = event.engine_attempt_id or step.engine_attempt_id
+    return replace(step, engine_attempt_id=attempt, token=retry_token(step.step_id, attempt), is_detached=True)
 
 
 def _step_unresolved(draft: RunState, event: Event) -> None:
     """Leave the step to an operator: like a detached one, it is executed by no node."""
     assert isinstance(event.data, e.StepUnresolved)
-    step = draft.open_steps.get(event.step_id or "")
-    if step is None or step.kind != "activity":
-        raise _step_misfit(draft, event)
-    engine_attempt_id = event.engine_attempt_id or step.engine_attempt_id
-    draft.open_steps[step.step_id] = replace(
-        step,
-        engine_attempt_id=engine_attempt_id,
-        token=retry_token(step.step_id, engine_attempt_id),
-        due_at=None,
-        is_detached=True,
-        is_unbegun=False,
-        effect=effect_after_doubt(step, event, event.data),
-    )
+    step = _left_open(draft, event)
+    effect = effect_after_doubt(step, event, event.data)
+    draft.open_steps[step.step_id] = replace(step, due_at=None, is_unbegun=False, effect=effect)
     _record_error(draft, event)
 
 
