@@ -54,7 +54,6 @@ def changes(before: dict[str, Any]) -> list[str]:
 @contextmanager
 def no_collections() -> Iterator[None]:
     """Turn the garbage collector off: what it takes depends on the objects of all tests."""
-    gc.collect()
     gc.disable()
     try:
         yield

@@ -1,5 +1,6 @@
 """What a turn costs follows what has changed, not how much is open: lines of Python are counted, not time."""
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -30,6 +31,7 @@ def lines_of(work: Callable[[], object]) -> int:
         return trace
 
     before = sys.gettrace()
+    gc.collect()
     with no_collections():
         sys.settrace(trace)
         try:
