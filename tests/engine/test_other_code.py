@@ -15,7 +15,6 @@ from holdfast.program.fingerprint import fingerprint
 from holdfast.store.port import LoadedRun, RunQuery, Store
 from holdfast.store.proxy import StoreProxy
 from tests.engine.harness import MOST_SECONDS, event_types, wait_for_event, wait_for_status
-from tests.engine.test_definitions import store as store
 
 
 class Release:
