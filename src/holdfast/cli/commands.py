@@ -50,6 +50,7 @@ HELP = {
     "dead-letter": "Messages that could not be handled.",
     "workflow": "What can be started.",
     "plan": "Plans: documents that are run. Check them, register them, start them.",
+    "flow": "Workflows that are written as a tree of steps.",
     "queue": "Queues of activities.",
     "system": "The installation: its health, its nodes, and what operators should know.",
     "token": "Who may call the server.",

@@ -1,4 +1,4 @@
-"""`holdfast check-histories`: would the runs of a store go on with this code?"""
+"""What an app's code is asked: `check-histories`, whether the runs of a store go on with it, and `flow show`."""
 
 import asyncio
 import sys
@@ -18,6 +18,8 @@ from holdfast.cli.app_loader import load_app, settings_at
 from holdfast.cli.exit_codes import FAILED, OK
 from holdfast.cli.output import clean, json_line
 from holdfast.engine.check_histories import Checked, Problem, check_runs, count_runs
+from holdfast.errors import NotFound
+from holdfast.program.flow.definition import FlowDefinition
 from holdfast.settings import Settings, without_password
 from holdfast.store.open import open_existing
 from holdfast.store.payloads import sealed
@@ -51,6 +53,24 @@ def check_histories(
     """
     app = load_app(target)
     return asyncio.run(_check(app, settings_at(store), finished, json))
+
+
+def flow_show(target: str, name: str, /, *, version: str | None = None) -> None:
+    """Write a flow as a flowchart of Mermaid, for documents and pull requests.
+
+    Parameters
+    ----------
+    target: str
+        The app: shop.py, shop.py:app or pkg.module:app.
+    name: str
+        The flow.
+    version: str
+        Its version; otherwise the one that was registered last.
+    """
+    definition = load_app(target).registry.workflow(name, version)
+    if not isinstance(definition, FlowDefinition):
+        raise NotFound(f"{name!r} is written in code: there is nothing to draw", workflow=name)
+    print(definition.mermaid(), end="")
 
 
 async def _check(app: App, settings: Settings, finished: bool, as_json: bool) -> int:

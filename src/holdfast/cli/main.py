@@ -17,7 +17,7 @@ from holdfast.cli.dev import dev
 from holdfast.cli.doctor import doctor
 from holdfast.cli.exit_codes import run_command
 from holdfast.cli.generate import ExtraFlag, command_of
-from holdfast.cli.histories import check_histories
+from holdfast.cli.histories import check_histories, flow_show
 from holdfast.cli.node import node
 from holdfast.cli.plans import plan_validate
 from holdfast.cli.runs import await_started, run_result, run_show, run_tail
@@ -66,6 +66,7 @@ def _assemble() -> None:
     _group("artifact").command(artifact_get, name="get")
     _group("artifact").command(artifact_list, name="list")
     _group("audit").command(export, name="export")
+    _group("flow").command(flow_show, name="show")
     _group("run").command(run_show, name="show")
     _group("run").command(run_tail, name="tail")
     stores = App(name="store", help="The store: bring it up to date, copy it, put a copy back.")

@@ -246,12 +246,14 @@ class SnapshotView(Struct, frozen=True, kw_only=True):
     total_duration_ms: int | None = None
     is_cancelling: bool = False
     is_stale: bool = False
+    state: Raw = NULL
+    """The present state, if it is the run of a flow. While branches are at work, it is the one before them."""
 
 
-def snapshot_view(snapshot: RunSnapshot, is_stale: bool = False) -> SnapshotView:
+def snapshot_view(snapshot: RunSnapshot, is_stale: bool = False, state: Raw = NULL) -> SnapshotView:
     """Return a projection as callers see it."""
     steps = tuple(shown(StepView, step) for step in snapshot.steps)
-    return shown(SnapshotView, snapshot, steps=steps, is_stale=is_stale)
+    return shown(SnapshotView, snapshot, steps=steps, is_stale=is_stale, state=state)
 
 
 class GraphNodeView(Struct, frozen=True, kw_only=True, omit_defaults=True):

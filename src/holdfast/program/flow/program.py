@@ -69,6 +69,7 @@ class FlowProgram:
 
     __slots__ = (
         "_at",
+        "_carried",
         "_commands",
         "_depth",
         "_flow",
@@ -121,6 +122,7 @@ class FlowProgram:
         self._at = Position(Frame(definition.root, None, NULL))
         self._is_done = False
         self._handled = 0
+        self._carried = 0
         self._not_before = 0
         self._steps = 0
         self._size = 0
@@ -254,7 +256,7 @@ class FlowProgram:
     def _is_long(self) -> bool:
         if self._steps < self._not_before:
             return False
-        ended = self._steps - len(self._at.open)
+        ended = self._carried + self._steps - len(self._at.open)
         if self._steps >= self._limits.rotation_steps and ended >= len(self._at.open):
             return True
         size = self._size + 2 * EVENT_BYTES * self._steps
@@ -347,6 +349,7 @@ class FlowProgram:
                 f"the flow has {', '.join(node.ways)}",
                 expected=f"choice {way!r} of step {node.path!r}",
                 found=", ".join(node.ways),
+                source=self._source(node.path),
             )
         frame.way = way
         frame.steps = node.ways[way] if way else ()
@@ -666,7 +669,7 @@ class FlowProgram:
                     f"passed; the flow now has one",
                     expected=f"no {what} of step {path!r}",
                     found=f"{what} of step {path!r}",
-                    source=f"flow {self._flow.name!r}, version {self._flow.version!r}, step {path!r}",
+                    source=self._source(path),
                 )
             value, error = known or NULL, None if failed is None else codec.decode(failed, ErrorInfo)
         if error is not None:
@@ -675,6 +678,9 @@ class FlowProgram:
         self._steps += 1
         self._commands[c.command_key(c.RecordMarker, step_id)] = c.RecordMarker(step_id=step_id, name=what, value=value)
         return value, None
+
+    def _source(self, path: str) -> str:
+        return f"flow {self._flow.name!r}, version {self._flow.version!r}, step {path!r}"
 
     def _note_error(self, path: str, what: str, error: ErrorInfo) -> ErrorInfo:
         step_id = f"{path}:{what}:error"
@@ -706,6 +712,7 @@ class FlowProgram:
         """Go on after a rotation: the steps that were open still are."""
         assert isinstance(event.data, e.ContinuedAsNew)
         self._at = restored(self._input, self._flow, carried_steps(event.data))
+        self._carried = len(self._at.open)
         for node, _ in self._at.open.values():
             if isinstance(node.step, Signal):
                 self._listen(node, node.step)

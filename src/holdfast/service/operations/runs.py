@@ -18,6 +18,7 @@ from holdfast.engine.start.runtime import StartOptions
 from holdfast.errors import (
     Conflict,
     NotFound,
+    NotPermitted,
     Overloaded,
     PayloadTooLarge,
     QueryFailed,
@@ -27,6 +28,7 @@ from holdfast.errors import (
     UpdateFailed,
 )
 from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS, TAGS
+from holdfast.program.flow.definition import FlowDefinition
 from holdfast.service.auth.tenancy import check_chosen_id
 from holdfast.service.context import RequestContext
 from holdfast.service.live.projections import Drawable
@@ -249,9 +251,22 @@ async def events(context: RequestContext, request: ReadEvents) -> EventPage:
 
 @operation("runs.snapshot", "GET /v1/runs/{run_id}/snapshot", scope="runs:read", errors=OF_A_RUN, reads_much=True)
 async def snapshot(context: RequestContext, request: OfRun) -> SnapshotView:
-    """Return a run with its steps, projected from its events."""
+    """Return a run with its steps, projected from its events; of a flow, with its present state."""
     projection = await context.service.projections.of(context.store, request.run_id)
-    return snapshot_view(projection.snapshot, projection.is_stale)
+    state = await _state_of(context, request.run_id)
+    return snapshot_view(projection.snapshot, projection.is_stale, state)
+
+
+async def _state_of(context: RequestContext, run_id: str) -> Raw:
+    """Return the state of a flow's run; null if it is no flow, is not known here, or has not begun."""
+    head = await head_of(context.store, run_id)
+    definition = context.runtime.registry.workflows.get((head.plan_id, head.plan_version))
+    if not isinstance(definition, FlowDefinition) or head.status in (RunStatus.PENDING, RunStatus.APPROVED):
+        return NULL
+    try:
+        return await context.runtime.query(run_id, "state", codec.encode({}), context.principal)
+    except (Conflict, NotFound, NotPermitted, RunError):  # the rest of the snapshot is of use all the same
+        return NULL
 
 
 class DrawRun(OfRun, frozen=True, kw_only=True):
