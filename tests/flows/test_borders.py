@@ -214,8 +214,12 @@ async def test_state_of_any_kind_of_type_is_merged_by_field(variant: EngineVaria
 async def test_default_that_a_caller_leaves_out_is_made_once() -> None:
     made: list[int] = []
 
+    def make() -> int:
+        made.append(1)
+        return len(made)
+
     class Numbered(msgspec.Struct):
-        number: int = msgspec.field(default_factory=lambda: made.append(1) or len(made))  # type: ignore[func-returns-value]
+        number: int = msgspec.field(default_factory=make)
 
     app = hf.App("defaults")
 

@@ -30,7 +30,8 @@ def shop(steps: Steps, limits: hf.Limits | None = None) -> tuple[hf.App, hf.Flow
 def _setting(app: hf.App, field: str) -> Any:
     @app.activity(name=field)
     async def act(order: Order) -> Order:
-        return replace(order, **{field: "done"})
+        changes: dict[str, Any] = {field: "done"}
+        return replace(order, **changes)
 
     return act
 
@@ -155,7 +156,7 @@ async def test_difference_is_named_and_pauses_the_run(variant: EngineVariant, ca
 
 def in_a_chorus(acts: dict[str, Any]) -> list[Step[Order]]:
     """Steps that rotate while the branches of a chorus are open."""
-    work = [hf.Act(acts["payment"], step=f"work-{number}") for number in range(4)]
+    work: list[hf.Act[Order]] = [hf.Act(acts["payment"], step=f"work-{number}") for number in range(4)]
     return [hf.Chorus(hf.Signal("go"), hf.Scene(*work, hf.Sleep(1_000_000), step="work"))]
 
 
