@@ -23,6 +23,7 @@ from bench import (
     deliver,
     disk,
     engine,
+    flows,
     growth,
     history,
     open_steps,
@@ -47,6 +48,7 @@ ON_DISK: dict[str, tuple[str, Callable[[Effort, Path], Awaitable[Rows]]]] = {
     "claim": ("Claims while nearly all runs are parked", claim.measure),
     "history": ("Loading a run, and reading all its events", history.measure),
     "engine": ("The whole engine, beside the floor for the same rows in transactions of the same size", engine.measure),
+    "flows": ("Runs of three steps as a flow, beside the same as code", flows.measure),
     "signals": ("Parked runs that are signalled: from the send to the completed run", signals.measure),
     "parked": (
         "Runs that wait: what they cost in memory, and what a node does with nothing to do",

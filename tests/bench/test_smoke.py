@@ -31,6 +31,7 @@ FIGURES = {
         {"resident KB", "KB/run", "idle CPU %"},
     ),
     "recovery": ({"20 runs in flight"}, {"lease s", "all finished after s", "completed"}),
+    "flows": ({"3 steps as code", "3 steps as flow"}, {"runs/s", "of code", "CPU ms/run", "CPU of code"}),
     "paths": ({"all paths on", *paths.OFF}, {"runs/s", "of all", "CPU of all"}),
     "long": ({"1,000 steps"}, {"steps/s", "live turn ms", "turn with replay ms"}),
     "artifacts": (

@@ -18,6 +18,7 @@ SHOWN = {
     "approval": ["ann: 42.00 paid to ann, approved by carol", "bob: nobody answered in time"],
     "etl": ["{'day': '2026-01-28', 'rows': 48}"],
     "fan_out": ["100 pictures", "100 results recorded; 1 attempt was repeated"],
+    "flow": ["20.00 paid", "gave back what was taken: 4000.00 paid\nnot delivered: step ship: NonRetryable: a piano"],
     "hello": ["HELLO, DR ANN SMITH!", "9 RunCompleted"],
     "orders": ["killed with SIGKILL", "100 of 100 orders completed", "200 results recorded, each once"],
     "payment": ["receipt for 500 cents"],

@@ -232,12 +232,14 @@ class StepView(Struct, frozen=True, kw_only=True):
 class SnapshotView(Struct, frozen=True, kw_only=True):
     """A run as operators see it, projected from its events up to `last_event_seq`.
 
-    With `is_stale` events are missing behind that one: look again when they are there.
+    With `is_stale` events are missing behind that one: look again when they are there. `state` is the present state of
+    a flow, and null otherwise; while branches of it are at work, it is the one before them.
     """
 
     run_id: str
     status: RunStatus
     last_event_seq: int
+    state: Raw
     substatus: str | None = None
     steps: tuple[StepView, ...] = ()
     artifacts: tuple[ArtifactRef, ...] = ()
@@ -246,8 +248,6 @@ class SnapshotView(Struct, frozen=True, kw_only=True):
     total_duration_ms: int | None = None
     is_cancelling: bool = False
     is_stale: bool = False
-    state: Raw = NULL
-    """The present state, if it is the run of a flow. While branches are at work, it is the one before them."""
 
 
 def snapshot_view(snapshot: RunSnapshot, is_stale: bool = False, state: Raw = NULL) -> SnapshotView:
