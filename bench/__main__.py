@@ -28,6 +28,7 @@ from bench import (
     history,
     open_steps,
     paths,
+    plans,
     postgres,
     recovery,
     signals,
@@ -59,6 +60,7 @@ ON_DISK: dict[str, tuple[str, Callable[[Effort, Path], Awaitable[Rows]]]] = {
     "streams": ("Short runs while event streams are open, beside the same without", streams.measure),
     "recovery": ("Runs in flight when their process is killed, finished by one that is started then", recovery.measure),
     "paths": ("Runs of three steps with each special path switched off, beside all on", paths.measure),
+    "plans": ("Plans of many steps: a chain, a fan-out, and layers", plans.measure),
     "long": ("A turn of a run with a long history, in memory and after a restart", engine.measure_long),
 }
 CORE_TITLE = "The core alone"

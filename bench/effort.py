@@ -30,6 +30,7 @@ class Effort(Struct, frozen=True, kw_only=True):
     streams: int
     stream_rounds: int
     stream_runs: int
+    plan_steps: int
 
 
 FULL = Effort(
@@ -57,6 +58,7 @@ FULL = Effort(
     streams=1_000,
     stream_rounds=5,
     stream_runs=2_000,
+    plan_steps=10_000,
 )
 
 QUICK = Effort(
@@ -84,4 +86,5 @@ QUICK = Effort(
     streams=50,
     stream_rounds=1,
     stream_runs=300,
+    plan_steps=400,
 )

@@ -40,7 +40,8 @@ OTHERS = (
         "read_events",
         "hand_over",
     ),
-    *("publish_definitions", "find_definitions", "find", "find_orphaned"),
+    *("publish_definitions", "find_definitions", "find", "find_orphaned", "find_nodes"),
+    *("put_plan", "get_plan", "register_plan", "find_plans"),
 )
 OPTIONS = NodeOptions(lease_ms=LEASE_MS, activities_at_once=3, drain_s=0.001)
 

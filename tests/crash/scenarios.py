@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from examples import agent, approval, fan_out, hello, orders, poller, race, saga
-from holdfast import App, errors
+from examples import agent, approval, etl, fan_out, hello, orders, planner, poller, race, saga
+from holdfast import Actor, App, errors
 
 RUN_ID = "run-1"
 
@@ -64,6 +65,20 @@ async def race_mirrors(app: App) -> Any:
     return await run.result()
 
 
+async def extract_and_load(app: App) -> Any:
+    await app.plans.register(etl.ETL)
+    return await (await app.plans.start("etl", {"day": "2026-01-28"}, run_id=RUN_ID)).result()
+
+
+async def plan_and_approve(app: App) -> Any:
+    run = await app.start(planner.agent, "compare laptops", run_id=RUN_ID)
+    editor = Actor("ann", ("editor",))
+    async for task in planner.open_tasks(editor):
+        with suppress(errors.Conflict):  # it was answered in another life
+            await app.tasks.complete(task.task_id, True, actor=editor, operation_id="click-1")
+    return await run.result()
+
+
 async def buy(app: App, ledger: Path) -> Any:
     run = await app.start(orders.order, RUN_ID, 4_200, str(ledger), run_id=RUN_ID, request_id="cart-1")
     await run.signal("approval", orders.Approval("ann"), signal_id="click-1")
@@ -78,6 +93,8 @@ SCENARIOS: dict[str, tuple[ModuleType, Any]] = {
     "saga that is undone": (saga, travel_to_venice),
     "fan_out": (fan_out, resize),
     "poller": (poller, follow),
+    "plan": (etl, extract_and_load),
+    "plan that is made at run time": (planner, plan_and_approve),
     "agent": (agent, let_clean_up),
     "race": (race, race_mirrors),
 }

@@ -49,7 +49,8 @@ async def recorded_steps(path: Path) -> Counter[str]:
         history = await read_history(store, RUN_ID)
     finally:
         await store.close()
-    return Counter(event.step_id or "" for event in history if isinstance(event.data, ENDED))
+    ended = (event.step_id or "" for event in history if isinstance(event.data, ENDED))
+    return Counter(step_id for step_id in ended if not step_id.endswith(":store"))  # which is the engine's own
 
 
 async def check_file(path: Path, acknowledged: Iterable[AcceptedSignalResult]) -> None:

@@ -1,12 +1,14 @@
 """Plans on a node: started, registered, fetched, resumed after a crash, and as children of code."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast as hf
-from holdfast.core.events import SignalWaiting
+from bench.plans import SHAPES, play
+from holdfast.core.events import SignalWaiting, TaskCreated
 from holdfast.engine.history import wait_for_event
 from holdfast.errors import Conflict, InvalidInput, NotFound, PlanInvalid, RunFailed
 from holdfast.store.memory.store import MemoryStore
@@ -172,3 +174,55 @@ async def test_starting_twice_with_one_request_is_one_run() -> None:
         assert one.run_id == two.run_id
         with pytest.raises(Conflict):
             await app.plans.start(ETL, {"day": "tu"}, request_id="q")
+
+
+@pytest.mark.contract("SIG-13")
+async def test_a_failed_run_is_done_again_from_the_steps_that_have_failed() -> None:
+    app, calls, is_broken = make_app(), list[str](), [True]
+
+    @app.activity(retry=hf.Retry(max_attempts=1))
+    async def note(name: str) -> str:
+        calls.append(name)
+        if name == "b1" and is_broken[0]:
+            raise ValueError("not yet")
+        return name.upper()
+
+    steps: list[dict[str, Any]] = [
+        {"id": "a", "activity": "note", "input": {"name": "a"}, "requires_approval": True},
+        {"id": "b", "activity": "note", "for_each": ["b0", "b1"], "max_concurrency": 1, "input": {"name": "${item}"}},
+        {"id": "c", "activity": "note", "input": {"name": "c-${steps.a.output}"}, "depends_on": ["b"]},
+    ]
+    steps[1]["depends_on"] = ["a"]
+    async with app.node(MemoryStore()) as node:
+        run = await app.plans.start({"plan": "p", "version": "1", "steps": steps}, run_id="r")
+        await wait_for_event(app.runtime().store, "r", 1, lambda event: isinstance(event.data, TaskCreated))
+        [task] = await app.tasks.list(run_id="r")
+        await app.tasks.complete(task.task_id, {"approved": True}, actor=hf.Actor("ann"))
+        with pytest.raises(RunFailed):
+            await run.result()
+        assert calls == ["a", "b0", "b1"]
+        is_broken[0] = False
+        again = await run.retry_run("the source is back")
+        assert await again.result() == {"c": "C-A"}
+        assert calls == ["a", "b0", "b1", "b1", "c-A"], "what has succeeded is not done again"
+        assert node is not None
+
+
+async def test_inputs_cannot_pretend_that_steps_were_done() -> None:
+    app = make_app()
+    async with app.node(MemoryStore()):
+        with pytest.raises(InvalidInput):
+            await app.plans.start(ETL, {"day": "mo", "$done": {"extract": []}})
+        step = {"id": "etl", "plan": "etl", "input": {"day": "mo", "$done": {"extract": []}}}
+        await app.plans.register(ETL)
+        run = await app.plans.start({"plan": "p", "version": "1", "steps": [step]})
+        with pytest.raises(RunFailed, match="an object of arguments"):
+            await run.result()
+
+
+@pytest.mark.contract("CAN-1")
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_plan_of_many_steps_costs_the_same_all_the_way(shape: str, tmp_path: Path) -> None:
+    parts, grown_mb = await play(SHAPES[shape](900), f"sqlite:///{tmp_path}/{shape}.db", 3)
+    assert parts[2] < 5 * parts[1] + 5, f"ms for a step, by thirds: {parts}"
+    assert grown_mb < 200

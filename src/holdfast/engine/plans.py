@@ -11,8 +11,10 @@ from hashlib import sha256
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from holdfast.core import codec
+from holdfast.core import events as e
 from holdfast.core.audit import AuditEntry
 from holdfast.core.events import Event
 from holdfast.core.plans import STORE_PLAN, PlanRef, RegisteredPlan, is_plan
@@ -24,9 +26,13 @@ from holdfast.errors import Conflict, InvalidInput, NotFound, StoreCorrupt
 from holdfast.limits import PLAN_BYTES
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions
 from holdfast.program.plan.definition import PlanDefinition, check_plan, invalid
+from holdfast.program.plan.program import DONE
 from holdfast.program.plan.text import PlanProblem
 from holdfast.registry import Registry
-from holdfast.store.port import Found, PlanQuery, PlanStore, RunHead, Store
+from holdfast.store.port import Found, PlanQuery, PlanStore, RunHead, RunStore, Store
+
+COMPENSATED = ":compensate"
+"""How the ids of steps end that undo others."""
 
 THREAD_BYTES = 64 * 1024
 """From how many bytes on a plan is parsed in a thread: the event loop is for turns."""
@@ -67,6 +73,42 @@ async def load_plan_of(registry: Registry, store: PlanStore, head: RunHead, hist
             return  # the run is paused, as one whose version is missing
 
 
+async def input_of_retry(store: RunStore, head: RunHead, input: Raw) -> Raw:
+    """Return the input of a run that does a run of a plan again, from the steps that have not succeeded.
+
+    It has the results of the others. If anything was compensated there are none: then it begins at the beginning.
+    """
+    done: dict[str, Raw] = {}
+    given = msgspec.json.decode(input, type=dict[str, Raw])
+    before = given.pop(DONE, None)
+    if before is not None:
+        done = msgspec.json.decode(before, type=dict[str, Raw])
+    after = 0
+    while events := await store.read_events(head.run_id, after):
+        after = events[-1].run_seq
+        for event in events:
+            if (event.step_id or "").endswith(COMPENSATED):
+                return Raw(msgspec.json.encode(given))
+            result = _result_of(event)
+            if event.step_id is not None and result is not None and ":" not in event.step_id:
+                done[event.step_id] = result
+    return Raw(msgspec.json.encode({**given, DONE: done} if done else given))
+
+
+def _result_of(event: Event) -> Raw | None:
+    """Return what a step that has ended well has given; a step that was skipped counts as such."""
+    match event.data:
+        case e.StepCompleted() | e.ChildCompleted() | e.StepSkipped():
+            return event.data.result
+        case e.SignalReceived():
+            return event.data.payload
+        case e.TaskCompleted():
+            return event.data.answer
+        case e.TimerFired():
+            return e.NULL
+    return None
+
+
 class Plans:
     """The plans of an installation, as callers see them."""
 
@@ -77,7 +119,10 @@ class Plans:
 
     async def check(self, body: bytes) -> tuple[PlanDefinition | None, list[PlanProblem]]:
         """Return the plan that a text holds, and what is wrong with it, also with what is installed on all nodes."""
-        definition, problems = await asyncio.to_thread(check_plan, body)
+        if len(body) > THREAD_BYTES:
+            definition, problems = await asyncio.to_thread(check_plan, body)
+        else:
+            definition, problems = check_plan(body)
         if definition is None or problems:
             return definition, problems
         self._registry.plans.keep(definition)
@@ -87,6 +132,8 @@ class Plans:
         """Return what a plan asks for that no node alive has, or that does not fit what is registered here."""
         nodes = abilities_of(await self._store.find_nodes())
         elsewhere = {name for node in nodes for name in node.abilities.activities}
+        if len(definition.body) > THREAD_BYTES:
+            return await asyncio.to_thread(definition.problems_here, self._registry, elsewhere)
         return definition.problems_here(self._registry, elsewhere)
 
     async def put(self, tenant: str, body: bytes, expected: PlanRef | None = None) -> PlanDefinition:

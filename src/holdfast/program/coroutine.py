@@ -345,6 +345,8 @@ class CoroutineProgram:
         """Have a plan kept in the store, run it as a child, and return its result."""
         if self.depth >= NESTED_RUNS:
             raise InvalidInput(f"runs are nested at most {NESTED_RUNS} deep")
+        if b'"$done"' in bytes(inputs):
+            raise InvalidInput("the inputs of a plan are named by letters, digits, _ and -", field="inputs")
         step_id = self.name_step("plan")
         input = self.bounded(codec.encode(given), "the plan")
         self._bytes += len(input) + len(inputs)

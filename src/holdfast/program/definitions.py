@@ -110,6 +110,10 @@ class Signature:
         model = codec.decode_with(self._decoder, raw)
         return asdict(model)
 
+    @cached_property
+    def _kinds(self) -> "dict[str, msgspec.json.Decoder[Any]]":
+        return {field.name: self.values.new_decoder(field.type) for field in msgspec.structs.fields(self._model)}
+
     def misfits(self, arguments: Mapping[str, Any], later: Container[str] = ()) -> Iterator[tuple[str, str]]:
         """Yield the arguments that are missing, not known or of another type, each with the reason.
 
@@ -118,14 +122,14 @@ class Signature:
         for name in self.names:
             if name in self.required and name not in arguments:
                 yield name, f"{self.name} needs the argument {name!r}"
-        kinds = {field.name: field.type for field in msgspec.structs.fields(self._model)}
+        kinds = self._kinds
         for name, value in arguments.items():
             if name not in kinds:
                 known = ", ".join(self.names) or "none"
                 yield name, f"{self.name} has no argument {name!r}; it has {known}"
             elif name not in later:
                 try:
-                    self.values.new_decoder(kinds[name]).decode(codec.encode(value))
+                    kinds[name].decode(codec.encode(value))
                 except (msgspec.MsgspecError, InvalidInput, UnicodeError) as problem:
                     where, reason = codec.explain_unfit(problem)
                     yield name, f"argument {name!r} of {self.name} does not fit: {reason}{where and f' at {where}'}"
@@ -136,6 +140,10 @@ class Signature:
 
     def schemas(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the JSON Schemas of the arguments and of the result."""
+        return self._schemas
+
+    @cached_property
+    def _schemas(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return self.values.schema(self._model), self.values.schema(self.result_type)
 
     def result_of(self, raw: Raw | None) -> Any:

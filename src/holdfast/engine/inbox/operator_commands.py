@@ -23,9 +23,10 @@ from holdfast.core.operator_commands import OVERRIDES, certain_objection_to_retr
 from holdfast.core.state import TERMINAL, state_of
 from holdfast.engine.history import find_event, head_of, read_since_rotation, wait_for_event
 from holdfast.engine.inbox.authorization import OVERRIDE, Authorizer, ControlRequest, has_override, refusal_id
+from holdfast.engine.plans import input_of_retry
 from holdfast.engine.turns.draft import control_request, prepare_run
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted, RunTerminal
-from holdfast.limits import NAME_BYTES
+from holdfast.limits import NAME_BYTES, Limits
 from holdfast.registry import Registry
 from holdfast.store import port
 
@@ -251,6 +252,10 @@ class CommandSender:
             retry_of=e.RetryOf(run_id, signal_id, command.actor, command.reason),
             by=None if caller is None else caller.ref,
         )
+        if queued.plan is not None:
+            again = await input_of_retry(self._store, head, queued.input)
+            what = "the results of the steps that have succeeded"
+            queued = replace(queued, input=codec.bounded(again, Limits().value_bytes, what))
         now = await self._store.now()
         tags = tuple(tag for tag in head.tags if not tag.startswith(RETRY_TAG))
         new = prepare_run(

@@ -52,6 +52,9 @@ PENDING, OPEN, SUCCESS, FAILED, GIVEN, UNMET, BLOCKED = range(7)
 SHOWN_AS = {SUCCESS: "SUCCESS", FAILED: "FAILED", GIVEN: "SKIPPED", UNMET: "SKIPPED", BLOCKED: "SKIPPED"}
 _LETTERS = "POSFGUB"
 
+DONE = "$done"
+"""The key in the input of a run that does another one again: what steps have given there, by their ids."""
+
 CARRIED_FOR_ONE = 4
 """How much a rotation may carry over for each step that has ended: so the cost of all of them together is linear."""
 
@@ -112,9 +115,17 @@ class _Cursor(Struct, omit_defaults=True):
     problems: list[ErrorInfo] = []
     is_cancelled: bool = False
     is_approved: bool = False
+    done: dict[str, Raw] = {}
+    """What steps have given that a run which is done again here need not do again, by their ids."""
     failed: dict[str, None] = {}
     """The activities that have failed and may be begun anew: by an operator, or by the policy of the plan."""
     version: int = 1
+
+
+class _Done(Struct, rename={"done": DONE}):
+    """The input of a run that does another one again, as far as it is not the inputs."""
+
+    done: dict[str, Raw]
 
 
 class PlanProgram:
@@ -240,7 +251,11 @@ class PlanProgram:
             self._touched = list(self._at.each)
             return
         try:
-            self._at.inputs = codec.encode(self.definition.check_inputs(_object(self._input)))
+            given = _object(self._input)
+            if DONE in given:
+                self._at.done = codec.decode(self._input, _Done).done
+                del given[DONE]
+            self._at.inputs = codec.encode(self.definition.check_inputs(given))
         except InvalidInput as problem:
             self._stop(error_info(problem))
             return
@@ -337,7 +352,7 @@ class PlanProgram:
             self._settle(position, BLOCKED if has_failed else UNMET)
             return
         approval = compiled.step.requires_approval
-        if approval is not False:
+        if approval is not False and compiled.step.id not in self._at.done:
             self._ask_approval(position, f"{compiled.step.id}:approval", approval)
         else:
             self._start(compiled)
@@ -435,6 +450,9 @@ class PlanProgram:
     def _run(self, compiled: PlanStep, item: int, attempt: int = 1) -> None:
         """Open a step, or fail it: its input may not be what is needed."""
         path = self._path(compiled, item)
+        if path in self._at.done:
+            self._succeed(compiled.position, item, _Result(self._at.done.pop(path)))
+            return
         marker = f"{path}:failed" if attempt == 1 else f"{path}:failed~{attempt}"
         if marker in self.known_markers:
             message = str(decoded(self.known_markers[marker]))
@@ -492,7 +510,7 @@ class PlanProgram:
 
     def _arguments(self, input: Any, data: Mapping[str, Any]) -> Raw:
         filled = fill({} if input is UNSET or input is None else input, data)
-        if not isinstance(filled, dict):
+        if not isinstance(filled, dict) or DONE in filled:
             raise InvalidInput("the input is an object of arguments by their names")
         return self._bounded(codec.encode(filled))
 
