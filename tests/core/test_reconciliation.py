@@ -601,3 +601,37 @@ def test_an_unresolved_step_has_one_question_whatever_else_is_reported(attempt: 
     run.tell(Errored("charge", 1, attempt, unsure, Retry(), 0.0))
     assert len(open_tasks(run)) == 1
     finish(run)
+
+
+# --- rotations that carry steps over
+
+
+@pytest.mark.contract("ACT-4", "WF-4")
+@pytest.mark.parametrize("known", ["in doubt", "last look", "late result", "unresolved"])
+def test_a_rotation_that_carries_a_keyed_step_over_carries_what_is_known_of_its_effect(known: str) -> None:
+    run = unresolved() if known == "unresolved" else begun("far" if known == "late result" else "")
+    if known == "late result":
+        run.tell(outcome(run, attempt=2, error=BROKEN))
+        due_at = step(run).due_at
+        assert due_at is not None
+        run.now = due_at
+        run.tell(outcome(run, attempt=1, result="late"))
+        assert effect(run).late is not None
+    elif known != "unresolved":
+        run.tell(NodeLost("charge"))
+    if known == "last look":
+        run.tell(outcome(run, attempt=2, error=FATAL))
+        assert effect(run).is_last_look
+    before, attempt = effect(run), step(run).engine_attempt_id
+    run.ask(commands.ContinueAsNew(steps=("charge",)))
+    assert run.types[-1] == "ContinuedAsNew"
+    assert (effect(run), step(run).engine_attempt_id) == (before, attempt)
+    assert [task.name for task in open_tasks(run)] == (["reconcile charge"] if known == "unresolved" else [])
+    if known == "unresolved":
+        answer(run, answer="happened", result="receipt")
+    else:
+        result = Raw(b'"late"')
+        run.tell(ActivitySucceeded("charge", 1, result, confirmed_by="verifier"))
+    assert run.types[-1] in ("StepCompleted", "TaskCompleted")
+    assert record(run)[0] == "completed"
+    finish(run)

@@ -6,14 +6,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import holdfast as hf
+from holdfast.service.context import make_service, open_access
+from holdfast.service.http.server import listening
 from tests.engine.harness import wait_for_event
 from tests.service.in_process import MOST_SECONDS, InProcessServer, serve_in_process
+from tests.service.stream_readers import QUICK, Reading
 
 HUSH = "hush-4111"
 ENCRYPTED = {"$holdfast": "encrypted"}
+READS_ONLY = hf.NodeOptions(takes_runs=False)
 
 
 def make_app(keys: dict[str, bytes | str] | None) -> hf.App:
@@ -104,3 +109,75 @@ async def test_a_service_with_the_keys_shows_the_values(tmp_path: Path) -> None:
     assert said["events"]["items"][0]["data"]["input"] == {"card": HUSH}
     assert said["tasks"]["items"][0]["payload"] == {"card": HUSH}
     assert said["result"]["error"]["message"] == f"{HUSH} is broken"
+
+
+@pytest.mark.contract("SEC-2", "API-4")
+@pytest.mark.parametrize(
+    "keys", [{"k1": b"1" * 32}, {"k2": b"2" * 32}, None], ids=["the key", "another key", "no keys"]
+)
+async def test_streams_and_searches_show_what_the_keys_open(
+    tmp_path: Path, keys: dict[str, bytes | str] | None
+) -> None:
+    path = tmp_path / "shop.db"
+    has_key = keys is not None and "k1" in keys
+    async with stored(path) as (waiting, failed):
+        app = make_app(keys)
+        async with (
+            asyncio.timeout(MOST_SECONDS),
+            app.node(f"sqlite:///{path}", options=READS_ONLY),
+            listening(make_service(app, QUICK, open_access)) as port,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=MOST_SECONDS) as http,
+        ):
+            async with http.stream("GET", f"/v1/runs/{failed}/stream") as response:
+                streamed = await Reading(response).rest()
+            found = (await http.get("/v1/runs", params={"text": HUSH})).json()["items"]
+    said = str(streamed)
+    assert (HUSH in said) is has_key
+    assert "aes-gcm" not in said, "no bytes are shown"
+    assert "RunFailed" in said
+    assert found == [], "what is encrypted is not searched, by anyone"
+    assert waiting != failed
+
+
+@pytest.mark.contract("SEC-2", "API-4", "MSG-4")
+@pytest.mark.parametrize("keys", [{"k1": b"1" * 32}, None], ids=["the key", "no keys"])
+async def test_a_dead_letter_is_shown_and_requeued_also_where_it_cannot_be_opened(
+    tmp_path: Path, keys: dict[str, bytes | str] | None
+) -> None:
+    """The service only moves it: a node with the key delivers it."""
+    path = tmp_path / "shop.db"
+    address = f"sqlite:///{path}"
+
+    def waiting_app(expected: Any, keys: dict[str, bytes | str] | None) -> hf.App:
+        app = hf.App("shop", codecs=[] if keys is None else [hf.Encryption(keys)])
+
+        @app.workflow(name="wait", signals={"card": expected})
+        async def wait() -> str:
+            return str(await hf.wait_signal("card", expected))
+
+        return app
+
+    right, wrong = waiting_app(str, {"k1": b"1" * 32}), waiting_app(int, {"k1": b"1" * 32})
+    async with asyncio.timeout(MOST_SECONDS):
+        async with right.node(address):
+            [definition] = right.registry.workflows.values()
+            run: hf.RunHandle[Any] = await right.start(hf.Workflow(definition))
+            await wait_for_event(run, "SignalWaiting")
+        async with right.connect(address):
+            await right.run(run.run_id).signal("card", HUSH)
+        async with wrong.node(address):
+            await wait_for_event(wrong.run(run.run_id), "SignalDeadLettered")
+        store = await hf.SqliteStore.open(path)
+        try:
+            app = waiting_app(str, keys)
+            async with serve_in_process(store, app=app, node=READS_ONLY) as server:
+                [letter] = (await server.http.get("/v1/dead-letters")).json()["items"]
+                shown = (await server.http.get(f"/v1/dead-letters/{letter['letter_id']}")).text
+                requeued = await server.http.post(f"/v1/dead-letters/{letter['letter_id']}/requeue", json={})
+                assert requeued.status_code == 200, requeued.text
+        finally:
+            await store.close()
+        assert (HUSH in shown) is (keys is not None)
+        assert "aes-gcm" not in shown
+        async with right.node(address):
+            assert await right.run(run.run_id).result() == HUSH
