@@ -17,6 +17,7 @@ from holdfast.testing.faults import CALM, Faults, FaultyStore, Weather
 from holdfast.testing.sim_loop import SimProcess
 from tests.early_first_turns import take_first_turns_early
 from tests.sim.scripts import register
+from tests.sim.sealed_values import sealing
 from tests.sim.world import LOST_TURNS, World
 
 LEASE_MS = 3_000
@@ -55,7 +56,8 @@ class Member:
         self.store = FaultyStore(world.store, weather, Random(rng.random()))
         # Nodes need not agree on when to cut, or to give up.
         limits = Limits(rotation_steps=rng.choice((1, 3, 50)), poison_retries=rng.choice((1, 3)), lost_turns=LOST_TURNS)
-        self.app = App("sim", limits=limits, ids=SeededIds(rng), rng=SeededRng(rng))
+        sealed = sealing(world.objects, weather, f"{name} {life}") if world.is_sealed else {}
+        self.app = App("sim", limits=limits, ids=SeededIds(rng), rng=SeededRng(rng), **sealed)
         self.workflows = register(self.app, world)
         self._options = NodeOptions(
             lease_ms=LEASE_MS,

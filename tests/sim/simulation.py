@@ -33,6 +33,7 @@ from holdfast.engine.turns.execute import rebuild
 from holdfast.errors import HoldfastError, NotFound, RateLimited, RunError, RunTerminal, StoreError
 from holdfast.run import RunHandle
 from holdfast.store import port
+from holdfast.store.payloads import SealingStore
 from holdfast.store.types import DeadLetterQuery
 from holdfast.testing import system_view
 from holdfast.testing.faults import FaultyStore
@@ -40,6 +41,7 @@ from holdfast.testing.samples import message, read_mailbox, signal
 from holdfast.testing.sim_loop import SimLoop
 from tests.sim.cluster import Cluster, in_process
 from tests.sim.scripts import ROTATING, SIGNALS, Script, draw_payments, draw_script, poked
+from tests.sim.sealed_values import codecs_of
 from tests.sim.world import Account, World, decoded
 
 STRAYS = 6
@@ -93,7 +95,9 @@ class Simulation:
         self._seed = seed
         self._rng = Random(f"clients {seed}")
         self.cluster = Cluster(world, self._rng.choice((2, 2, 3)))
-        self._client = FaultyStore(world.store, self.cluster.weather, Random(f"client {seed}"))
+        self._client: port.Store = FaultyStore(world.store, self.cluster.weather, Random(f"client {seed}"))
+        if world.is_sealed:
+            self._client = SealingStore(self._client, codecs_of(world.objects, self.cluster.weather, f"client {seed}"))
         world.client = self._client
         self._plans: dict[str, Script] = {f"r{number}": draw_script(self._rng) for number in range(runs)}
         gates = Random(f"gates {seed}")
@@ -181,7 +185,7 @@ class Simulation:
                 case "query":
                     await self._query(run_id)
                 case "task":
-                    for task in await self._world.store.find(port.TaskQuery(run_id=run_id)):
+                    for task in await self._world.opened.find(port.TaskQuery(run_id=run_id)):
                         await self._operate(task, self._rng.choice(ACTIONS), self._rng.choice(PEOPLE))
                 case "poison":
                     await self._poison(run_id)
@@ -308,7 +312,7 @@ class Simulation:
 
     async def _finish(self) -> None:
         """Give every run what it waits for, until all have finished."""
-        store, loop = self._world.store, self._world.loop
+        store, loop = self._world.opened, self._world.loop
         end = loop.time() + HEALED_WITHIN_S
         while True:
             self.cluster.watch()
@@ -351,12 +355,12 @@ class Simulation:
         self.cluster.watch()
         self.cluster.watch_names()
         world = self._world
-        for violation in check_drained(await system_view(world.store, world.acknowledged)):
+        for violation in check_drained(await system_view(world.opened, world.acknowledged)):
             world.violate(f"{violation.run_id}: {violation.invariant}: {violation.problem}")
         left = (await world.store.stats()).jobs
         if left:
             world.violate(f"every run has finished, and {left} jobs are left in queues")
-        for letter in await world.store.find(DeadLetterQuery(limit=1_000)):
+        for letter in await world.opened.find(DeadLetterQuery(limit=1_000)):
             if letter.reason == "refused":
                 world.note(f"refused {letter.run_id} {letter.detail}", "refused")
                 continue
@@ -377,7 +381,7 @@ class Simulation:
         live.close()
         if problem is not None:
             world.violate(f"{run_id} cannot be replayed: {problem}")
-        mailbox = await read_mailbox(world.store, run_id)
+        mailbox = await read_mailbox(world.opened, run_id)
         counts = Counter((sent.name, sent.signal_id) for sent in mailbox)
         for sent_id in [sent_id for sent_id, count in counts.items() if count > 1]:
             world.violate(f"{run_id}: the signal {sent_id} was sent once and is there {counts[sent_id]} times")
@@ -393,7 +397,7 @@ class Simulation:
 
     async def _judge_sent(self, sender: port.RunHead, sent: e.SignalSent) -> None:
         """Check that what a run has sent is where it was for, or the sender has a letter; and that it stayed inside."""
-        store = self._world.store
+        store = self._world.opened
         [target] = await store.load([sent.run_id])
         arrived = target is not None and sent.signal_id in {s.signal_id for s in await read_mailbox(store, sent.run_id)}
         if arrived and target is not None and target.head.tenant != sender.tenant:
@@ -430,7 +434,7 @@ class Simulation:
         if not isinstance(opened.data, e.ChildStarted) or opened.data.close_policy == "abandon":
             return
         child_id = opened.data.child_run_id
-        was_told = any(sent.name == CONTROL_SIGNAL for sent in await read_mailbox(self._world.store, child_id))
+        was_told = any(sent.name == CONTROL_SIGNAL for sent in await read_mailbox(self._world.opened, child_id))
         ended_at = self._world.store.events_of(child_id)[-1].persisted_at
         if not was_told and ended_at > given_up.persisted_at:
             self._world.violate(f"{run_id} gave up its child {opened.data.child_run_id}, which was not told")

@@ -32,17 +32,22 @@ from holdfast.engine.turns.draft import TurnDraft
 from holdfast.engine.turns.owned_runs import OwnedRuns
 from holdfast.program.coroutine import CoroutineProgram
 from holdfast.store import decisions, outgoing, port
+from holdfast.store.encryption import Encryption
 from holdfast.store.memory import admission, run
 from holdfast.store.memory.admission import AdmissionQueue
 from holdfast.store.memory.jobs import put
 from holdfast.store.memory.run import Run
+from holdfast.store.payloads import Payload
 from holdfast.testing.sim_loop import current_process
+from tests.sim.sealed_values import Bucket
 from tests.sim.simulation import PAYERS, simulate
 from tests.sim.world import LOST_TURNS, World
 
 pytestmark = pytest.mark.slow
 
 SEEDS = 120
+SEALED_SEEDS = (2, 6, 7, 24)
+"""Seeds whose nodes encrypt values, and keep large ones in a bucket."""
 
 
 @pytest.fixture(autouse=True)
@@ -396,3 +401,29 @@ def test_it_finds_a_success_that_nobody_has_confirmed(monkeypatch: pytest.Monkey
 def _complete_instead(self: EventWriter, step: OpenStep, error: ErrorInfo, cause: str | None = None) -> None:
     body = StepFailed(error) if step.key is None else StepCompleted(codec.encode("guessed"))
     self.close(step, body, cause)
+
+
+@pytest.mark.contract("SEC-2")
+def test_it_finds_values_that_are_referred_to_before_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    put = Bucket.put
+
+    async def put_later(self: Bucket, key: str, chunks: Any) -> None:
+        asyncio.ensure_future(put(self, key, chunks))  # noqa: RUF006
+
+    monkeypatch.setattr(Bucket, "put", put_later)
+    assert "a value is referred to, and is not there" in first_finding(*SEALED_SEEDS)
+
+
+@pytest.mark.contract("SEC-2")
+def test_it_finds_values_that_are_sealed_for_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child's input belongs to the child, not to the run that starts it."""
+    encode = Encryption.encode
+
+    async def encode_for_the_parent(self: Encryption, payloads: Sequence[Payload]) -> list[bytes | None]:
+        return await encode(self, [replace_scope(payload) for payload in payloads])
+
+    def replace_scope(payload: Payload) -> Payload:
+        return payload._replace(scope=payload.scope.rpartition("/")[0] or payload.scope)
+
+    monkeypatch.setattr(Encryption, "encode", encode_for_the_parent)
+    assert first_finding(*SEALED_SEEDS) != "nothing"

@@ -35,6 +35,7 @@ from holdfast.store import port
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import view_of
 from holdfast.testing.sim_loop import LoopClock, SimLoop, current_process
+from tests.sim.sealed_values import SHARE, SealedView
 
 TRACE_LINES = 4_000
 LOST_TURNS = 6
@@ -80,15 +81,24 @@ class World:
         self.violations: list[str] = []
         self.failed = asyncio.Event()
         self.trace: deque[str] = deque(maxlen=TRACE_LINES)
-        self.counts: dict[str, int] = {}
+        self.is_sealed = Random(f"seal {seed}").random() < SHARE
+        """Whether nodes encrypt values, and keep large ones in a bucket."""
+        self.counts: dict[str, int] = {"sealed stories": 1} if self.is_sealed else {}
         self.digest = sha256()
+        self.objects: dict[str, tuple[int, bytes]] = {}
         self.store = WatchedStore(self)
+        self.sealed_view = SealedView(self.store, self.objects, self.violate)
         self.client: port.Store = self.store
         self.said: dict[tuple[str, str], list[object]] = {}
         self.taken: dict[tuple[str, str], dict[int, set[str]]] = {}
         self.processes: dict[str, str] = {}
         self.deaths: Counter[str] = Counter()
         self.ended_by: Counter[str] = Counter()
+
+    @property
+    def opened(self) -> port.Store:
+        """The true store, as one sees it who has the keys and the bucket."""
+        return self.sealed_view.store if self.is_sealed else self.store
 
     def note(self, line: str, count: str | None = None) -> None:
         """Add a line to the trace, and count what it tells of."""
@@ -297,7 +307,7 @@ class World:
         if before.plan_id == "narrow" and any(isinstance(event.data, e.RunStarted) for event in new):
             self._check_room()
             self._check_rate()
-        view = await view_of(self.store, run_id, self.acknowledged)
+        view = await view_of(self.opened, run_id, self.acknowledged)
         assert view is not None
         for violation in check(view):
             self.violate(f"{run_id}: {violation.invariant}: {violation.problem}")
@@ -442,14 +452,15 @@ class WatchedStore(MemoryStore):
         return self._time.now()
 
     def events_of(self, run_id: str) -> Sequence[Event]:
-        """Return a run's history."""
-        return self._runs[run_id].events
+        """Return a run's history, with values that can be read."""
+        events = self._runs[run_id].events
+        return self._world.sealed_view.events_of(run_id, len(events)) if self._world.is_sealed else events
 
     def under_way(self, plan_id: str) -> dict[str, e.RunQueued]:
         """Return how the runs of a plan began that have started and not finished."""
         runs = {run_id: run for run_id, run in self._runs.items() if run.head.plan_id == plan_id}
         return {
-            run_id: run.events[0].data  # type: ignore[misc]
+            run_id: self.events_of(run_id)[0].data  # type: ignore[misc]
             for run_id, run in runs.items()
             if not run.is_finished and any(isinstance(event.data, e.RunStarted) for event in run.events)
         }
