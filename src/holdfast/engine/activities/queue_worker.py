@@ -41,6 +41,8 @@ from holdfast.store.port import Heartbeat, Job, Refused, Store
 
 DELIVER = 500
 RETRY_S = 0.2
+AVOIDED_S = 10.0
+"""For how long a worker takes no jobs of an activity of which it could not open one: it lacks a key."""
 
 logger = logging.getLogger("holdfast.queues")
 
@@ -78,6 +80,8 @@ class QueueWorker:
         self._taking: asyncio.Future[list[Job]] | None = None
         self._unbegun: list[Job] = []
         self._unknown_jobs_seen = 0
+        self._avoided: dict[str, float] = {}
+        """Activities whose jobs are not taken for now, by name, with when they are again."""
 
     def use_artifacts(self, access: ArtifactAccess) -> None:
         """Let activities keep artifacts there."""
@@ -167,7 +171,7 @@ class QueueWorker:
 
     async def _take(self) -> bool:
         """Take what there is room for, and return whether there may be more at once."""
-        limit, activities = self._slots.free, self._registry.activity_names()
+        limit, activities = self._slots.free, self._takable()
         if limit == 0 or not activities:
             return False
         await self.heartbeats.catch_up()
@@ -181,14 +185,37 @@ class QueueWorker:
             now = await self._now()
             if self._is_stopping:
                 return True
-            self._unbegun = []
+            self._unbegun = [job for job in jobs if codec.holds_sealed(job.input)]
             unreported = {(job.run_id, job.step_id) for job, _ in self._outcomes}
             for job in jobs:
                 if codec.holds_sealed(job.input):
-                    logger.error("job %s of run %s: its input cannot be opened here", job.step_id, job.run_id)
-                elif (job.run_id, job.step_id) not in unreported:  # else no other node took it, and it is done
+                    continue
+                if (job.run_id, job.step_id) not in unreported:  # else no other node took it, and it is done
                     self._start(job, now)
+            if self._unbegun:
+                await self._return_sealed(self._unbegun)
         return len(jobs) == limit
+
+    def _takable(self) -> Sequence[str]:
+        """Return the activities whose jobs are taken now."""
+        names = self._registry.activity_names()
+        if self._avoided:
+            now = asyncio.get_running_loop().time()
+            self._avoided = {name: until for name, until in self._avoided.items() if until > now}
+            return [name for name in names if name not in self._avoided]
+        return names
+
+    async def _return_sealed(self, jobs: Sequence[Job]) -> None:
+        """Leave jobs whose input cannot be opened here to other nodes. No attempt of them has begun."""
+        until = asyncio.get_running_loop().time() + AVOIDED_S
+        for job in jobs:
+            self._avoided[job.activity] = until
+            logger.error(
+                "job %s of run %s: its input cannot be opened here, and is left to a node that has the key; none of "
+                "activity %s is taken for %d s",
+                *(job.step_id, job.run_id, job.activity, AVOIDED_S),
+            )
+        await self.release()
 
     async def _now(self) -> Instant:
         """Return the store's time, however long that takes: what was taken is not forgotten."""
@@ -204,8 +231,12 @@ class QueueWorker:
             await self._notified.wait()
             return
         due_at, now = await self._store.next_due(self._node, (), self._queues), await self._store.now()
-        self._note_unknown_jobs(due_at is not None and due_at <= now and not self._notified.is_set())
+        is_left = due_at is not None and due_at <= now and not self._notified.is_set()
+        self._note_unknown_jobs(is_left and not self._avoided)
         timeout_s = (due_at - now) / 1_000_000 if due_at is not None and due_at > now else None
+        if self._avoided:
+            again_s = max(0.0, min(self._avoided.values()) - asyncio.get_running_loop().time())
+            timeout_s = again_s if timeout_s is None else min(again_s, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._notified.wait()
