@@ -10,6 +10,7 @@ import { makeShell } from "./shell.js";
 import { showAudit } from "./views/audit.js";
 import { showHealth } from "./views/health.js";
 import { showInbox } from "./views/inbox.js";
+import { showPlans } from "./views/plans.js";
 import { showRun } from "./views/run.js";
 import { showRuns } from "./views/runs.js";
 import { askAgain, showSignIn } from "./views/sign-in.js";
@@ -19,6 +20,7 @@ route("/runs", showRuns);
 route("/runs/{run_id}", showRun);
 route("/inbox", showInbox);
 route("/inbox/{task_id}", showInbox);
+route("/plans", showPlans);
 route("/health", showHealth);
 route("/audit", showAudit);
 

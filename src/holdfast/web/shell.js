@@ -9,6 +9,7 @@ import { chooseTheme, chosenTheme, nextTheme } from "./theme.js";
 const PLACES = [
   ["/runs", "Runs", "runs"],
   ["/inbox", "Inbox", "inbox"],
+  ["/plans", "Plans", "plans"],
   ["/health", "Health", "health"],
 ];
 

@@ -1,11 +1,13 @@
 """Plans: documents that are run. They are checked, registered, shown, compared and started."""
 
-from typing import Annotated, Any
+import asyncio
+from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import Meta, Struct, field
 
-from holdfast.core.graph import Graph
+from holdfast.core.graph import Graph, compared
 from holdfast.core.plans import PlanRef, RegisteredPlan
+from holdfast.core.run_graph import GraphFold, RunGraph
 from holdfast.engine.plans import body_of
 from holdfast.engine.start.runtime import StartOptions
 from holdfast.errors import (
@@ -21,13 +23,15 @@ from holdfast.errors import (
 )
 from holdfast.limits import PLAN_BYTES, TAGS
 from holdfast.program.plan.definition import PlanDefinition
+from holdfast.program.plan.difference import PlanDifference, difference
 from holdfast.program.plan.model import plan_schema
 from holdfast.program.plan.text import PlanProblem
 from holdfast.service.auth.tenancy import check_chosen_id
 from holdfast.service.context import RequestContext
+from holdfast.service.operations.runs import MOST_EXPANDED
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import Name, Request, RunId, operation
-from holdfast.service.views import Moment, RunStarted, moment
+from holdfast.service.views import GraphNodeView, Moment, RunStarted, moment, shown
 from holdfast.store.port import PlanQuery
 
 Schema = dict[str, Any]
@@ -319,16 +323,6 @@ async def _chosen(context: RequestContext, request: StartPlan, tenant: str) -> t
     return await context.runtime.plans.put(tenant, body_of(request.document), ref), ""
 
 
-class PlanDiff(Struct, frozen=True, kw_only=True):
-    """How two versions of a plan differ: steps that are new, gone, or have changed, each with the fields that have."""
-
-    added: list[str]
-    removed: list[str]
-    changed: dict[str, list[str]]
-    fields: list[str]
-    """The fields of the plan itself that differ."""
-
-
 class ComparePlans(Request, frozen=True, kw_only=True):
     """Which two versions of a plan to compare."""
 
@@ -338,22 +332,52 @@ class ComparePlans(Request, frozen=True, kw_only=True):
     tenant: Tenant = "default"
 
 
-@operation("plans.diff", "GET /v1/plans/{plan_id}/diff", scope="workflows:read", errors=(NotFound,))
-async def diff(context: RequestContext, request: ComparePlans) -> PlanDiff:
-    """Return how two registered versions of a plan differ, step by step."""
+@operation("plans.diff", "GET /v1/plans/{plan_id}/diff", scope="workflows:read", errors=(NotFound,), reads_much=True)
+async def diff(context: RequestContext, request: ComparePlans) -> PlanDifference:
+    """Return how two registered versions of a plan differ: steps that are new, gone or changed, and what in them."""
     tenant, plans = _tenant(context, request.tenant), context.runtime.plans
-    before = (await plans.show(tenant, request.plan_id, request.from_version))[1].plan
-    after = (await plans.show(tenant, request.plan_id, request.to_version))[1].plan
-    old, new = ({step.id: step for step in plan.steps} for plan in (before, after))
-    changed = {id: _fields(old[id], new[id]) for id in new if id in old and old[id] != new[id]}
-    return PlanDiff(
-        added=[id for id in new if id not in old],
-        removed=[id for id in old if id not in new],
-        changed=changed,
-        fields=[name for name in _fields(before, after) if name not in ("steps", "version")],
-    )
+    before = (await plans.show(tenant, request.plan_id, request.from_version))[1]
+    after = (await plans.show(tenant, request.plan_id, request.to_version))[1]
+    return await asyncio.to_thread(difference, before.plan, after.plan)
 
 
-def _fields(one: Struct, other: Struct) -> list[str]:
-    missing: UnsetType = UNSET
-    return [name for name in one.__struct_fields__ if getattr(one, name, missing) != getattr(other, name, missing)]
+class DrawPlan(OfPlan, frozen=True, kw_only=True):
+    """Which groups of a plan's graph to show with what is in them, and with which version to compare it."""
+
+    from_version: Annotated[Name, Meta(description="An earlier version; its differences are marked.")] | None = None
+    expand: Annotated[tuple[Name, ...], Meta(max_length=MOST_EXPANDED, description="Groups to expand.")] = ()
+    collapse: Annotated[tuple[Name, ...], Meta(max_length=MOST_EXPANDED, description="Groups not to expand.")] = ()
+
+
+class PlanGraph(Struct, frozen=True, kw_only=True):
+    """The graph of a plan, as much of it as is shown. `steps` is how many there are."""
+
+    plan_id: str
+    plan_version: str
+    kind: Literal["plan"]
+    steps: int
+    nodes: tuple[GraphNodeView, ...]
+
+
+@operation("plans.graph", "GET /v1/plans/{plan_id}/graph", scope="workflows:read", errors=(NotFound,), reads_much=True)
+async def graph(context: RequestContext, request: DrawPlan) -> PlanGraph:
+    """Return the graph of a registered plan, folded as `runs.graph` is.
+
+    With `from_version` each node has what becomes of it (`change`), and steps that are gone are among the nodes.
+    """
+    tenant, plans = _tenant(context, request.tenant), context.runtime.plans
+    after = (await plans.show(tenant, request.plan_id, request.plan_version))[1]
+    before = None
+    if request.from_version is not None:
+        before = (await plans.show(tenant, request.plan_id, request.from_version))[1]
+    drawn = await asyncio.to_thread(_drawn, before, after, request)
+    nodes = tuple(shown(GraphNodeView, node) for node in drawn.nodes)
+    return PlanGraph(plan_id=after.name, plan_version=after.version, kind="plan", steps=drawn.steps, nodes=nodes)
+
+
+def _drawn(before: PlanDefinition | None, after: PlanDefinition, request: DrawPlan) -> RunGraph:
+    if before is None:
+        return GraphFold(after.graph()).of_versions({}, request.expand, request.collapse)
+    changed = [change.step_id for change in difference(before.plan, after.plan).changed]
+    merged, changes = compared(before.graph(), after.graph(), changed)
+    return GraphFold(merged).of_versions(changes, request.expand, request.collapse)

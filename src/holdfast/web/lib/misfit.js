@@ -11,9 +11,11 @@ function parts(message) {
   return before ? [before[1], before[2]] : ["", message];
 }
 
+// `named` is the field that the service names beside its words, if it does.
 // Returns whether a field was found. What has no field of its own is for the caller to show.
-export function showMisfit(form, message) {
-  const [path, words] = parts(message);
+export function showMisfit(form, message, named = "") {
+  const [found, words] = parts(message);
+  const path = found || named;
   let field = form;
   for (const name of path
     .split(".")

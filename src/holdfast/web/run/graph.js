@@ -21,7 +21,7 @@ const ACTIVE = ["FAILED", "RUNNING", "WAITING"];
 const WAYS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] };
 
 export class RunGraph {
-  constructor({ ask, signal, onPick, onGraph = () => {}, label = "Graph of the run" }) {
+  constructor({ ask, signal, onPick, onGraph = () => {}, label = "Graph of the run", hasRun = true }) {
     Object.assign(this, { asker: ask, signal, onPick, onGraph, graph: null, selected: null, isDown: null });
     this.expand = new Set();
     this.collapse = new Set();
@@ -35,11 +35,11 @@ export class RunGraph {
     this.nodes = s("g", {});
     this.view.world.append(arrows(), this.frames, this.edges, this.nodes);
     this.words = h("span", { class: "quiet numbers", role: "status" });
-    this.tools = this.makeTools();
+    this.tools = this.makeTools(hasRun);
     this.listen();
   }
 
-  makeTools() {
+  makeTools(hasRun) {
     const button = (word, label, act) =>
       h("button", { class: "button small", type: "button", "aria-label": label, title: label, onclick: act }, word);
     const path = button("Critical path", "Mark the critical path: what the run waits for, or has waited for, longest", () => {
@@ -53,7 +53,7 @@ export class RunGraph {
       "div",
       { class: "graph-tools" },
       this.words,
-      path,
+      hasRun && path,
       button("⇄", "Turn the graph", () => this.turn()),
       button("−", "Zoom out of the graph", () => this.view.zoomBy(0.7)),
       button("+", "Zoom into the graph", () => this.view.zoomBy(1.4)),

@@ -11,7 +11,11 @@ import { loading } from "../lib/states.js";
 import { toast, toastProblem } from "../lib/toast.js";
 import { knownWorkflows } from "../lib/workflows.js";
 
-export async function startDialog({ workflow = null, input = undefined, tags = [], reference = "" } = {}) {
+const PLAN = "plan:"; // how the workflow of a plan's runs begins
+const MOST_PLANS = 500;
+
+// `plan` is a version of one, with `plan_id` and `plan_version`; runs of one that is not named start the last version.
+export async function startDialog({ workflow = null, plan = null, input = undefined, tags = [], reference = "" } = {}) {
   const ids = [newId(), newId(), newId()];
   const place = h("div", {}, loading("Loading workflows"));
   const doc = h("p", { class: "hint" });
@@ -43,10 +47,12 @@ export async function startDialog({ workflow = null, input = undefined, tags = [
         .split(",")
         .map((tag) => tag.trim())
         .filter(Boolean);
-      const asked = { workflow: choose.value, input: found.value ?? {}, tags: listed, request_id };
+      const asked = { ...whatToStart(choose.value, plan, found.value ?? {}), tags: listed, request_id };
       if (referenceInput.value.trim()) asked.reference_key = referenceInput.value.trim();
-      const run = await call("runs.start", asked).catch((problem) => {
-        if (problem.code === "InvalidInput" && showMisfit(form.element, problem.message)) return null;
+      const operation = choose.value.startsWith(PLAN) ? "plans.start" : "runs.start";
+      const run = await call(operation, asked).catch((problem) => {
+        if (problem.code === "InvalidInput" && showMisfit(form.element, problem.message, problem.details?.field))
+          return null;
         throw problem;
       });
       if (run === null) return false;
@@ -55,23 +61,48 @@ export async function startDialog({ workflow = null, input = undefined, tags = [
       return true;
     },
   });
-  const show = (value) => {
-    const chosen = known.find(({ name }) => name === choose.value);
+  const show = async (value) => {
+    form = null;
+    const chosen = await found(choose.value, known, plan);
     doc.textContent = chosen?.doc ?? "";
     form = schemaForm(chosen?.input ?? {}, { value, what: "Input" });
     put(place, form.element);
   };
-  choose.addEventListener("change", () => show(undefined));
+  choose.addEventListener("change", () => show(undefined).catch(toastProblem));
   try {
-    known = await knownWorkflows();
+    known = await startable();
   } catch (problem) {
     toastProblem(problem);
   }
+  const wanted = plan ? PLAN + plan.plan_id : workflow;
   put(
     choose,
-    known.map(({ name }) => h("option", { value: name, selected: name === workflow }, name)),
+    known.map(({ name, word }) => h("option", { value: name, selected: name === wanted }, word ?? name)),
   );
-  show(input ?? undefined);
+  await show(input ?? undefined);
+}
+
+// What can be started: workflows in code, flows, and plans that are registered.
+async function startable() {
+  const [workflows, plans] = await Promise.all([knownWorkflows(), call("plans.list", { limit: MOST_PLANS })]);
+  const ids = new Set(plans.items.map(({ plan_id: id }) => id));
+  return [...workflows, ...[...ids].map((id) => ({ name: PLAN + id, word: `Plan ${id}` }))];
+}
+
+async function found(name, known, plan) {
+  const listed = known.find((each) => each.name === name);
+  if (!name.startsWith(PLAN)) return listed;
+  const planId = name.slice(PLAN.length);
+  const version = plan?.plan_id === planId ? plan.plan_version : undefined;
+  const { description, input, plan_version: shown } = await call("plans.get", { plan_id: planId, plan_version: version });
+  return { doc: [`Version ${shown}.`, description].filter(Boolean).join(" "), input };
+}
+
+function whatToStart(name, plan, input) {
+  if (!name.startsWith(PLAN)) return { workflow: name, input };
+  const planId = name.slice(PLAN.length);
+  const version = plan?.plan_id === planId ? { plan_version: plan.plan_version } : {};
+  return { plan_id: planId, ...version, inputs: input };
 }
 
 function labelled(id, word, input) {
