@@ -851,6 +851,22 @@ async def plans_diff(server: InProcessServer, call: Caller) -> None:
     assert await expect_answer(call, "plans.diff", ask) == {
         "added": [],
         "removed": [],
-        "changed": {"rest": ["sleep"]},
-        "fields": ["on_failure"],
+        "changed": [{"step_id": "rest", "fields": [{"field": "sleep", "before": 0.01, "after": 9.0}]}],
+        "fields": [{"field": "on_failure", "after": "continue"}],
     }
+    await expect_problem(call, "plans.diff", {**ask, "to_version": "3"}, "NotFound", 404)
+
+
+@case("plans.graph")
+async def plans_graph(server: InProcessServer, call: Caller) -> None:
+    await expect_answer(call, "plans.register", {"document": GREETING}, 201)
+    graph = await expect_answer(call, "plans.graph", {"plan_id": "greeting"})
+    assert (graph["kind"], graph["plan_version"], graph["steps"]) == ("plan", "1", len(graph["nodes"]))
+    assert {node["status"] for node in graph["nodes"]} == {"PENDING"}
+    other = GREETING.replace('"1"', '"2"').replace("sleep: 0.01", "sleep: 9")
+    await expect_answer(call, "plans.register", {"document": other}, 201)
+    ask = {"plan_id": "greeting", "from_version": "1", "expand": ["a", "b"]}
+    compared = await expect_answer(call, "plans.graph", ask)
+    assert compared["plan_version"] == "2"
+    assert {node["id"]: node["change"] for node in compared["nodes"] if "change" in node} == {"rest": "changed"}
+    await expect_problem(call, "plans.graph", {"plan_id": "nothing"}, "NotFound", 404)

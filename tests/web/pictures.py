@@ -10,7 +10,7 @@ from playwright.async_api import Browser, Page, expect
 
 from tests.web.browser import DESK, PHONE, open_browser, open_page
 from tests.web.inbox_pictures import SAMPLES, photograph_inbox
-from tests.web.site import Site, serve_site
+from tests.web.site import Site, document, serve_site
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "pictures"
 SCHEMES = ("light", "dark")
@@ -36,6 +36,8 @@ async def _site_with_runs() -> AsyncIterator[tuple[Site, dict[str, str]]]:
         purchase = {"customer": "Ada Lovelace", "cents": 250_00}
         runs["fulfil"] = await _start(site, "fulfil", "ORD-2000", state=purchase)
         runs["layers"] = await _start(site, "layers", "IMPORT-1", order_id="o-1")
+        for version in "12":
+            await site.orchard.app.plans.register(document(version))
         runs["story"] = await _start(site, "story", "ORD-2001", order_id="o-2001")
         await site.http.get(f"/v1/runs/{runs['story']}/result?wait_s=3")
         await site.send(runs["story"], "approval", {"approved": True, "by": "ann"})
@@ -92,6 +94,10 @@ async def _graphs(
         await page.locator(".graph-node[data-kind=steps]").first.click()
         await expect(page.locator(".graph-node[data-id=check_stock]")).to_be_visible()
         await _photograph(page, folder / f"folded-{scheme}.png", settle_ms)
+        await page.goto("/plans?plan=etl&before=1")
+        await expect(page.locator(".changes > li")).to_have_count(3)
+        await expect(page.locator(".graph-node[data-change=added]")).to_be_visible()
+        await _photograph(page, folder / f"plans-{scheme}.png", settle_ms)
 
 
 async def _on_a_phone(

@@ -89,6 +89,36 @@ def _vast() -> dict[str, Graph]:
 VAST = _vast()
 
 
+def document(version: str) -> dict[str, Any]:
+    """Return a plan whose second version has a step more, one less, and one that differs."""
+    rest: list[dict[str, Any]] = [
+        {"id": "report", "activity": "reserve", "input": {"order_id": HOSTILE}, "depends_on": ["load"]}
+    ]
+    if version == "2":
+        rest = [
+            {"id": "check", "activity": "reserve", "input": {"order_id": "${inputs.order}"}, "depends_on": ["load"]}
+        ]
+    return {
+        "plan": "etl",
+        "version": version,
+        "description": "Move rows from there to here.",
+        "inputs": {
+            "order": {"type": "string", "description": "Which order it is for."},
+            "rows": {"type": "integer", "default": 3},
+        },
+        "steps": [
+            {"id": "fetch", "activity": "reserve", "input": {"order_id": "${inputs.order}"}},
+            {
+                "id": "load",
+                "activity": "reserve",
+                "input": {"order_id": f"v{version}"},
+                "depends_on": ["fetch"],
+            },
+            *rest,
+        ],
+    }
+
+
 class Orchard:
     """The app, and what its activities do: `is_zoned` says whether a courier can be booked."""
 

@@ -1,41 +1,8 @@
 """Plans on the page: their versions, drawn and compared, and runs of them started with a form."""
 
-from typing import Any
-
 from playwright.async_api import Locator, Page, expect
 
-from tests.web.site import HOSTILE, Site
-
-
-def document(version: str, **more: Any) -> dict[str, Any]:
-    """Return a plan whose second version has a step more, one less, and one that differs."""
-    rest: list[dict[str, Any]] = [
-        {"id": "report", "activity": "reserve", "input": {"order_id": HOSTILE}, "depends_on": ["load"]}
-    ]
-    if version == "2":
-        rest = [
-            {"id": "check", "activity": "reserve", "input": {"order_id": "${inputs.order}"}, "depends_on": ["load"]}
-        ]
-    return {
-        "plan": "etl",
-        "version": version,
-        "description": "Move rows from there to here.",
-        "inputs": {
-            "order": {"type": "string", "description": "Which order it is for."},
-            "rows": {"type": "integer", "default": 3},
-        },
-        "steps": [
-            {"id": "fetch", "activity": "reserve", "input": {"order_id": "${inputs.order}"}},
-            {
-                "id": "load",
-                "activity": "reserve",
-                "input": {"order_id": f"v{version}"},
-                "depends_on": ["fetch"],
-                **more,
-            },
-            *rest,
-        ],
-    }
+from tests.web.site import Site, document
 
 
 def node(page: Page, id: str) -> Locator:

@@ -122,6 +122,7 @@ COMMAND_SPECS: dict[str, CommandSpec] = {
     "plans.get": CommandSpec(words="plan show", arguments=("plan_id",)),
     "plans.start": CommandSpec(words="plan start", arguments=("plan_id",), rest="inputs"),
     "plans.diff": CommandSpec(words="plan diff", arguments=("plan_id", "from_version", "to_version")),
+    "plans.graph": CommandSpec(words="plan graph", arguments=("plan_id",)),
     "plans.schema": CommandSpec(words="plan schema"),
     "tokens.create": CommandSpec(words="token create", arguments=("name",), secret="token"),
     "tokens.list": CommandSpec(

@@ -6,12 +6,13 @@ from typing import Any, Literal
 
 from holdfast.client.calls import Calls
 from holdfast.core.events import RunStatus
+from holdfast.program.plan.difference import PlanDifference
 from holdfast.service.operations.activities import OutcomeAccepted
 from holdfast.service.operations.audit import AuditPage
 from holdfast.service.operations.controls import Commanded
 from holdfast.service.operations.dead_letters import LetterPage, OpenedLetter, SettledLetter
 from holdfast.service.operations.deletions import DeletedView
-from holdfast.service.operations.plans import PlanCheck, PlanDiff, PlanPage, PlanVersion, PlanView, SchemaView
+from holdfast.service.operations.plans import PlanCheck, PlanGraph, PlanPage, PlanVersion, PlanView, SchemaView
 from holdfast.service.operations.runs import Answered, EventPage, RunOutcome, RunPage
 from holdfast.service.operations.signals import (
     MailPage,
@@ -476,7 +477,17 @@ class Plans:
         tags: Sequence[str] = ...,
         priority: int = ...,
     ) -> RunStarted: ...
-    async def diff(self, plan_id: str, from_version: str, to_version: str, *, tenant: str = ...) -> PlanDiff: ...
+    async def diff(self, plan_id: str, from_version: str, to_version: str, *, tenant: str = ...) -> PlanDifference: ...
+    async def graph(
+        self,
+        plan_id: str,
+        *,
+        plan_version: str | None = ...,
+        tenant: str = ...,
+        from_version: str | None = ...,
+        expand: Sequence[str] = ...,
+        collapse: Sequence[str] = ...,
+    ) -> PlanGraph: ...
 
 class SyncPlans:
     def __init__(self, resource: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None: ...
@@ -507,7 +518,17 @@ class SyncPlans:
         tags: Sequence[str] = ...,
         priority: int = ...,
     ) -> RunStarted: ...
-    def diff(self, plan_id: str, from_version: str, to_version: str, *, tenant: str = ...) -> PlanDiff: ...
+    def diff(self, plan_id: str, from_version: str, to_version: str, *, tenant: str = ...) -> PlanDifference: ...
+    def graph(
+        self,
+        plan_id: str,
+        *,
+        plan_version: str | None = ...,
+        tenant: str = ...,
+        from_version: str | None = ...,
+        expand: Sequence[str] = ...,
+        collapse: Sequence[str] = ...,
+    ) -> PlanGraph: ...
 
 class System:
     def __init__(self, calls: Calls) -> None: ...

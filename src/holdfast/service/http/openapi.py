@@ -197,6 +197,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "plans.get": {"plan_id": "etl", "plan_version": "1"},
     "plans.start": {"plan_id": "etl", "inputs": {"day": "2026-01-28"}, "request_id": "night-28"},
     "plans.diff": {"plan_id": "etl", "from_version": "1", "to_version": "2"},
+    "plans.graph": {"plan_id": "etl", "plan_version": "2", "from_version": "1"},
     "runs.start": _START,
     "runs.get": _OF_RUN,
     "runs.list": {"workflow": "order", "status": "PAUSED", "created_from": "2026-01-28T12:00:00Z", "order": "newest"},
