@@ -394,6 +394,39 @@ def test_interrupting_is_clean(setup: CommandSetup) -> None:
     assert (process.returncode, err) == (130, "")
 
 
+PLAN = """\
+plan: etl
+version: "{version}"
+inputs:
+  rows: {{type: integer, default: {version}}}
+steps:
+  - {{id: rest, sleep: 0.01}}
+  - {{id: more, sleep: 0.0{version}, depends_on: [rest]}}
+output: ${{inputs.rows}}
+"""
+
+
+@pytest.mark.contract("WF-1")
+def test_a_plan_from_its_text_to_its_result(setup: CommandSetup, tmp_path: Path) -> None:
+    for version in "12":
+        (tmp_path / f"{version}.yaml").write_text(PLAN.format(version=version))
+    (tmp_path / "wrong.yaml").write_text(PLAN.format(version="1").replace("[rest]", "[nothing]"))
+    assert setup.json("plan", "validate", str(tmp_path / "1.yaml"))["is_valid"] is True
+    wrong = setup.hf("plan", "validate", str(tmp_path / "wrong.yaml"), code=1)
+    assert "nothing" in wrong.stdout + wrong.stderr
+    for version in "12":
+        assert setup.json("plan", "register", str(tmp_path / f"{version}.yaml"))["plan_version"] == version
+    assert [plan["plan_version"] for plan in setup.json("plan", "list", "--plan-id", "etl")["items"]] == ["1", "2"]
+    assert setup.json("plan", "show", "etl")["plan_version"] == "2"
+    changed = setup.json("plan", "diff", "etl", "1", "2")["changed"]
+    assert [change["step_id"] for change in changed] == ["more"]
+    graph = setup.json("plan", "graph", "etl", "--from-version", "1")
+    assert {node["id"]: node.get("change") for node in graph["nodes"]} == {"rest": None, "more": "changed"}
+    assert "depends_on" in json.dumps(setup.json("plan", "schema"))
+    run_id = setup.json("plan", "start", "etl", "rows:=7")["run_id"]
+    assert setup.hf("run", "result", run_id, "--wait-s", "10").stdout == "7\n"
+
+
 def test_every_derived_command_is_run_in_this_file() -> None:
     resources = {spec_of(operation).words.split()[0] for operation in OPERATIONS.values()}
     known = {(resource, verb) for resource in resources for verb in commands[resource] if not verb.startswith("-")}

@@ -41,7 +41,8 @@ LEAST = {
     **dict.fromkeys(
         "runs.get runs.list runs.events runs.snapshot runs.graph runs.result runs.query signals.receipt "
         "signals.waiting signals.waits signals.mailbox signals.unconsumed tasks.list tasks.get tasks.history "
-        "letters.list letters.get workflows.list workflows.get system.stats system.queues system.nodes "
+        "letters.list letters.get workflows.list workflows.get plans.schema plans.validate plans.list plans.get "
+        "plans.diff plans.graph system.stats system.queues system.nodes "
         "system.alerts".split(),
         VIEWER,
     ),
@@ -51,7 +52,10 @@ LEAST = {
         "letters.drop".split(),
         OPERATOR,
     ),
-    **dict.fromkeys("runs.start runs.update signals.send signals.send_many signals.start_with".split(), ENGINEER),
+    **dict.fromkeys(
+        "runs.start runs.update plans.register plans.start signals.send signals.send_many signals.start_with".split(),
+        ENGINEER,
+    ),
     **dict.fromkeys(
         "tokens.create tokens.list tokens.revoke tokens.revoke_leaked audit.list runs.delete tenants.delete".split(),
         ADMIN,
@@ -191,7 +195,7 @@ async def test_every_other_address_for_everybody(address: str) -> None:
 
 # --- another tenant
 
-OF_THINGS = {"run_id": "run", "task_id": "task", "letter_id": "letter", "token_id": "token"}
+OF_THINGS = {"run_id": "run", "task_id": "task", "letter_id": "letter", "token_id": "token", "plan_id": "plan"}
 LISTS = {
     "runs.list",
     "signals.waiting",
@@ -200,9 +204,10 @@ LISTS = {
     "letters.list",
     "tokens.list",
     "audit.list",
+    "plans.list",
 }
-MAKES = {"runs.start", "signals.start_with", "tokens.create"}
-SHARED = {"workflows.list", "workflows.get", "system.health"}
+MAKES = {"runs.start", "signals.start_with", "tokens.create", "plans.register"}
+SHARED = {"workflows.list", "workflows.get", "system.health", "plans.schema", "plans.validate"}
 BEARERS = {"activities.complete", "activities.fail"}
 """What is asked by who has a completion token, whoever they are otherwise."""
 MANY = {"signals.send_many", "tokens.revoke_leaked", "tenants.delete"}
@@ -214,11 +219,15 @@ def clocked() -> AbstractAsyncContextManager[InProcessServer]:
 
 
 async def things_of_globex(server: InProcessServer) -> dict[str, str]:
-    """Return the ids of what another tenant has: a run, a task, a dead letter, a token."""
+    """Return the ids of what another tenant has: a run, a task, a dead letter, a token, a plan."""
     token = await token_for(server, tenant="globex", name="gus", roles=["clerk"])
     server.http.headers.update(bearer_header(token))
     store: Any = store_of(server)
     things = {"letter": await dead_letter(server, store.inner._clock), "token": token[9:25]}
+    document = EXAMPLES["plans.register"]["document"].replace("etl", "plan-of-globex")
+    for version in "12":
+        ask = {"document": document.replace("'1'", f"'{version}'")}
+        things["plan"] = (await server.rest("plans.register", ask))[1]["plan_id"]
     await server.start("asking", who="secret-of-globex")
     page = await server.until("tasks.list", {}, lambda page: page["items"])
     things["task"] = page["items"][0]["task_id"]
