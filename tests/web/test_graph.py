@@ -198,7 +198,16 @@ async def test_it_is_moved_zoomed_and_turned(page: Page, site: Site) -> None:
     assert after[1] - after[0] > 2 * abs(before[1] - before[0])
 
 
-async def test_code_has_no_graph_and_an_earlier_event_is_not_drawn_as_now(page: Page, site: Site) -> None:
+async def test_the_graph_says_that_it_is_as_it_is_now(page: Page, site: Site) -> None:
+    await opened(page, site)
+    await expect(page.locator(".graph-tools .quiet")).to_have_text("1 waiting, 1 done, 1 skipped, 8 pending")
+    await page.get_by_label("History").fill("2")
+    await expect(page.locator(".graph-tools .quiet")).to_have_text(
+        "As it is now: 1 waiting, 1 done, 1 skipped, 8 pending"
+    )
+
+
+async def test_code_has_no_graph(page: Page, site: Site) -> None:
     run_id = await site.start("order", order_id="o-1")
     await page.goto(f"/runs/{run_id}")
     await expect(page.locator(".need")).to_be_visible()

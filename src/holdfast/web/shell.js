@@ -13,6 +13,8 @@ const PLACES = [
   ["/health", "Health", "health"],
 ];
 
+const NEEDS = { "/plans": "workflows:read", "/audit": "audit:read" };
+
 const banner = h("div", { class: "banner", role: "status", hidden: true });
 
 // Says whether what is shown is live. Views with a stream call it with the stream's state.
@@ -24,7 +26,7 @@ export function showConnection(state) {
 }
 
 export function makeShell(session, health) {
-  const places = may("audit:read") ? [...PLACES, ["/audit", "Audit", "audit"]] : PLACES;
+  const places = [...PLACES, ["/audit", "Audit", "audit"]].filter(([address]) => may(NEEDS[address]));
   const links = places.map(([address, word, name]) => h("a", { href: address }, icon(name), h("span", {}, word)));
   const outlet = h("main", { id: "main", tabindex: "-1" });
   const element = h(

@@ -131,7 +131,7 @@ export class RunGraph {
     this.byId = new Map(graph.nodes.map((node) => [node.id, node]));
     this.onGraph(graph);
     if (graph.nodes.length === 0) return;
-    this.words.textContent = wordsOf(graph);
+    this.showWords();
     const structure = JSON.stringify(
       graph.nodes.map((node) => [node.id, node.parent, node.depends_on, node.is_expanded, node.label, node.branch]),
     );
@@ -139,6 +139,17 @@ export class RunGraph {
     else this.arrange(structure);
     this.markEdges();
     if (performance.getEntriesByName(DRAWN).length === 0) performance.mark(DRAWN);
+  }
+
+  // The graph is always as it is now, also where the rest of the page shows an earlier event.
+  setPast(isPast) {
+    if (isPast === this.isPast) return;
+    this.isPast = isPast;
+    if (this.graph?.nodes.length) this.showWords();
+  }
+
+  showWords() {
+    this.words.textContent = (this.isPast ? "As it is now: " : "") + wordsOf(this.graph);
   }
 
   arrange(structure) {
@@ -219,7 +230,7 @@ export class RunGraph {
     this.setHeight();
     const leaves = this.graph.nodes.filter((node) => !node.is_expanded);
     const active = ACTIVE.map((status) => leaves.find((node) => node.status === status)).find(Boolean);
-    this.view.fit(this.drawn, active ? this.drawn.boxes.get(active.id) : null);
+    this.view.fit(this.drawn, this.drawn.boxes.get((active ?? leaves[0]).id));
   }
 
   scaled(k) {

@@ -7,6 +7,7 @@ import { schemaForm } from "../lib/forms.js";
 import { requestId } from "../lib/ids.js";
 import { go, runAddress } from "../lib/router.js";
 import { showMisfit } from "../lib/misfit.js";
+import { may } from "../lib/session.js";
 import { loading } from "../lib/states.js";
 import { toast, toastProblem } from "../lib/toast.js";
 import { knownWorkflows } from "../lib/workflows.js";
@@ -84,6 +85,7 @@ export async function startDialog({ workflow = null, plan = null, input = undefi
 
 // What can be started: workflows in code, flows, and plans that are registered.
 async function startable() {
+  if (!may("workflows:read")) return [];
   const [workflows, plans] = await Promise.all([knownWorkflows(), call("plans.list", { limit: MOST_PLANS })]);
   const ids = new Set(plans.items.map(({ plan_id: id }) => id));
   return [...workflows, ...[...ids].map((id) => ({ name: PLAN + id, word: `Plan ${id}` }))];

@@ -166,6 +166,7 @@ class RunPage {
     this.travel.set(model, isPast ? this.seq : null);
     this.log.set(model, isPast ? this.seq : model.seq, this.step);
     this.graph.select(this.step);
+    this.graph.setPast(isPast);
     this.showPanels(state);
     this.showDetail(state);
   }
