@@ -187,7 +187,7 @@ _START: dict[str, Any] = {
 }
 _SIGNAL: dict[str, Any] = {**_OF_RUN, "name": "approval", "payload": {"approved": True}, "signal_id": "click-1"}
 
-_PLAN = "plan: etl\nversion: '1'\nsteps:\n  - {id: rest, sleep: 60}\n"
+_PLAN = "plan: etl\nversion: '1'\nsteps:\n  - {id: rest, sleep: 1}\n"
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "plans.schema": {},
