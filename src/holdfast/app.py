@@ -52,6 +52,7 @@ from holdfast.program.definitions import (
     WorkflowDefinition,
     WorkflowLimit,
     checked_key,
+    encode_options,
     failure_policy,
     milliseconds,
 )
@@ -144,6 +145,7 @@ class Activity(Generic[P, R]):
         self.definition = definition
         self.call_options = options or definition.options
         """The options of the calls made through it."""
+        self._encoded_options = encode_options(self.call_options)
         self.call_key = idempotency_key
         """The idempotency key of the calls made through it, if it is not the definition that computes one."""
         update_wrapper(self, definition.function)
@@ -163,7 +165,9 @@ class Activity(Generic[P, R]):
         program = current_program()
         if program is None:
             return self._plain(args, kwargs)
-        return program.run_activity(self.definition, args, kwargs, self.call_options, self.call_key)
+        return program.run_activity(
+            self.definition, args, kwargs, self.call_options.queue, self._encoded_options, self.call_key
+        )
 
     async def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         result = self.definition.function(*args, **kwargs)

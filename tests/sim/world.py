@@ -429,7 +429,7 @@ class World:
     def _check_given_up(self, event: Event, history: Sequence[Event]) -> None:
         """Who took a job is lost as often as its policy allows, and then the job is found once more."""
         started = _started(event, history)
-        most = decode_options(bytes(started.options)).retry.max_attempts
+        most = decode_options(started.options).retry.max_attempts
         first = max(other.engine_attempt_id or 1 for other in history if other.data is started)
         taken = self.taken.get((event.run_id, event.step_id or ""), {})
         last = event.engine_attempt_id or 0

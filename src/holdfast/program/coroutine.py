@@ -294,7 +294,8 @@ class CoroutineProgram:
         activity: ActivityDefinition,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        options: ActivityOptions,
+        queue: str,
+        options: Raw,
         idempotency_key: str | None = None,
     ) -> Any:
         """Run an activity as a step, and return its result. The key is that of the call, if it has one."""
@@ -311,9 +312,9 @@ class CoroutineProgram:
             name=activity.name,
             input=input,
             step_id=step_id,
-            queue=options.queue,
+            queue=queue,
             idempotency_key=idempotency_key,
-            options=encode_options(options),
+            options=options,
         )
         return activity.signature.result_of(await self.step(command))
 

@@ -256,9 +256,17 @@ def encode_options(options: ActivityOptions) -> Raw:
     return codec.encode(options)
 
 
-@lru_cache(maxsize=1_024)
-def decode_options(raw: bytes) -> ActivityOptions:
+_DEFAULTS = ActivityOptions()
+_ENCODED_DEFAULTS = encode_options(_DEFAULTS)
+
+
+def decode_options(raw: Raw) -> ActivityOptions:
     """Return the options that were stored with a step."""
+    return _DEFAULTS if raw == _ENCODED_DEFAULTS else _decode_options(bytes(raw))
+
+
+@lru_cache(maxsize=1_024)
+def _decode_options(raw: bytes) -> ActivityOptions:
     return codec.decode(raw, ActivityOptions)
 
 

@@ -1,7 +1,6 @@
 """Hands steps of a node's runs to the executor, as far as their activities are known here."""
 
 import logging
-from collections import ChainMap
 from collections.abc import Callable
 
 from msgspec import Raw
@@ -27,7 +26,8 @@ class Dispatcher:
     """Starts activities. `report` is called with what comes of one that cannot be started."""
 
     def __init__(self, registry: Registry, executor: ActivityExecutor, report: Callable[[Work, Outcome], None]) -> None:
-        self._activities = ChainMap(registry.activities, registry.built_in)
+        self._activities = registry.activities
+        self._built_in = registry.built_in
         self._executor = executor
         self._report = report
         self.unknown: set[str] = set()
@@ -36,11 +36,11 @@ class Dispatcher:
     def dispatch(self, head: RunHead, step: OpenStep, details: Raw, now: Instant) -> None:
         """Let the step's activity be carried out; with what an earlier attempt has said of its progress."""
         body = step.body
-        assert isinstance(body, e.StepStarted)
-        definition = self._activities.get(body.name)
+        assert type(body) is e.StepStarted
+        definition = self._activities.get(body.name) or self._built_in.get(body.name)
         assert definition is not None  # what is not known here was left out of the turn
         try:
-            options = decode_options(bytes(body.options))
+            options = decode_options(body.options)
         except InvalidInput as problem:
             self._report(Work(head.run_id, step, definition, ActivityOptions()), unfit_options(step, problem))
             return
@@ -49,7 +49,7 @@ class Dispatcher:
 
     def is_known(self, run_id: str, step: OpenStep) -> bool:
         """Return whether an activity is known here; if not, its steps wait for a node that has it: logged once."""
-        if step.name in self._activities:
+        if step.name in self._activities or step.name in self._built_in:
             return True
         if step.name not in self.unknown:
             self.unknown.add(step.name)
@@ -61,7 +61,7 @@ class Dispatcher:
         activities, open_steps = self._activities, draft.state.open_steps
         for step_id in draft.dispatch:
             step = open_steps.get(step_id)
-            if step is None or (isinstance(step.body, e.StepStarted) and step.body.name in activities):
+            if step is None or (type(step.body) is e.StepStarted and step.body.name in activities):
                 continue
             if not self.is_known(draft.state.run_id, step):
                 draft.handle(

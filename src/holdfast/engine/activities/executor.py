@@ -131,20 +131,19 @@ class ActivityExecutor:
         """Carry out an attempt, in the slot that it was given, and report how it ended."""
         attempt.has_begun = True
         work = attempt.work
-        is_without_limits = work.options.is_without_limits
         now, deadline = 0, None
-        if not is_without_limits:
+        if attempt.has_limits:
             now = attempt.started_at()
             deadline = _deadline(work, now)
         context = ActivityContext(work, self._on_heartbeat, self.key, self._most_bytes, self.artifacts)
         before = CONTEXT.set(context)
         outcome: Outcome
         try:
-            assert isinstance(work.step.body, StepStarted)
+            assert type(work.step.body) is StepStarted
             verified = None if work.step.effect is None else await self._verify(attempt, context, deadline)
             if verified is None:
                 arguments = work.definition.signature.unpack(work.step.body.input)
-                if is_without_limits and work.definition.is_async and not work.needs_secrets:
+                if not attempt.has_limits and work.definition.is_async and not work.needs_secrets:
                     result = await work.definition.function(**arguments)
                 else:
                     result = await self._call_within_limits(attempt, context, arguments, deadline)
@@ -167,10 +166,8 @@ class ActivityExecutor:
             CONTEXT.reset(before)
         except ValueError:  # the coroutine was closed half-way, in another context
             return
-        steps = self.attempts.get(work.run_id)
-        if steps is not None and steps.get(work.step.step_id) is attempt:
-            self._forget(work.run_id, work.step.step_id)
         if not attempt.is_given_up:  # else no turn waits for it, and its run may be in the middle of a commit
+            self._forget(work.run_id, work.step.step_id)
             self._report(work, outcome)
 
     async def _verify(self, attempt: "_Attempt", context: ActivityContext, deadline: float | None) -> Outcome | None:
@@ -326,7 +323,18 @@ def unfit_options(step: OpenStep, problem: InvalidInput) -> ActivityErrored:
 class _Attempt:
     """One attempt, from when it is asked for until it is over."""
 
-    __slots__ = ("_asked_at", "_now", "_pool", "has_begun", "has_slot", "is_given_up", "task", "thread", "work")
+    __slots__ = (
+        "_asked_at",
+        "_now",
+        "_pool",
+        "has_begun",
+        "has_limits",
+        "has_slot",
+        "is_given_up",
+        "task",
+        "thread",
+        "work",
+    )
 
     def __init__(self, pool: "TaskPool[_Attempt]", work: Work, now: Instant) -> None:
         self.work = work
@@ -337,7 +345,8 @@ class _Attempt:
         self.is_given_up = False
         self._pool = pool
         self._now = now
-        self._asked_at = 0.0 if work.options.is_without_limits else asyncio.get_running_loop().time()
+        self.has_limits = not work.options.is_without_limits
+        self._asked_at = asyncio.get_running_loop().time() if self.has_limits else 0.0
 
     @property
     def name(self) -> str:

@@ -258,7 +258,7 @@ class QueueWorker:
         definition = self._registry.activities.get(job.activity)
         assert definition is not None  # only known ones are taken
         try:
-            options = decode_options(bytes(job.options)) if bytes(job.options) != b"null" else ActivityOptions()
+            options = decode_options(job.options) if bytes(job.options) != b"null" else ActivityOptions()
         except InvalidInput as problem:
             self._report(job, error_info(problem))
             return

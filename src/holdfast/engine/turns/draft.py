@@ -37,7 +37,7 @@ from holdfast.core.messages import (
     child_outcome,
     with_arrival_times,
 )
-from holdfast.core.state import CANCELLED, PAUSED, OpenStep, RunState, fold_onto, own_copy, state_of
+from holdfast.core.state import CANCELLED, PAUSED, PENDING, OpenStep, RunState, fold_onto, own_copy
 from holdfast.errors import HoldfastError, InvalidInput, VersionMismatch
 from holdfast.limits import SIGNAL_ID_BYTES, Limits
 from holdfast.store.port import Job, LoadedRun, NewRun, Turn
@@ -105,15 +105,15 @@ class TurnDraft:
 
     def handle(self, message: Input) -> Decision | Refusal:
         """Decide what a message or an outcome does to the run, and note that it has been handled."""
-        if isinstance(message, Message):
+        if type(message) is Message:
             answer = self._decide_message(message)
-            if isinstance(answer, Refusal):
+            if type(answer) is Refusal:
                 self.defer(message, answer.error)
             else:
                 self._consumed += (message.signal_id,)
             return self._take(answer)
         answer = decide(self.state, message, self._now, self._by)
-        if isinstance(answer, Decision) and answer.events:
+        if type(answer) is Decision and answer.events:
             inbox_seq = getattr(message, "inbox_seq", None)  # of what came through the mailbox
             if inbox_seq:
                 self.received += ((inbox_seq, len(self.events)),)
@@ -384,7 +384,7 @@ class TurnDraft:
                 self._sent += answer.sends
             for step_id in answer.dispatch:
                 step = self.state.open_steps.get(step_id)
-                if step is not None and isinstance(step.body, e.StepStarted):
+                if step is not None and type(step.body) is e.StepStarted:
                     if step.body.idempotency_key is not None:
                         self._has_keys = True
                     if step.body.queue:
@@ -495,7 +495,6 @@ def prepare_run(
     if problem is not None:
         raise problem
     decision = queue_run(run_id, queued, now, EngineRunRef(node))
-    state = state_of(run_id, decision.events)
     return NewRun(
         run_id=run_id,
         tenant=queued.tenant,
@@ -506,7 +505,7 @@ def prepare_run(
         run_request_id=queued.run_request_id or run_id,
         request_key=key or start_key(run_id, queued, queued.plan_version),
         input_sha256=codec.value_digest(queued.input),
-        snapshot=runtime_snapshot(state),
+        snapshot=RuntimeSnapshot(status=PENDING, state_version=1, last_executed_by=node, last_executed_on=now),
         events=decision.events,
         messages=decision.messages,
         parent_run_id=queued.parent_run_id,

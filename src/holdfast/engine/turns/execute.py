@@ -33,6 +33,7 @@ from holdfast.core.messages import (
     NodeLost,
     ReportedOutcome,
     Signal,
+    Update,
     controls_of,
     is_deadline,
     outcomes_of,
@@ -250,10 +251,14 @@ class _Turn:
     def __init__(self, cached: CachedRun, draft: TurnDraft) -> None:
         self._live = cached
         self._draft = draft
-        signals = draft.signals
-        self._mailbox = [signal for signal in signals if signal.name not in ENGINE_SIGNALS] if signals else []
-        self._engine_signals = signals if len(self._mailbox) != len(signals) else ()
-        self._updates = list(updates_of(signals)) if self._engine_signals else []
+        self._mailbox: list[Signal] = []
+        self._engine_signals: Sequence[Signal] = ()
+        self._updates: list[Update] = []
+        if draft.signals:
+            self._mailbox = [signal for signal in draft.signals if signal.name not in ENGINE_SIGNALS]
+            if len(self._mailbox) != len(draft.signals):
+                self._engine_signals = draft.signals
+                self._updates = list(updates_of(draft.signals))
 
     def run(self, inputs: Sequence[Input]) -> None:
         """Take the inputs. Operators' commands come first, once the run has started: a pause holds what follows."""
@@ -271,9 +276,9 @@ class _Turn:
         else:
             inputs = sorted(inputs, key=_place) if len(inputs) > 1 else inputs
         for given in inputs:
-            if self._mailbox and isinstance(given, Message) and given.type == "TimerDue":
+            if self._mailbox and type(given) is Message and given.type == "TimerDue":
                 self._offer_signals(until=given.due_at)  # what came in time is not too late because no turn was taken
-            if isinstance(given, Message) and given.type == "ExternalSignal":
+            if type(given) is Message and given.type == "ExternalSignal":
                 self._offer_requeued(given)
             else:
                 self._absorb(self._draft.handle(given))
@@ -369,7 +374,7 @@ class _Turn:
 
     def _absorb(self, answer: Decision | Refusal) -> None:
         """Hand events to the program, apply the commands that it issues, and repeat."""
-        if isinstance(answer, Refusal):
+        if type(answer) is not Decision:
             return
         events, rotations, advance = list(answer.events), 0, self._live.replay.advance
         for event in events:  # which grow on the way

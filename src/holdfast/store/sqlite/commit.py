@@ -365,9 +365,11 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
         if is_light:
             states.append((*state, *expected, seen))
         elif is_finished:
-            runs.append((*state, now, False, NEVER, now, run_no, *expected, not turn.events, seen, seen))
+            has_no_events = 0 if turn.events else 1
+            runs.append((*state, now, 0, NEVER, now, run_no, *expected, has_no_events, seen, seen))
         else:
-            runs.append((*state, None, not turn.release, seen, now, run_no, *expected, False, seen, seen))
+            keeps_owner = 0 if turn.release else 1
+            runs.append((*state, queries.NULL_VALUE, keeps_owner, seen, now, run_no, *expected, 0, seen, seen))
     queries.insert_events(db, events)
     if consumed:
         db.executemany("DELETE FROM messages WHERE run_no = ? AND signal_id = ?", consumed)

@@ -272,11 +272,11 @@ def _accept(
             inbox.inbox_seq,
             request.name,
             signal_id,
-            request.step_id,
+            queries.NULL_VALUE if request.step_id is None else request.step_id,
             accepted_at,
             now,
             bytes(request.payload).decode(),
-            by_of(request),
+            by_of(request) or queries.NULL_VALUE,
         ),
         (inbox.run_no, request.name, signal_id, record.expires_at, encode_text(record)),
     )

@@ -27,14 +27,14 @@ from holdfast.store.port import Job
 from holdfast.store.sql import WAIT, Where, in_json, text_bytes, wait_name, wait_of, words_of
 from holdfast.store.types import within
 
-EVENTS_AT_ONCE = 10
+EVENTS_AT_ONCE = 25
 """So many events are inserted by one execution of a statement: to begin and end it takes as long as three rows."""
 
 _INSERT_EVENT = f"INSERT INTO events (run_no, {sql.EVENT}) VALUES ({', '.join('?' * 16)})"
 _INSERT_EVENTS = _INSERT_EVENT + f", ({', '.join('?' * 16)})" * (EVENTS_AT_ONCE - 1)
 
 NULL_VALUE = nan
-"""What SQLite keeps as NULL, and `sqlite3` binds at once; None is sent through adapters, which takes longer by far."""
+"""What SQLite keeps as NULL. `sqlite3` binds numbers at once; None and bools go through its adapters, and take long."""
 
 IS_CURRENT = f"lease_until > :now AND lease_until <= :now + {decisions.LEASE_HORIZON}"
 """A lease that ends later was given by a clock that was ahead, and counts as expired (`decisions.lease_end`)."""
@@ -99,7 +99,8 @@ def message_row(run_no: int, message: Message, now: Instant) -> tuple[Any, ...]:
 
 def wait_row(run_no: int, wait: Wait) -> tuple[Any, ...]:
     """Return the row of an open wait."""
-    return run_no, wait.step_id, wait.name, wait.token, wait.since, wait.until
+    until = NULL_VALUE if wait.until is None else wait.until
+    return run_no, wait.step_id, wait.name, wait.token, wait.since, until
 
 
 def task_row(run_no: int, task: Task) -> tuple[Any, ...]:
