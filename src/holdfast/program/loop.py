@@ -196,16 +196,16 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
                 self.watch.run(self._run_ready)
 
     def _run_ready(self) -> None:
-        ready, left = deque(self._ready), self._most_callbacks
-        self._ready = ready
-        last, after_each, to_defer = self._callbacks + left, self.after_each, self.to_defer
+        self._ready = ready = deque(self._ready)
+        number, after_each, to_defer = self._callbacks, self.after_each, self.to_defer
+        last = number + self._most_callbacks
         while ready:
             handle = ready.popleft()
-            left -= 1
-            if left < 0:
+            number += 1
+            if number > last:
                 raise RunawayWorkflow(f"the workflow did not become idle within {self._most_callbacks} callbacks")
-            if to_defer and last - left in to_defer:
-                self._deferred, self.deferred_callback = handle, last - left
+            if to_defer and number in to_defer:
+                self._deferred, self.deferred_callback = handle, number
                 continue
             if not handle._cancelled:
                 try:
@@ -215,9 +215,9 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
                 except BaseException:  # the task keeps it as its exception: it ends the run, not the process
                     pass
             if after_each is not None:
-                after_each(last - left)
+                after_each(number)
         self._ready = []
-        self._callbacks = last - left
+        self._callbacks = number
 
     def run_deferred(self) -> None:
         """Run the deferred callback, after what is ready already."""

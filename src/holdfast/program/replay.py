@@ -135,6 +135,8 @@ class Replay:
     def advance(self, event: Event) -> list[c.Command]:
         """Take the next event of the run, and return the commands that the program issues because of it."""
         kind = type(event.data)
+        if kind in e.OUTCOMES:
+            return self._take_outcome(event)
         if kind is e.RunStarted or kind is e.ContinuedAsNew:
             return self._begin_with(event)
         if kind is e.RunPaused:
@@ -149,12 +151,18 @@ class Replay:
             return c.with_one_rotation([command for outcome in outcomes for command in self._hand(outcome)])
         elif kind is e.SignalAccepted:
             return self._take_decision(event)
-        elif kind in e.OUTCOMES and not _is_withheld(kind, event):
-            if not self._is_paused:
-                return self._hand(event)
-            if kind is e.RunCancelRequested and self._is_held:
-                self._forget_failures()
-            self._hold_back(event)
+        return []
+
+    def _take_outcome(self, event: Event) -> list[c.Command]:
+        """Hand an outcome to the program, at once or when the run is resumed."""
+        kind = type(event.data)
+        if kind in _SOME_WITHHELD and _is_withheld(event):
+            return []
+        if not self._is_paused:
+            return [] if self.program is None else self.program.handle(event)
+        if kind is e.RunCancelRequested and self._is_held:
+            self._forget_failures()
+        self._hold_back(event)
         return []
 
     def _take_decision(self, event: Event) -> list[c.Command]:
@@ -272,11 +280,14 @@ def _is_stuck(event: Event, following: Event) -> bool:
     return isinstance(following.data, e.RunPaused) and following.data.error is not None
 
 
-def _is_withheld(kind: type[e.Body], event: Event) -> bool:
+_SOME_WITHHELD = frozenset({e.UpdateAccepted, e.TaskCompleted})
+
+
+def _is_withheld(event: Event) -> bool:
     """Return whether the program does not get it: an update that was refused, or the answer to the engine's task."""
-    if kind is e.UpdateAccepted:
-        return isinstance(event.data, e.UpdateAccepted) and event.data.was_refused is True
-    return kind is e.TaskCompleted and is_of_engine(event.step_id)
+    if isinstance(event.data, e.UpdateAccepted):
+        return event.data.was_refused is True
+    return is_of_engine(event.step_id)
 
 
 def _is_reported(event: Event) -> bool:

@@ -351,36 +351,37 @@ class OwnedRuns:
 
     def perform_effects(self, owned: OwnedRun, cached: CachedRun, draft: TurnDraft, turn: Turn, now: Instant) -> None:
         """Perform the effects of a turn that is durable."""
-        run_id = draft.state.run_id
-        cached.settle(draft.state)
+        state, loaded = draft.state, owned.loaded
+        run_id = state.run_id
+        cached.settle(state)
         heartbeats = self._queue_worker.heartbeats
         if self.executor.attempts.get(run_id) or self._queue_worker.jobs or heartbeats.kept or heartbeats.unsent:
             for step_id in draft.closed():
                 self.executor.cancel(run_id, step_id)
                 self._queue_worker.let_go(run_id, step_id)
         if self._workflow_limits:
-            self._run_queue.notice_starts_of(draft.state.plan_id, draft.events)
+            self._run_queue.notice_starts_of(state.plan_id, draft.events)
         if not LOGGED.isdisjoint(draft.kinds):
             log_events(draft.events)
         for step_id in draft.dispatch:
-            step = draft.state.open_steps.get(step_id)
+            step = state.open_steps.get(step_id)
             if step is not None and self.is_stopping:
                 self.return_attempt(run_id, step)
             elif step is not None:
-                self.dispatcher.dispatch(owned.loaded.head, step, owned.loaded.details.get(step_id, e.NULL), now)
-        is_finished = draft.state.is_finished
+                self.dispatcher.dispatch(loaded.head, step, loaded.details.get(step_id, e.NULL), now)
+        is_finished = state.is_finished
         if is_finished:
             self._run_cache.forget(run_id)
-            self._completion_waiters.notify(run_id, draft.state.version, draft.events[-1] if draft.events else None)
+            self._completion_waiters.notify(run_id, state.version, draft.events[-1] if draft.events else None)
             if self._workflow_limits:
-                self._run_queue.notice_end(draft.state.plan_id)
+                self._run_queue.notice_end(state.plan_id)
+        lacking = None
         if is_finished or turn.release:
             if self.by_id.get(run_id) is owned:  # what came in meanwhile is about steps that this turn has closed
                 del self.by_id[run_id]
-            lacking = None
         else:
             owned.advance(draft, turn.losses)
-            lacking = draft.state
+            lacking = state
         if self.dispatcher.unknown or self._definition_filter.lacking:
             self._note_lack(run_id, lacking, now)
 
