@@ -7,7 +7,8 @@ import pytest
 import holdfast as hf
 from holdfast import errors
 from holdfast.core import events as e
-from tests.engine.harness import EngineVariant, wait_for_event
+from holdfast.core.state import CANCELLED
+from tests.engine.harness import EngineVariant, wait_for_event, wait_for_status
 from tests.flows.order_flow import Approval, Order
 
 pytestmark = pytest.mark.contract("CAN-1")
@@ -106,3 +107,19 @@ async def test_query_after_a_rotation_has_the_present_state(variant: EngineVaria
         assert (await run.query("state"))["cents"] == 13
         await run.signal("go")
         await run.result()
+
+
+@pytest.mark.contract("CAN-1", "SIG-13")
+async def test_flow_that_would_rotate_and_is_cancelled_in_one_turn_ends(variant: EngineVariant) -> None:
+    """Both were recorded during a pause: the program gets them one after the other."""
+    app, done = long_app(1), list[str]()
+    add = counting(app, done)
+    flow = app.flow("cancelled", Order, hf.Scene(hf.Signal("go"), hf.Act(add), hf.Signal("never")))
+    async with variant.node(app):
+        run = await app.start(flow, Order())
+        await wait_for_event(run, "SignalWaiting")
+        await run.pause(wait=True)
+        await run.skip_step("go", wait=True)
+        await run.cancel()
+        await wait_for_status(run, CANCELLED)
+    assert done == []

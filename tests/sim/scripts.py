@@ -14,6 +14,7 @@ from typing import Any
 import holdfast as hf
 from holdfast.app import App
 from holdfast.program.tasks import Escalation
+from tests.sim.flows import register_flows
 from tests.sim.world import AT_ONCE, PER_KEY, RATE, World, key_of
 
 Script = list[Any]
@@ -130,7 +131,7 @@ def register(app: App, world: World) -> dict[str, Any]:
                 hf.continue_as_new(script[2:], seen)
         return seen
 
-    return {"play": play, "narrow": narrow, "pay": pay}
+    return {"play": play, "narrow": narrow, "pay": pay, **register_flows(app, world, work)}
 
 
 class Player:

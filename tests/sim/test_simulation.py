@@ -22,6 +22,7 @@ SEEDS = 100
 FOUND = (1833,)
 """Seeds beyond those that have found a mistake: a node took a turn of a run that it had let go."""
 
+FLOW_SEEDS = 10
 TRACE_LINES = 60
 COUNTS: dict[int, Counter[str]] = {}
 """What happened in the seeds that this process has played."""
@@ -57,6 +58,16 @@ def test_whatever_goes_wrong_nothing_acknowledged_is_lost_or_doubled(seed: int) 
         story = "\n".join(report.trace[-TRACE_LINES:])
         found = "\n".join(report.violations)
         pytest.fail(f"{found}\n\n{story}\n\nreplay with: {replay}", pytrace=False)
+
+
+@pytest.mark.contract("WF-1", "WF-2", "CAN-1", "WF-4", "INV")
+@pytest.mark.parametrize("seed", range(FLOW_SEEDS))
+def test_flows_are_replayed_undone_and_rotated_whatever_goes_wrong(seed: int) -> None:
+    report = simulate(seed, runs=2, payers=0, flows=8)
+    COUNTS[-1 - seed] = Counter(report.counts)
+    if report.violations:
+        story = "\n".join(report.trace[-TRACE_LINES:])
+        pytest.fail("\n".join([*report.violations, "", story]), pytrace=False)
 
 
 @pytest.mark.slow

@@ -74,6 +74,7 @@ class World:
 
     def __init__(self, loop: SimLoop, seed: int) -> None:
         self.loop = loop
+        self.seed = seed
         self.rng = Random(f"world {seed}")
         self.effects: dict[tuple[str, str], list[Effect]] = {}
         self.accounts: dict[str, Account] = {}

@@ -186,6 +186,8 @@ Command = (
     | CancelRun
 )
 
+_ENDS = frozenset({CompleteRun, FailRun, CancelRun})
+
 OF_THE_RUN = "\0run"
 """The key of a command that concerns no step. No step has it, because names hold no control characters."""
 
@@ -193,11 +195,15 @@ _PREFIXES: dict[type, str] = {CancelStep: "\0cancel ", CompleteUpdate: "\0answer
 
 
 def with_one_rotation(commands: list[Command]) -> list[Command]:
-    """Return commands that a program has issued for several outcomes, of which the last rotation counts, at the end."""
+    """Return commands that a program has issued for several outcomes, of which the last rotation counts, at the end.
+
+    A program that has ended does not rotate any more.
+    """
     rotations = [command for command in commands if type(command) is ContinueAsNew and command.steps is not None]
     if not rotations:
         return commands
-    return [*(command for command in commands if type(command) is not ContinueAsNew), rotations[-1]]
+    others = [command for command in commands if type(command) is not ContinueAsNew]
+    return others if any(type(command) in _ENDS for command in others) else [*others, rotations[-1]]
 
 
 def command_key(kind: type, step_id: str | None) -> str:
