@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from msgspec import UNSET, Raw
+
 import holdfast as hf
 from holdfast.app import App
 from holdfast.core import codec
@@ -125,11 +127,10 @@ def judge_flow(world: World, flow: hf.Flow[Seen], run_id: str, history: Sequence
     """Check that the result is what was recorded, and that nothing is left of a flow that did not succeed."""
     last = history[-1].data
     world.note(f"flow   {run_id} {type(last).__name__}", f"flows: {type(last).__name__}")
-    recorded = [event.data.value for event in history if isinstance(event.data, e.MarkerRecorded)]
-    recorded += [event.data.state_after for event in history if isinstance(event.data, e.SignalReceived)]
     noted: set[tuple[str, str]] = set()
-    for raw in recorded:
-        value = codec.decode(raw, object) if raw is not None else None
+    for event in history:
+        raw = getattr(event.data, "value", getattr(event.data, "state_after", UNSET))
+        value = codec.decode(raw, object) if isinstance(raw, Raw) else None
         if isinstance(value, dict) and isinstance(value.get("notes"), dict):
             noted |= set(value["notes"].items())
     if isinstance(last, e.RunCompleted):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.program.flow import program as flow_program
-from holdfast.program.flow.cursor import Position
+from holdfast.program.flow.cursor import Position, saved
 from holdfast.program.flow.program import FlowProgram
 from tests.sim.simulation import simulate
 
@@ -55,7 +55,7 @@ def test_it_finds_choices_of_a_flow_that_are_made_again_at_replay(monkeypatch: p
 
 @pytest.mark.contract("WF-4", "CAN-1")
 def test_it_finds_a_rotation_that_forgets_what_has_to_be_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    save = flow_program.saved
+    save = saved
 
     def forget(position: Position) -> Any:
         undo, position.undo = position.undo, []
