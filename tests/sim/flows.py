@@ -103,7 +103,10 @@ class _Drawing:
         rng = self._rng
         seconds, failures = rng.choice((0.0, 0.01, 0.3, 2.0)), rng.choice((0, 0, 0, 1, 9))
         policy = hf.Retry(max_attempts=rng.choice((2, 4)), initial_ms=200, most_ms=2_000)
-        where = {"queue": rng.choice(("", "", "far")), "on_failure": rng.choice(("raise", "raise", "pause"))}
+        where: dict[str, Any] = {
+            "queue": rng.choice(("", "", "far")),
+            "on_failure": rng.choice(("raise", "raise", "pause")),
+        }
         is_later = rng.random() < 0.2
         undo: hf.Act[Seen] = hf.Act(self._work, input=lambda seen: {"seconds": 0.0, "failures": 0})
         return hf.Act(
