@@ -21,6 +21,8 @@ from tests.sim.simulation import simulate
 SEEDS = 100
 FOUND = (1833,)
 """Seeds beyond those that have found a mistake: a node took a turn of a run that it had let go."""
+FOUND_WITH_FEWER = (0,)
+"""Seeds that have found one with fewer runs: a late success hid that the present attempt was lost with its node."""
 
 FLOW_SEEDS = 10
 TRACE_LINES = 60
@@ -68,6 +70,12 @@ def test_flows_are_replayed_undone_and_rotated_whatever_goes_wrong(seed: int) ->
     if report.violations:
         story = "\n".join(report.trace[-TRACE_LINES:])
         pytest.fail("\n".join([*report.violations, "", story]), pytrace=False)
+
+
+@pytest.mark.contract("INV", "ACT-4")
+@pytest.mark.parametrize("seed", FOUND_WITH_FEWER)
+def test_with_fewer_runs_nothing_is_lost_either(seed: int) -> None:
+    assert simulate(seed, runs=8).violations == []
 
 
 @pytest.mark.slow

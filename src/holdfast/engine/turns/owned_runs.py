@@ -140,7 +140,10 @@ class OwnedRun:
 
 
 def _is_of_present_attempt(message: Message, state: RunState) -> bool:
-    """Return whether the outcome in a message ends the attempt that its step is at: an earlier failure does not."""
+    """Return whether the outcome in a message ends the attempt that its step is at.
+
+    An earlier failure does not; nor does an earlier success of a keyed step, which may only be kept beside it.
+    """
     step = state.open_steps.get(message.step_id or "")
     try:
         outcome = codec.decode(message.payload, ActivityOutcome)
@@ -148,7 +151,7 @@ def _is_of_present_attempt(message: Message, state: RunState) -> bool:
         return False
     if step is None or outcome.logical_attempt_id != step.logical_attempt_id:
         return False
-    is_success = outcome.error is None and not outcome.is_detached
+    is_success = outcome.error is None and not outcome.is_detached and step.key is None
     return is_success or outcome.engine_attempt_id >= step.engine_attempt_id
 
 
