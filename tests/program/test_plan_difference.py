@@ -36,7 +36,8 @@ def test_steps_are_added_removed_and_changed() -> None:
     assert load.step_id == "load"
     changes = {
         change.field: tuple(
-            None if side is None else msgspec.json.decode(side) for side in (change.before, change.after)
+            None if isinstance(side, msgspec.UnsetType) else msgspec.json.decode(side)
+            for side in (change.before, change.after)
         )
         for change in load.fields
     }

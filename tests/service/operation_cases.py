@@ -617,7 +617,7 @@ async def _drop(server: InProcessServer, call: Caller) -> None:
 @case("workflows.list")
 async def _workflows(server: InProcessServer, call: Caller) -> None:
     names = [workflow["name"] for workflow in (await expect_answer(call, "workflows.list", {}))["items"]]
-    assert names == ["asking", "echo", "failing", "far", "order", "patient", "paying", "signing"]
+    assert names == ["asking", "drawn", "echo", "failing", "far", "order", "patient", "paying", "signing"]
 
 
 @case("workflows.get")

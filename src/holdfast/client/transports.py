@@ -159,8 +159,11 @@ def encoded(fields: dict[str, Any], values: Values = PLAIN) -> bytes:
         raise InvalidInput(f"this cannot be sent as JSON: {problem}") from problem
 
 
-def _text(value: Any) -> str:
+def _text(value: Any) -> str | list[str]:
+    """Return a value as a parameter of an address; of many values, one parameter each."""
     plain = msgspec.to_builtins(value)
+    if isinstance(plain, list | tuple):
+        return [each if isinstance(each, str) else msgspec.json.encode(each).decode() for each in plain]
     return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core import codec
 from holdfast.program.plan.model import Plan, Step
@@ -16,8 +16,8 @@ class FieldChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A field that differs. A side that does not have it is left out."""
 
     field: str
-    before: Raw | None = None
-    after: Raw | None = None
+    before: Raw | UnsetType = UNSET
+    after: Raw | UnsetType = UNSET
 
 
 class StepChange(Struct, frozen=True, kw_only=True):
@@ -74,8 +74,8 @@ _DEFAULTS: dict[type[Struct], Mapping[str, Any]] = {
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[FieldChange, ...]:
     changes = []
     for name in dict.fromkeys([*before, *after]):
-        old = codec.encode(before[name]) if name in before else None
-        new = codec.encode(after[name]) if name in after else None
+        old = codec.encode(before[name]) if name in before else UNSET
+        new = codec.encode(after[name]) if name in after else UNSET
         if old != new:
             changes.append(FieldChange(field=name, before=old, after=new))
     return tuple(changes)
