@@ -86,6 +86,25 @@ async def test_what_the_service_refuses_stands_beside_its_input(page: Page, site
     await expect(dialog.locator("[data-name=rows] .error")).to_contain_text("integer, not string")
 
 
+async def test_the_newest_version_comes_first_also_of_those_of_one_moment(page: Page, site: Site) -> None:
+    at = ["2026-01-28T12:00:00.000001Z", "2026-01-28T12:00:00.000002Z", "2026-01-28T12:00:00.000002Z"]
+    items = [
+        {
+            "plan_id": "etl",
+            "plan_version": version,
+            "sha256": "",
+            "uri": "",
+            "registered_by": "",
+            "registered_at": moment,
+        }
+        for version, moment in zip(["30", "9", "10"], at, strict=True)
+    ]
+    await page.route("**/v1/plans?*", lambda route: route.fulfill(json={"items": items, "next": None}))
+    await page.goto("/plans")
+    options = page.get_by_label("Version", exact=True).locator("option")
+    await expect(options).to_have_text(["10", "9", "30"])
+
+
 async def test_without_plans_the_page_says_how_to_register_one(page: Page, site: Site) -> None:
     await page.goto("/plans")
     await expect(page.locator(".state")).to_contain_text("holdfast plan register")

@@ -36,8 +36,18 @@ function byPlan(items) {
   const found = new Map();
   for (const item of items) found.set(item.plan_id, [...(found.get(item.plan_id) ?? []), item]);
   for (const versions of found.values())
-    versions.sort((one, other) => Date.parse(other.registered_at) - Date.parse(one.registered_at));
+    versions.sort(isNewer);
   return found;
+}
+
+// Instants have more digits than a Date keeps, and two versions may have the same.
+function isNewer(one, other) {
+  const [first, second] = [one, other].map(({ registered_at: at }) => [Date.parse(at), at]);
+  return (
+    second[0] - first[0] ||
+    second[1].localeCompare(first[1]) ||
+    other.plan_version.localeCompare(one.plan_version, undefined, { numeric: true })
+  );
 }
 
 class PlansPage {
