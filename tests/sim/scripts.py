@@ -131,7 +131,16 @@ def register(app: App, world: World) -> dict[str, Any]:
                 hf.continue_as_new(script[2:], seen)
         return seen
 
-    return {"play": play, "narrow": narrow, "pay": pay, **register_flows(app, world, work)}
+    @app.workflow
+    async def planned(script: list[Any], seen: list[Any]) -> list[Any]:
+        hf.on_query("seen", lambda: seen)
+        try:
+            seen.append(await hf.plan(script[0]))
+        except hf.errors.ChildFailed:
+            seen.append("failed")
+        return seen
+
+    return {"play": play, "narrow": narrow, "pay": pay, "planned": planned, **register_flows(app, world, work)}
 
 
 class Player:

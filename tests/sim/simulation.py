@@ -31,6 +31,7 @@ from holdfast.core.messages import (
 )
 from holdfast.core.reconciliation import TASK_TYPE
 from holdfast.core.state import PAUSED, TERMINAL, state_of
+from holdfast.engine.plans import load_plan_of
 from holdfast.engine.turns.draft import control_request
 from holdfast.engine.turns.execute import rebuild
 from holdfast.errors import HoldfastError, NotFound, RateLimited, RunError, RunTerminal, StoreError
@@ -44,6 +45,7 @@ from holdfast.testing.samples import message, read_mailbox, signal
 from holdfast.testing.sim_loop import SimLoop
 from tests.sim.cluster import Cluster, in_process
 from tests.sim.flows import KINDS, Seen, judge_flow
+from tests.sim.plans import draw_document, judge_plan
 from tests.sim.scripts import ROTATING, SIGNALS, Script, draw_payments, draw_script, poked
 from tests.sim.sealed_values import codecs_of
 from tests.sim.world import Account, World, decoded
@@ -69,15 +71,15 @@ class Report:
         self.digest = world.digest.hexdigest()
 
 
-def simulate(seed: int, runs: int = 12, payers: int = PAYERS, flows: int = 0) -> Report:
-    """Play one seed to its end, with so many runs that pay, and so many flows, beside the others."""
+def simulate(seed: int, runs: int = 12, payers: int = PAYERS, flows: int = 0, plans: int = 0) -> Report:
+    """Play one seed to its end, with so many runs that pay, flows, and plans, beside the others."""
     loop = SimLoop(seed)
     world: World | None = None
 
     async def main() -> None:
         nonlocal world
         world = World(loop, seed)
-        simulation = Simulation(world, seed, runs, payers, flows)
+        simulation = Simulation(world, seed, runs, payers, flows, plans)
         scenario = asyncio.ensure_future(simulation.play())
         failed = asyncio.ensure_future(world.failed.wait())
         await asyncio.wait([scenario, failed], return_when=asyncio.FIRST_COMPLETED)
@@ -98,7 +100,7 @@ def simulate(seed: int, runs: int = 12, payers: int = PAYERS, flows: int = 0) ->
 class Simulation:
     """The clients' side, and the last judgement."""
 
-    def __init__(self, world: World, seed: int, runs: int, payers: int, flows: int) -> None:
+    def __init__(self, world: World, seed: int, runs: int, payers: int, flows: int, plans: int) -> None:
         self._world = world
         self._seed = seed
         self._rng = Random(f"clients {seed}")
@@ -121,6 +123,11 @@ class Simulation:
         for number in range(flows):
             run_id = f"f{number}"
             self._plans[run_id], self._gates[run_id], self._tenants[run_id] = [], f"flow{number % KINDS}", "default"
+        documents = Random(f"plans {seed}")
+        for number in range(plans):
+            run_id = f"d{number}"
+            self._plans[run_id], self._gates[run_id] = [draw_document(documents, number)], "planned"
+            self._tenants[run_id] = "default"
         self._sent = 0
         self._waiting: dict[str, list[tuple[Any, asyncio.Task[Any]]]] = {}
 
@@ -388,8 +395,13 @@ class Simulation:
         """Check that a run's history leads a fresh program to the same end, and that nothing sent was lost."""
         world, run_id = self._world, head.run_id
         history = world.store.events_of(run_id)
-        live, problem = rebuild(run_id, history, self.cluster.all[0].app.registry)
+        registry = self.cluster.all[0].app.registry
+        await load_plan_of(registry, world.opened, head, history)
+        live, problem = rebuild(run_id, history, registry)
         live.close()
+        plan = live.state.plan
+        if plan is not None and (definition := registry.plans.get(plan.sha256)) is not None:
+            judge_plan(world, definition, run_id, history)
         if problem is not None:
             world.violate(f"{run_id} cannot be replayed: {problem}")
         mailbox = await read_mailbox(world.opened, run_id)
@@ -426,7 +438,7 @@ class Simulation:
         if not isinstance(history[-1].data, e.RunCompleted):
             return
         seen = decoded(history[-1].data.result)
-        if not isinstance(seen, list):  # of a flow, which takes no updates
+        if not isinstance(seen, list):  # of a flow or a plan, which takes no updates
             return
         inputs = {event.step_id: event.data.input for event in history if isinstance(event.data, e.UpdateAccepted)}
         for event in history:

@@ -45,6 +45,7 @@ from holdfast.limits import (
     Limits,
 )
 from holdfast.program.definitions import (
+    STORING_A_PLAN,
     ActivityDefinition,
     ActivityOptions,
     Signature,
@@ -353,7 +354,7 @@ class CoroutineProgram:
         self._bytes += len(input) + len(inputs)
         stored = await self.step(
             c.RunActivity(
-                step_id=f"{step_id}:store", name=STORE_PLAN, input=input, options=encode_options(ActivityOptions())
+                step_id=f"{step_id}:store", name=STORE_PLAN, input=input, options=encode_options(STORING_A_PLAN)
             )
         )
         if stored is None:

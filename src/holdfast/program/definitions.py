@@ -250,6 +250,12 @@ class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return self.timeout_ms is None and self.schedule_to_close_ms is None and self.heartbeat_timeout_ms is None
 
 
+STORING_A_PLAN = ActivityOptions(
+    retry=Retry(max_attempts=0, initial_ms=200, most_ms=10_000, non_retryable=("NotFound", "NotPermitted", "Conflict"))
+)
+"""How the body of a plan is stored: until the store takes it. What is wrong with the plan itself is not retried."""
+
+
 @lru_cache(maxsize=1_024)
 def encode_options(options: ActivityOptions) -> Raw:
     """Return the options as they are stored with a step. There are few different ones, and many calls."""

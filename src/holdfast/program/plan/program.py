@@ -39,7 +39,7 @@ from holdfast.errors import (
     VersionMismatch,
 )
 from holdfast.limits import DURATION_MS, EVENT_BYTES, NESTED_RUNS, PLAN_STEPS, Limits
-from holdfast.program.definitions import ActivityOptions, child_run_id, encode_options
+from holdfast.program.definitions import STORING_A_PLAN, ActivityOptions, child_run_id, encode_options
 from holdfast.program.outcomes import Received, error_info
 from holdfast.program.plan.definition import Installed, PlanDefinition, PlanStep, decoded, fill, is_reference
 from holdfast.program.plan.forms import form_of
@@ -593,7 +593,10 @@ class PlanProgram:
         else:
             asked = {"document": made}
         input = self._bounded(codec.encode(asked))
-        self._open(self._activity(f"{path}:plan", STORE_PLAN, input, {}), _Open(compiled.position, item, "plan"))
+        self._open(
+            self._activity(f"{path}:plan", STORE_PLAN, input, {"retry": STORING_A_PLAN.retry}),
+            _Open(compiled.position, item, "plan"),
+        )
 
     def _run_stored(self, opened: _Open, result: Raw) -> None:
         """Start the run of a plan whose text is in the store."""
