@@ -47,7 +47,6 @@ from holdfast.limits import (
 from holdfast.program.definitions import (
     STORING_A_PLAN,
     ActivityDefinition,
-    ActivityOptions,
     Signature,
     WorkflowDefinition,
     child_run_id,
