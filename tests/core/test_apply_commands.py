@@ -249,3 +249,13 @@ def test_a_step_id_that_is_not_unicode_is_refused() -> None:
     answer = Driver().start().try_ask(activity("\ud800"))
     assert isinstance(answer, Refusal)
     assert isinstance(answer.error, InvalidInput)
+
+
+@pytest.mark.contract("CAN-1")
+def test_of_several_rotations_that_carry_steps_the_last_one_counts_unless_the_run_ends() -> None:
+    first, second = c.ContinueAsNew(steps=("a",)), c.ContinueAsNew(steps=("b",))
+    step, end, code = c.CancelStep(step_id="a"), c.CancelRun(), c.ContinueAsNew()
+    assert c.with_one_rotation([first, step, second]) == [step, second]
+    assert c.with_one_rotation([first, step, end]) == [step, end], "the run was cancelled after it"
+    assert c.with_one_rotation([step, first]) == [step, first]
+    assert c.with_one_rotation([code, step]) == [code, step], "code never goes on after it"

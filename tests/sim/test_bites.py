@@ -18,7 +18,7 @@ from holdfast.core.event_writer import NOTHING, Decision, EventWriter
 from holdfast.core.events import NULL, ErrorInfo, StepCompleted, StepFailed, StepStarted
 from holdfast.core.index_rows import ActivityRecord, record_changes
 from holdfast.core.messages import ActivityErrored
-from holdfast.core.state import OpenStep, carried
+from holdfast.core.state import OpenStep, RunState, carried
 from holdfast.core.timing import Retry
 from holdfast.engine import node
 from holdfast.engine.activities import queue_worker
@@ -64,10 +64,10 @@ def _silence() -> Iterator[None]:
     logger.setLevel(level)
 
 
-def first_finding(*known: int, payers: int = PAYERS) -> str:
+def first_finding(*known: int, payers: int = PAYERS, flows: int = 0) -> str:
     """Play seeds until one finds something; return what. Known ones, which have found it before, come first."""
     for seed in (*known, *range(SEEDS)):
-        violations = simulate(seed, runs=8, payers=payers).violations
+        violations = simulate(seed, runs=2 if flows else 8, payers=payers, flows=flows).violations
         if violations:
             print(f"found by seed {seed}")
             return violations[0]
@@ -244,9 +244,29 @@ def test_it_finds_updates_that_are_taken_after_the_function_has_ended(monkeypatc
 
 @pytest.mark.contract("WF-6", "CAN-1")
 def test_it_finds_a_rotation_that_forgets_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decide, "carried", lambda state, update_ids: carried(state))
+    monkeypatch.setattr(decide, "carried", lambda state, update_ids, step_ids: carried(state, (), step_ids))
     monkeypatch.setattr(CoroutineProgram, "_can_finish", lambda self, in_progress, returns: False)
     assert "forgets the update" in first_finding()
+
+
+@pytest.mark.contract("CAN-1")
+def test_it_finds_a_rotation_that_loses_an_open_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose_last(state: RunState, update_ids: Sequence[str], step_ids: Sequence[str] | None) -> dict[str, Any]:
+        return carried(state, update_ids, step_ids and step_ids[:-1])
+
+    monkeypatch.setattr(decide, "carried", lose_last)
+    assert first_finding(payers=0, flows=4) != "nothing"
+
+
+@pytest.mark.contract("CAN-1", "ATT-1")
+def test_it_finds_a_rotation_that_forgets_the_attempts_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(state: RunState, update_ids: Sequence[str], step_ids: Sequence[str] | None) -> dict[str, Any]:
+        known = carried(state, update_ids, step_ids)
+        steps = [replace(step, engine_attempt_id=1) for step in known.get("steps", ())]
+        return known | {"steps": steps} if steps else known
+
+    monkeypatch.setattr(decide, "carried", forget)
+    assert "changes the step" in first_finding(payers=0, flows=4)
 
 
 @pytest.mark.contract("QUE-2")
