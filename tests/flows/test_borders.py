@@ -356,3 +356,45 @@ async def test_payload_that_does_not_fit_any_more_is_a_dead_letter(variant: Engi
             assert len(await strict.dead_letters(run_id="run-1")) == 1
             await run.signal("approval", Approval("ann"))
             assert (await run.result())["approved_by"] == "ann"
+
+
+# --- plans, and runs that are done again
+
+PLAN = """
+plan: deliver
+version: "1"
+inputs:
+  cents: {type: integer}
+steps:
+  - id: order
+    workflow: fulfil
+    input: {state: {cents: "${inputs.cents}"}}
+output: ${steps.order.output}
+"""
+
+
+@pytest.mark.contract("WF-4")
+async def test_flows_and_plans_are_each_others_children(variant: EngineVariant) -> None:
+    """A flow runs a plan by a child of code, which calls `hf.plan`."""
+    shop = Shop()
+    app = shop.app
+
+    @app.workflow
+    async def deliver(order: Order) -> Order:
+        return Order(**await hf.plan(PLAN, {"cents": order.cents}))
+
+    outer = app.flow("outer", Order, hf.Child(deliver))
+    async with variant.node(app):
+        run = await app.start(outer, Order(cents=7))
+        assert (await run.result()).parcel == "paid 7, shelf 7"
+
+
+@pytest.mark.contract("SIG-13")
+async def test_failed_flow_is_done_again_with_the_state_that_it_began_with(variant: EngineVariant) -> None:
+    shop = Shop(ship=1)
+    async with variant.node(shop.app):
+        run = await shop.app.start(shop.fulfil, Order(cents=3))
+        with pytest.raises(errors.RunFailed):
+            await run.result()
+        again = await run.retry_run()
+        assert (await again.result()).parcel == "paid 3, shelf 7"
