@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -88,13 +87,9 @@ def simulate(seed: int, runs: int = 12, payers: int = PAYERS, flows: int = 0, pl
         if scenario.done():
             scenario.result()
 
-    try:
-        loop.simulate(main())
-        assert world is not None
-        return Report(world)
-    finally:
-        if world is not None and world.journals is not None:
-            shutil.rmtree(world.journals)
+    loop.simulate(main())
+    assert world is not None
+    return Report(world)
 
 
 class Simulation:
