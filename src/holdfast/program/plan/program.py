@@ -55,8 +55,11 @@ _LETTERS = "POSFGUB"
 DONE = "$done"
 """The key in the input of a run that does another one again: what steps have given there, by their ids."""
 
-CARRIED_FOR_ONE = 4
-"""How much a rotation may carry over for each step that has ended: so the cost of all of them together is linear."""
+KEPT_FOR_ONE = 4
+"""How many results a rotation may write down again for each step that has ended: so all rotations together are linear.
+
+Open and failed steps cost more: there may be at most as many as have ended.
+"""
 
 _OF_RUN = -1
 """The position of what belongs to no step."""
@@ -312,14 +315,8 @@ class PlanProgram:
         if self._steps < self._least and size < self._limits.rotation_bytes:
             return False
         at = self._at
-        carried = (
-            len(at.open)
-            + len(at.failed)
-            + len(at.results)
-            + len(at.undo)
-            + sum(len(each.items) for each in at.each.values())
-        )
-        return self._ended > 0 and CARRIED_FOR_ONE * self._ended >= carried
+        kept = len(at.results) + len(at.undo) + sum(len(each.items) for each in at.each.values())
+        return self._ended > len(at.open) + len(at.failed) and KEPT_FOR_ONE * self._ended >= kept
 
     def _cursor(self) -> Raw:
         at, counts = self._at, self.definition.counts
