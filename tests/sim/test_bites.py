@@ -241,7 +241,7 @@ def test_it_finds_updates_that_are_taken_after_the_function_has_ended(monkeypatc
 @pytest.mark.contract("WF-6", "CAN-1")
 def test_it_finds_a_rotation_that_forgets_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decide, "carried", lambda state, update_ids, step_ids: carried(state, (), step_ids))
-    monkeypatch.setattr(CoroutineProgram, "_can_finish", lambda self, in_progress, returns: False)
+    monkeypatch.setattr(CoroutineProgram, "_can_finish", lambda self, *given: False)
     assert "forgets the update" in first_finding()
 
 
@@ -404,9 +404,9 @@ def test_it_finds_records_that_are_written_after_the_dispatch(monkeypatch: pytes
 def test_it_finds_steps_that_are_unresolved_without_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     open_step = EventWriter.open
 
-    def open_others(self: EventWriter, body: Any, step_id: str, engine_attempt_id: int | None = None) -> None:
+    def open_others(self: EventWriter, body: Any, step_id: str, *attempts: int) -> None:
         if not is_of_engine(step_id):
-            open_step(self, body, step_id, engine_attempt_id)
+            open_step(self, body, step_id, *attempts)
 
     monkeypatch.setattr(EventWriter, "open", open_others)
     assert "unresolved_steps_are_asked_about" in first_finding()
