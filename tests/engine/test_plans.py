@@ -1,5 +1,6 @@
 """Plans on a node: started, registered, fetched, resumed after a crash, and as children of code."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,11 @@ import pytest
 
 import holdfast as hf
 from bench.plans import SHAPES, play
-from holdfast.core.events import SignalWaiting, TaskCreated
+from holdfast.core.events import RunPaused, SignalWaiting, TaskCreated
 from holdfast.engine.history import wait_for_event
 from holdfast.errors import Conflict, InvalidInput, NotFound, PlanInvalid, RunFailed
 from holdfast.store.memory.store import MemoryStore
+from holdfast.store.port import RunQuery
 
 pytestmark = pytest.mark.contract("WF-1")
 
@@ -226,3 +228,32 @@ async def test_a_plan_of_many_steps_costs_the_same_all_the_way(shape: str, tmp_p
     parts, grown_mb = await play(SHAPES[shape](900), f"sqlite:///{tmp_path}/{shape}.db", 3)
     assert parts[2] < 5 * parts[1] + 5, f"ms for a step, by thirds: {parts}"
     assert grown_mb < 200
+
+
+@pytest.mark.contract("WF-1", "WF-3", "CAN-1")
+async def test_a_run_whose_body_is_missing_is_paused_and_goes_on_when_it_is_there() -> None:
+    store = MemoryStore()
+    await store.migrate()
+    body = json.dumps(
+        {
+            "plan": "wait",
+            "version": "1",
+            "steps": [{"id": "go", "signal": "go"}, {"id": "x", "activity": "extract", "input": {"day": "mo"}}],
+        }
+    ).encode()
+    first = make_app()
+    async with first.node(store):
+        run = await first.plans.start(body)
+        await wait_for_event(store, run.run_id, 0, lambda event: isinstance(event.data, SignalWaiting))
+    [head] = await store.find(RunQuery())
+    sha256 = hashlib.sha256(body).hexdigest()
+    store._plans.forget([("default", sha256)], None)  # as if it had been lost
+    second = make_app()
+    async with second.node(store):
+        await second.run(head.run_id).signal("go", 1)
+        paused = await wait_for_event(store, head.run_id, 0, lambda event: isinstance(event.data, RunPaused))
+        assert isinstance(paused.data, RunPaused)
+        assert paused.data.error is not None
+        assert "body" in paused.data.error.message
+        await store.put_plan("default", sha256, body)
+        assert await second.run(head.run_id).result() is not None
