@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.messages import ActivitySucceeded
 from holdfast.errors import NondeterminismError
 from holdfast.limits import Limits
 from tests.program.core_run import BROKEN, SECOND
@@ -417,3 +419,25 @@ def test_a_rotation_keeps_items_conditions_errors_and_compensations() -> None:
         run.complete(f"a[{n}]:compensate")
     assert run.status == "FAILED"
     run.again()
+
+
+@pytest.mark.contract("SEC-2")
+def test_the_output_of_a_step_has_status_artifacts_and_error() -> None:
+    """Artifacts are references; the error has category, code, message and whether a retry may help."""
+    out = {"a": "${steps.a}", "b": "${steps.b}", "c": "${steps.c.status}"}
+    steps = [{**ONE, "on_failure": "continue"}, {"id": "b", "activity": "x", "on_failure": "continue"}]
+    run = PlanRun(plan_of(*steps, {"id": "c", "activity": "x", "when": False}, output=out))
+    file = e.ArtifactRef("holdfast-artifact:a/b", "csv", "0" * 64, 12)
+    run.handle(ActivitySucceeded("a", 1, codec.encode({"rows": 3}), artifacts=(file,)))
+    run.fail("b", e.ErrorInfo("Broken", "it broke", retryable=True, category="remote"))
+    shown = {"uri": "holdfast-artifact:a/b", "kind": "csv", "sha256": "0" * 64, "size_bytes": 12}
+    assert run.result == {
+        "a": {"status": "SUCCESS", "output": {"rows": 3}, "artifact_refs": [shown], "error": None},
+        "b": {
+            "status": "FAILED",
+            "output": None,
+            "artifact_refs": [],
+            "error": {"category": "remote", "code": "Broken", "message": "it broke", "retryable": True},
+        },
+        "c": "SKIPPED",
+    }
