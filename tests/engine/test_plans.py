@@ -257,3 +257,20 @@ async def test_a_run_whose_body_is_missing_is_paused_and_goes_on_when_it_is_ther
         assert "body" in paused.data.error.message
         await store.put_plan("default", sha256, body)
         assert await second.run(head.run_id).result() is not None
+
+
+@pytest.mark.contract("API-4")
+async def test_a_plan_that_only_the_memory_of_a_node_has_is_not_started() -> None:
+    app = make_app()
+    async with app.node(MemoryStore()):
+        definition, problems = await app.runtime().plans.check(ETL.encode())
+        assert definition is not None
+        assert not problems
+        ref = hf.PlanRef(sha256=definition.sha256)
+        with pytest.raises(NotFound):
+            await app.plans.start(ref, {"day": "mo"})
+        await app.runtime().plans.put("other", ETL.encode())
+        with pytest.raises(NotFound):
+            await app.plans.start(ref, {"day": "mo"})
+        await app.runtime().plans.put("default", ETL.encode())
+        assert await (await app.plans.start(ref, {"day": "mo"})).result() == "loaded 60"

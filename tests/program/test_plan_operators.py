@@ -217,3 +217,30 @@ def test_an_approval_that_is_for_others_is_given_by_its_task() -> None:
     assert "task" in refused.reason
     run.answer("a:approval", {"approved": True})
     assert run.open == ["a"]
+
+
+@pytest.mark.parametrize("command", ["RETRY_STEP", "SKIP_STEP"])
+def test_what_a_failed_step_refers_to_is_kept_for_it_and_for_others(command: str) -> None:
+    body = plan_of(
+        {"id": "early", "activity": "x"},
+        {
+            **FAILS,
+            "input": {"v": "${steps.early.output}"},
+            "compensate": {"activity": "undo", "input": {"v": "${steps.early.output}"}},
+        },
+        after("b", "a", input={"v": "${steps.early.output}"}),
+        BESIDE,
+    )
+    run = PlanRun(body)
+    run.complete("early", 7)
+    run.fail("a")
+    run.ask(command, "a")
+    if command == "RETRY_STEP":
+        run.fail("a")
+        run.ask(command, "a")
+        run.complete("a", 1)
+    same_again(run)
+    run.ask("CANCEL")
+    inputs = {each.step_id: bytes(each.data.input) for each in run.events if isinstance(each.data, e.StepStarted)}
+    assert inputs["b"] == b'{"v":7}'
+    assert inputs.get("a:compensate") == (b'{"v":7}' if command == "RETRY_STEP" else None)

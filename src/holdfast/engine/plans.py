@@ -187,14 +187,13 @@ class Plans:
         It is taken from the store if it is there; otherwise it is fetched, and refused if it differs.
         """
         if ref.sha256:
-            try:
+            # A plan that only memory knows was checked and not kept, or is another tenant's.
+            if await self._store.get_plan(tenant, ref.sha256) is not None:
                 definition = await load_plan(self._registry, self._store, tenant, ref.sha256)
-            except NotFound:
-                if not ref.uri:
-                    raise
-            else:
                 _compare(definition, ref)
                 return definition, ref.uri
+            if not ref.uri:
+                raise NotFound(f"there is no plan with the hash {ref.sha256}", sha256=ref.sha256)
         if ref.uri:
             return await self.put(tenant, await self._sources.fetch(ref.uri), ref), ref.uri
         registered, definition = await self.show(tenant, ref.plan_id, ref.plan_version or None)

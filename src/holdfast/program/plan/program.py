@@ -912,8 +912,9 @@ class PlanProgram:
             left[other] -= 1
             if not left[other]:
                 heapq.heappush(self._ready, other)
-        for other in compiled.consumes if status != BLOCKED else ():  # it may be reconsidered
-            self._release(other)
+        if status != BLOCKED and compiled.step.id not in at.failed:  # otherwise it may be reconsidered, or begun anew
+            for other in compiled.consumes:
+                self._release(other)
         at.blocked.pop(position, None)
 
     def _release(self, position: int) -> None:
