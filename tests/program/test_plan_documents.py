@@ -354,6 +354,20 @@ def test_a_hostile_expression_gets_a_typed_error_or_a_value_at_once(expression: 
     assert time.monotonic() - began < 3
 
 
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "sort(" * 280 + "inputs.many" + ")" * 280,
+        "[" + ",".join(["max(inputs.many)"] * 110) + "]",
+        f"inputs.many[*].to_number('{'9' * 1_500}')|length(@)",
+    ],
+)
+def test_what_functions_visit_is_counted(expression: str) -> None:
+    with pytest.raises(InvalidInput, match="too long"):
+        parse_expression(expression).evaluate({"inputs": {"many": list(range(100_000))}})
+
+
 def test_an_expression_names_its_steps() -> None:
     template = parse_template('${steps.a.output[?x == `1`].y || steps."b-c".error} and ${length(steps.d.output)}')
     assert sorted(name for one in template.expressions for name in one.steps) == ["a", "b-c", "d"]

@@ -214,8 +214,18 @@ def _is_path(node: Any) -> bool:
 class _Functions(Functions):  # type: ignore[misc]
     """The functions of JMESPath. Those that make texts are bounded before they make one."""
 
-    def __init__(self, charge: Any) -> None:
+    def __init__(self, charge: Any, spend: Any) -> None:
         self._charge = charge
+        self._spend = spend
+
+    def call_function(self, function_name: str, resolved_args: list[Any]) -> Any:
+        """Call a function, which visits its arguments uncounted: they are counted before."""
+        for argument in resolved_args:
+            if isinstance(argument, str):
+                self._spend(len(argument) // 8)
+            elif isinstance(argument, list | Mapping):
+                self._spend(len(argument))
+        return super().call_function(function_name, resolved_args)
 
     @signature({"types": ["string"]}, {"types": ["array-string"]})  # type: ignore[untyped-decorator]
     def _func_join(self, separator: str, texts: list[str]) -> str:
@@ -233,7 +243,7 @@ class _Interpreter(TreeInterpreter):  # type: ignore[misc]
     """Evaluates one expression, and counts."""
 
     def __init__(self) -> None:
-        super().__init__(Options(custom_functions=_Functions(self.charge)))
+        super().__init__(Options(custom_functions=_Functions(self.charge, self._spend)))
         self._left = EXPRESSION_VISITS
 
     def visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
