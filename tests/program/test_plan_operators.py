@@ -244,3 +244,26 @@ def test_what_a_failed_step_refers_to_is_kept_for_it_and_for_others(command: str
     inputs = {each.step_id: bytes(each.data.input) for each in run.events if isinstance(each.data, e.StepStarted)}
     assert inputs["b"] == b'{"v":7}'
     assert inputs.get("a:compensate") == (b'{"v":7}' if command == "RETRY_STEP" else None)
+
+
+@pytest.mark.contract("CAN-1", "WF-5", "EVT-4")
+@pytest.mark.parametrize("command", ["RETRY_STEP", "SKIP_STEP"])
+@pytest.mark.parametrize("rotation_steps", [1, 50])
+def test_what_a_failure_has_begun_is_not_begun_again_when_the_failure_is_settled(
+    command: str, rotation_steps: int
+) -> None:
+    handler = after("handler", "a", when="${steps.a.status == 'FAILED'}")
+    other = after("other", "a", when="${steps.a.status == 'SUCCESS'}")
+    run = PlanRun(plan_of(FAILS, BESIDE, handler, other), limits=Limits(rotation_steps=rotation_steps))
+    run.fail("a")
+    run.complete("handler")
+    run.ask(command, "a")
+    if command == "RETRY_STEP":
+        run.complete("a")
+    assert run.open == ["beside"]
+    assert bool(run.rotations) == (rotation_steps == 1)
+    same_again(run)
+    run.complete("beside")
+    assert run.status == "COMPLETED"
+    keys = [event.idempotency_key for event in run.events]
+    assert len(set(keys)) == len(keys)

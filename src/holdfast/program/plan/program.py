@@ -907,6 +907,8 @@ class PlanProgram:
             at.consumers[position] = self.definition.consumers[position]
         left = self._left
         for other in compiled.dependents:
+            if self._status[other] != PENDING:
+                continue  # it was begun when this step had failed, before an operator began this one anew
             if status in (FAILED, BLOCKED) or (status == UNMET and position in self.definition.steps[other].data):
                 at.blocked[other] = position
             left[other] -= 1
