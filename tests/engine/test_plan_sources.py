@@ -20,6 +20,7 @@ import holdfast as hf
 from holdfast.engine.plan_sources import PlanSources
 from holdfast.errors import Conflict, InvalidInput, NotFound, NotPermitted, PayloadTooLarge, StoreUnavailable
 from holdfast.limits import PLAN_BYTES
+from tests.s3_server import S3Server
 
 pytestmark = pytest.mark.contract("WF-1")
 
@@ -155,3 +156,16 @@ async def test_a_reference_is_compared_with_what_was_fetched(tmp_path: Path) -> 
         (tmp_path / "p.yaml").write_bytes(PLAN + b"# changed\n")
         again = await app.plans.start(hf.PlanRef(uri=uri, sha256=hash))
         await again.result()  # the store has the bytes that were meant
+
+
+async def test_a_plan_is_fetched_from_a_bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = s3_server.make_bucket()
+    s3_server.request("PUT", f"/{bucket}/plans/p.yaml", PLAN).raise_for_status()
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    sources = PlanSources([f"s3://{bucket}/plans/"])
+    assert await sources.fetch(f"s3://{bucket}/plans/p.yaml") == PLAN
+    with pytest.raises(NotFound):
+        await sources.fetch(f"s3://{bucket}/plans/gone.yaml")
+    with pytest.raises(NotPermitted):
+        await sources.fetch(f"s3://{bucket}/other/p.yaml")
