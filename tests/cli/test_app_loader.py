@@ -134,8 +134,8 @@ def test_each_command_and_each_of_its_options_is_on_the_page() -> None:
     page = (TOP / "docs" / "command-line.md").read_text()
     headings = re.findall(r"^## `holdfast (.*)`$", page, re.MULTILINE)
     rows = re.findall(r"^\| `holdfast (.*)` \| (.*) \| `[\w.]+` \|$", page, re.MULTILINE)
-    told = {_words(heading): set(re.findall(r"--[a-z-]+", heading)) for heading in headings}
-    told |= {_words(head): set(re.findall(r"--[a-z-]+", options)) for head, options in rows}
+    told = {_words(heading): set(re.findall(r"--[a-z0-9-]+", heading)) for heading in headings}
+    told |= {_words(head): set(re.findall(r"--[a-z0-9-]+", options)) for head, options in rows}
     shared = {"--server", "--token", "--store", "--app", "--json"}
     found = {words: options - shared if "--server" in options else options for words, options in _all_commands()}
     assert told == found, "python -m tools.commands writes the table"

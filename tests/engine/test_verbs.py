@@ -31,6 +31,7 @@ VERBS: dict[str, Callable[[RunHandle[Any]], Awaitable[Any]]] = {
     "terminate": lambda run: run.terminate(),
     "retry_run": lambda run: run.retry_run(signal_id="again"),
     "query": lambda run: run.query("colour"),
+    "state": lambda run: run.state(),
     "update": lambda run: run.update("double", number=2),
     "update_with": lambda run: run.update_with("double", {"number": 2}),
     "result": lambda run: run.result(),
@@ -56,6 +57,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "terminate": (*FINE, *DONE),
     "retry_run": (*(Conflict,) * 4, *(RunHandle,) * 3),
     "query": (WAITS, WAITS, "blue", "blue", "blue", "blue", "blue"),
+    "state": (WAITS, WAITS, *(NotFound,) * 5),  # it is code, and no flow
     "update": (WAITS, WAITS, 4, WAITS, *DONE),
     "update_with": (WAITS, WAITS, 4, WAITS, *DONE),
     "result": (WAITS, WAITS, WAITS, WAITS, "x", RunFailed, RunCancelled),
