@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.cli.commands import spec_of
 from holdfast.cli.generate import arguments_of, fields_of
-from holdfast.cli.main import OWN
+from holdfast.cli.main import OWN, STARTS
 from holdfast.service.operations import OPERATIONS
 from holdfast.service.registry import Operation
 
@@ -35,7 +35,7 @@ def _row(operation: Operation) -> str:
     options = [given.option for given in fields.values() if given.field not in (*arguments, spec.rest)]
     options += [given.negative for given in fields.values() if given.negative]
     options += ["--all"] if "cursor" in fields else []
-    options += ["--wait"] if operation.name == "runs.start" else []
+    options += ["--wait"] if operation.name in STARTS else []
     listed = " ".join(f"`{option}`" for option in options)
     return f"| `holdfast {' '.join([spec.words, *said])}` | {listed} | `{operation.name}` |"
 

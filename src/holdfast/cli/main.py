@@ -37,6 +37,9 @@ WAIT = ExtraFlag(option="--wait", help="Wait for the run to finish, and write it
 OWN: dict[str, Callable[..., int]] = {"runs.result": run_result, "plans.validate": plan_validate}
 """Operations whose commands do more than ask once."""
 
+STARTS = frozenset({"runs.start", "plans.start"})
+"""Operations whose commands can wait for the run that they start."""
+
 
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     """Write the script that completes commands and options in a shell.
@@ -61,7 +64,7 @@ def _assemble() -> None:
     for name, operation in OPERATIONS.items():
         spec = spec_of(operation)
         group, _, verb = spec.words.partition(" ")
-        made = OWN.get(name) or command_of(operation, spec, WAIT if name in ("runs.start", "plans.start") else None)
+        made = OWN.get(name) or command_of(operation, spec, WAIT if name in STARTS else None)
         _group(group).command(made, name=verb)
     _group("artifact").command(artifact_get, name="get")
     _group("artifact").command(artifact_list, name="list")
