@@ -123,3 +123,23 @@ async def test_flow_that_would_rotate_and_is_cancelled_in_one_turn_ends(variant:
         await run.cancel()
         await wait_for_status(run, CANCELLED)
     assert done == []
+
+
+@pytest.mark.contract("CAN-1", "SIG-13")
+async def test_flow_that_would_rotate_only_after_the_first_of_several_outcomes_goes_on(variant: EngineVariant) -> None:
+    """The second one opens more than has ended; a rotation to where the flow was before it would lose that."""
+    app, done = long_app(1), list[str]()
+    add = counting(app, done)
+    inner = hf.Chorus(*(hf.Act(add, step=f"add-{number}", condition=lambda order: False) for number in range(2)))
+    waits = hf.Chorus(*(hf.Signal(f"more-{number}") for number in range(9)), step="waits")
+    flow = app.flow("two", Order, hf.Chorus(hf.Signal("one"), hf.Scene(hf.Signal("two"), inner, waits, step="way")))
+    async with variant.node(app):
+        run = await app.start(flow, Order())
+        await wait_for_event(run, "SignalWaiting")
+        await run.pause(wait=True)
+        await run.skip_step("chorus/one", wait=True)
+        await run.skip_step("chorus/way/two", wait=True)
+        await run.resume()
+        for number in range(9):
+            await run.signal(f"more-{number}")
+        assert await run.result() == Order()

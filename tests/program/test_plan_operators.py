@@ -267,3 +267,29 @@ def test_what_a_failure_has_begun_is_not_begun_again_when_the_failure_is_settled
     assert run.status == "COMPLETED"
     keys = [event.idempotency_key for event in run.events]
     assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("is_skipped", [False, True])
+@pytest.mark.parametrize("command", ["RETRY_STEP", "SKIP_STEP"])
+def test_a_step_that_is_settled_in_a_pause_is_not_begun_by_the_policy_of_the_plan(
+    command: str, is_skipped: bool
+) -> None:
+    run = PlanRun(plan_of(FAILS, BESIDE, retry={"max_attempts": 3}))
+    run.fail("a", AGAIN)
+    run.ask("PAUSE")
+    if is_skipped:
+        run.ask("SKIP_STEP", "a:retry2")
+    else:
+        run.fire("a:retry2")
+    run.ask(command, "a")
+    run.ask("RESUME")
+    same_again(run)
+    assert run.open == (["beside", "a"] if command == "RETRY_STEP" else ["beside"])
+    if command == "RETRY_STEP":
+        run.complete("a")
+    run.complete("beside")
+    assert run.status == "COMPLETED"
+    begun = [
+        each.logical_attempt_id for each in run.events if isinstance(each.data, e.StepStarted) and each.step_id == "a"
+    ]
+    assert begun == ([1, 2] if command == "RETRY_STEP" else [1])

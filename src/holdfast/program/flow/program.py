@@ -76,6 +76,7 @@ class FlowProgram:
         "_handled",
         "_input",
         "_is_done",
+        "_is_rotating",
         "_limits",
         "_not_before",
         "_now",
@@ -121,6 +122,7 @@ class FlowProgram:
         self._commands: dict[str, c.Command] = {}
         self._at = Position(Frame(definition.root, None, NULL))
         self._is_done = False
+        self._is_rotating = False
         self._handled = 0
         self._carried = 0
         self._not_before = 0
@@ -244,12 +246,13 @@ class FlowProgram:
         if self.is_replaying:
             if step_id not in self.known_markers:
                 return
-        elif not self._is_long():
+        elif not self._is_rotating and not self._is_long():
             return
         cursor = saved(self._at)
-        if len(cursor) > self._limits.value_bytes:
+        if len(cursor) > self._limits.value_bytes and not self._is_rotating:
             self._not_before = 2 * self._steps  # it may become smaller; until then nothing is lost but time at replay
             return
+        self._is_rotating = True  # of several outcomes, the position after the last one counts
         self._commands[c.command_key(c.RecordMarker, step_id)] = c.RecordMarker(step_id=step_id, name="cut")
         self._commands[c.OF_THE_RUN] = c.ContinueAsNew(input=cursor, steps=tuple(self._at.open))
 

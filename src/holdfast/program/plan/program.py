@@ -28,7 +28,7 @@ from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.events import NULL, ArtifactRef, ErrorInfo, Event, PlanSource
-from holdfast.core.plans import STORE_PLAN, PlanRef, workflow_of
+from holdfast.core.plans import PART_MARK, STORE_PLAN, PlanRef, workflow_of
 from holdfast.core.timing import retry_delay_ms
 from holdfast.errors import (
     ActivityFailed,
@@ -198,8 +198,12 @@ class PlanProgram:
         return not self._is_done
 
     def arranged(self, outcomes: list[Event]) -> list[Event]:
-        """Return outcomes in the order in which they were recorded."""
-        return outcomes
+        """Return outcomes in the order in which they were recorded, but what an operator has decided comes first.
+
+        A failed step that was settled during a pause is not begun anew by its timer, which went off before that.
+        """
+        settled = {_settled_by(outcome) for outcome in outcomes}
+        return sorted(outcomes, key=lambda outcome: _begun_by(outcome) in settled)
 
     def defer(self, deferred: Mapping[int, bool]) -> None:
         """Do nothing: a plan answers no updates, so its end waits for none."""
@@ -299,7 +303,7 @@ class PlanProgram:
         if self.is_replaying and marker not in self.known_markers:
             return False
         cursor = self._cursor()
-        if len(cursor) > self._limits.value_bytes and not self.is_replaying:
+        if len(cursor) > self._limits.value_bytes and not self.is_replaying and not self._is_rotating:
             self._least = 2 * self._steps  # too much is still needed
             return False
         self._is_rotating = True
@@ -1054,6 +1058,19 @@ _ON_EVENT: dict[type[e.Body], Callable[[PlanProgram, Event], None]] = {
 def msgspec_ref(ref: PlanRef) -> dict[str, str]:
     """Return a reference as people see it."""
     return {"plan_id": ref.plan_id, "plan_version": ref.plan_version, "sha256": ref.sha256}
+
+
+def _settled_by(outcome: Event) -> str | None:
+    """Return the step that an operator has retried or skipped."""
+    if isinstance(outcome.data, e.SignalAccepted):
+        return outcome.data.target_step_id
+    return outcome.step_id if isinstance(outcome.data, e.StepSkipped) else None
+
+
+def _begun_by(outcome: Event) -> str:
+    """Return the step that is begun anew because of an outcome, by the policy of the plan; or an empty text."""
+    step_id, _, part = (outcome.step_id or "").partition(PART_MARK)
+    return step_id if part.startswith("retry") else ""
 
 
 def _object(input: Raw) -> dict[str, Any]:
