@@ -13,9 +13,10 @@ from holdfast.errors import HoldfastError, InvalidInput, PlanInvalid
 from holdfast.limits import PLAN_BYTES, PLAN_STEPS
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions, WorkflowDefinition
 from holdfast.program.plan.definition import PlanDefinition, check_plan, fill
+from holdfast.program.plan.forms import problems_of_form
 from holdfast.program.plan.model import plan_schema
 from holdfast.program.plan.references import parse_expression, parse_template
-from holdfast.program.plan.text import read_text
+from holdfast.program.plan.text import pointer, read_text
 from holdfast.program.secrets import Secret
 from holdfast.registry import Registry
 
@@ -418,3 +419,18 @@ def test_the_inputs_of_a_run_are_checked() -> None:
 def test_the_errors_of_a_plan_are_one_type() -> None:
     assert issubclass(PlanInvalid, InvalidInput)
     assert issubclass(PlanInvalid, HoldfastError)
+
+
+@pytest.mark.contract("API-4")
+@pytest.mark.parametrize(
+    ("form", "places"),
+    [
+        ({"properties": {"pattern": {"type": "string"}, "properties": {"type": "string"}}}, []),
+        ({"properties": {"a": {"pattern": "(a+)+$"}}}, ["/form/properties/a/pattern"]),
+        ({"properties": {"properties": {"pattern": "(a+)+$"}}}, ["/form/properties/properties/pattern"]),
+        ({"allOf": [{"$ref": "https://example.com/"}]}, ["/form/allOf/0/$ref"]),
+    ],
+)
+def test_a_form_has_no_regular_expression_wherever_it_stands(form: Any, places: list[str]) -> None:
+    found = problems_of_form(form, ("form",))
+    assert [pointer(place) for place, _ in found] == places

@@ -25,16 +25,16 @@ def _jsonschema() -> Any:
 
 def problems_of_form(form: Any, place: Place) -> Iterator[tuple[Place, str]]:
     """Yield what is wrong with a form, each with its place."""
-    pending = [(place, form)]
+    pending = [(place, form, False)]
     while pending:
-        at, part = pending.pop()
+        at, part, has_names = pending.pop()
         if isinstance(part, dict):
             for key, inner in part.items():
-                if key in _REFUSED and at[-1] != "properties":
+                if key in _REFUSED and not has_names:
                     yield (*at, key), f"a form has no {key}"
-                pending.append(((*at, key), inner))
+                pending.append(((*at, key), inner, key == "properties" and not has_names))
         elif isinstance(part, list):
-            pending.extend(((*at, number), inner) for number, inner in enumerate(part))
+            pending.extend(((*at, number), inner, False) for number, inner in enumerate(part))
     jsonschema = _jsonschema()
     try:
         jsonschema.Draft202012Validator.check_schema(form)
