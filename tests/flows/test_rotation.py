@@ -128,11 +128,10 @@ async def test_flow_that_would_rotate_and_is_cancelled_in_one_turn_ends(variant:
 @pytest.mark.contract("CAN-1", "SIG-13")
 async def test_flow_that_would_rotate_only_after_the_first_of_several_outcomes_goes_on(variant: EngineVariant) -> None:
     """The second one opens more than has ended; a rotation to where the flow was before it would lose that."""
-    app, done = long_app(1), list[str]()
-    add = counting(app, done)
-    inner = hf.Chorus(*(hf.Act(add, step=f"add-{number}", condition=lambda order: False) for number in range(2)))
-    waits = hf.Chorus(*(hf.Signal(f"more-{number}") for number in range(9)), step="waits")
-    flow = app.flow("two", Order, hf.Chorus(hf.Signal("one"), hf.Scene(hf.Signal("two"), inner, waits, step="way")))
+    app = long_app(1)
+    waits: hf.Chorus[Order] = hf.Chorus(*(hf.Signal(f"more-{number}") for number in range(9)), step="waits")
+    way: hf.Scene[Order] = hf.Scene(hf.Signal("two"), waits, step="way")
+    flow = app.flow("two", Order, hf.Chorus(hf.Signal("one"), way))
     async with variant.node(app):
         run = await app.start(flow, Order())
         await wait_for_event(run, "SignalWaiting")
