@@ -293,3 +293,14 @@ def test_a_step_that_is_settled_in_a_pause_is_not_begun_by_the_policy_of_the_pla
         each.logical_attempt_id for each in run.events if isinstance(each.data, e.StepStarted) and each.step_id == "a"
     ]
     assert begun == ([1, 2] if command == "RETRY_STEP" else [1])
+
+
+@pytest.mark.contract("WF-2")
+def test_a_step_that_is_begun_anew_and_given_up_in_one_turn_is_replayed() -> None:
+    run = PlanRun(plan_of(FAILS, BESIDE, retry={"max_attempts": 3}))
+    run.fail("a", AGAIN)
+    run.ask("PAUSE")
+    run.fire("a:retry2")
+    run.ask("CANCEL")
+    assert [type(event.data) for event in run.events if event.step_id == "a"][-2:] == [e.StepStarted, e.StepCancelled]
+    run.again(since_rotation=False)

@@ -112,6 +112,8 @@ class Replay:
         self._note_closed(event)
         for command in self.advance(event):
             if not self._comes_too_late(command):
+                if isinstance(command, c.RunActivity) and self._closed:
+                    self._closed.discard(command.step_id)  # a plan begins it anew
                 self._issued[c.command_key(type(command), getattr(command, "step_id", None))] = command
 
     def _note_closed(self, event: Event) -> None:
