@@ -394,3 +394,19 @@ async def test_handler_may_change_the_state_in_place(variant: EngineVariant) -> 
         run = await shop.app.start(flow, Order())
         await run.signal("approval", "ann")
         assert (await run.result()).approved_by == "ann"
+
+
+@pytest.mark.contract("SIG-13")
+async def test_skipping_a_wait_whose_time_may_not_pass_does_not_fail_the_run(variant: EngineVariant) -> None:
+    shop = Workshop()
+
+    def refuse(order: Order) -> Order:
+        raise ValueError("it has to come")
+
+    wait = hf.Signal[Order]("go", timeout=1_000, on_timeout=refuse)
+    flow = shop.app.flow("strict", Order, hf.Scene(wait, shop.act("parcel")))
+    async with variant.node(shop.app):
+        run = await shop.app.start(flow, Order())
+        await wait_for_event(run, "SignalWaiting")
+        await run.skip_step("go", wait=True)
+        assert (await run.result()).parcel == "done"

@@ -843,6 +843,8 @@ class FlowProgram:
         else:
             after, error = self._recorded(node.path, "on_timeout", lambda: self._next_state(state, on_timeout))
             result = (state, error) if error is not None else (after, None)
+            if error is not None and isinstance(event.data, e.StepSkipped):
+                result = state, None  # skipping never fails a run
         self._ended(node, frame, result)
 
     def _answered(self, event: Event) -> None:
