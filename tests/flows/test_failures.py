@@ -410,3 +410,34 @@ async def test_skipping_a_wait_whose_time_may_not_pass_does_not_fail_the_run(var
         await wait_for_event(run, "SignalWaiting")
         await run.skip_step("go", wait=True)
         assert (await run.result()).parcel == "done"
+
+
+@pytest.mark.contract("WF-4")
+async def test_what_has_ended_in_a_pause_after_what_fails_the_flow_is_undone(variant: EngineVariant) -> None:
+    """Two branches of the inner chorus change one field, which is known before the other act was handed over."""
+    shop, gate, last = Workshop(), asyncio.Event(), asyncio.Event()
+
+    @shop.app.activity
+    async def change(order: Order) -> Order:
+        await gate.wait()
+        return replace(order, parcel="done")
+
+    @shop.app.activity
+    async def late(order: Order) -> None:
+        await last.wait()
+
+    both = hf.Chorus(hf.Act(change, step="one"), hf.Act(change, step="two"), step="both")
+    beside = hf.Act(late, compensate=shop.undoes("payment"))
+    flow = shop.app.flow("conflict", Order, hf.Chorus(both, beside))
+    async with variant.node(shop.app):
+        run = await shop.app.start(flow, Order())
+        await wait_for_event(run, "StepStarted", 3)
+        await run.pause(wait=True)
+        gate.set()
+        await wait_for_event(run, "StepCompleted", 2)
+        last.set()
+        await wait_for_event(run, "StepCompleted", 3)
+        await run.resume()
+        with pytest.raises(errors.RunFailed, match="both change the field"):
+            await run.result()
+    assert len(shop.done) == 1, "it was undone once"

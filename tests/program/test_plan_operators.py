@@ -304,3 +304,25 @@ def test_a_step_that_is_begun_anew_and_given_up_in_one_turn_is_replayed() -> Non
     run.ask("CANCEL")
     assert [type(event.data) for event in run.events if event.step_id == "a"][-2:] == [e.StepStarted, e.StepCancelled]
     run.again(since_rotation=False)
+
+
+@pytest.mark.contract("WF-4")
+@pytest.mark.parametrize("for_each", [None, [1, 2]])
+def test_what_has_ended_in_a_pause_after_a_failure_is_undone(for_each: Any) -> None:
+    undo = {"activity": "undo", "input": {"v": "${output}"}}
+    fails = {"id": "a", "activity": "x", "on_failure": "compensate", "compensate": undo, "for_each": for_each}
+    run = PlanRun(plan_of(fails, {**BESIDE, "compensate": undo}))
+    run.ask("PAUSE")
+    run.fail("a[0]" if for_each else "a")
+    run.complete("beside", 7)
+    if for_each:
+        run.complete("a[1]", 8)
+    run.ask("RESUME")
+    same_again(run)
+    undone = []
+    while run.open:
+        [step_id] = run.open
+        undone.append((step_id, run.input_of(step_id)["v"]))
+        run.complete(step_id)
+    assert sorted(undone) == ([("a[1]:compensate", 8)] if for_each else []) + [("beside:compensate", 7)]
+    assert run.status == "FAILED"

@@ -71,6 +71,7 @@ class FlowProgram:
         "_at",
         "_carried",
         "_commands",
+        "_completed",
         "_depth",
         "_flow",
         "_handled",
@@ -123,6 +124,7 @@ class FlowProgram:
         self._at = Position(Frame(definition.root, None, NULL))
         self._is_done = False
         self._is_rotating = False
+        self._completed: dict[str, Raw] = {}
         self._handled = 0
         self._carried = 0
         self._not_before = 0
@@ -149,6 +151,10 @@ class FlowProgram:
 
         What was completed during a pause is then known before a failure gives it up, and is undone.
         """
+        ended = (e.StepCompleted, e.ChildCompleted)
+        self._completed = {
+            outcome.step_id or "": outcome.data.result for outcome in outcomes if isinstance(outcome.data, ended)
+        }
         return sorted(outcomes, key=lambda outcome: _TAKEN_LATE.get(type(outcome.data), 0))
 
     def defer(self, deferred: Mapping[int, bool]) -> None:
@@ -435,6 +441,9 @@ class FlowProgram:
         """Give up the open steps and frames of a group. What is being undone goes on."""
         for step_id, (node, frame) in list(self._at.open.items()):
             if frame is not None and node.is_in(group):
+                if node.compensation is not None and step_id in self._completed:  # it has to be undone as well
+                    after, _ = self._after(node, frame.state, self._completed[step_id])
+                    self._at.undo.append((node, after))
                 del self._at.open[step_id]
                 self.handlers.pop(step_id, None)
                 self.kinds.pop(step_id, None)

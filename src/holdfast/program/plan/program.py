@@ -167,6 +167,8 @@ class PlanProgram:
         self._steps = self._bytes = self._ended = self._taken = 0
         self._least = limits.rotation_steps
         self._is_done = self._is_rotating = self._is_ending = False
+        self._completed: dict[str, Raw] = {}
+        """What has ended well in the outcomes that are being taken one by one."""
         self._at = _Cursor()
         self._status = bytearray(len(definition.steps))
         self._left = list(definition.counts)
@@ -202,6 +204,10 @@ class PlanProgram:
 
         A failed step that was settled during a pause is not begun anew by its timer, which went off before that.
         """
+        ended = (e.StepCompleted, e.ChildCompleted)
+        self._completed = {
+            outcome.step_id or "": outcome.data.result for outcome in outcomes if isinstance(outcome.data, ended)
+        }
         settled = {_settled_by(outcome) for outcome in outcomes}
         return sorted(outcomes, key=lambda outcome: _begun_by(outcome) in settled)
 
@@ -891,7 +897,6 @@ class PlanProgram:
             is_child = compiled.step.kind in ("workflow", "plan")
             kind = ChildFailed if is_child else ActivityFailed
             self._status[position] = FAILED
-            self._at.each.pop(position, None)
             self._stop(error_info(kind(f"step {path}: {error.code}: {error.message}", error)), compiled.on_failure)
             return
         if item >= 0:
@@ -959,8 +964,10 @@ class PlanProgram:
     def _stop(self, failure: ErrorInfo | None, on_failure: str = "fail") -> None:
         """Begin to end the run: give up what is open; and compensate, if that is wanted."""
         at = self._at
-        for step_id in at.open:
+        for step_id, opened in at.open.items():
             self._commands.append(c.CancelStep(step_id=step_id))
+            if not opened.role and step_id in self._completed:
+                self._note_completed(self.definition.steps[opened.position], opened.item, self._completed[step_id])
         at.open.clear()
         at.failed.clear()
         at.each.clear()
@@ -970,6 +977,15 @@ class PlanProgram:
         at.failure = at.failure or failure
         if failure is not None and on_failure != "compensate":
             at.undo.clear()
+
+    def _note_completed(self, compiled: PlanStep, item: int, result: Raw) -> None:
+        """Have a step undone that has ended, although the plan goes no further with it."""
+        if compiled.step.compensate is not None:
+            try:
+                self._note_undo(compiled, compiled.step.compensate, item, _Result(result))
+            except InvalidInput as problem:
+                message = f"the input of the compensation cannot be made: {problem.message}"
+                self._at.problems.append(ErrorInfo("InvalidInput", f"{self._path(compiled, item)}: {message}"))
 
     def _cancel(self, event: Event) -> None:
         if self._is_ending:
