@@ -426,7 +426,7 @@ async def test_what_has_ended_in_a_pause_after_what_fails_the_flow_is_undone(var
     async def late(order: Order) -> None:
         await last.wait()
 
-    both = hf.Chorus(hf.Act(change, step="one"), hf.Act(change, step="two"), step="both")
+    both: hf.Chorus[Order] = hf.Chorus(hf.Act(change, step="one"), hf.Act(change, step="two"), step="both")
     beside = hf.Act(late, compensate=shop.undoes("payment"))
     flow = shop.app.flow("conflict", Order, hf.Chorus(both, beside))
     async with variant.node(shop.app):

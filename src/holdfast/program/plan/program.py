@@ -167,7 +167,7 @@ class PlanProgram:
         self._steps = self._bytes = self._ended = self._taken = 0
         self._least = limits.rotation_steps
         self._is_done = self._is_rotating = self._is_ending = False
-        self._completed: dict[str, Raw] = {}
+        self._returned_early: dict[str, Raw] = {}
         """What has ended well in the outcomes that are being taken one by one."""
         self._at = _Cursor()
         self._status = bytearray(len(definition.steps))
@@ -205,7 +205,7 @@ class PlanProgram:
         A failed step that was settled during a pause is not begun anew by its timer, which went off before that.
         """
         ended = (e.StepCompleted, e.ChildCompleted)
-        self._completed = {
+        self._returned_early = {
             outcome.step_id or "": outcome.data.result for outcome in outcomes if isinstance(outcome.data, ended)
         }
         settled = {_settled_by(outcome) for outcome in outcomes}
@@ -966,8 +966,8 @@ class PlanProgram:
         at = self._at
         for step_id, opened in at.open.items():
             self._commands.append(c.CancelStep(step_id=step_id))
-            if not opened.role and step_id in self._completed:
-                self._note_completed(self.definition.steps[opened.position], opened.item, self._completed[step_id])
+            if not opened.role and step_id in self._returned_early:
+                self._note_completed(self.definition.steps[opened.position], opened.item, self._returned_early[step_id])
         at.open.clear()
         at.failed.clear()
         at.each.clear()
