@@ -8,6 +8,8 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.app import App
 from holdfast.engine.node import Node
 from holdfast.engine.options import NodeOptions
@@ -21,6 +23,8 @@ from tests.sim.sealed_values import sealing
 from tests.sim.world import LOST_TURNS, World
 
 LEASE_MS = 3_000
+BUDGET_MS = 20
+"""How long a write may take where nodes fail open: less than it takes in bad weather."""
 NODE_TASKS = frozenset({"turns", "lease", "wake-ups", "heartbeats", "queues", "outcomes", "run queue"})
 
 
@@ -68,6 +72,8 @@ class Member:
             cached_runs=rng.choice((1, 3, 5_000)),
             queues=("far",),
             visible_ms=2_000,
+            fail_open=str(world.journals or ""),
+            write_latency_budget_ms=3_000 if world.journals is None else BUDGET_MS,
         )
         self._takes_first_turns = rng.choice((True, False))
         self.node: Node | None = None
@@ -156,6 +162,8 @@ class Cluster:
             repeated=rng.choice((0.0, 0.1)),
             unheard=rng.choice((0.0, 0.3, 1.0)),
         )
+        if self._world.journals is not None:  # commits that are slow, and some that fail
+            self.weather.faults = replace(self.weather.faults, latency_s=0.1, refused=0.1)
         self._world.note(f"weather {self.weather.faults}")
         pause_s = rng.choice((0.5, 2.0, 5.0))
         harms = [self._kill, self._fuse, self._stop, self._expire, self._down, self._leave, self._supersede]

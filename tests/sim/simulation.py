@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -87,9 +88,13 @@ def simulate(seed: int, runs: int = 12, payers: int = PAYERS, flows: int = 0, pl
         if scenario.done():
             scenario.result()
 
-    loop.simulate(main())
-    assert world is not None
-    return Report(world)
+    try:
+        loop.simulate(main())
+        assert world is not None
+        return Report(world)
+    finally:
+        if world is not None and world.journals is not None:
+            shutil.rmtree(world.journals)
 
 
 class Simulation:

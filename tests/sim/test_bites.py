@@ -15,7 +15,7 @@ from holdfast.core import codec, decide
 from holdfast.core.admission import QueueState, RunLimit, decide_admission
 from holdfast.core.effects import Effect, is_of_engine
 from holdfast.core.event_writer import NOTHING, Decision, EventWriter
-from holdfast.core.events import NULL, ErrorInfo, StepCompleted, StepFailed
+from holdfast.core.events import NULL, ErrorInfo, StepCompleted, StepFailed, StepStarted
 from holdfast.core.index_rows import ActivityRecord, record_changes
 from holdfast.core.messages import ActivityErrored
 from holdfast.core.state import OpenStep, RunState, carried
@@ -27,8 +27,9 @@ from holdfast.engine.activities.queue_worker import QueueWorker
 from holdfast.engine.node import TurnTaker
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.starter import Starter
-from holdfast.engine.turns import draft, owned_runs
+from holdfast.engine.turns import draft, fail_open, owned_runs
 from holdfast.engine.turns.draft import TurnDraft
+from holdfast.engine.turns.fail_open import Journal
 from holdfast.engine.turns.owned_runs import OwnedRuns
 from holdfast.program.coroutine import CoroutineProgram
 from holdfast.store import decisions, outgoing, port
@@ -46,6 +47,9 @@ from tests.sim.world import LOST_TURNS, World
 pytestmark = pytest.mark.slow
 
 SEEDS = 120
+OPEN_SEEDS = (0, 18, 36, 43)
+"""Seeds whose nodes fail open, and in which a step begins early."""
+
 SEALED_SEEDS = (2, 6, 7, 24)
 """Seeds whose nodes encrypt values, and keep large ones in a bucket."""
 
@@ -447,3 +451,18 @@ def test_it_finds_values_that_are_sealed_for_another_run(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Encryption, "encode", encode_for_the_parent)
     assert first_finding(*SEALED_SEEDS) != "nothing"
+
+
+@pytest.mark.contract("LAT-1")
+def test_it_finds_steps_that_begin_early_and_are_in_no_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Journal, "append", lambda self, entries: None)
+    assert "began before it was committed" in first_finding(*OPEN_SEEDS)
+
+
+@pytest.mark.contract("LAT-1", "ACT-3")
+def test_it_finds_keyed_steps_that_begin_before_their_record_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def starts_some(turn: port.Turn) -> bool:
+        return any(isinstance(event.data, StepStarted) and not event.data.queue for event in turn.events)
+
+    monkeypatch.setattr(fail_open, "starts_steps_only", starts_some)
+    assert "began before it was committed" in first_finding(*OPEN_SEEDS)

@@ -149,3 +149,27 @@ def test_looking_again_and_again_is_a_livelock(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sim_loop, "MOST_ROUNDS", 1_000)
     with pytest.raises(sim_loop.Livelock):
         play(main())
+
+
+def test_what_is_given_to_a_thread_is_done_by_the_loop_unless_its_process_is_killed() -> None:
+    loop = SimLoop(1)
+    done: list[str] = []
+
+    def work() -> int:
+        done.append("first")
+        return 7
+
+    def fail() -> None:
+        raise ValueError("in a thread")
+
+    async def main() -> None:
+        assert await asyncio.to_thread(work) == 7
+        with pytest.raises(ValueError, match="in a thread"):
+            await asyncio.to_thread(fail)
+        process = SimProcess(loop, "p")
+        process.spawn(asyncio.to_thread(done.append, "never"))
+        process.kill()
+        await asyncio.sleep(1)
+
+    loop.simulate(main())
+    assert done == ["first"]

@@ -89,7 +89,7 @@ def test_a_seed_always_tells_the_same_story() -> None:
 def test_the_stories_hold_every_kind_of_harm() -> None:
     harm = {"kills", "stops", "lost leases", "outages", "leaves", "doubles", "conflicts", "signals"}
     harm |= {"poison turns", "set aside"}
-    harm |= {"sealed stories"}
+    harm |= {"sealed stories", "begun early"}
     harm |= {"charges", "verifications", "unresolved steps"}
     harm |= {"paid, by verifier", "paid, by operator", "paid, by itself"}
     harm |= {"unpaid: ReconciliationFailed", "unpaid: ConnectionError"}

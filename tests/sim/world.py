@@ -6,12 +6,15 @@ Whatever must not be is noted in `violations`, and the simulation ends there. `t
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextvars import Context
 from hashlib import sha256
+from pathlib import Path
 from random import Random
 
+import msgspec
 from msgspec import Raw, Struct
 
 import holdfast as hf
@@ -26,6 +29,7 @@ from holdfast.core.state import retry_token, state_of
 from holdfast.core.timing import step_options
 from holdfast.engine.activities.async_completion import completion_key, report_result
 from holdfast.engine.activities.context import ActivityContext, activity_context
+from holdfast.engine.turns.fail_open import OVER_BUDGET, Begun
 from holdfast.errors import CallerError, NotDurable, StoreError
 from holdfast.limits import Limits
 from holdfast.program.coroutine import current_program
@@ -35,11 +39,15 @@ from holdfast.store import port
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import view_of
 from holdfast.testing.sim_loop import LoopClock, SimLoop, current_process
+from tests.server_folder import memory_folder
 from tests.sim.sealed_values import SHARE, SealedView
 
 TRACE_LINES = 4_000
 LOST_TURNS = 6
 """How many processes a run may end. More than by default: here others end them all the time, also while it is tried."""
+
+FAILING_OPEN = 0.25
+"""How many of the seeds have nodes that begin activities while the commit of their start is slow."""
 
 AT_ONCE, PER_KEY, RATE = 2, 1, (2, 0.5)
 """How many runs of the narrow workflow may be under way, and of one key, and may start within how many seconds."""
@@ -87,6 +95,9 @@ class World:
         self.counts: dict[str, int] = {"sealed stories": 1} if self.is_sealed else {}
         self.digest = sha256()
         self.objects: dict[str, tuple[int, bytes]] = {}
+        fails_open = Random(f"fail open {seed}").random() < FAILING_OPEN
+        self.journals = Path(tempfile.mkdtemp(prefix="sim-", dir=memory_folder())) if fails_open else None
+        """Where nodes that fail open have their journals; None if they wait for every commit."""
         self.store = WatchedStore(self)
         self.sealed_view = SealedView(self.store, self.objects, self.violate)
         self.client: port.Store = self.store
@@ -278,7 +289,8 @@ class World:
         first = dispatches[0].data if dispatches else None
         is_queued = isinstance(first, e.StepStarted) and first.queue != ""
         if not dispatches or (not is_queued and dispatches[-1].engine_attempt_id != attempt):
-            self.violate(f"{run_id} {step_id}: attempt {attempt} began before it was committed")
+            if not self._is_begun_early(context):
+                self.violate(f"{run_id} {step_id}: attempt {attempt} began before it was committed")
             return
         if is_queued:
             if by not in self.taken.get((run_id, step_id), {}).get(attempt, ()):
@@ -288,6 +300,18 @@ class World:
         due_at = last.due_at if isinstance(last, e.StepRetried) else None
         if due_at is not None and due_at > self.store.time():
             self.violate(f"{run_id} {step_id}: attempt {attempt} began {due_at - self.store.time()} us early")
+
+    def _is_begun_early(self, context: ActivityContext) -> bool:
+        """Whether an attempt may begin before its start is durable: a journal names it, and it has no key."""
+        if self.journals is None or context.idempotency_key is not None:
+            return False
+        for path in self.journals.glob("*.journal"):
+            for line in path.read_bytes().splitlines():
+                begun = msgspec.json.decode(line, type=Begun)
+                if begun.run_id == context.run_id and context.step_id in begun.step_ids:
+                    self.note(f"early  {context.run_id} {context.step_id}", "begun early")
+                    return True
+        return False
 
     # --- commits
 
@@ -354,6 +378,8 @@ class World:
         elif isinstance(body, e.StepFailed) and body.error.code == "NodeLost":
             self.note(f"given up {where}", "lost nodes")
             self._check_bound(event, history)
+        elif isinstance(body, e.StepFailed) and body.error.code == OVER_BUDGET and self.journals is not None:
+            self.note(f"over budget {where}", "results over the budget")
         elif isinstance(body, e.StepFailed) and not any(effect.result is None for effect in effects):
             self.violate(f"{where}: a failure was recorded and nothing has failed")
         elif isinstance(body, e.StepRetried) and body.reason == "node lost":

@@ -103,7 +103,10 @@ class SimTask(asyncio.Task[T]):
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """An event loop with virtual time and a seed. Files, sockets and threads do not exist here."""
+    """An event loop with virtual time and a seed. Sockets and threads do not exist here.
+
+    What is given to a thread is carried out by the loop, a moment later, in the process that has asked for it.
+    """
 
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
@@ -140,6 +143,14 @@ class SimLoop(asyncio.BaseEventLoop):
         if process is not None:
             process.tasks.append(task)
         return task
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        """Carry out a call a moment later, and return the future of its result."""
+
+        async def call() -> Any:
+            return func(*args)
+
+        return self.create_task(call())
 
     def simulate(self, main: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine to its end, and leave nothing behind."""
