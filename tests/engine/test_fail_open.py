@@ -11,7 +11,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.engine.turns.fail_open import OVER_BUDGET, Begun, Journal
-from holdfast.errors import InvalidInput, RunFailed, StoreUnavailable
+from holdfast.errors import ActivityFailed, InvalidInput, RunFailed, StoreUnavailable
 from holdfast.store.port import CommitConflict, Committed, Store, Turn
 from holdfast.store.proxy import StoreProxy
 from tests.engine.harness import EngineVariant
@@ -99,7 +99,15 @@ class Shop:
         async def order_once(amount: int) -> int:
             return await charge_once(amount)
 
+        @self.app.workflow
+        async def order_at_most_once(amount: int) -> str:
+            try:
+                return str(await charge.options(retry=hf.Retry(max_attempts=1))(amount))
+            except ActivityFailed as problem:
+                return problem.info.code
+
         self.order, self.listens, self.order_once = order, listens, order_once
+        self.order_at_most_once = order_at_most_once
 
 
 @asynccontextmanager
@@ -271,6 +279,21 @@ async def test_a_node_that_comes_back_records_that_an_attempt_was_begun_and_lost
             ]
         assert shop.calls == [1, 2]
         assert list(tmp_path.glob("*.journal")) == []
+
+
+@pytest.mark.contract("LAT-1", "ACT-1")
+async def test_a_step_that_has_no_attempt_left_after_an_early_start_fails_in_the_workflow(
+    variant: EngineVariant, tmp_path: Path
+) -> None:
+    """The program gets the failure in the turn that records the start: the run does not wait for it for ever."""
+    shop = Shop()
+    async with variant.opened() as inner:
+        run_id = await created(shop, inner, shop.order_at_most_once)
+        Journal(tmp_path, "n-1#dead").append([Begun(run_id, 1, ("charge",))])
+        async with nodes(variant, shop, tmp_path, inner):
+            assert await shop.app.run(run_id).result() == "NodeLost"
+            assert (await types_of(shop, run_id))[-4:] == ["RunStarted", "StepStarted", "StepFailed", "RunCompleted"]
+        assert shop.calls == []
 
 
 @pytest.mark.contract("LAT-1")

@@ -599,7 +599,8 @@ class TurnTaker:
             draft = pause_turn(cached.state, owned.loaded, [], problem, now, self._node, self._limits, is_poisoned=True)
         elif problem is None:
             try:
-                draft, problem = take_turn(cached, owned.loaded, inputs, now, self._node, self._limits)
+                begun = () if self.fail_open is None else self.fail_open.begun_before(cached.state.run_id)
+                draft, problem = take_turn(cached, owned.loaded, inputs, now, self._node, self._limits, begun)
             except EndDeferred:
                 owned.inputs, owned.is_fresh = was
                 owned.deferred_with = owned.loaded, list(inputs)
@@ -610,8 +611,6 @@ class TurnTaker:
             draft = pause_turn(cached.state, owned.loaded, inputs, problem, now, self._node, self._limits)
         if draft.dispatch:
             self.owned_runs.dispatcher.leave_unknown(draft)
-            if self.fail_open is not None:
-                self.fail_open.put_in_order(draft)
         was_offered, owned.should_offer = owned.should_offer, False
         if problem is not None:
             has_paused = any(isinstance(event.data, RunPaused) for event in draft.events)

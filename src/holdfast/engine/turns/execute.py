@@ -174,8 +174,11 @@ def take_turn(
     now: Instant,
     node: str,
     limits: Limits = LIMITS,
+    begun: Sequence[str] = (),
 ) -> tuple[TurnDraft, RunError | None]:
     """Let a run take everything that waits for it; if its program cannot go on, pause the run instead.
+
+    `begun` are steps that a former life of the node has begun before their start was durable: see `fail_open.py`.
 
     Raises `EndDeferred`, and nothing has happened then: the run is to be made again (`rebuild`) for the same turn.
     """
@@ -183,7 +186,10 @@ def take_turn(
         return cached.ahead
     draft = TurnDraft(cached.state, loaded, now, node, limits)
     try:
-        _Turn(cached, draft).run([*loaded.messages, *inputs])
+        turn = _Turn(cached, draft)
+        turn.run([*loaded.messages, *inputs])
+        if begun:
+            turn.lose(begun)
         cached.ahead = draft, None
         return cached.ahead
     except EndDeferred as deferred:
@@ -290,6 +296,13 @@ class _Turn:
             self._offer_signals()
         if self._draft.should_pause:
             self._absorb(self._draft.handle(MessageDeadLettered()))
+
+    def lose(self, begun: Sequence[str]) -> None:
+        """Record that the attempts of these steps, which the turn starts, were lost before."""
+        for step_id in begun:
+            if step_id in self._draft.dispatch and step_id in self._draft.state.open_steps:
+                self._absorb(self._draft.handle(NodeLost(step_id)))
+        self._draft.dispatch = list(dict.fromkeys(self._draft.dispatch))
 
     def _report(self, signals: Sequence[Signal]) -> list[Control]:
         """Record the outcomes that were reported by token, and return the commands that are left to take.

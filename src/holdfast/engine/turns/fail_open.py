@@ -150,13 +150,10 @@ class FailOpen:
         self._files = list(left)
         self._forget_files()
 
-    def put_in_order(self, draft: TurnDraft) -> None:
-        """Record with the turn that starts them that attempts of a former life were lost."""
-        entry = self._unordered.get(draft.state.run_id)
-        for step_id in entry.step_ids if entry is not None else ():
-            if step_id in draft.dispatch and step_id in draft.state.open_steps:
-                draft.handle(NodeLost(step_id))
-        draft.dispatch = list(dict.fromkeys(draft.dispatch))
+    def begun_before(self, run_id: str) -> tuple[str, ...]:
+        """Return the steps of a run that a former life has begun: the turn that starts them records the loss."""
+        entry = self._unordered.get(run_id)
+        return () if entry is None else entry.step_ids
 
     def _settle(self, run_id: str) -> None:
         if self._unordered.pop(run_id, None) is not None:
