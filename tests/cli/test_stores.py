@@ -133,6 +133,7 @@ def test_what_is_wrong_with_a_store_is_told_with_what_to_do(forks: ForkedCommand
         db.execute("DELETE FROM holdfast_schema")
         db.commit()
     with closing(sqlite3.connect(tmp_path / "older.db")) as db:
+        db.execute("DELETE FROM holdfast_schema WHERE version < (SELECT max(version) FROM holdfast_schema)")
         db.execute("UPDATE holdfast_schema SET version = 1, oldest_reader = 1")
         db.commit()
     with closing(sqlite3.connect(tmp_path / "new.db")) as db:

@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import msgspec
+import pydantic  # noqa: F401 - where an app has imported it, the command line checks with it what it is given
 
 import holdfast as hf
 from holdfast import errors

@@ -149,20 +149,20 @@ async def _carry_out(
 
 
 def _parameters(fields: dict[str, Option], arguments: tuple[str, ...], rest: str | None) -> list[inspect.Parameter]:
-    made = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.POSITIONAL_ONLY,
-            annotation=Annotated[fields[name].kind, Parameter(help=fields[name].help)],
-            **({} if fields[name].is_required else {"default": None}),
-        )
-        for name in arguments
-    ]
+    made = [_argument(name, fields[name]) for name in arguments]
     if rest is not None:
         help_text = f"{fields[rest].help} {values.HELP}".strip()
         annotation = Annotated[str, Parameter(help=help_text, allow_leading_hyphen=False)]
         made.append(inspect.Parameter(rest, inspect.Parameter.VAR_POSITIONAL, annotation=annotation))
     return made + [_option(given) for given in fields.values() if given.field not in (*arguments, rest)]
+
+
+def _argument(name: str, given: Option) -> inspect.Parameter:
+    parameter = Parameter(help=given.help, show_default=False)
+    kept, kind = (inspect.Parameter.empty, given.kind) if given.is_required else (None, given.kind | None)
+    return inspect.Parameter(
+        name, inspect.Parameter.POSITIONAL_ONLY, annotation=Annotated[kind, parameter], default=kept
+    )
 
 
 def _flag(name: str, option: str, help_text: str) -> inspect.Parameter:

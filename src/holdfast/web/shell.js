@@ -26,7 +26,7 @@ export function showConnection(state) {
 }
 
 export function makeShell(session, health) {
-  const places = [...PLACES, ["/audit", "Audit", "audit"]].filter(([address]) => may(NEEDS[address]));
+  const places = [...PLACES, ["/audit", "Audit", "audit"]].filter(([address]) => !(address in NEEDS) || may(NEEDS[address]));
   const links = places.map(([address, word, name]) => h("a", { href: address }, icon(name), h("span", {}, word)));
   const outlet = h("main", { id: "main", tabindex: "-1" });
   const element = h(

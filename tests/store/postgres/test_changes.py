@@ -158,6 +158,20 @@ async def test_what_is_noted_is_forgotten_after_a_while_and_who_has_slept_is_tol
     assert versions(await store.changes(awake)) == {"run-2": 1}
 
 
+@pytest.mark.contract("EVT-6")
+async def test_nothing_is_forgotten_because_transactions_have_waited(address: str, store: PostgresStore) -> None:
+    """The time of a transaction that has waited is before that of the last one: that is no reason to forget."""
+    await store.renew("node-b", HOUR_MS)
+    cursor = (await store.changes()).cursor
+    await store.create([new_run("run-1")])
+    started_at = await store.now()
+    for behind_ms in (1, 2, 3, 4):
+        late = await PostgresStore.open(address, clock=VirtualClock(started_at - behind_ms * 1_000))
+        await late.renew("node-b", HOUR_MS)
+        await late.close()
+    assert versions(await store.changes(cursor)) == {"run-1": 1}
+
+
 async def test_nothing_is_forgotten_that_somebody_may_not_have_seen_yet(
     address: str, store: PostgresStore, clock: VirtualClock
 ) -> None:

@@ -771,6 +771,7 @@ END
 $$;
 
 -- Transactions are numbered from the beginning again in a server that was filled from a dump; then all is forgotten.
+-- A transaction that has waited has an earlier time than the one before it: only a clock that was set back counts as due.
 CREATE OR REPLACE FUNCTION holdfast.forget_growth_1(p_now bigint) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -780,7 +781,7 @@ DECLARE
     v_snapshot pg_snapshot := pg_current_snapshot();
 BEGIN
     SELECT k.lost_before, k.ended_before INTO v_lost, v_ended FROM holdfast.growth_kept k
-    WHERE k.noted_at NOT BETWEEN p_now - 30000000 AND p_now FOR UPDATE SKIP LOCKED;
+    WHERE k.noted_at NOT BETWEEN p_now - 30000000 AND p_now + 30000000 FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
     END IF;
