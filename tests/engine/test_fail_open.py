@@ -104,7 +104,7 @@ class Shop:
             try:
                 return str(await charge.options(retry=hf.Retry(max_attempts=1))(amount))
             except ActivityFailed as problem:
-                return problem.info.code
+                return str(problem.info.code)
 
         self.order, self.listens, self.order_once = order, listens, order_once
         self.order_at_most_once = order_at_most_once
