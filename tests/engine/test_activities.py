@@ -162,7 +162,7 @@ async def test_schedule_to_close_covers_all_attempts_together(variant: EngineVar
     app = hf.App("shop")
     called: list[int] = []
 
-    @app.activity(retry=hf.Retry(max_attempts=0, initial_ms=20, factor=1.0), schedule_to_close=0.1)
+    @app.activity(retry=hf.Retry(max_attempts=0, initial_ms=20, factor=1.0), schedule_to_close=1.0)
     async def broken() -> None:
         called.append(1)
         raise ConnectionError
@@ -177,7 +177,7 @@ async def test_schedule_to_close_covers_all_attempts_together(variant: EngineVar
 
     async with variant.node(app):
         assert await (await app.start(bounded)).result() == "given up"
-    assert 1 < len(called) < 20
+    assert 1 < len(called) <= 50
 
 
 @pytest.mark.contract("ACT-1", "API-2")
