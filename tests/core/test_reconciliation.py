@@ -9,10 +9,10 @@ from msgspec import UNSET, Raw
 from holdfast.core import codec, commands
 from holdfast.core import events as e
 from holdfast.core import reconciliation as r
-from holdfast.core.effects import Effect
 from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.index_rows import Task
 from holdfast.core.invariants import check
+from holdfast.core.keyed_steps import Effect
 from holdfast.core.messages import ActivityErrored as Errored
 from holdfast.core.messages import (
     ActivityReturned,

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.effects import is_of_engine
 from holdfast.core.event_writer import Refusal
 from holdfast.core.invariants import check
+from holdfast.core.keyed_steps import is_of_engine
 from holdfast.core.messages import ActivityErrored, ActivitySucceeded, NodeLost, Update
 from holdfast.core.reconciliation import indeterminate
 from holdfast.core.snapshot import StepStatus, project_run

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from holdfast.app import Flow
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.effects import RECONCILE_MARK
 from holdfast.core.index_rows import Task
 from holdfast.core.invariants import check_drained
+from holdfast.core.keyed_steps import RECONCILE_MARK
 from holdfast.core.messages import (
     CONTROL_SIGNAL,
     TASK_SIGNAL,

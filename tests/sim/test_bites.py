@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from holdfast.app import App
 from holdfast.core import codec, decide
 from holdfast.core.admission import QueueState, RunLimit, decide_admission
-from holdfast.core.effects import Effect, is_of_engine
 from holdfast.core.event_writer import NOTHING, Decision, EventWriter
 from holdfast.core.events import NULL, ErrorInfo, StepCompleted, StepFailed, StepStarted
 from holdfast.core.index_rows import ActivityRecord, record_changes
+from holdfast.core.keyed_steps import Effect, is_of_engine
 from holdfast.core.messages import ActivityErrored
 from holdfast.core.state import OpenStep, RunState, carried
 from holdfast.core.timing import Retry
@@ -24,7 +24,7 @@ from holdfast.engine import node
 from holdfast.engine.activities import queue_worker
 from holdfast.engine.activities.executor import ActivityExecutor
 from holdfast.engine.activities.queue_worker import QueueWorker
-from holdfast.engine.node import TurnTaker
+from holdfast.engine.node import TurnProcessor
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.starter import Starter
 from holdfast.engine.turns import draft, fail_open, owned_runs
@@ -87,14 +87,14 @@ def test_it_finds_work_that_is_begun_before_its_commit(monkeypatch: pytest.Monke
                 taker.owned_runs.dispatcher.dispatch(self._loaded.head, step, NULL, self._now)
         return turn
 
-    turns = TurnTaker.take
-    takers: list[TurnTaker] = []
+    turns = TurnProcessor.process
+    takers: list[TurnProcessor] = []
 
-    async def take_turns(self: TurnTaker, batch: Sequence[Any]) -> None:
+    async def take_turns(self: TurnProcessor, batch: Sequence[Any]) -> None:
         takers.append(self)
         await turns(self, batch)
 
-    monkeypatch.setattr(TurnTaker, "take", take_turns)
+    monkeypatch.setattr(TurnProcessor, "process", take_turns)
     monkeypatch.setattr(TurnDraft, "finish", finish)
     assert "began before it was committed" in first_finding(1)
 
@@ -124,15 +124,15 @@ def test_it_finds_a_store_that_gives_a_former_life_its_lease_again(monkeypatch: 
 
 @pytest.mark.contract("OWN-3", "MSG-2")
 def test_it_finds_runs_that_are_blamed_for_what_others_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_turns = TurnTaker.take
+    take_turns = TurnProcessor.process
 
-    async def count_all(self: TurnTaker, batch: Sequence[Any]) -> None:
+    async def count_all(self: TurnProcessor, batch: Sequence[Any]) -> None:
         for each in batch:
             if each.loaded.head.losses:
                 each.loaded = replace(each.loaded, head=replace(each.loaded.head, losses=LOST_TURNS))
         await take_turns(self, batch)
 
-    monkeypatch.setattr(TurnTaker, "take", count_all)
+    monkeypatch.setattr(TurnProcessor, "process", count_all)
     assert "others have ended the processes" in first_finding()
 
 
@@ -194,10 +194,12 @@ def test_it_finds_activities_that_died_with_their_node(monkeypatch: pytest.Monke
 
 @pytest.mark.contract("MSG-2")
 def test_it_finds_outcomes_that_are_dropped_when_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def commit_once(self: TurnTaker, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
+    async def commit_once(
+        self: TurnProcessor, turns: Sequence[port.Turn]
+    ) -> list[port.Committed | port.CommitConflict]:
         return await self._store.commit(turns)
 
-    monkeypatch.setattr(TurnTaker, "_commit", commit_once)
+    monkeypatch.setattr(TurnProcessor, "_commit", commit_once)
     assert first_finding() != "nothing"
 
 

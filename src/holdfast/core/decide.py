@@ -18,10 +18,10 @@ from holdfast.core import codec, reconciliation, tasks
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import messages as m
-from holdfast.core.effects import LOST
 from holdfast.core.event_writer import NOTHING, Decision, EventWriter, Refusal
 from holdfast.core.events import Body, EngineRunRef
 from holdfast.core.instants import Instant
+from holdfast.core.keyed_steps import LOST
 from holdfast.core.keys import event_id, event_key
 from holdfast.core.messages import SignalRequest, is_deadline
 from holdfast.core.operator_commands import control, definition_found, message_dead_lettered

@@ -12,9 +12,9 @@ from typing import Literal
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core import events as e
-from holdfast.core.effects import NOT_COMPLETED, TIMED_OUT
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
+from holdfast.core.keyed_steps import NOT_COMPLETED, TIMED_OUT
 from holdfast.core.operator_commands import failures_to_settle
 from holdfast.core.reconciliation import (
     COMPLETED_WITHOUT_RESULT,

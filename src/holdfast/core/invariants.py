@@ -18,10 +18,10 @@ from msgspec import Struct
 from holdfast.core import events as e
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.decide import RECORDED_AS, is_taken
-from holdfast.core.effects import is_of_engine
 from holdfast.core.events import BODIES, Event
 from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, Task, Wait, record_changes, runtime_snapshot
 from holdfast.core.instants import Instant
+from holdfast.core.keyed_steps import is_of_engine
 from holdfast.core.keys import event_id, event_key, signal_storage_key
 from holdfast.core.messages import OUTCOME_SIGNAL, AcceptedSignalResult, Message, Signal, with_arrival_times
 from holdfast.core.state import (

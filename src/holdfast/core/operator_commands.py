@@ -27,8 +27,8 @@ from msgspec import Raw
 from holdfast.core import events as e
 from holdfast.core import messages as m
 from holdfast.core import reconciliation
-from holdfast.core.effects import is_of_engine
 from holdfast.core.event_writer import Decision, EventWriter, Refusal
+from holdfast.core.keyed_steps import is_of_engine
 from holdfast.core.plans import APPROVAL_PART, COMPENSATE_PART, is_own_step, is_plan
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, OpenStep, RunState
 from holdfast.core.timing import step_options

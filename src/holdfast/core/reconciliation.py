@@ -28,7 +28,10 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.effects import (
+from holdfast.core.event_writer import NOTHING, Decision, EventWriter
+from holdfast.core.events import ErrorInfo
+from holdfast.core.instants import Instant, format_instant
+from holdfast.core.keyed_steps import (
     ASKED_AGAIN,
     LOST,
     NOT_COMPLETED,
@@ -38,9 +41,6 @@ from holdfast.core.effects import (
     Effect,
     effect_after_doubt,
 )
-from holdfast.core.event_writer import NOTHING, Decision, EventWriter
-from holdfast.core.events import ErrorInfo
-from holdfast.core.instants import Instant, format_instant
 from holdfast.core.keys import event_id, event_key
 from holdfast.core.messages import ActivityOutcome, ActivitySucceeded
 from holdfast.core.state import OpenStep, RunState

@@ -27,7 +27,9 @@ from msgspec.structs import force_setattr, replace
 
 from holdfast.core import events as e
 from holdfast.core.codec import SCHEMA_VERSIONS, decode_body, digest, encode_body
-from holdfast.core.effects import (
+from holdfast.core.events import NULL, ErrorInfo, Event
+from holdfast.core.instants import Instant
+from holdfast.core.keyed_steps import (
     ClosedEffect,
     Effect,
     LateResult,
@@ -35,8 +37,6 @@ from holdfast.core.effects import (
     effect_after_retry,
     effect_of_retried_step,
 )
-from holdfast.core.events import NULL, ErrorInfo, Event
-from holdfast.core.instants import Instant
 from holdfast.core.keys import ATTEMPT_MARK
 from holdfast.core.step_map import LARGE, copy_of
 from holdfast.errors import CorruptHistory, HistoryGap, HistoryTooNew

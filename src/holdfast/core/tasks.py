@@ -17,9 +17,9 @@ from msgspec import Raw, UnsetType
 from holdfast.core import codec, reconciliation
 from holdfast.core import events as e
 from holdfast.core import messages as m
-from holdfast.core.effects import is_of_engine
 from holdfast.core.event_writer import NOTHING, Decision, EventWriter, Refusal
 from holdfast.core.instants import Instant
+from holdfast.core.keyed_steps import is_of_engine
 from holdfast.core.state import APPROVED, NO_PROGRESS, PENDING, GivenAnswer, OpenStep, RunState, TaskProgress
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted
 

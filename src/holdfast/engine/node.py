@@ -5,8 +5,9 @@ takes a turn of every run, commits all turns with one call, and only then perfor
 until the next due instant or until it is notified: nothing is swept or polled, but for a claim every `safety_poll_s`,
 in case a notification was lost.
 
-`Node` has the loop and its life; `TurnTaker` takes a batch of turns, from the rebuild of the runs to the effects of the
-commit. The rest is delegated: `OwnedRuns` knows the runs and what comes in for them, `Starter` creates runs.
+`Node` has the loop and its life. `TurnProcessor` is what the loop does with a batch of runs: have them in memory, run
+their programs, commit the turns, perform the effects. One turn by itself is in `turns/execute.py`. The rest is
+delegated: `OwnedRuns` knows the runs and what comes in for them, `Starter` creates runs.
 """
 
 import asyncio
@@ -115,7 +116,7 @@ class Node:
             self.definition_filter,
         )
         self._hand_over = HandOver(store, self.owned_runs, self.definition_filter, self._renew)
-        self.turn_taker = TurnTaker(
+        self.turn_processor = TurnProcessor(
             store,
             registry,
             limits,
@@ -129,7 +130,7 @@ class Node:
         self._lease = LeaseTimer(options.lease_ms)
         if options.fail_open:
             budget_ms, folder = options.write_latency_budget_ms, options.fail_open
-            self.turn_taker.fail_open = FailOpen(name, store, self.owned_runs, self._lease, budget_ms, folder)
+            self.turn_processor.fail_open = FailOpen(name, store, self.owned_runs, self._lease, budget_ms, folder)
         self.starter = Starter(store, self.owned_runs, options.lease_ms, first_turns)
         self._guard: LeaseGuard | None = None
         self._is_idle = False
@@ -150,7 +151,7 @@ class Node:
                 if isinstance(self.failure, NodeSuperseded):
                     raise self.failure
                 if batch:
-                    await self.turn_taker.take(batch)
+                    await self.turn_processor.process(batch)
                 elif self.owned_runs.is_stopping and not self.owned_runs.executor.busy and not self.owned_runs.reports:
                     return
                 else:
@@ -304,8 +305,8 @@ class Node:
         """Take a lease, and with it the runs that earlier processes of this node owned; begin to work."""
         with self._lease.renewing():
             await self.store.renew(self.name, self.options.lease_ms, self.definition_filter.published(), True)
-        if self.turn_taker.fail_open is not None:
-            await self.turn_taker.fail_open.reconcile()
+        if self.turn_processor.fail_open is not None:
+            await self.turn_processor.fail_open.reconcile()
         self.completion_key = self.owned_runs.executor.key = await completion_key(self.store)
         self._listener = self.store.wakeups.listen()
         extend = getattr(self.store, "extend_lease", None)
@@ -440,8 +441,8 @@ class Node:
 # --- the turns of a batch
 
 
-class TurnTaker:
-    """Takes the turns of one node's runs."""
+class TurnProcessor:
+    """Processes batches of runs that have something to do: one turn of each run, one commit of all of them."""
 
     def __init__(
         self,
@@ -468,7 +469,8 @@ class TurnTaker:
         self.fail_open: FailOpen | None = None
         """What commits the turns, if the node may fail open."""
 
-    async def take(self, batch: Sequence[OwnedRun]) -> None:
+    async def process(self, batch: Sequence[OwnedRun]) -> None:
+        """Take a turn of each run, commit them, and perform their effects; of a run that may be poison, alone."""
         suspects = [owned for owned in batch if owned.loaded.head.losses and is_suspect(owned.loaded.head)]
         if not suspects:
             await self._take_together(batch)
@@ -507,7 +509,7 @@ class TurnTaker:
         except (RunError, StoreCorrupt) as damage:
             await self._defer(suspect, damage, now)
             return
-        await self._play([(suspect, cached, poison)], now)
+        await self._take_and_commit([(suspect, cached, poison)], now)
 
     async def _take_together(self, batch: Sequence[OwnedRun]) -> None:
         try:
@@ -520,11 +522,13 @@ class TurnTaker:
         except StoreError:
             self.owned_runs.ready.add_again(owned.loaded.head.run_id for owned in batch)
             raise
-        refused = await self._play([(owned, cached, problem) for owned, cached, problem in prepared if cached], now)
+        refused = await self._take_and_commit(
+            [(owned, cached, problem) for owned, cached, problem in prepared if cached], now
+        )
         for owned, damage in refused:
             await self._defer(owned, damage, now)
 
-    async def _play(
+    async def _take_and_commit(
         self, prepared: Sequence[tuple[OwnedRun, CachedRun, RunError | None]], now: Instant
     ) -> list[tuple[OwnedRun, RunError]]:
         """Let runs take their turns, commit them, and do what follows; return those of which nothing can be kept."""

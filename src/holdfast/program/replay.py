@@ -29,8 +29,8 @@ from msgspec.structs import replace
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.effects import is_of_engine
 from holdfast.core.events import Event
+from holdfast.core.keyed_steps import is_of_engine
 from holdfast.errors import NondeterminismError
 from holdfast.program.port import EndDeferred, Program
 from holdfast.program.source import origins

@@ -33,9 +33,9 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.admission import RunLimit
 from holdfast.core.dead_letters import DeadLetter
-from holdfast.core.effects import EndedAttempt
 from holdfast.core.events import Body, ErrorInfo, Event
 from holdfast.core.instants import Instant
+from holdfast.core.keyed_steps import EndedAttempt
 from holdfast.core.messages import Message, Original, Signal, SignalRequest, TaskRequest, payload_type
 from holdfast.core.state import OPENED_BY, CarriedFailure, CarriedStep, CarriedUpdate
 from holdfast.errors import InvalidInput, PayloadsSealed, PayloadUnreadable

@@ -14,10 +14,10 @@ from holdfast.core.access import AccessToken
 from holdfast.core.admission import AdmissionRequest
 from holdfast.core.audit import AuditEntry
 from holdfast.core.dead_letters import DeadLetter, Reason
-from holdfast.core.effects import Effect
 from holdfast.core.events import NULL, Event
 from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, Task, Wait
 from holdfast.core.instants import Instant
+from holdfast.core.keyed_steps import Effect
 from holdfast.core.messages import AcceptedSignalResult, Message, Signal, SignalRequest
 from holdfast.core.plans import PLAN_PREFIX, RegisteredPlan
 from holdfast.core.state import TERMINAL, RunStatus

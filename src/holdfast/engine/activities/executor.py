@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from holdfast.clock import Rng
 from holdfast.core import codec
-from holdfast.core.effects import NOT_COMPLETED
 from holdfast.core.events import NULL, StepStarted
 from holdfast.core.instants import Instant
+from holdfast.core.keyed_steps import NOT_COMPLETED
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
 from holdfast.core.reconciliation import indeterminate, not_completed
 from holdfast.core.state import OpenStep

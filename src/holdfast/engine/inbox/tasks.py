@@ -15,10 +15,10 @@ from holdfast.clock import Ids
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.audit import Caller, audit_entry
-from holdfast.core.effects import is_of_engine
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Task
 from holdfast.core.instants import Instant
+from holdfast.core.keyed_steps import is_of_engine
 from holdfast.core.keys import check_name, signal_uuid
 from holdfast.core.messages import TASK_SIGNAL, Actor, SignalRequest, TaskAction, TaskRequest
 from holdfast.core.reconciliation import AboutStep, read_answer

@@ -155,7 +155,7 @@ class Runtime:
     async def open(self) -> None:
         """Publish what the workflows declare, and start the node."""
         await self._publish()
-        self._node.turn_taker.declarations = self._signals.declarations
+        self._node.turn_processor.declarations = self._signals.declarations
         if self.artifacts is not None and self._node.works:
             await self._node.use_artifacts(self.artifacts)
         await self._node.start()

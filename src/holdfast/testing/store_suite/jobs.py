@@ -7,8 +7,8 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from holdfast.core.effects import Effect, EndedAttempt, LateResult
 from holdfast.core.events import ErrorInfo
+from holdfast.core.keyed_steps import Effect, EndedAttempt, LateResult
 from holdfast.core.messages import ActivityOutcome, Message, activity_completed
 from holdfast.core.state import retry_token
 from holdfast.errors import Conflict, InvalidInput
