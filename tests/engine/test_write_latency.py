@@ -12,8 +12,7 @@ from holdfast.client import Client
 from holdfast.clock import SystemClock
 from holdfast.engine.abilities import Abilities, decode
 from holdfast.engine.observe.doctor import examine
-from holdfast.engine.observe.metrics import ObservedStore
-from holdfast.engine.observe.write_latency import LateWrites
+from holdfast.engine.observe.metrics import LateWrites, ObservedStore
 from holdfast.errors import InvalidInput, StoreUnavailable
 from holdfast.service.context import OPEN, make_service
 from holdfast.service.http.prometheus import Metrics

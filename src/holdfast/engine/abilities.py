@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 
-from holdfast.engine.observe.write_latency import LateWrites
+from holdfast.engine.observe.metrics import LateWrites
 from holdfast.program.fingerprint import CHARS as FINGERPRINT_CHARS
 from holdfast.store.port import NodePlans, Plan
 

@@ -25,8 +25,7 @@ from holdfast.core.messages import Message
 from holdfast.core.plans import ANY_PLAN, definition_of
 from holdfast.core.state import PAUSED
 from holdfast.engine.abilities import Abilities, NodeAbilities, abilities_of, other_code
-from holdfast.engine.observe.metrics import ObservedStore
-from holdfast.engine.observe.write_latency import LateWrites
+from holdfast.engine.observe.metrics import LateWrites, ObservedStore
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import StoreCorrupt, StoreError
 from holdfast.registry import Registry

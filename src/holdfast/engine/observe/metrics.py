@@ -4,15 +4,24 @@ An `ObservedStore` passes every verb on, and counts. Counting is done once for e
 batch of turns or signals; who reads the counts adds nothing to it. Others may subscribe to commits: so event
 streams hear at once of what happens here, and traces of runs that have finished. What a store cannot guard is refused
 here too, by whichever class the store is.
+
+**The write latency budget** is how long a write may take before operators are to know of it (LAT-1). Each write is
+measured. One that is not answered within the budget counts as over it at that moment, whether it is answered later,
+fails, or never ends. Of those one in ten seconds is logged and becomes an alert; all are counted.
 """
 
+import asyncio
+import logging
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from msgspec import Struct
 
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.state import TERMINAL
-from holdfast.engine.observe.write_latency import WriteLatency
 from holdfast.store import validation
 from holdfast.store.port import (
     CommitConflict,
@@ -34,7 +43,18 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 3.
 BUDGET_MS = 3_000
 """How long a write may take before operators are to know of it, unless the node's options say otherwise."""
 
+QUIET_S = 10.0
+"""How long after a line in the log, and an alert, there is no other."""
+
+RECENT_S = 3_600.0
+"""How long a node publishes that its writes were over the budget."""
+
+MOST_ALERTS = 100
+"""So many alerts are kept until a service asks for them."""
+
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+logger = logging.getLogger("holdfast.node")
 
 CommitObserver = Callable[[Sequence[Turn]], None]
 """Called with the turns that were committed here, before anything else is done about them."""
@@ -85,11 +105,112 @@ class Counts:
                 self.events.update([event.event_type for new in turn.starts for event in new.events])
 
 
+# --- the write latency budget
+
+
+class LateWrites(Struct, frozen=True):
+    """What a node publishes of the writes that took longer than its budget, within the last hour."""
+
+    count: int
+    slowest_ms: int
+    budget_ms: int
+
+
+class WriteAlert(Struct, frozen=True):
+    """An alert, and when it was raised, by the time of the event loop."""
+
+    detail: str
+    at_s: float
+
+
+class WriteLatency:
+    """Measures the writes of one process against a budget."""
+
+    def __init__(self, budget_ms: int) -> None:
+        self.budget_ms = budget_ms
+        self.over_budget: Counter[str] = Counter()
+        """How many writes took longer than the budget, by verb."""
+        self.slowest_s = 0.0
+        """How long the slowest of them took, as far as they have ended."""
+        self.alerts: deque[WriteAlert] = deque(maxlen=MOST_ALERTS)
+        self._recent: deque[tuple[float, float]] = deque(maxlen=1_000)
+        self._quiet_until = 0.0
+        self._unsaid = 0
+
+    def measure(self, verb: str, items: int) -> "Write":
+        """Return a context in which a write is measured."""
+        return Write(self, verb, items)
+
+    def recent(self) -> LateWrites | None:
+        """Return the writes of the last hour that were over the budget; None without any."""
+        now = asyncio.get_running_loop().time()
+        while self._recent and self._recent[0][0] < now - RECENT_S:
+            self._recent.popleft()
+        if not self._recent:
+            return None
+        slowest_ms = round(max(took_s for _, took_s in self._recent) * 1_000)
+        return LateWrites(len(self._recent), max(slowest_ms, self.budget_ms), self.budget_ms)
+
+    def _notice(self, verb: str, items: int, now: float) -> None:
+        """Take note of a write that is over the budget."""
+        self.over_budget[verb] += 1
+        if now < self._quiet_until:
+            self._unsaid += 1
+            return
+        more = f"; {self._unsaid} more since the last alert" if self._unsaid else ""
+        detail = f"a {verb} of {items} is not answered after {self.budget_ms} ms{more}"
+        logger.warning("writes to the store exceed write_latency_budget_ms: %s", detail)
+        self.alerts.append(WriteAlert(detail, now))
+        self._quiet_until, self._unsaid = now + QUIET_S, 0
+
+    def _ended(self, took_s: float, now: float) -> None:
+        self.slowest_s = max(self.slowest_s, took_s)
+        self._recent.append((now, took_s))
+
+
+class Write:
+    """One write that is under way."""
+
+    __slots__ = ("_began", "_is_over", "_items", "_latency", "_loop", "_timer", "_verb", "took_s")
+
+    def __init__(self, latency: WriteLatency, verb: str, items: int) -> None:
+        self._latency = latency
+        self._verb = verb
+        self._items = items
+        self._is_over = False
+        self.took_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._timer = self._loop.call_later(self._latency.budget_ms / 1_000, self._notice)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        now = self._loop.time()
+        self.took_s = now - self._began
+        self._timer.cancel()
+        if self.took_s >= self._latency.budget_ms / 1_000:
+            if not self._is_over:  # the loop was held up, and comes to the timer only now
+                self._notice()
+            self._latency._ended(self.took_s, now)
+
+    def _notice(self) -> None:
+        self._is_over = True
+        self._latency._notice(self._verb, self._items, self._loop.time())
+
+
+# --- the store
+
+
 class ObservedStore(StoreProxy):
     """A store whose traffic is counted, and whose commits can be observed."""
 
     def __init__(self, store: Store, budget_ms: int = BUDGET_MS) -> None:
         super().__init__(store)
+        self.now = store.now  # type: ignore[method-assign]  # asked for each batch: there is nothing to note of it
         self.counts = Counts()
         self.observers: tuple[CommitObserver, ...] = ()
         self.write_latency = WriteLatency(budget_ms)
