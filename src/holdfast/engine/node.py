@@ -19,7 +19,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.clock import Rng
-from holdfast.core.codec import unreadable_payload
+from holdfast.core.codec import holds_sealed, unreadable_payload
 from holdfast.core.decide import Input
 from holdfast.core.events import RunPaused
 from holdfast.core.instants import Instant
@@ -59,7 +59,6 @@ from holdfast.program.loop import outside_loop
 from holdfast.program.port import EndDeferred
 from holdfast.registry import Registry
 from holdfast.store.artifacts import Artifacts, place_of
-from holdfast.store.payloads import has_sealed
 from holdfast.store.port import CommitConflict, Committed, LoadedRun, Store, Turn
 
 RETRY_S = 0.2
@@ -652,7 +651,7 @@ class TurnProcessor:
     def _at_hand(self, owned: OwnedRun) -> tuple[CachedRun | None, RunError | None] | None:
         """Return a run that is in memory and needs nothing from the store, or None."""
         loaded = owned.loaded
-        if (loaded.messages or loaded.signals) and has_sealed(loaded):
+        if _has_sealed(loaded):
             return None
         cached = None if owned.is_fresh else self._run_cache.get(loaded.head)
         return None if cached is None else (cached, None)
@@ -663,7 +662,7 @@ class TurnProcessor:
         What has come due since it was loaded is looked up, where it matters.
         """
         try:
-            if has_sealed(owned.loaded):
+            if _has_sealed(owned.loaded):
                 raise unreadable_payload()
             cached, problem = await self._run_cache.make(owned.loaded)
         except (RunError, StoreCorrupt) as damage:
@@ -704,3 +703,10 @@ class TurnProcessor:
         self.owned_runs.drop(run_id)
         if isinstance(answer, CommitConflict):
             logger.warning("run %s could not be deferred (%s)", run_id, answer.reason)
+
+
+def _has_sealed(run: LoadedRun) -> bool:
+    """Return whether something that waits for the run could not be opened."""
+    if run.messages and any(holds_sealed(message.payload) for message in run.messages):
+        return True
+    return bool(run.signals) and any(holds_sealed(signal.payload) for signal in run.signals)

@@ -175,12 +175,6 @@ def _is_sealed_error(error: ErrorInfo | None) -> bool:
     return False
 
 
-def has_sealed(run: port.LoadedRun) -> bool:
-    """Return whether something that waits for the run could not be opened."""
-    items: tuple[Message | Signal, ...] = (*run.messages, *run.signals)
-    return any(codec.holds_sealed(item.payload) for item in items)
-
-
 def concealed(item: T) -> T:
     """Return a record as it may be shown: of a value that is still sealed nothing but that it is."""
 

@@ -118,8 +118,6 @@ from holdfast.store.types import TaskQuery as TaskQuery
 from holdfast.store.types import TokenQuery as TokenQuery
 from holdfast.store.types import Turn as Turn
 from holdfast.store.types import WaitQuery as WaitQuery
-from holdfast.store.types import creations_may_wake_others as creations_may_wake_others
-from holdfast.store.types import may_wake_others as may_wake_others
 from holdfast.store.wakeups import Wakeups
 
 Row = TypeVar("Row")

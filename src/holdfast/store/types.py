@@ -20,8 +20,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import Effect
 from holdfast.core.messages import AcceptedSignalResult, Message, Signal, SignalRequest
 from holdfast.core.plans import PLAN_PREFIX, RegisteredPlan
-from holdfast.core.state import TERMINAL, RunStatus
-from holdfast.core.tasks import DECISIONS
+from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, StoreCorrupt
 
 T = TypeVar("T")
@@ -84,16 +83,6 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     dead: tuple[DeadLetter, ...] = ()
     crosses_tenants: bool = False
     losses: int = 0
-
-
-def may_wake_others(turn: Turn) -> bool:
-    """Return whether another process than the run's owner can be waiting for what this turn does."""
-    if turn.release or turn.messages or turn.starts or turn.sends or turn.jobs or turn.snapshot.status in TERMINAL:
-        return True
-    for event in turn.events:  # noqa: SIM110 - a generator would take longer than the loop
-        if event.data.IS_AWAITED or (turn.received and isinstance(event.data, DECISIONS)):
-            return True
-    return False
 
 
 class Job(Struct, frozen=True, kw_only=True, gc=False):
@@ -345,25 +334,6 @@ def new_head(new: NewRun, owner: str | None, now: Instant) -> RunHead:
 def created_run(new: NewRun, owner: str, now: Instant) -> LoadedRun:
     """Return a run as it is right after it was created for `owner`, without asking the store."""
     return LoadedRun(head=new_head(new, owner, now), messages=new.messages)
-
-
-def creations_may_wake_others(runs: Sequence[NewRun], answers: Sequence["Created | Existing | Refused"]) -> bool:
-    """Return whether another process than the owner of these runs can be waiting for what their creation does.
-
-    The owner begins a run as soon as it has the answer, and its first turn wakes the others.
-    """
-    for new, answer in zip(runs, answers, strict=True):
-        if isinstance(answer, Refused):
-            continue
-        if new.signals or (isinstance(answer, Created) and (not answer.epoch or _is_under_way(new))):
-            return True
-    return False
-
-
-def _is_under_way(new: NewRun) -> bool:
-    """Return whether a run has a history that is awaited, or messages that are due later, from its beginning."""
-    is_awaited = any(event.data.IS_AWAITED for event in new.events)
-    return is_awaited or any(message.due_at is not None for message in new.messages)
 
 
 class Admitted(Struct, frozen=True, gc=False):

@@ -10,9 +10,14 @@ import itertools
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
+
+from holdfast.core.state import TERMINAL
+from holdfast.core.tasks import DECISIONS
+from holdfast.store.types import Created, Existing, NewRun, Refused, Turn
 
 PRIVATE_FOLDER = 0o700
 PRIVATE_SOCKET = 0o600
@@ -181,3 +186,35 @@ class SocketWakeups:
         if self._folder_fd < 0:
             self._folder_fd = os.open(self._folder, os.O_RDONLY)
         return f"/proc/self/fd/{self._folder_fd}/{name}"
+
+
+# --- what others are notified of
+
+
+def may_wake_others(turn: Turn) -> bool:
+    """Return whether another process than the run's owner can be waiting for what this turn does."""
+    if turn.release or turn.messages or turn.starts or turn.sends or turn.jobs or turn.snapshot.status in TERMINAL:
+        return True
+    for event in turn.events:  # noqa: SIM110 - a generator would take longer than the loop
+        if event.data.IS_AWAITED or (turn.received and isinstance(event.data, DECISIONS)):
+            return True
+    return False
+
+
+def creations_may_wake_others(runs: Sequence[NewRun], answers: Sequence[Created | Existing | Refused]) -> bool:
+    """Return whether another process than the owner of these runs can be waiting for what their creation does.
+
+    The owner begins a run as soon as it has the answer, and its first turn wakes the others.
+    """
+    for new, answer in zip(runs, answers, strict=True):
+        if isinstance(answer, Refused):
+            continue
+        if new.signals or (isinstance(answer, Created) and (not answer.epoch or _is_under_way(new))):
+            return True
+    return False
+
+
+def _is_under_way(new: NewRun) -> bool:
+    """Return whether a run has a history that is awaited, or messages that are due later, from its beginning."""
+    is_awaited = any(event.data.IS_AWAITED for event in new.events)
+    return is_awaited or any(message.due_at is not None for message in new.messages)

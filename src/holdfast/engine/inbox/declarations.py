@@ -66,6 +66,11 @@ class DeclaredByCode:
         raise _unfit(name, where, reason)
 
 
+def declared_by(definition: WorkflowDefinition) -> DeclaredByCode | None:
+    """Return the declaration of a workflow whose code this process has; None if it declares nothing."""
+    return DeclaredByCode(definition) if definition.signals else None
+
+
 class DeclaredInStore:
     """The declaration of a workflow whose code only other processes have."""
 
@@ -171,15 +176,11 @@ class Declarations:
         await self._find(set(plans.values()))
         return {run_id: self._of_plan(plans.get(run_id)) for run_id in run_ids}
 
-    def of(self, definition: WorkflowDefinition) -> Declared | None:
-        """Return the declaration of a workflow whose code this process has; None if it declares nothing."""
-        return DeclaredByCode(definition) if definition.signals else None
-
     def _of_plan(self, plan: port.Plan | None) -> Declared | None:
         if plan is None:
             return None
         definition = self._workflows.get(plan)
-        return self.of(definition) if definition is not None else self._found[plan][0]
+        return self._found[plan][0] if definition is None else declared_by(definition)
 
     async def _plans_of(self, run_ids: Sequence[str]) -> dict[str, port.Plan]:
         now = get_running_loop().time()

@@ -11,7 +11,7 @@ from holdfast.core.keys import check_name, check_signal_name
 from holdfast.core.messages import AcceptedSignalResult, SignalRequest
 from holdfast.engine.batcher import Batcher
 from holdfast.engine.inbox.authorization import Authorizer
-from holdfast.engine.inbox.declarations import Declarations
+from holdfast.engine.inbox.declarations import Declarations, DeclaredByCode
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.values import Values
@@ -62,9 +62,10 @@ class SignalSender:
         self, request: SignalRequest, definition: WorkflowDefinition | None, caller: Caller | None
     ) -> AcceptedSignalResult:
         """Send a signal, together with others that are being sent. Raise the error if it is refused."""
-        if definition is not None:
-            declared = self.declarations.of(definition)
-            warning = None if declared is None else declared.check(request.name, request.payload)
+        if definition is not None and not definition.signals:
+            warning = None  # it declares nothing, and takes any signal
+        elif definition is not None:
+            warning = DeclaredByCode(definition).check(request.name, request.payload)
         else:
             [verdict] = await self.declarations.check([request])
             if isinstance(verdict, CallerError):

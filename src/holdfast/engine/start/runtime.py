@@ -38,6 +38,7 @@ from holdfast.engine.activities.async_completion import report_error, report_res
 from holdfast.engine.history import head_of, read_history, wait_for_event
 from holdfast.engine.inbox.authorization import Authoriser, Authorizer
 from holdfast.engine.inbox.dead_letters import DeadLetterHandle, find_dead_letters, settle_dead_letter
+from holdfast.engine.inbox.declarations import declared_by
 from holdfast.engine.inbox.operator_commands import CommandSender, OperatorCommand
 from holdfast.engine.inbox.receipts import Receipt, Unconsumed, mailbox_of, open_waits, receipt_of
 from holdfast.engine.inbox.signals import FirstSignal, Outgoing, SignalSender, audited, first_signal
@@ -301,7 +302,7 @@ class Runtime:
         """
         assert options.with_signal is not None
         signal = first_signal(new.run_id, options.with_signal, self.registry.values)
-        declared = None if isinstance(definition, PlanDefinition) else self._signals.declarations.of(definition)
+        declared = None if isinstance(definition, PlanDefinition) else declared_by(definition)
         warning, unfit = None, None
         try:
             warning = None if declared is None else declared.check(signal.name, signal.payload)

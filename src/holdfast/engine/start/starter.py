@@ -109,7 +109,7 @@ class FirstTurns:
     def begin(self, first: First, now: Instant) -> None:
         """Go on with a run that was created: perform the effects of its first turn, if that is durable."""
         if first.turn is None:
-            self._owned_runs.begin(first.new, now, first.cached)
+            self._owned_runs.begin_with(first.loaded, first.cached)
             return
         owned = self._owned_runs.hold(first.loaded, first.cached)
         self._owned_runs.perform_effects(owned, first.cached, first.draft, first.turn, now)

@@ -272,15 +272,21 @@ class OwnedRuns:
         self.ready.add(run_id, is_new=loaded.head.version == 1)
         self.changed.set()
 
-    def begin(self, new: NewRun, now: Instant, cached: CachedRun | None = None) -> None:
+    def begin(self, new: NewRun, now: Instant) -> None:
         """Take a run that was just created, unless it was found in the store before: its history is known."""
         if new.run_id not in self.by_id:
-            cached = cached or self._run_cache.beginning(new)
+            cached = self._run_cache.beginning(new)
             if cached is not None:  # else it is made from the store, with its plan
                 self._run_cache.keep(cached)
             self.add(created_run(new, self.name, now))
-        elif cached is not None:
+
+    def begin_with(self, loaded: LoadedRun, cached: CachedRun) -> None:
+        """Take a run that was just created, with its program, unless it was found in the store before."""
+        if loaded.head.run_id in self.by_id:
             cached.close()
+        else:
+            self._run_cache.keep(cached)
+            self.add(loaded)
 
     def hold(self, loaded: LoadedRun, cached: CachedRun) -> OwnedRun:
         """Take a run that has nothing to do, with its program."""

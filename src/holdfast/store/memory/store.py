@@ -35,7 +35,7 @@ from holdfast.store.memory.retention import purge
 from holdfast.store.memory.run import NEVER, Run
 from holdfast.store.memory.tokens import Tokens
 from holdfast.store.types import within
-from holdfast.store.wakeups import LocalWakeups
+from holdfast.store.wakeups import LocalWakeups, creations_may_wake_others
 
 T = TypeVar("T")
 Row = TypeVar("Row")
@@ -98,7 +98,7 @@ class MemoryStore:
         if claim_for is not None:
             self._check_node(claim_for, now)
         answers = [self._create(new, claim_for, now) for new in runs]
-        if port.creations_may_wake_others(runs, answers):
+        if creations_may_wake_others(runs, answers):
             self.wakeups.notify()
         return answers
 

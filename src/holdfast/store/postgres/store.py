@@ -35,7 +35,7 @@ from holdfast.store.postgres.inbox import deliver
 from holdfast.store.postgres.migrate import latest_version, migrate, not_migrated, schema_version
 from holdfast.store.postgres.pool import Pool, Transaction
 from holdfast.store.postgres.wakeups import NotifyWakeups
-from holdfast.store.wakeups import Wakeups
+from holdfast.store.wakeups import Wakeups, creations_may_wake_others, may_wake_others
 
 T = TypeVar("T")
 Row = TypeVar("Row")
@@ -126,7 +126,7 @@ class PostgresStore:
 
         async def create() -> list[port.Created | port.Existing | port.Refused]:
             answers = await create_on(pool, runs, claim_for, self._limits, self._asked())
-            if port.creations_may_wake_others(runs, answers):
+            if creations_may_wake_others(runs, answers):
                 self._notify_soon()
             return answers
 
@@ -159,7 +159,7 @@ class PostgresStore:
             self._check_migrated()
             return []
         work = Committing(self._ready(), turns, self._limits, self._asked())
-        notifies = any(port.may_wake_others(turn) for turn in turns)
+        notifies = any(may_wake_others(turn) for turn in turns)
         answers = await self._pool.finished(self._then_notify(work.run()) if notifies else work.run())
         if work.heard is not None:
             self._hear(work.heard)

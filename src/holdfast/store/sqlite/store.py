@@ -47,7 +47,7 @@ from holdfast.store.sqlite import tokens as access_tokens
 from holdfast.store.sqlite.connection import Database
 from holdfast.store.sqlite.migrate import latest_version, migrate, not_migrated, schema_version
 from holdfast.store.sqlite.readers import Readers
-from holdfast.store.wakeups import SocketWakeups, Wakeups
+from holdfast.store.wakeups import SocketWakeups, Wakeups, creations_may_wake_others, may_wake_others
 
 T = TypeVar("T")
 Row = TypeVar("Row")
@@ -117,7 +117,7 @@ class SqliteStore:
             if claim_for is not None:
                 queries.check_node(db, claim_for, now)
             answers = create.create(db, runs, claim_for, self._limits, now)
-            if port.creations_may_wake_others(runs, answers):
+            if creations_may_wake_others(runs, answers):
                 self._notify_soon()  # which comes after the commit: nothing is awaited before
             return answers
 
@@ -144,7 +144,7 @@ class SqliteStore:
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         validation.check_batch(turns, self._limits)
-        notifies = any(port.may_wake_others(turn) for turn in turns)
+        notifies = any(may_wake_others(turn) for turn in turns)
         return await self._write(
             lambda db, now: commit.commit(db, turns, self._limits, now, self._short_cut), notifies=notifies
         )
