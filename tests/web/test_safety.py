@@ -75,7 +75,7 @@ async def test_one_signs_in_with_a_token_and_is_offered_what_it_allows(browser: 
             await page.context.clear_cookies()
             await resume.dispatch_event(
                 "click"
-            )  # whether or not the page has noticed by itself, and asks in front of it
+            )  # the page may have noticed by itself
             await expect(page.get_by_text("Your session has ended")).to_be_visible()
             await page.get_by_label("Token").fill(operator)
             await page.get_by_role("button", name="Sign in").click()
