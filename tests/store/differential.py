@@ -469,6 +469,7 @@ async def read(world: World) -> None:
         ("find", (values.wait_query(run_ids),)),
         ("find", (values.mailbox_query(run_ids),)),
         ("find", (values.letter_query(run_ids),)),
+        ("find", (values.finished_query(now),)),
         ("find", (values.task_query(run_ids, world.picture["tasks"]),)),
         ("read_events", (values.pick((*run_ids, MISSING)), values.number(-1, 5), values.pick((None, values.limit())))),
         ("load", ([*values.some(run_ids, 5), MISSING] * values.pick((1, 1, 1, 9)),)),

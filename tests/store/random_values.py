@@ -36,7 +36,7 @@ from holdfast.store.port import (
     TaskQuery,
     WaitQuery,
 )
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.types import DeadLetterQuery, FinishedRunQuery
 from holdfast.testing.samples import job, message, new_run, record
 from holdfast.testing.store_suite.base import BAD_NAMES, STRANGE_IDS
 
@@ -315,6 +315,15 @@ class Values:
             limit=self.limit(),
         )
 
+    def finished_query(self, now: Instant) -> FinishedRunQuery:
+        """Return a question for the runs that retention could delete."""
+        return FinishedRunQuery(
+            until=self.pick((now, now - 1_000_000)),
+            status=self.pick((None, None, RunStatus.COMPLETED, RunStatus.FAILED)),
+            look=self.pick((None, None, 1, 2)),
+            limit=self.limit(),
+        )
+
     def job(self, run_id: str, now: Instant) -> Job:
         """Draw an activity for a queue, rarely one that cannot be stored."""
         drawn = job(
@@ -414,6 +423,7 @@ class Values:
             task_ms=self.pick(windows),
             runtime_state_ms=self.pick(windows),
             stale_run_ms=self.pick(windows),
+            dead_letter_ms=self.pick((None, None, 0, 1_000)),
             limit=self.pick((0, -1)) if self.happens(0.08) else self.pick((1, 1, 2, 100)),
         )
 

@@ -106,6 +106,7 @@ MUST_BE_REACHED = {
     "find WaitQuery": "something; nothing; raised InvalidInput",
     "find MailboxQuery": "something; nothing; raised InvalidInput",
     "find TaskQuery": "something; nothing; raised InvalidInput",
+    "find FinishedRunQuery": "something; nothing; raised InvalidInput",
     "find DeadLetterQuery": "something; nothing; raised InvalidInput",
     "settle_dead_letters": "requeue; drop; NotFound; Conflict; RunTerminal; InvalidInput; raised InvalidInput",
     "read_events": "something; nothing; raised InvalidInput",

@@ -3,7 +3,7 @@
 Nothing here reads a store. Checks of arguments are in `validation.py`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 
 from msgspec.structs import asdict, replace
@@ -29,7 +29,7 @@ from holdfast.errors import (
     SignalAcceptanceIndeterminate,
 )
 from holdfast.limits import LEASE_MS, Limits
-from holdfast.store.types import NewRun, PurgePolicy, PurgeReport
+from holdfast.store.types import ArchivedRun, NewRun, PurgePolicy, PurgeReport
 
 # --- nodes and their leases --------------------------------------------------------------------------------------
 
@@ -278,9 +278,19 @@ PLAN_GRACE_MS = 24 * 3_600_000
 
 def unused_until(policy: PurgePolicy, now: Instant) -> Instant | None:
     """Return until when the body of a plan must have been given for a purge to delete it; None if it deletes none."""
-    if policy.run_ids is not None or policy.finished_run_ms is None:
+    window_ms = policy.finished_run_ms if policy.plan_body_ms is None else policy.plan_body_ms
+    if policy.run_ids is not None or window_ms is None:
         return None
-    return now if policy.plans else now - max(policy.finished_run_ms, PLAN_GRACE_MS) * 1_000
+    return now if policy.plans else now - max(window_ms, PLAN_GRACE_MS) * 1_000
+
+
+def archived_of(policy: PurgePolicy, deleted: Mapping[str, Instant], now: Instant) -> list[ArchivedRun]:
+    """Return what a store remembers of the runs that a purge deletes: by their ids, and when they were created."""
+    return [
+        replace(run, archived_at=now)
+        for run in policy.archived
+        if run.created_at == deleted.get(run.run_id, run.created_at + 1)
+    ]
 
 
 def plan_conflict(known: RegisteredPlan) -> Conflict:

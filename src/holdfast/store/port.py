@@ -86,6 +86,8 @@ from holdfast.core.plans import RegisteredPlan
 from holdfast.store.health import Bounds, Facts
 from holdfast.store.types import Accepted as Accepted
 from holdfast.store.types import Admitted as Admitted
+from holdfast.store.types import ArchivedRun as ArchivedRun
+from holdfast.store.types import ArchivedRunQuery as ArchivedRunQuery
 from holdfast.store.types import AuditQuery as AuditQuery
 from holdfast.store.types import Capabilities as Capabilities
 from holdfast.store.types import Change as Change
@@ -97,6 +99,7 @@ from holdfast.store.types import DeadLetterQuery as DeadLetterQuery
 from holdfast.store.types import Delivered as Delivered
 from holdfast.store.types import Duplicate as Duplicate
 from holdfast.store.types import Existing as Existing
+from holdfast.store.types import FinishedRunQuery as FinishedRunQuery
 from holdfast.store.types import Found as Found
 from holdfast.store.types import Heartbeat as Heartbeat
 from holdfast.store.types import Job as Job
@@ -339,7 +342,8 @@ class Admin(Protocol):
         ...
 
     async def purge(self, policy: PurgePolicy, audit: AuditEntry | None = None) -> PurgeReport:
-        """Delete what retention allows: what belongs to finished runs, expired acceptance records, old audit entries.
+        """Delete what retention allows, the oldest first: what belongs to finished runs, expired acceptance records,
+        settled dead letters, and old entries of the audit log.
 
         A finished run stays while its parent or one of its children is unfinished. The entry of the audit log, with
         what was deleted, is appended in the same commit, unless it is a dry run.

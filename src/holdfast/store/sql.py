@@ -21,6 +21,8 @@ from holdfast.core.plans import RegisteredPlan
 from holdfast.core.state import RunStatus
 from holdfast.errors import StoreCorrupt
 from holdfast.store.types import (
+    ArchivedRun,
+    ArchivedRunQuery,
     AuditQuery,
     DeadLetterQuery,
     Found,
@@ -332,6 +334,22 @@ def audit_of(row: tuple[Any, ...]) -> AuditEntry:
     return replace(entry, at=row[0], tenant=row[2], project=row[3], environment=row[4], run_id=row[5])
 
 
+ARCHIVED = ", ".join(f'"{field}"' for field in ArchivedRun.__struct_fields__)
+"""The columns of a run that is archived elsewhere."""
+
+
+def archived_row(run: ArchivedRun) -> tuple[Any, ...]:
+    """Return the row of ARCHIVED that describes an archived run."""
+    return tuple(getattr(run, field) for field in ArchivedRun.__struct_fields__)
+
+
+@_reading
+def archived_run_of(row: Sequence[Any]) -> ArchivedRun:
+    """Return the archived run that a row of ARCHIVED describes."""
+    run = ArchivedRun(**dict(zip(ArchivedRun.__struct_fields__, row, strict=True)))
+    return replace(run, status=RunStatus(run.status))
+
+
 def text_bytes(row: Iterable[Any]) -> int:
     """Return about how large a row is: the length of its texts."""
     return sum(len(value) for value in row if isinstance(value, str | bytes))
@@ -345,6 +363,7 @@ _IS_LOOKUP: dict[type, Callable[[Any], bool]] = {
     MailboxQuery: lambda query: query.run_id is not None and query.most_bytes is None,
     TaskQuery: lambda query: query.run_id is not None or query.task_id is not None,
     DeadLetterQuery: lambda query: query.run_id is not None or query.letter_id is not None,
+    ArchivedRunQuery: lambda query: query.run_id is not None,
 }
 
 
@@ -493,4 +512,15 @@ def audit_conditions(query: AuditQuery) -> Where:
         where.add(f"(at, entry_id) {'<' if query.newest else '>'} (?, ?)", *query.after)
     for column in ("tenant", "run_id", "actor", "token_id", "operation"):
         where.add_given(f"{column} = ?", getattr(query, column))
+    return where
+
+
+def archived_conditions(query: ArchivedRunQuery) -> Where:
+    """Return the conditions of a query for archived runs."""
+    where = Where()
+    where.add("(finished_at, run_id) < (?, ?)", *query.before)
+    where.add_given("tenant = ?", query.tenant)
+    where.add_given("run_id = ?", query.run_id)
+    where.add_given("plan_id = ?", query.workflow)
+    where.add_given("status = ?", query.status)
     return where

@@ -174,11 +174,15 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
 
     Acceptance records go when they expire, whatever the policy. `stale_run_ms` deletes nothing: unfinished runs
     that have not changed for so long are counted, for an operator to look at. `audit_ms` is how long entries of the
-    audit log are kept, counted from when they were written.
+    audit log are kept, counted from when they were written; `dead_letter_ms` how long dead letters are, counted from
+    when they were settled; `archived_run_ms` how long it is known where a deleted run is archived.
 
     With a `tenant`, or `run_ids`, only what is theirs is deleted; `tokens` deletes the tenant's tokens too, and `plans`
     the versions of plans that it has registered. The body of a plan goes as late as a run that ends when the body was
-    given last, and never while a run or a registered version refers to it.
+    given last (`plan_body_ms`, else `finished_run_ms`), and never while a run or a registered version refers to it.
+
+    `archived` says where the histories of runs are that this purge deletes: the store remembers it, in the same commit,
+    of those that it does delete.
     """
 
     finished_run_ms: int | None = None
@@ -186,6 +190,10 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
     runtime_state_ms: int | None = None
     stale_run_ms: int | None = None
     audit_ms: int | None = None
+    dead_letter_ms: int | None = None
+    plan_body_ms: int | None = None
+    archived_run_ms: int | None = None
+    archived: "tuple[ArchivedRun, ...]" = ()
     tenant: str | None = None
     run_ids: tuple[str, ...] | None = None
     tokens: bool = False
@@ -375,8 +383,29 @@ class PurgeReport(Struct, frozen=True, kw_only=True):
     tokens: int = 0
     plans: int = 0
     """The bodies of plans."""
+    archived_runs: int = 0
+    """Runs of which it is no longer known where they are archived."""
     stale_runs: int = 0
     has_more: bool = False
+
+
+class ArchivedRun(Struct, frozen=True, kw_only=True, gc=False):
+    """A run that retention has deleted, and where its history is: a part of an object of the archive."""
+
+    run_id: str
+    tenant: str
+    project: str
+    environment: str
+    plan_id: str
+    plan_version: str
+    status: RunStatus
+    version: int
+    created_at: Instant
+    finished_at: Instant
+    object_key: str
+    offset: int
+    size_bytes: int
+    archived_at: Instant = 0
 
 
 class Stats(Struct, frozen=True, kw_only=True):
@@ -458,6 +487,30 @@ class RunQuery(Query[RunHead], frozen=True, kw_only=True):
     after: str = ""
     look: int | None = None
     most_bytes: int | None = None
+
+
+class FinishedRunQuery(Query[RunHead], frozen=True, kw_only=True):
+    """Which finished runs could be deleted: those that ended by `until`, and whose family has ended.
+
+    Ordered by (finished_at, run id), from after `after`. `look` bounds how many finished runs are examined.
+    """
+
+    until: Instant
+    tenant: str | None = None
+    workflow: str | None = None
+    status: RunStatus | None = None
+    after: tuple[Instant, str] = (0, "")
+    look: int | None = None
+
+
+class ArchivedRunQuery(Query[ArchivedRun], frozen=True, kw_only=True):
+    """Which archived runs to find; None means any. The last that ended are first, from before `before`."""
+
+    tenant: str | None = None
+    run_id: str | None = None
+    workflow: str | None = None
+    status: RunStatus | None = None
+    before: tuple[Instant, str] = (2**62 - 1, "")
 
 
 class WaitQuery(Query[Wait], frozen=True, kw_only=True):

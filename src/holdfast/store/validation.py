@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any, TypeVar, get_args
 
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
@@ -30,7 +31,7 @@ from holdfast.limits import LEASE_MS, NODE_NAME_BYTES, PLAN_BYTES, SEARCH_CHARS,
 from holdfast.settings import Ownership
 from holdfast.store.decisions import LIFE, first_signals, not_waiting
 from holdfast.store.port import RunStore
-from holdfast.store.types import Heartbeat, Job, NewRun, PurgePolicy, Turn
+from holdfast.store.types import ArchivedRun, Heartbeat, Job, NewRun, PurgePolicy, Turn
 
 F = TypeVar("F")
 
@@ -396,13 +397,26 @@ def unfit_entry(entry: Any) -> InvalidInput | None:
 
 def check_purge(policy: PurgePolicy, audit: AuditEntry | None, limits: Limits) -> None:
     """Refuse malformed arguments of `purge`."""
-    check_query(policy)
+    check_archived(policy)
+    check_query(replace(policy, archived=()))
     check_page(policy.limit)
     check_audit(() if audit is None else (audit,), limits)
     if policy.run_ids is not None:
         check_ids(policy.run_ids, limits)
     if (policy.tokens or policy.plans) and policy.tenant is None:
         raise InvalidInput("tokens and plans are deleted of one tenant: name it", field="tenant")
+
+
+def check_archived(policy: PurgePolicy) -> None:
+    """Refuse what is said to be archived and could not be stored, or is not what the purge deletes."""
+    if policy.archived and policy.run_ids is None:
+        raise InvalidInput("archived runs are deleted by their ids: give run_ids", field="archived")
+    given: Sequence[Any] = policy.archived
+    for run in given:
+        if not isinstance(run, ArchivedRun):
+            raise InvalidInput(f"what is archived is an ArchivedRun, not {type(run).__qualname__}", field="archived")
+        names = {field: getattr(run, field) for field in ("run_id", "tenant", "plan_id", "plan_version", "object_key")}
+        check_values(**names, created_at=run.created_at, finished_at=run.finished_at, offset=run.offset)
 
 
 def check_plan_body(tenant: Any, sha256: Any, body: Any = b"") -> None:

@@ -30,6 +30,23 @@ CREATE TABLE activity_records (
     PRIMARY KEY (run_no, activity_name, step_id, idempotency_key)
 ) WITHOUT ROWID;
 INSERT INTO "activity_records" VALUES(3,'charge','charge','order-1',0,'{"run_id":"charging","activity_name":"charge","step_id":"charge","idempotency_key":"order-1","status":"indeterminate","created_at":1769601600000000,"updated_at":1769601600000000,"result":null,"error":null,"version":1}');
+CREATE TABLE archived_runs (
+    run_id       TEXT NOT NULL,
+    tenant       TEXT NOT NULL,
+    project      TEXT NOT NULL,
+    environment  TEXT NOT NULL,
+    plan_id      TEXT NOT NULL,
+    plan_version TEXT NOT NULL,
+    status       TEXT NOT NULL,
+    version      INTEGER NOT NULL,
+    created_at   INTEGER NOT NULL,                 -- an id may be used again: with this, it is one run
+    finished_at  INTEGER NOT NULL,
+    object_key   TEXT NOT NULL,                    -- where in the archive
+    "offset"     INTEGER NOT NULL,                 -- of the run within the object, and how long it is
+    size_bytes   INTEGER NOT NULL,
+    archived_at  INTEGER NOT NULL,
+    PRIMARY KEY (run_id, created_at)
+) WITHOUT ROWID;
 CREATE TABLE audit_log (
     at          INTEGER NOT NULL,
     entry_id    TEXT NOT NULL,
@@ -387,4 +404,7 @@ CREATE INDEX audit_log_by_token ON audit_log (token_id, at) WHERE token_id IS NO
 CREATE INDEX audit_log_by_operation ON audit_log (operation, at);
 CREATE INDEX plans_by_body ON plans (tenant, sha256);
 CREATE INDEX plan_uses_by_body ON plan_uses (tenant, sha256);
+CREATE INDEX archived_runs_finished ON archived_runs (finished_at, run_id);
+CREATE INDEX archived_runs_age ON archived_runs (archived_at, run_id);
+CREATE INDEX dead_letters_settled ON dead_letters (settled_at, letter_id) WHERE settled IS NOT NULL;
 COMMIT;

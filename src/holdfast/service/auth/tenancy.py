@@ -22,6 +22,8 @@ from holdfast.errors import InvalidInput, NotPermitted
 from holdfast.store.decisions import no_such_letter, no_such_run
 from holdfast.store.port import (
     Accepted,
+    ArchivedRun,
+    ArchivedRunQuery,
     Capabilities,
     Duplicate,
     Found,
@@ -128,6 +130,7 @@ class TenantView:
             TaskQuery: self._find_tasks,
             DeadLetterQuery: self._find_dead_letters,
             AuditQuery: self._find_audit,
+            ArchivedRunQuery: self._find_archived,
         }
 
     @property
@@ -211,6 +214,14 @@ class TenantView:
             if found := self._part(page, [entry for entry in page if belongs_to(self, entry)]):
                 return found
         return Found()
+
+    async def _find_archived(self, query: ArchivedRunQuery) -> Found[ArchivedRun]:
+        query = replace(query, tenant=self.tenant)
+        while True:
+            page = await self._store.find(query)
+            if not page or (found := self._part(page, [run for run in page if belongs_to(self, run)])):
+                return page if not page else found
+            query = replace(query, before=(page[-1].finished_at, page[-1].run_id))
 
     def _audited(self, entry: AuditEntry) -> AuditEntry:
         return replace(entry, tenant=self.tenant, project=self.project, environment=self.environment)

@@ -25,13 +25,12 @@ from holdfast.core.plans import RegisteredPlan, definition_of
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import SUSPECT_LOSSES, Limits
 from holdfast.store import decisions, health, outgoing, port, validation
-from holdfast.store.memory import queries
+from holdfast.store.memory import queries, retention
 from holdfast.store.memory.admission import AdmissionQueue
 from holdfast.store.memory.audit import AuditLog
 from holdfast.store.memory.health import examine
 from holdfast.store.memory.jobs import acquire
 from holdfast.store.memory.plans import Plans
-from holdfast.store.memory.retention import purge
 from holdfast.store.memory.run import NEVER, Run
 from holdfast.store.memory.tokens import Tokens
 from holdfast.store.types import within
@@ -69,6 +68,7 @@ class MemoryStore:
         self._changefeed = _Changefeed()
         self._admission_queues: dict[str, AdmissionQueue] = {}
         self._is_closed = False
+        self._archive = retention.Archive()
         self._finders: dict[type, Callable[[Any], port.Found[Any]]] = {
             port.RunQuery: partial(queries.find_runs, self._runs),
             port.WaitQuery: partial(queries.find_waits, self._runs),
@@ -76,6 +76,8 @@ class MemoryStore:
             port.TaskQuery: partial(queries.find_tasks, self._runs),
             port.DeadLetterQuery: partial(queries.find_dead_letters, self._runs),
             port.AuditQuery: self._audit.find,
+            port.FinishedRunQuery: partial(retention.find_finished, self._runs),
+            port.ArchivedRunQuery: self._archive.find,
         }
 
     # --- RunStore
@@ -506,23 +508,28 @@ class MemoryStore:
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
         validation.check_purge(policy, audit, self._limits)
         now = self._now()
-        report, gone = purge(self._runs, policy, now)
+        report, gone = retention.purge(self._runs, policy, now)
         entries = [] if policy.audit_ms is None else self._audit.old(now - policy.audit_ms * 1_000, policy)
         kept = [run for run_id, run in self._runs.items() if run_id not in gone]
         used = {(run.head.tenant, run.plan_sha256) for run in kept if run.plan_sha256 is not None}
         bodies = self._plans.unused(policy, used, now)
-        has_more = report.has_more or max(len(entries), len(bodies)) > policy.limit
+        archived = self._archive.old(policy, now)
+        has_more = report.has_more or max(len(entries), len(bodies), len(archived)) > policy.limit
         tokens = self._tokens.of_tenant(policy.tenant) if policy.tokens else []
         report = replace(
             report,
             audit_entries=len(entries[: policy.limit]),
             tokens=len(tokens),
             plans=len(bodies[: policy.limit]),
+            archived_runs=len(archived[: policy.limit]),
             has_more=has_more,
         )
         if not policy.dry_run:
             self._plans.forget(bodies[: policy.limit], policy.tenant if policy.plans else None)
             self._audit.forget(entries[: policy.limit])
+            self._archive.forget(archived[: policy.limit])
+            created = {run_id: self._runs[run_id].head.created_at for run_id in gone}
+            self._archive.add(decisions.archived_of(policy, created, now))
             self._tokens.forget(tokens)
             if audit is not None:
                 self._audit.append(decisions.purge_entry(audit, report, now))

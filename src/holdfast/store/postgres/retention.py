@@ -1,35 +1,55 @@
-"""`purge`: what retention deletes, and what it must not touch."""
+"""`purge`: what retention deletes, and what it must not touch. And the runs that are archived elsewhere."""
 
+from operator import itemgetter
 from typing import Any
 
 from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
-from holdfast.store import decisions
-from holdfast.store.port import PurgePolicy, PurgeReport
+from holdfast.store import decisions, sql
+from holdfast.store.port import (
+    ArchivedRun,
+    ArchivedRunQuery,
+    FinishedRunQuery,
+    Found,
+    PurgePolicy,
+    PurgeReport,
+    RunHead,
+)
 from holdfast.store.postgres import audit, plans
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.pool import Db, Transaction
+from holdfast.store.postgres.queries import read_page
+from holdfast.store.sql import Where
 
-_NAMED = "($3::text IS NULL OR tenant = $3) AND ($4::text[] IS NULL OR run_id = ANY ($4))"
-_GONE = f"""
-SELECT run_no FROM holdfast.runs AS run WHERE finished_at <= $1 AND {_NAMED}
-    AND NOT EXISTS (SELECT 1 FROM holdfast.runs p WHERE p.run_id = run.parent_run_id AND p.finished_at IS NULL)
-    AND NOT EXISTS (SELECT 1 FROM holdfast.runs c WHERE c.parent_run_id = run.run_id AND c.finished_at IS NULL)
-ORDER BY run_id LIMIT $2 FOR UPDATE OF run
+# A purge takes the oldest first, in the order of an index: what a batch costs does not depend on how much is left.
+_FAMILY_HAS_ENDED = """
+NOT EXISTS (SELECT 1 FROM holdfast.runs p WHERE p.run_id = runs.parent_run_id AND p.finished_at IS NULL)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.runs c WHERE c.parent_run_id = runs.run_id AND c.finished_at IS NULL)
 """
-_TASKS = f"""
-SELECT task_id FROM holdfast.tasks JOIN holdfast.runs USING (run_no)
-WHERE finished_at <= $1 AND run_no <> ALL ($5) AND {_NAMED}
-ORDER BY run_id, task_id LIMIT $2
-"""
-_STATES = f"""
-SELECT run_no FROM holdfast.runs WHERE finished_at <= $1 AND snapshot IS NOT NULL AND run_no <> ALL ($5) AND {_NAMED}
-ORDER BY run_id LIMIT $2 FOR UPDATE
-"""
-_EXPIRED = f"""
-SELECT run_no, name, signal_id FROM holdfast.acceptance_records JOIN holdfast.runs USING (run_no)
-WHERE expires_at <= $1 AND run_no <> ALL ($5) AND {_NAMED} ORDER BY run_id, name, signal_id LIMIT $2
-"""
+_GONE = (
+    "SELECT run_no, run_id, created_at FROM holdfast.runs {where} ORDER BY finished_at, run_id LIMIT {limit} "
+    "FOR UPDATE OF runs"
+)
+_TASKS = (
+    "SELECT task_id FROM holdfast.tasks JOIN holdfast.runs USING (run_no) {where} "
+    "ORDER BY finished_at, run_id, task_id LIMIT {limit}"
+)
+_STATES = (
+    "SELECT run_no FROM holdfast.runs {where} AND snapshot IS NOT NULL ORDER BY finished_at, run_id LIMIT {limit} "
+    "FOR UPDATE"
+)
+_EXPIRED = (
+    "SELECT run_no, name, signal_id FROM holdfast.acceptance_records JOIN holdfast.runs USING (run_no) {where} "
+    "ORDER BY expires_at, run_id, name, signal_id LIMIT {limit}"
+)
+_LETTERS = (
+    "SELECT letter_id FROM holdfast.dead_letters JOIN holdfast.runs USING (run_no) {where} "
+    "ORDER BY settled_at, letter_id LIMIT {limit}"
+)
+_INDEX = (
+    "SELECT run_id, created_at FROM holdfast.archived_runs AS runs {where} "
+    "ORDER BY archived_at, run_id, created_at LIMIT {limit}"
+)
 _BELONGING = (
     *("events", "signals", "acceptance_records", "tasks", "waits", "messages", "activity_records", "jobs"),
     *("dead_letters", "agenda", "plan_uses", "runs"),
@@ -37,28 +57,56 @@ _BELONGING = (
 _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 
 
+class _Selection:
+    """Which rows one purge is about: at most `limit` of each kind, and one more that says there are others."""
+
+    def __init__(self, db: Transaction, policy: PurgePolicy, now: Instant) -> None:
+        self._db = db
+        self._policy = policy
+        self._now = now
+        self.doomed: list[int] = []
+
+    async def rows(self, select: str, column: str, window_ms: int | None, *conditions: str) -> list[Any]:
+        """Return the rows whose instant in this column is past the window, the oldest first."""
+        if window_ms is None:
+            return []
+        policy, where = self._policy, Where()
+        where.add(f"{column} <= ?", self._now - window_ms * 1_000)
+        where.add_given("runs.tenant = ?", askable(policy.tenant))
+        if policy.run_ids is not None:
+            where.add("runs.run_id = ANY (?)", list(map(askable, policy.run_ids)))
+        if self.doomed and select is not _INDEX:
+            where.add("runs.run_no <> ALL (?)", self.doomed)
+        for condition in conditions:
+            where.add(condition)
+        text = select.format(where=where.numbered, limit=where.limit_parameter)
+        return await self._db.fetch(text, *where.values(policy.limit + 1))
+
+
 async def purge(
     transaction: Transaction, policy: PurgePolicy, given: Instant | None, entry: AuditEntry | None = None
 ) -> PurgeReport:
     """Delete, or with `dry_run` only count, what the policy allows."""
-    limit = policy.limit
-    named = (askable(policy.tenant), None if policy.run_ids is None else list(map(askable, policy.run_ids)))
+    limit, tenant = policy.limit, askable(policy.tenant)
     [[now]] = await transaction.fetch("SELECT holdfast.time_1($1)", given)
-
-    async def select(sql: str, window_ms: int | None, *doomed: list[int]) -> list[Any]:
-        if window_ms is None:
-            return []
-        return await transaction.fetch(sql, now - window_ms * 1_000, limit + 1, *named, *doomed)
-
-    gone = await select(_GONE, policy.finished_run_ms)
-    doomed = [run_no for (run_no,) in gone[:limit]]
-    tasks = await select(_TASKS, policy.task_ms, doomed)
-    states = await select(_STATES, policy.runtime_state_ms, doomed)
-    expired = await select(_EXPIRED, 0, doomed)
+    selection = _Selection(transaction, policy, now)
+    gone = await selection.rows(_GONE, "runs.finished_at", policy.finished_run_ms, _FAMILY_HAS_ENDED)
+    doomed = selection.doomed = [run_no for run_no, _, _ in gone[:limit]]
+    tasks = await selection.rows(_TASKS, "runs.finished_at", policy.task_ms)
+    states = await selection.rows(_STATES, "runs.finished_at", policy.runtime_state_ms)
+    expired = await selection.rows(_EXPIRED, "expires_at", 0)
+    letters = await selection.rows(_LETTERS, "settled_at", policy.dead_letter_ms, "settled IS NOT NULL")
+    archived = await selection.rows(_INDEX, "runs.archived_at", policy.archived_run_ms)
     entries = (
         []
         if policy.audit_ms is None
-        else await audit.old(transaction, now - policy.audit_ms * 1_000, limit + 1, *named)
+        else await audit.old(
+            transaction,
+            now - policy.audit_ms * 1_000,
+            limit + 1,
+            tenant,
+            None if policy.run_ids is None else list(map(askable, policy.run_ids)),
+        )
     )
     bodies = await plans.unused(transaction, policy, doomed, now)
     belonging = {table: await _count(transaction, table, doomed) for table in _COUNTED}
@@ -69,30 +117,93 @@ async def purge(
         tasks=belonging["tasks"] + len(tasks[:limit]),
         runtime_states=len(states[:limit]),
         acceptance_records=belonging["acceptance_records"] + len(expired[:limit]),
-        dead_letters=belonging["dead_letters"],
+        dead_letters=belonging["dead_letters"] + len(letters[:limit]),
         audit_entries=len(entries[:limit]),
-        tokens=await _tokens(transaction, named[0]) if policy.tokens else 0,
+        tokens=await _tokens(transaction, tenant) if policy.tokens and tenant is not None else 0,
         plans=len(bodies[:limit]),
-        stale_runs=await _stale(transaction, policy.stale_run_ms, now, named),
-        has_more=max(map(len, (gone, tasks, states, expired, entries, bodies))) > limit,
+        archived_runs=len(archived[:limit]),
+        stale_runs=await _stale(transaction, policy, now),
+        has_more=max(map(len, (gone, tasks, states, expired, letters, archived, entries, bodies))) > limit,
     )
-    if not policy.dry_run:
-        for table in _BELONGING:
-            await transaction.fetch(f"DELETE FROM holdfast.{table} WHERE run_no = ANY ($1)", doomed)
-        await transaction.fetch(
-            "DELETE FROM holdfast.tasks WHERE task_id = ANY ($1)", [row[0] for row in tasks[:limit]]
-        )
-        await transaction.fetch(
-            "UPDATE holdfast.runs SET snapshot = NULL WHERE run_no = ANY ($1)", [row[0] for row in states[:limit]]
-        )
-        await _forget(transaction, expired[:limit], now)
-        await audit.forget(transaction, entries[:limit])
-        await plans.forget(transaction, bodies[:limit], policy)
-        if policy.tokens:
-            await transaction.fetch("DELETE FROM holdfast.access_tokens WHERE tenant = $1", named[0])
-        if entry is not None:
-            await audit.append(transaction, [decisions.purge_entry(entry, report, now)])
+    if policy.dry_run:
+        return report
+    await _delete_runs(transaction, policy, gone[:limit], now)
+    await _delete_parts(transaction, tasks[:limit], states[:limit], letters[:limit], archived[:limit])
+    await _forget(transaction, expired[:limit], now)
+    await audit.forget(transaction, entries[:limit])
+    await plans.forget(transaction, bodies[:limit], policy)
+    if policy.tokens:
+        await transaction.fetch("DELETE FROM holdfast.access_tokens WHERE tenant = $1", tenant)
+    if entry is not None:
+        await audit.append(transaction, [decisions.purge_entry(entry, report, now)])
     return report
+
+
+async def _delete_runs(transaction: Transaction, policy: PurgePolicy, gone: list[Any], now: Instant) -> None:
+    """Delete runs with all that is theirs, and remember where they are archived."""
+    if not gone:
+        return
+    doomed = [run_no for run_no, _, _ in gone]
+    for table in _BELONGING:
+        await transaction.fetch(f"DELETE FROM holdfast.{table} WHERE run_no = ANY ($1)", doomed)
+    runs = decisions.archived_of(policy, {run_id: created_at for _, run_id, created_at in gone}, now)
+    for run in runs:
+        values = ", ".join(f"${number}" for number in range(1, 15))
+        await transaction.fetch(
+            f"INSERT INTO holdfast.archived_runs ({sql.ARCHIVED}) VALUES ({values}) ON CONFLICT (run_id, created_at) "
+            'DO UPDATE SET object_key = excluded.object_key, "offset" = excluded."offset", '
+            "size_bytes = excluded.size_bytes, archived_at = excluded.archived_at",
+            *sql.archived_row(run),
+        )
+
+
+async def _delete_parts(
+    transaction: Transaction, tasks: list[Any], states: list[Any], letters: list[Any], archived: list[Any]
+) -> None:
+    """Delete tasks, snapshots, dead letters, and what is known of archived runs."""
+    for statement, rows in (
+        ("DELETE FROM holdfast.tasks WHERE task_id = ANY ($1)", tasks),
+        ("UPDATE holdfast.runs SET snapshot = NULL WHERE run_no = ANY ($1)", states),
+        ("DELETE FROM holdfast.dead_letters WHERE letter_id = ANY ($1)", letters),
+    ):
+        if rows:
+            await transaction.fetch(statement, [row[0] for row in rows])
+    if archived:
+        await transaction.fetch(
+            "DELETE FROM holdfast.archived_runs a USING unnest($1::text[], $2::bigint[]) AS x (run_id, created_at) "
+            "WHERE a.run_id = x.run_id AND a.created_at = x.created_at",
+            [row[0] for row in archived],
+            [row[1] for row in archived],
+        )
+
+
+async def find_finished(db: Db, query: FinishedRunQuery, limit: int) -> Found[RunHead]:
+    """Return the finished runs that could be deleted."""
+    where = Where()
+    where.add("finished_at <= ?", query.until)
+    where.add("finished_at >= ?", query.after[0])
+    where.add("(finished_at, run_id) > (?, ?)", *query.after)
+    place, order = None, "finished_at, run_id"
+    if query.look is not None:
+        select = "SELECT finished_at, run_id FROM holdfast.runs"
+        ends = await read_page(db, select, where, order, 1, query.look - 1)
+        place = (ends[0][0], ends[0][1]) if ends else None
+    if place is not None:
+        where.add("finished_at <= ?", place[0])
+        where.add("(finished_at, run_id) <= (?, ?)", *place)
+    where.add_given("tenant = ?", query.tenant)
+    where.add_given("plan_id = ?", query.workflow)
+    where.add_given("status = ?", query.status)
+    where.add(_FAMILY_HAS_ENDED)
+    found = await read_page(db, f"SELECT {sql.HEAD} FROM holdfast.runs", where, order, limit)
+    return sql.found_of(found, sql.head_of, itemgetter(1), itemgetter(16, 1), place if len(found) < limit else None)
+
+
+async def find_archived(db: Db, query: ArchivedRunQuery, limit: int) -> Found[ArchivedRun]:
+    """Return the archived runs that match the query, those that ended last first."""
+    select = f"SELECT {sql.ARCHIVED} FROM holdfast.archived_runs"
+    found = await read_page(db, select, sql.archived_conditions(query), "finished_at DESC, run_id DESC", limit)
+    return sql.found_of(found, sql.archived_run_of, itemgetter(0), itemgetter(9, 0))
 
 
 async def _forget(transaction: Transaction, expired: list[Any], now: Instant) -> None:
@@ -118,9 +229,13 @@ async def _tokens(db: Db, tenant: str) -> int:
     return int(count)
 
 
-async def _stale(db: Db, window_ms: int | None, now: Instant, named: tuple[Any, Any]) -> int:
-    if window_ms is None:
+async def _stale(db: Db, policy: PurgePolicy, now: Instant) -> int:
+    if policy.stale_run_ms is None:
         return 0
-    sql = f"SELECT count(*) FROM holdfast.runs WHERE finished_at IS NULL AND updated_at <= $1 AND $2 AND {_NAMED}"
-    [[count]] = await db.fetch(sql, now - window_ms * 1_000, True, *named)
+    where = Where()
+    where.add("finished_at IS NULL AND updated_at <= ?", now - policy.stale_run_ms * 1_000)
+    where.add_given("tenant = ?", askable(policy.tenant))
+    if policy.run_ids is not None:
+        where.add("run_id = ANY (?)", list(map(askable, policy.run_ids)))
+    [[count]] = await db.fetch(f"SELECT count(*) FROM holdfast.runs {where.numbered}", *where.values(0)[:-1])
     return int(count)

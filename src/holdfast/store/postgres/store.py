@@ -47,6 +47,8 @@ _FINDERS: dict[type, Callable[[Pool, Any, int], Coroutine[Any, Any, port.Found[A
     port.TaskQuery: queries.find_tasks,
     port.DeadLetterQuery: dead_letters.find,
     port.AuditQuery: audit_log.find,
+    port.FinishedRunQuery: retention.find_finished,
+    port.ArchivedRunQuery: retention.find_archived,
 }
 
 FRESH_S = 1.0

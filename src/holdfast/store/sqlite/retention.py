@@ -1,37 +1,43 @@
-"""`purge`: what retention deletes, and what it must not touch."""
+"""`purge`: what retention deletes, and what it must not touch. And the runs that are archived elsewhere."""
 
 import sqlite3
+from operator import itemgetter
 from typing import Any
 
 from holdfast.core.audit import AuditEntry
 from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
-from holdfast.store import decisions
-from holdfast.store.port import PurgePolicy, PurgeReport
+from holdfast.store import decisions, sql
+from holdfast.store.port import (
+    ArchivedRun,
+    ArchivedRunQuery,
+    FinishedRunQuery,
+    Found,
+    PurgePolicy,
+    PurgeReport,
+    RunHead,
+)
+from holdfast.store.sql import Where
 from holdfast.store.sqlite import audit, plans, queries
 
-_NAMED = """
-(:tenant IS NULL OR tenant = :tenant) AND (:run_ids IS NULL OR run_id IN (SELECT value FROM json_each(:run_ids)))
+# A purge takes the oldest first, in the order of an index: what a batch costs does not depend on how much is left.
+_FAMILY_HAS_ENDED = """
+NOT EXISTS (SELECT 1 FROM runs AS parent WHERE parent.run_id = runs.parent_run_id AND parent.finished_at IS NULL)
+    AND NOT EXISTS (SELECT 1 FROM runs AS child WHERE child.parent_run_id = runs.run_id AND child.finished_at IS NULL)
 """
-_GONE = f"""
-SELECT run_no FROM runs AS run WHERE finished_at <= :until AND {_NAMED}
-    AND NOT EXISTS (SELECT 1 FROM runs WHERE run_id = run.parent_run_id AND finished_at IS NULL)
-    AND NOT EXISTS (SELECT 1 FROM runs WHERE parent_run_id = run.run_id AND finished_at IS NULL)
-ORDER BY run_id LIMIT :limit + 1
+_GONE = "SELECT run_no, run_id, created_at FROM runs {where} ORDER BY finished_at, run_id LIMIT ?"
+_TASKS = """
+SELECT task_id FROM runs {join} JOIN tasks USING (run_no) {where} ORDER BY finished_at, run_id, task_id LIMIT ?
 """
-_KEPT = f"run_no NOT IN (SELECT value FROM json_each(:gone)) AND {_NAMED}"
-_TASKS = f"""
-SELECT task_id FROM tasks JOIN runs USING (run_no) WHERE finished_at <= :until AND {_KEPT}
-ORDER BY run_id, task_id LIMIT :limit + 1
+_STATES = "SELECT run_no FROM runs {where} AND snapshot IS NOT NULL ORDER BY finished_at, run_id LIMIT ?"
+_EXPIRED = """
+SELECT run_no, name, signal_id FROM acceptance_records {join} JOIN runs USING (run_no) {where}
+ORDER BY expires_at, run_id, name, signal_id LIMIT ?
 """
-_STATES = f"""
-SELECT run_no FROM runs WHERE finished_at <= :until AND snapshot IS NOT NULL AND {_KEPT}
-ORDER BY run_id LIMIT :limit + 1
+_LETTERS = """
+SELECT letter_id FROM dead_letters {join} JOIN runs USING (run_no) {where} ORDER BY settled_at, letter_id LIMIT ?
 """
-_EXPIRED = f"""
-SELECT run_no, name, signal_id FROM acceptance_records JOIN runs USING (run_no) WHERE expires_at <= :until AND {_KEPT}
-ORDER BY run_id, name, signal_id LIMIT :limit + 1
-"""
+_INDEX = "SELECT run_id, created_at FROM archived_runs AS runs {where} ORDER BY archived_at, run_id, created_at LIMIT ?"
 # Jobs and dead letters go by triggers.
 _BELONGING = (
     "events",
@@ -48,22 +54,43 @@ _BELONGING = (
 _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 
 
-def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: AuditEntry | None = None) -> PurgeReport:
-    """Delete, or with `dry_run` only count, what the policy allows."""
-    limit = policy.limit
-    run_ids = None if policy.run_ids is None else encode_text(policy.run_ids)
-    named = {"tenant": policy.tenant, "run_ids": run_ids}
+class _Selection:
+    """Which rows one purge is about: at most `limit` of each kind, and one more that says there are others."""
 
-    def select(sql: str, window_ms: int | None, gone: str = "[]") -> list[Any]:
+    def __init__(self, db: sqlite3.Connection, policy: PurgePolicy, now: Instant) -> None:
+        self._db = db
+        self._policy = policy
+        self._now = now
+        self.doomed = "[]"
+
+    def rows(self, select: str, column: str, window_ms: int | None, *conditions: str) -> list[Any]:
+        """Return the rows whose instant in this column is past the window, the oldest first."""
         if window_ms is None:
             return []
-        return db.execute(sql, {**named, "until": now - window_ms * 1_000, "limit": limit, "gone": gone}).fetchall()
+        policy, where = self._policy, Where()
+        is_named = policy.run_ids is not None  # then their ids lead to the rows, and not the index of the column
+        where.add(f"{'+' if is_named else ''}{column} <= ?", self._now - window_ms * 1_000)
+        where.add_given("runs.tenant = ?", policy.tenant)
+        if policy.run_ids is not None:
+            where.add("runs.run_id IN (SELECT value FROM json_each(?))", encode_text(policy.run_ids))
+        if self.doomed != "[]" and select is not _INDEX:
+            where.add("runs.run_no NOT IN (SELECT value FROM json_each(?))", self.doomed)
+        for condition in conditions:
+            where.add(condition)
+        text = select.format(where=where.text, join="" if is_named else "CROSS")
+        return self._db.execute(text, where.values(policy.limit + 1)).fetchall()
 
-    gone = select(_GONE, policy.finished_run_ms)
-    doomed = queries.listing(run_no for (run_no,) in gone[:limit])
-    tasks = select(_TASKS, policy.task_ms, doomed)
-    states = select(_STATES, policy.runtime_state_ms, doomed)
-    expired = select(_EXPIRED, 0, doomed)
+
+def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: AuditEntry | None = None) -> PurgeReport:
+    """Delete, or with `dry_run` only count, what the policy allows."""
+    limit, selection = policy.limit, _Selection(db, policy, now)
+    gone = selection.rows(_GONE, "runs.finished_at", policy.finished_run_ms, _FAMILY_HAS_ENDED)
+    doomed = selection.doomed = queries.listing(run_no for run_no, _, _ in gone[:limit])
+    tasks = selection.rows(_TASKS, "runs.finished_at", policy.task_ms)
+    states = selection.rows(_STATES, "runs.finished_at", policy.runtime_state_ms)
+    expired = selection.rows(_EXPIRED, "expires_at", 0)
+    letters = selection.rows(_LETTERS, "settled_at", policy.dead_letter_ms, "settled IS NOT NULL")
+    archived = selection.rows(_INDEX, "runs.archived_at", policy.archived_run_ms)
     entries = [] if policy.audit_ms is None else audit.old(db, policy, now - policy.audit_ms * 1_000)
     bodies = plans.unused(db, policy, doomed, now)
     belonging = {table: _count(db, table, doomed) for table in _COUNTED}
@@ -74,28 +101,68 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
         tasks=belonging["tasks"] + len(tasks[:limit]),
         runtime_states=len(states[:limit]),
         acceptance_records=belonging["acceptance_records"] + len(expired[:limit]),
-        dead_letters=belonging["dead_letters"],
+        dead_letters=belonging["dead_letters"] + len(letters[:limit]),
         audit_entries=len(entries[:limit]),
         tokens=_tokens(db, policy) if policy.tokens else 0,
         plans=len(bodies[:limit]),
-        stale_runs=_stale(db, policy.stale_run_ms, now, named),
-        has_more=max(map(len, (gone, tasks, states, expired, entries, bodies))) > limit,
+        archived_runs=len(archived[:limit]),
+        stale_runs=_stale(db, policy, now),
+        has_more=max(map(len, (gone, tasks, states, expired, letters, archived, entries, bodies))) > limit,
     )
-    if not policy.dry_run:
-        for table in _BELONGING:
-            db.execute(f"DELETE FROM {table} WHERE run_no IN (SELECT value FROM json_each(?))", (doomed,))
-        db.executemany("DELETE FROM tasks WHERE task_id = ?", tasks[:limit])
-        db.executemany("UPDATE runs SET snapshot = NULL WHERE run_no = ?", states[:limit])
-        db.executemany(
-            "DELETE FROM acceptance_records WHERE run_no = ? AND name = ? AND signal_id = ?", expired[:limit]
-        )
-        audit.forget(db, entries[:limit])
-        plans.forget(db, bodies[:limit], policy)
-        if policy.tokens:
-            db.execute("DELETE FROM access_tokens WHERE tenant = ?", (policy.tenant,))
-        if entry is not None:
-            audit.append(db, [decisions.purge_entry(entry, report, now)])
+    if policy.dry_run:
+        return report
+    for table in _BELONGING if gone else ():
+        db.execute(f"DELETE FROM {table} WHERE run_no IN (SELECT value FROM json_each(?))", (doomed,))
+    db.executemany("DELETE FROM tasks WHERE task_id = ?", tasks[:limit])
+    db.executemany("UPDATE runs SET snapshot = NULL WHERE run_no = ?", states[:limit])
+    db.executemany("DELETE FROM acceptance_records WHERE run_no = ? AND name = ? AND signal_id = ?", expired[:limit])
+    db.executemany("DELETE FROM dead_letters WHERE letter_id = ?", letters[:limit])
+    db.executemany("DELETE FROM archived_runs WHERE run_id = ? AND created_at = ?", archived[:limit])
+    _remember(db, decisions.archived_of(policy, {run_id: at for _, run_id, at in gone[:limit]}, now))
+    audit.forget(db, entries[:limit])
+    plans.forget(db, bodies[:limit], policy)
+    if policy.tokens:
+        db.execute("DELETE FROM access_tokens WHERE tenant = ?", (policy.tenant,))
+    if entry is not None:
+        audit.append(db, [decisions.purge_entry(entry, report, now)])
     return report
+
+
+def find_finished(db: sqlite3.Connection, query: FinishedRunQuery, limit: int) -> Found[RunHead]:
+    """Return the finished runs that could be deleted."""
+    window = Where()
+    window.add("finished_at <= ?", query.until)
+    window.add("(finished_at > ? OR (finished_at = ? AND run_id > ?))", query.after[0], *query.after)
+    window.add("finished_at >= ?", query.after[0])
+    place = None
+    if query.look is not None:
+        last = f"SELECT finished_at, run_id FROM runs {window.text} ORDER BY finished_at, run_id LIMIT 1 OFFSET ?"
+        place = db.execute(last, window.values(query.look - 1)).fetchone()
+    where = window
+    if place is not None:
+        where.add("(finished_at < ? OR (finished_at = ? AND run_id <= ?))", place[0], *place)
+    where.add_given("tenant = ?", query.tenant)
+    where.add_given("plan_id = ?", query.workflow)
+    where.add_given("status = ?", query.status)
+    where.add(_FAMILY_HAS_ENDED)
+    order = "ORDER BY finished_at, run_id LIMIT ?"
+    found = db.execute(f"SELECT {sql.HEAD} FROM runs {where.text} {order}", where.values(limit)).fetchall()
+    return sql.found_of(found, sql.head_of, itemgetter(1), itemgetter(16, 1), place if len(found) < limit else None)
+
+
+def find_archived(db: sqlite3.Connection, query: ArchivedRunQuery, limit: int) -> Found[ArchivedRun]:
+    """Return the archived runs that match the query, those that ended last first."""
+    where = sql.archived_conditions(query)
+    order = "ORDER BY finished_at DESC, run_id DESC LIMIT ?"
+    found = db.execute(f"SELECT {sql.ARCHIVED} FROM archived_runs {where.text} {order}", where.values(limit)).fetchall()
+    return sql.found_of(found, sql.archived_run_of, itemgetter(0), itemgetter(9, 0))
+
+
+def _remember(db: sqlite3.Connection, runs: list[ArchivedRun]) -> None:
+    db.executemany(
+        f"INSERT OR REPLACE INTO archived_runs ({sql.ARCHIVED}) VALUES ({', '.join('?' * 14)})",
+        [sql.archived_row(run) for run in runs],
+    )
 
 
 def _count(db: sqlite3.Connection, table: str, doomed: str) -> int:
@@ -109,9 +176,13 @@ def _tokens(db: sqlite3.Connection, policy: PurgePolicy) -> int:
     return count
 
 
-def _stale(db: sqlite3.Connection, window_ms: int | None, now: Instant, named: dict[str, Any]) -> int:
-    if window_ms is None:
+def _stale(db: sqlite3.Connection, policy: PurgePolicy, now: Instant) -> int:
+    if policy.stale_run_ms is None:
         return 0
-    sql = f"SELECT count(*) FROM runs WHERE finished_at IS NULL AND updated_at <= :until AND {_NAMED}"
-    count: int = db.execute(sql, {**named, "until": now - window_ms * 1_000}).fetchone()[0]
+    where = Where()
+    where.add("finished_at IS NULL AND updated_at <= ?", now - policy.stale_run_ms * 1_000)
+    where.add_given("tenant = ?", policy.tenant)
+    if policy.run_ids is not None:
+        where.add("run_id IN (SELECT value FROM json_each(?))", encode_text(policy.run_ids))
+    count: int = db.execute(f"SELECT count(*) FROM runs {where.text} LIMIT ?", where.values(1)).fetchone()[0]
     return count

@@ -59,6 +59,8 @@ _FINDERS: dict[type, Callable[[sqlite3.Connection, Any, int], port.Found[Any]]] 
     port.TaskQuery: queries.find_tasks,
     port.DeadLetterQuery: dead_letters.find,
     port.AuditQuery: audit_log.find,
+    port.FinishedRunQuery: retention.find_finished,
+    port.ArchivedRunQuery: retention.find_archived,
 }
 
 

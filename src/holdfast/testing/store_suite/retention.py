@@ -4,13 +4,30 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core.index_rows import runtime_snapshot
-from holdfast.core.state import state_of
+from holdfast.core.instants import Instant
+from holdfast.core.state import COMPLETED, FAILED, state_of
 from holdfast.errors import InvalidInput
-from holdfast.store.port import Created, Duplicate, MailboxQuery, PurgePolicy, PurgeReport, RunQuery, Store, TaskQuery
-from holdfast.testing import VirtualClock
+from holdfast.store.port import (
+    ArchivedRun,
+    ArchivedRunQuery,
+    Created,
+    DeadLetterQuery,
+    Duplicate,
+    FinishedRunQuery,
+    MailboxQuery,
+    PurgePolicy,
+    PurgeReport,
+    RunHead,
+    RunQuery,
+    Store,
+    TaskQuery,
+)
+from holdfast.store.types import pages
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
     complete,
+    dead_letter,
     fail,
     marker,
     message,
@@ -275,3 +292,142 @@ class RetentionSuite(SuiteBase):
             await node.step(run_id, complete(), records=[record(run_id)])
         await store.purge(EVERYTHING)
         assert await read_picture(store) == before
+
+    # --- what could be deleted, and what is archived
+
+    @pytest.mark.contract("FMT-2")
+    async def test_finished_runs_whose_family_has_ended_are_found_by_their_end(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """In pages, by tenant, workflow and status, whatever order they were created in."""
+        await node.start("parent", wait("go"))
+        await node.start("child", complete(), parent="parent")
+        await node.start("c", task("approve"), tenant="acme")
+        await node.start("b", complete())
+        clock.advance(ms=1)
+        await node.start("a", fail())
+        clock.advance(ms=1)
+        await node.step("c", complete())
+        now = await store.now()
+        everything = FinishedRunQuery(until=now)
+        assert await found_runs(store, everything) == ["b", "a", "c"]
+        assert await found_runs(store, replace(everything, until=now - 1)) == ["b", "a"]
+        assert await found_runs(store, replace(everything, tenant="acme")) == ["c"]
+        assert await found_runs(store, replace(everything, status=FAILED)) == ["a"]
+        assert await found_runs(store, replace(everything, workflow="none")) == []
+        for limit, look in ((1, None), (1, 1), (2, 1), (3, 2), (10, 2)):
+            seen = [
+                head.run_id
+                async for page in pages(store.find, replace(everything, limit=limit, look=look), _end)
+                for head in page
+            ]
+            assert seen == ["b", "a", "c"]
+
+    @pytest.mark.contract("FMT-2")
+    async def test_what_is_archived_is_remembered_by_the_purge_that_deletes_it(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """Of a run that is not deleted, or that is another run of the same id, nothing is remembered."""
+        await node.start("run-1", complete(), tenant="acme")
+        await node.start("run-2", complete())
+        await node.start("open", wait("go"))
+        heads = {run_id: (await node.load(run_id)).head for run_id in ("run-1", "run-2", "open")}
+        archived = [archived_run(head) for head in heads.values()]
+        archived[1] = replace(archived[1], created_at=archived[1].created_at - 1)
+        policy = PurgePolicy(run_ids=tuple(heads), finished_run_ms=0, archived=tuple(archived))
+        async with unchanged(store):
+            await store.purge(replace(policy, dry_run=True))
+        assert await store.find(ArchivedRunQuery()) == []
+        assert (await store.purge(policy)).runs == 2
+        [kept] = await store.find(ArchivedRunQuery())
+        assert kept == replace(archived[0], archived_at=await store.now())
+        for query in (
+            ArchivedRunQuery(run_id="run-1", tenant="acme", workflow=kept.plan_id, status=COMPLETED),
+            ArchivedRunQuery(before=(kept.finished_at, "run-2")),
+        ):
+            assert await store.find(query) == [kept]
+        for query in (
+            ArchivedRunQuery(run_id="run-2"),
+            ArchivedRunQuery(tenant="default"),
+            ArchivedRunQuery(status=FAILED),
+            ArchivedRunQuery(before=(kept.finished_at, "run-1")),
+        ):
+            assert await store.find(query) == []
+        clock.advance(ms=1_000)
+        assert (await store.purge(PurgePolicy(archived_run_ms=1_001))).archived_runs == 0
+        assert (await store.purge(PurgePolicy(archived_run_ms=0, tenant="other"))).archived_runs == 0
+        assert (await store.purge(PurgePolicy(archived_run_ms=1_000))).archived_runs == 1
+        assert await store.find(ArchivedRunQuery()) == []
+
+    @pytest.mark.contract("API-2")
+    async def test_what_is_said_to_be_archived_is_checked(self, store: Store, node: SampleNode) -> None:
+        """Before anything is deleted."""
+        await node.start("run-1", complete())
+        archived = archived_run((await node.load("run-1")).head)
+        async with unchanged(store):
+            for policy in (
+                PurgePolicy(finished_run_ms=0, archived=(archived,)),
+                PurgePolicy(finished_run_ms=0, run_ids=("run-1",), archived=("run-1",)),  # type: ignore[arg-type]
+                PurgePolicy(finished_run_ms=0, run_ids=("run-1",), archived=(replace(archived, offset=2**63),)),
+            ):
+                with pytest.raises(InvalidInput):
+                    await store.purge(policy)
+
+    @pytest.mark.contract("FMT-2", "MSG-3")
+    async def test_settled_dead_letters_have_a_window_of_their_own(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """Counted from when they were settled; open ones stay, and so does their run."""
+        await node.start("run-1", wait("go"))
+        letters = [dead_letter("run-1", f"letter-{number}", died_at=START + number) for number in range(3)]
+        turn = await node.turn(await node.load("run-1"))
+        await node.commit(replace(turn, dead=tuple(letters)))
+        await store.settle_dead_letters([letters[0].letter_id], "drop", "sam")
+        clock.advance(ms=1)
+        await store.settle_dead_letters([letters[1].letter_id], "drop", "sam")
+        clock.advance(ms=999)
+        assert (await store.purge(PurgePolicy(dead_letter_ms=1_001))).dead_letters == 0
+        policy = PurgePolicy(dead_letter_ms=1_000)
+        assert (await store.purge(replace(policy, dry_run=True))).dead_letters == 1
+        assert (await store.purge(policy)).dead_letters == 1
+        left = await store.find(DeadLetterQuery(settled=True))
+        assert [letter.letter_id for letter in left] == [letters[1].letter_id, letters[2].letter_id]
+        assert (await store.purge(PurgePolicy(dead_letter_ms=0, limit=5))).dead_letters == 1
+        assert len(await store.find(DeadLetterQuery(settled=True))) == 1
+
+    @pytest.mark.contract("FMT-2")
+    async def test_the_oldest_go_first(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
+        """Whatever their names are."""
+        for run_id in ("c", "a", "b"):
+            await node.start(run_id, complete())
+            clock.advance(ms=1)
+        assert (await store.purge(PurgePolicy(finished_run_ms=0, limit=1))).has_more
+        assert await run_ids(store) == ["a", "b"]
+
+
+def _end(head: RunHead) -> tuple[Instant, str]:
+    return head.finished_at or 0, head.run_id
+
+
+async def found_runs(store: Store, query: FinishedRunQuery) -> list[str]:
+    """Return the ids of the runs that are found."""
+    return [head.run_id for head in await store.find(query)]
+
+
+def archived_run(head: RunHead) -> ArchivedRun:
+    """Return where a run could be archived."""
+    return ArchivedRun(
+        run_id=head.run_id,
+        tenant=head.tenant,
+        project=head.project,
+        environment=head.environment,
+        plan_id=head.plan_id,
+        plan_version=head.plan_version,
+        status=head.status,
+        version=head.version,
+        created_at=head.created_at,
+        finished_at=head.finished_at or 0,
+        object_key="place/archive/2026/a.jsonl.gz",
+        offset=7,
+        size_bytes=100,
+    )

@@ -27,3 +27,25 @@ CREATE TABLE plan_uses (
     sha256 BLOB NOT NULL
 );
 CREATE INDEX plan_uses_by_body ON plan_uses (tenant, sha256);
+
+-- Retention: where the histories of deleted runs are archived, and dead letters in the order in which they were settled.
+CREATE TABLE archived_runs (
+    run_id       TEXT NOT NULL,
+    tenant       TEXT NOT NULL,
+    project      TEXT NOT NULL,
+    environment  TEXT NOT NULL,
+    plan_id      TEXT NOT NULL,
+    plan_version TEXT NOT NULL,
+    status       TEXT NOT NULL,
+    version      INTEGER NOT NULL,
+    created_at   INTEGER NOT NULL,                 -- an id may be used again: with this, it is one run
+    finished_at  INTEGER NOT NULL,
+    object_key   TEXT NOT NULL,                    -- where in the archive
+    "offset"     INTEGER NOT NULL,                 -- of the run within the object, and how long it is
+    size_bytes   INTEGER NOT NULL,
+    archived_at  INTEGER NOT NULL,
+    PRIMARY KEY (run_id, created_at)
+) WITHOUT ROWID;
+CREATE INDEX archived_runs_finished ON archived_runs (finished_at, run_id);
+CREATE INDEX archived_runs_age ON archived_runs (archived_at, run_id);
+CREATE INDEX dead_letters_settled ON dead_letters (settled_at, letter_id) WHERE settled IS NOT NULL;
