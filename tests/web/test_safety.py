@@ -73,9 +73,7 @@ async def test_one_signs_in_with_a_token_and_is_offered_what_it_allows(browser: 
             resume = page.locator("dialog button", has_text="Resume")
             await expect(resume).to_be_visible()
             await page.context.clear_cookies()
-            await resume.dispatch_event(
-                "click"
-            )  # the page may have noticed by itself
+            await resume.dispatch_event("click")  # the page may have noticed by itself
             await expect(page.get_by_text("Your session has ended")).to_be_visible()
             await page.get_by_label("Token").fill(operator)
             await page.get_by_role("button", name="Sign in").click()
