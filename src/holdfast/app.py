@@ -216,14 +216,15 @@ class AppPlans:
     ) -> RunHandle[Any]:
         """Start a run of a plan: of a registered one by its id, of one that a `PlanRef` names, or of a document.
 
-        A document is a dict, bytes, or a text of more than one line. `options` are those of `App.start`.
+        A document is a dict, bytes, or a text that has several lines or begins with `{`. `options` are those of
+        `App.start`.
         """
         refuse_inside("plans.start", "call hf.plan to run it as a child")
         runtime = self._app.runtime()
         chosen = StartOptions(**options)
         chosen.check()
         uri = ""
-        if isinstance(plan, str) and "\n" not in plan:
+        if isinstance(plan, str) and "\n" not in plan and not plan.lstrip().startswith("{"):
             plan = PlanRef(plan_id=plan)
         if isinstance(plan, PlanRef):
             definition, uri = await runtime.plans.resolve(chosen.tenant, plan)

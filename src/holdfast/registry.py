@@ -70,6 +70,11 @@ class Registry:
         self._limits = limits or Limits()
         self._turn_s = turn_s
 
+    @property
+    def limits(self) -> Limits:
+        """The bounds that its programs keep to."""
+        return self._limits
+
     def bounded(self, limits: Limits, turn_s: float | None) -> "Registry":
         """Return a registry with the same entries whose programs keep to these bounds."""
         bounded = Registry(

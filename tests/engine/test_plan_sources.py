@@ -1,5 +1,7 @@
 """Where plans are fetched from: only what is allowed, bounded, and with the hash that was asked for."""
 
+import asyncio
+import os
 import ssl
 import threading
 from collections.abc import Iterator
@@ -136,6 +138,14 @@ async def test_a_file_does_not_lead_out_of_its_folder(tmp_path: Path) -> None:
     for name, refusal in (("link", NotPermitted), ("gone", NotFound), ("../secret", InvalidInput)):
         with pytest.raises(refusal):
             await sources.fetch(f"file://{tmp_path}/plans/{name}")
+    (tmp_path / "plans" / "loop").symlink_to(tmp_path / "plans" / "loop")
+    (tmp_path / "plans" / "folder").mkdir()
+    os.mkfifo(tmp_path / "plans" / "pipe")
+    for name in ("loop", "folder", "pipe", "nul%00", "bell%07", "x" * 300):
+        with pytest.raises(InvalidInput):
+            await asyncio.wait_for(sources.fetch(f"file://{tmp_path}/plans/{name}"), 20)
+    with pytest.raises(NotFound):
+        await sources.fetch(f"file://{tmp_path}/plans/p.yaml/below")
     with pytest.raises(NotPermitted):
         await PlanSources().fetch(f"file://{tmp_path}/plans/p.yaml")
     with pytest.raises(InvalidInput):

@@ -210,6 +210,89 @@ async def test_a_failed_run_is_done_again_from_the_steps_that_have_failed() -> N
         assert node is not None
 
 
+@pytest.mark.contract("SIG-13", "SEC-2")
+async def test_a_run_that_is_done_again_has_the_artifacts_of_what_it_does_not_do(tmp_path: Path) -> None:
+    app, is_broken = hf.App("artifacts", artifacts=hf.Artifacts(f"file://{tmp_path}")), [True]
+
+    @app.activity
+    async def export() -> str:
+        await hf.put_artifact(b"1,2,3", kind="csv")
+        return "exported"
+
+    @app.activity(retry=hf.Retry(max_attempts=1))
+    async def publish(files: list[Any]) -> str:
+        if is_broken[0]:
+            raise ValueError("not yet")
+        return str(files[0]["kind"])
+
+    steps = [
+        {"id": "export", "activity": "export"},
+        {"id": "publish", "activity": "publish", "input": {"files": "${steps.export.artifact_refs}"}},
+    ]
+    async with app.node(MemoryStore()):
+        run = await app.plans.start({"plan": "p", "version": "1", "steps": steps})
+        with pytest.raises(RunFailed):
+            await run.result()
+        is_broken[0] = False
+        assert await (await run.retry_run()).result() == {"publish": "csv"}
+
+
+@pytest.mark.contract("SIG-13")
+async def test_a_run_is_done_again_however_much_its_steps_have_given_each_other() -> None:
+    """Only what is still needed is carried over, so what has succeeded may be larger than any input."""
+    app, is_broken, seen = make_app(), [True], list[int]()
+
+    @app.activity
+    async def much(after: str = "") -> str:
+        seen.append(len(after))
+        return "x" * 1_200_000
+
+    @app.activity(retry=hf.Retry(max_attempts=1))
+    async def finish(text: str) -> int:
+        if is_broken[0]:
+            raise ValueError("not yet")
+        return len(text)
+
+    steps: list[dict[str, Any]] = [
+        {"id": "a", "activity": "much"},
+        {"id": "b", "activity": "much", "input": {"after": "${steps.a.output}"}},
+        {"id": "c", "activity": "much", "input": {"after": "${steps.b.output}"}},
+        {"id": "d", "activity": "finish", "input": {"text": "${steps.c.output}"}},
+    ]
+    async with app.node(MemoryStore()):
+        run = await app.plans.start({"plan": "p", "version": "1", "steps": steps})
+        with pytest.raises(RunFailed):
+            await run.result()
+        is_broken[0] = False
+        assert await (await run.retry_run()).result() == {"d": 1_200_000}
+        assert seen == [0, 1_200_000, 1_200_000]
+
+
+async def test_a_plan_is_found_by_its_last_version_among_any_number() -> None:
+    app = make_app()
+    async with app.node(MemoryStore()):
+        for number in (*range(1_001), 5_000):
+            version = f"z{number}" if number == 5_000 else f"{number:05}"
+            steps = [{"id": "a", "activity": "broken"}]
+            await app.plans.register({"plan": "p", "version": version, "steps": steps})
+        assert (await app.plans.show("p")).version == "z5000"
+
+
+async def test_json_of_one_line_is_a_document() -> None:
+    app = make_app()
+    async with app.node(MemoryStore()):
+        step = {"id": "l", "activity": "load", "input": {"row": 1}}
+        run = await app.plans.start(json.dumps({"plan": "p", "version": "1", "steps": [step]}))
+        assert await run.result() == {"l": 10}
+
+
+async def test_a_plan_in_a_plan_is_compared_with_what_is_registered() -> None:
+    app = make_app()
+    inner = {"plan": "q", "version": "1", "steps": [{"id": "b", "activity": "unknown"}]}
+    [problem] = app.plans.validate({"plan": "p", "version": "1", "steps": [{"id": "a", "plan": inner}]})
+    assert problem.place == "/steps/0/plan/steps/0/activity"
+
+
 async def test_inputs_cannot_pretend_that_steps_were_done() -> None:
     app = make_app()
     async with app.node(MemoryStore()):

@@ -173,6 +173,26 @@ def test_every_problem_is_reported() -> None:
         ({"id": "a", "activity": "x", "when": "${steps.__class__.output}"}, "/steps/0/when", "no step '__class__'"),
         ({"id": "a", "activity": "x", "when": "${steps}"}, "/steps/0/when", "followed by the id"),
         ({"id": "a", "activity": "x", "when": "${keys(@)}"}, "/steps/0/when", "name what is needed"),
+        ({"id": "a", "activity": "x", "idempotency_key": ""}, "/steps/0/idempotency_key", "not empty"),
+        ({"id": "a", "plan": {"plan": "q", "version": "1"}}, "/steps/0/plan", "`steps`"),
+        (
+            {
+                "id": "a",
+                "plan": {"plan": "q", "version": "1", "steps": [{"id": "b", "activity": "x", "when": "never"}]},
+            },
+            "/steps/0/plan/steps/0/when",
+            "when is a reference",
+        ),
+        (
+            {"id": "a", "plan": {"plan": "q", "version": "1", "steps": [{"id": "b", "sleep": 1}]}, "input": {"n": 1}},
+            "/steps/0/input/n",
+            "plan 'q' has no input 'n'",
+        ),
+        (
+            {"id": "a", "plan": {"plan": "q", "version": "1", "inputs": {"n": {}}, "steps": [{"id": "b", "sleep": 1}]}},
+            "/steps/0/input",
+            "plan 'q' needs the input 'n'",
+        ),
         ("no object", "/steps/0", "Expected `object`"),
     ],
 )
@@ -196,11 +216,11 @@ def test_a_cycle_is_shown_with_its_path() -> None:
 
 def test_a_cycle_of_ten_thousand_steps_is_found_at_once() -> None:
     steps = [{"id": f"s{n}", "activity": "x", "depends_on": [f"s{(n + 1) % PLAN_STEPS}"]} for n in range(PLAN_STEPS)]
-    began = time.monotonic()
+    began = time.process_time()
     _, message = only_problem(plan_of(*steps))
     assert f"a cycle of {PLAN_STEPS}" in message
     assert len(message) < 500
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
 
 
 @pytest.mark.parametrize(
@@ -292,12 +312,12 @@ HOSTILE: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_text_gets_a_typed_error(name: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(PlanInvalid) as refused:
         PlanDefinition(HOSTILE[name])
     assert refused.value.details["problems"]
     assert len(json.dumps(refused.value.as_dict())) < 100_000
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_a_body_at_the_limit_is_read() -> None:
@@ -349,10 +369,10 @@ def test_references_are_replaced(text: str, value: Any) -> None:
     ],
 )
 def test_a_hostile_expression_gets_a_typed_error_or_a_value_at_once(expression: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with suppress(InvalidInput):
         parse_expression(expression).evaluate(DATA)
-    assert time.monotonic() - began < 3
+    assert time.process_time() - began < 3
 
 
 @pytest.mark.contract("API-2")

@@ -3,12 +3,14 @@
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.messages import ActivitySucceeded
 from holdfast.errors import NondeterminismError
 from holdfast.limits import Limits
+from holdfast.program.plan.program import PlanProgram
 from tests.program.core_run import BROKEN, SECOND
 from tests.program.plan_run import PlanRun, plan_of
 
@@ -291,6 +293,38 @@ def test_the_retry_policy_of_the_plan_raises_the_logical_attempt() -> None:
     assert other.status == "FAILED", "an error that no retry can mend is not retried"
 
 
+@pytest.mark.contract("ATT-2", "SIG-13")
+def test_a_run_is_paused_only_after_the_retry_policy_of_the_plan_is_used_up() -> None:
+    """`on_failure` decides after both policies: the step's own, and the plan's."""
+    run = PlanRun(plan_of({**ONE, "on_failure": "pause"}, after("a"), retry={"max_attempts": 2}))
+    broken = e.ErrorInfo("Broken", "it broke", retryable=True)
+    run.fail("a", broken)
+    assert (run.status, run.open) == ("RUNNING", ["a:retry2"])
+    run.fire("a:retry2")
+    run.again().fail("a", broken)
+    run.fail("a", broken)
+    assert run.status == "PAUSED"
+    run.ask("RESUME")
+    assert run.status == "PAUSED", "the failure waits for an operator"
+    run.ask("RETRY_STEP", "a")
+    assert (run.status, run.attempt_of("a")) == ("RUNNING", 3)
+    run.complete("a")
+    run.complete("b")
+    assert run.status == "COMPLETED"
+    hopeless = PlanRun(plan_of({**ONE, "on_failure": "pause"}, retry={"max_attempts": 9}))
+    hopeless.fail("a", BROKEN)
+    assert hopeless.status == "PAUSED", "an error that no retry can mend pauses at once"
+
+
+@pytest.mark.contract("ATT-2", "SIG-13")
+def test_a_failure_that_the_plan_retries_does_not_keep_a_run_from_being_resumed() -> None:
+    run = PlanRun(plan_of({**ONE, "on_failure": "pause"}, retry={"max_attempts": 2}))
+    run.ask("PAUSE")
+    run.fail("a", e.ErrorInfo("Broken", "it broke", retryable=True))
+    run.ask("RESUME")
+    assert (run.status, run.open) == ("RUNNING", ["a:retry2"])
+
+
 # --- other kinds of steps
 
 
@@ -346,13 +380,28 @@ def test_a_step_that_requires_approval_waits_for_it() -> None:
 @pytest.mark.contract("SIG-13")
 def test_a_run_that_requires_approval_begins_nothing_before() -> None:
     run = PlanRun(plan_of(ONE, {"id": "b", "sleep": 1}, requires_approval=True))
-    assert run.open == ["run:approval"]
-    assert run.input_of("run:approval")["plan"]["sha256"] == run.plan.sha256
-    run.answer("run:approval", {"approved": True})
+    assert run.open == [":approval"]
+    assert run.input_of(":approval")["plan"]["sha256"] == run.plan.sha256
+    run.answer(":approval", {"approved": True})
     assert run.open == ["a", "b"]
     refused = PlanRun(plan_of(ONE, requires_approval=True))
-    refused.answer("run:approval", {"approved": False})
+    refused.answer(":approval", {"approved": False})
     assert refused.error.code == "NotApproved"
+
+
+@pytest.mark.contract("EVT-4", "SIG-13")
+def test_a_step_named_run_is_approved_apart_from_the_run() -> None:
+    """Their approvals are two tasks, whose events have keys of their own."""
+    run = PlanRun(plan_of({**ONE, "id": "run", "requires_approval": True}, requires_approval=True))
+    run.ask("APPROVE", "run")
+    assert run.open == [":approval"], "the step awaits no approval yet"
+    run.ask("APPROVE")
+    assert run.open == ["run:approval"]
+    run.ask("APPROVE", "run")
+    run.complete("run")
+    assert run.status == "COMPLETED"
+    keys = [event.idempotency_key for event in run.events]
+    assert len(set(keys)) == len(keys)
 
 
 def test_a_query_counts_the_steps() -> None:
@@ -441,3 +490,99 @@ def test_the_output_of_a_step_has_status_artifacts_and_error() -> None:
         },
         "c": "SKIPPED",
     }
+
+
+# --- inputs that cannot be made
+
+LARGE = "x" * 1_500_000
+
+
+@pytest.mark.contract("WF-7", "WF-1")
+@pytest.mark.parametrize("on_failure", ["fail", "continue"])
+def test_an_input_of_a_plan_that_is_too_large_fails_its_step(on_failure: str) -> None:
+    """It is known only when the text of the plan is in the store; the run is not paused for it."""
+    twice = {"a": "${steps.a.output}", "b": "${steps.a.output}"}
+    run = PlanRun(plan_of(ONE, {"id": "p", "plan": "other", "input": twice, "on_failure": on_failure}, output="done"))
+    run.complete("a", LARGE)
+    run.complete("p:plan", {"plan_id": "other", "plan_version": "1", "sha256": "0" * 64})
+    assert run.status == ("FAILED" if on_failure == "fail" else "COMPLETED")
+    assert "Limits.value_bytes" in run.markers()["p:plan:failed"]
+    run.again()
+
+
+@pytest.mark.contract("WF-4", "WF-7")
+@pytest.mark.parametrize("for_each", [None, [1]])
+def test_a_compensation_whose_input_is_too_large_fails_its_step(for_each: Any) -> None:
+    """A step that could not be undone later has not succeeded; replay reads why, whatever the limits are then."""
+    undo = {"activity": "undo", "input": {"a": "${output}", "b": "${output}"}}
+    step = {**ONE, "compensate": undo, "on_failure": "continue", **({"for_each": for_each} if for_each else {})}
+    run = PlanRun(plan_of(step, output="${steps.a.error.message}"))
+    path = "a" if for_each is None else "a[0]"
+    run.complete(path, LARGE)
+    assert run.status == "COMPLETED"
+    assert "the input of the compensation cannot be made" in run.result
+    assert "Limits.value_bytes" in run.markers()[f"{path}:compensate:failed"]
+    run.limits = Limits(value_bytes=10_000_000)
+    run.again()
+
+
+@pytest.mark.contract("ACT-2")
+@pytest.mark.parametrize(("given", "key"), [("k", "k"), (7, "7"), ({"a": 1}, '{"a":1}')])
+def test_a_key_is_the_text_of_what_it_refers_to(given: Any, key: str) -> None:
+    run = PlanRun(plan_of({**ONE, "idempotency_key": "${inputs.key}"}, inputs={"key": {}}), {"key": given})
+    body: Any = run.state.open_steps["a"].body
+    assert body.idempotency_key == key
+
+
+@pytest.mark.contract("ACT-2")
+@pytest.mark.parametrize("given", [None, "", "x" * 300])
+def test_a_step_whose_key_is_none_fails(given: Any) -> None:
+    """No key and no long text claims that the step could be reconciled."""
+    run = PlanRun(plan_of({**ONE, "idempotency_key": "${inputs.key}"}, inputs={"key": {}}), {"key": given})
+    assert run.status == "FAILED"
+    assert "idempotency_key" in run.markers()["a:failed"]
+
+
+# --- what items cost
+
+
+@pytest.mark.contract("CAN-1")
+def test_a_rotation_that_is_too_large_is_not_tried_again_with_every_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items and their outputs may be more than a rotation can carry; then trying costs little."""
+    tried: list[int] = []
+    plain = PlanProgram._cursor
+
+    def counted(self: PlanProgram) -> Raw:
+        tried.append(1)
+        return plain(self)
+
+    monkeypatch.setattr(PlanProgram, "_cursor", counted)
+    limits = Limits(value_bytes=3_500, rotation_bytes=1_000)
+    step = {**ONE, "for_each": list(range(600)), "max_concurrency": 1}
+    run = PlanRun(plan_of(step), limits=limits)
+    for number in range(300):
+        run.complete(f"a[{number}]", "x" * 10)
+    assert run.rotations == 0
+    assert len(tried) < 12
+
+
+@pytest.mark.contract("CAN-1")
+def test_a_list_is_not_kept_beside_the_items_that_were_made_of_it() -> None:
+    """Unless they refer to it themselves."""
+    items = [f"item-{number}" for number in range(200)]
+    for value, is_kept in (("${item}", False), ("${steps.l.output[0]}", True)):
+        step = {"id": "e", "activity": "x", "for_each": "${steps.l.output}", "max_concurrency": 1}
+        run = PlanRun(
+            plan_of({"id": "l", "activity": "x"}, {**step, "input": {"v": value}}, output="${steps.e.status}")
+        )
+        run.complete("l", items)
+        for number in range(150):
+            run.complete(f"e[{number}]")
+            run = run.again() if number % 40 == 0 else run
+        assert run.rotations
+        [last] = [event for event in run.events if isinstance(event.data, e.ContinuedAsNew)][-1:]
+        assert ("0" in codec.decode(last.data.input, dict[str, Any]).get("results", {})) is is_kept  # type: ignore[attr-defined]
+        assert run.input_of("e[150]") == {"v": "item-150" if value == "${item}" else "item-0"}
+        for number in range(150, 200):
+            run.complete(f"e[{number}]")
+        assert run.result == "SUCCESS"

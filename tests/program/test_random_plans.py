@@ -94,8 +94,8 @@ def test_a_bug_in_the_interpreter_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     """The planted bug: what waits for a failed step is begun like anything else."""
     plain = program.PlanProgram._settle
 
-    def forgetful(self: Any, position: int, status: int, result: Any = None) -> None:
-        plain(self, position, program.SUCCESS if status == program.FAILED else status, result)
+    def forgetful(self: Any, position: int, status: int, *more: Any) -> None:
+        plain(self, position, program.SUCCESS if status == program.FAILED else status, *more)
 
     monkeypatch.setattr(program.PlanProgram, "_settle", forgetful)
     with pytest.raises(AssertionError):

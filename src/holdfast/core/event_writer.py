@@ -10,7 +10,6 @@ from holdfast.core import codec
 from holdfast.core import messages as m
 from holdfast.core.events import (
     ADAPTER_VERSION,
-    NULL,
     Body,
     CallerRef,
     EngineRunRef,
@@ -24,7 +23,7 @@ from holdfast.core.events import (
 from holdfast.core.instants import Instant
 from holdfast.core.keys import event_id, event_key
 from holdfast.core.state import RUNNING, OpenStep, RunState
-from holdfast.core.timing import deadline_token, step_options
+from holdfast.core.timing import deadline_token, pauses, step_options
 from holdfast.errors import CallerError, Conflict
 
 
@@ -137,7 +136,7 @@ class EventWriter:
 
     def fail(self, step: OpenStep, error: ErrorInfo, cause: str | None = None) -> None:
         """Write that an activity has failed for good; where its options say so, the run is paused."""
-        if self.state.status is RUNNING and step_options(getattr(step.body, "options", NULL)).on_failure == "pause":
+        if self.state.status is RUNNING and pauses(step, error):
             # First, so that the program gets the failure among the outcomes when the run is resumed.
             self.write(RunPaused(f"step {step.step_id!r} failed", failed_step_id=step.step_id), cause=cause)
         self.close(step, StepFailed(error), cause)

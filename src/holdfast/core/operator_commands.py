@@ -31,7 +31,7 @@ from holdfast.core.event_writer import Decision, EventWriter, Refusal
 from holdfast.core.keyed_steps import is_of_engine
 from holdfast.core.plans import APPROVAL_PART, COMPENSATE_PART, is_own_step, is_plan
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, OpenStep, RunState
-from holdfast.core.timing import step_options
+from holdfast.core.timing import pauses
 
 
 def control(state: RunState, command: m.Control, writer: EventWriter) -> Decision | Refusal:
@@ -68,8 +68,7 @@ def failures_to_settle(state: RunState) -> tuple[str, ...]:
     return tuple(
         step_id
         for step_id, failed in state.failed_steps.items()
-        if not failed.is_delivered
-        and step_options(getattr(failed.started.body, "options", e.NULL)).on_failure == "pause"
+        if not failed.is_delivered and pauses(failed.started, failed.error)
     )
 
 
@@ -99,7 +98,7 @@ def _objection_to_retry(state: RunState, step_id: str) -> str:
 
 def _approval(state: RunState, command: m.Control) -> OpenStep | None:
     """Return the open task in which a plan asks to approve the step, or without one the run."""
-    task = state.open_steps.get(f"{command.step_id or 'run'}{APPROVAL_PART}") if is_plan(state.plan_id) else None
+    task = state.open_steps.get(f"{command.step_id or ''}{APPROVAL_PART}") if is_plan(state.plan_id) else None
     return task if task is not None and isinstance(task.body, e.TaskCreated) else None
 
 

@@ -52,7 +52,7 @@ PART_MARK = ":"
 """What separates the id of a step from what belongs to it: `load:approval`. No id of a step of a plan has it."""
 
 APPROVAL_PART = f"{PART_MARK}approval"
-"""The task in which a step is approved, or under the step id `run` the run."""
+"""The task in which a step is approved; alone, without the id of a step, the one in which the run is."""
 
 COMPENSATE_PART = f"{PART_MARK}compensate"
 """The activity that undoes a step."""

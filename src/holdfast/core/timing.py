@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from holdfast.core import codec
-from holdfast.core.events import ErrorInfo
+from holdfast.core.events import NULL, ErrorInfo
 from holdfast.core.instants import Instant
 from holdfast.core.state import OpenStep
 from holdfast.errors import InvalidInput
@@ -94,6 +94,8 @@ class StepOptions(Struct, frozen=True):
     retry: Retry = Retry()
     schedule_to_close_ms: int | None = None
     on_failure: str = "raise"
+    plan_retry: Retry | None = None
+    """How often a plan begins the step anew, as the next logical attempt, before it pauses the run."""
 
     def deadline_of(self, step: OpenStep) -> Instant | None:
         """Return the deadline of the step, or None if it has none."""
@@ -106,6 +108,15 @@ def step_options(options: Any) -> StepOptions:
         return codec.decode(options, StepOptions) if bytes(options) != b"null" else StepOptions()
     except InvalidInput:  # the node that executes it finds that too, and the step fails there
         return StepOptions()
+
+
+def pauses(step: OpenStep, error: ErrorInfo) -> bool:
+    """Return whether the run is paused when this attempt of a step has failed for good."""
+    options = step_options(getattr(step.body, "options", NULL))
+    if options.on_failure != "pause":
+        return False
+    again = options.plan_retry
+    return again is None or retry_delay_ms(again, step.logical_attempt_id, error, 0.0) is None
 
 
 DEADLINE_MARK = "!close"

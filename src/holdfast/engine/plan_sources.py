@@ -5,6 +5,7 @@ may not lead out of its folder, and what is fetched is bounded in size and time.
 """
 
 import asyncio
+import errno
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -79,6 +80,8 @@ def _parts(uri: str) -> Any:
         raise InvalidInput(f"a plan is at an address of {', '.join(SCHEMES)}, not {uri[:200]!r}", field="uri")
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise InvalidInput("the address of a plan has no user, query or fragment", field="uri")
+    if not unquote(uri).isprintable():
+        raise InvalidInput("the address of a plan has no control characters", field="uri")
     if "\\" in uri or any(part in (".", "..") for part in unquote(parts.path).split("/")):
         raise InvalidInput("the address of a plan has no . or .. in its path", field="uri")
     return parts
@@ -96,15 +99,19 @@ def _check_size(uri: str, size: int) -> None:
 
 
 def _read_file(path: str, folder: str) -> bytes:
-    file = Path(unquote(path)).resolve()
-    if not file.is_relative_to(Path(unquote(folder)).resolve()):
-        raise NotPermitted(f"the file {path} leads out of the folder that is allowed")
     try:
+        file = Path(unquote(path)).resolve()
+        if not file.is_relative_to(Path(unquote(folder)).resolve()):
+            raise NotPermitted(f"the file {path} leads out of the folder that is allowed")
+        if file.exists() and not file.is_file():  # a pipe would never end
+            raise InvalidInput(f"{path} is no plain file", field="uri")
         with file.open("rb") as opened:
             body = opened.read(PLAN_BYTES + 1)
-    except FileNotFoundError as problem:
+    except (FileNotFoundError, NotADirectoryError) as problem:
         raise NotFound(f"there is no file {path}") from problem
-    except OSError as problem:
+    except (OSError, RuntimeError) as problem:  # RuntimeError: links that lead to each other
+        if not isinstance(problem, OSError) or problem.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+            raise InvalidInput(f"{path} is no plain file: {problem}", field="uri") from problem
         raise StoreUnavailable(f"the file {path} cannot be read: {problem.strerror}") from problem
     _check_size(path, len(body))
     return body

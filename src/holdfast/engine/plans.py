@@ -26,10 +26,10 @@ from holdfast.errors import Conflict, InvalidInput, NotFound, StoreCorrupt
 from holdfast.limits import PLAN_BYTES
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions
 from holdfast.program.plan.definition import PlanDefinition, check_plan, invalid
-from holdfast.program.plan.program import DONE
+from holdfast.program.plan.program import DONE, StepResult
 from holdfast.program.plan.text import PlanProblem
 from holdfast.registry import Registry
-from holdfast.store.port import Found, PlanQuery, PlanStore, RunHead, RunStore, Store
+from holdfast.store.port import Found, PlanQuery, PlanStore, RunHead, Store
 
 COMPENSATED = ":compensate"
 """How the ids of steps end that undo others."""
@@ -73,16 +73,19 @@ async def load_plan_of(registry: Registry, store: PlanStore, head: RunHead, hist
             return  # the run is paused, as one whose version is missing
 
 
-async def input_of_retry(store: RunStore, head: RunHead, input: Raw) -> Raw:
+async def input_of_retry(registry: Registry, store: Store, head: RunHead, queued: e.RunQueued) -> Raw:
     """Return the input of a run that does a run of a plan again, from the steps that have not succeeded.
 
-    It has the results of the others. If anything was compensated there are none: then it begins at the beginning.
+    It has the results of the others, as far as they are needed. If anything was compensated there are none: then it
+    begins at the beginning.
     """
-    done: dict[str, Raw] = {}
+    assert queued.plan is not None
+    definition, input = await load_plan(registry, store, head.tenant, queued.plan.sha256), queued.input
+    done: dict[str, StepResult] = {}
     given = msgspec.json.decode(input, type=dict[str, Raw])
     before = given.pop(DONE, None)
     if before is not None:
-        done = msgspec.json.decode(before, type=dict[str, Raw])
+        done = msgspec.json.decode(before, type=dict[str, StepResult])
     after = 0
     while events := await store.read_events(head.run_id, after):
         after = events[-1].run_seq
@@ -92,20 +95,29 @@ async def input_of_retry(store: RunStore, head: RunHead, input: Raw) -> Raw:
             result = _result_of(event)
             if event.step_id is not None and result is not None and ":" not in event.step_id:
                 done[event.step_id] = result
-    return Raw(msgspec.json.encode({**given, DONE: done} if done else given))
+    if done:
+        kept = definition.needed_after(done)
+        given[DONE] = Raw(
+            msgspec.json.encode(
+                {path: result if path.partition("[")[0] in kept else StepResult() for path, result in done.items()}
+            )
+        )
+    return Raw(msgspec.json.encode(given))
 
 
-def _result_of(event: Event) -> Raw | None:
+def _result_of(event: Event) -> StepResult | None:
     """Return what a step that has ended well has given; a step that was skipped counts as such."""
     match event.data:
-        case e.StepCompleted() | e.ChildCompleted() | e.StepSkipped():
-            return event.data.result
+        case e.StepCompleted():
+            return StepResult(event.data.result, artifacts=event.data.artifacts)
+        case e.ChildCompleted() | e.StepSkipped():
+            return StepResult(event.data.result)
         case e.SignalReceived():
-            return event.data.payload
+            return StepResult(event.data.payload)
         case e.TaskCompleted():
-            return event.data.answer
+            return StepResult(event.data.answer)
         case e.TimerFired():
-            return e.NULL
+            return StepResult()
     return None
 
 
@@ -167,12 +179,12 @@ class Plans:
 
     async def registered(self, tenant: str, plan_id: str, version: str | None = None) -> RegisteredPlan:
         """Return a registered version; without one, that which was registered last."""
-        query = PlanQuery(tenant=tenant, plan_id=plan_id, plan_version=version, limit=1_000)
+        query = PlanQuery(tenant=tenant, plan_id=plan_id, plan_version=version, newest_first=True, limit=1)
         found = await self._store.find_plans(query)
         if not found:
             wanted = "" if version is None else f" in version {version!r}"
             raise NotFound(f"there is no plan {plan_id!r}{wanted}", plan_id=plan_id)
-        return max(found, key=lambda plan: plan.registered_at)
+        return found[0]
 
     async def show(
         self, tenant: str, plan_id: str, version: str | None = None

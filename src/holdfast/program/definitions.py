@@ -243,6 +243,8 @@ class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """What follows when the last attempt has failed: the error is raised, or the run is paused for an operator."""
     secrets: tuple[Secret, ...] = ()
     """The secrets that are resolved for each attempt, beside those among the arguments."""
+    plan_retry: Retry | None = None
+    """How often a plan begins the step anew before it pauses the run; see `StepOptions`."""
 
     @property
     def is_without_limits(self) -> bool:

@@ -29,6 +29,7 @@ from holdfast.store.types import (
     Job,
     MailboxQuery,
     Plan,
+    PlanQuery,
     RunHead,
     RunQuery,
     TaskQuery,
@@ -79,6 +80,13 @@ def registered_plan_of(row: Any) -> RegisteredPlan:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def plan_order(query: PlanQuery) -> str:
+    """Return in which order registered versions of plans are found."""
+    if query.newest_first:
+        return "registered_at DESC, tenant DESC, plan_id DESC, plan_version DESC"
+    return "tenant, plan_id, plan_version"
 
 
 def _reading(function: Callable[P, R]) -> Callable[P, R]:

@@ -604,11 +604,15 @@ class TokenQuery(Query[AccessToken], frozen=True, kw_only=True):
 
 
 class PlanQuery(Query[RegisteredPlan], frozen=True, kw_only=True):
-    """Which registered versions of plans to find; None means any. Ordered by tenant, plan id and version."""
+    """Which registered versions of plans to find; None means any. Ordered by tenant, plan id and version.
+
+    `newest_first` orders them by when they were registered instead, and those of one moment by version: the last first.
+    """
 
     tenant: str | None = None
     plan_id: str | None = None
     plan_version: str | None = None
+    newest_first: bool = False
     after: tuple[str, str, str] = ("", "", "")
 
 

@@ -26,7 +26,7 @@ from holdfast.engine.inbox.authorization import OVERRIDE, Authorizer, ControlReq
 from holdfast.engine.plans import input_of_retry
 from holdfast.engine.turns.draft import control_request, prepare_run
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted, RunTerminal
-from holdfast.limits import NAME_BYTES, Limits
+from holdfast.limits import NAME_BYTES
 from holdfast.registry import Registry
 from holdfast.store import port
 
@@ -253,9 +253,9 @@ class CommandSender:
             by=None if caller is None else caller.ref,
         )
         if queued.plan is not None:
-            again = await input_of_retry(self._store, head, queued.input)
-            what = "the results of the steps that have succeeded"
-            queued = replace(queued, input=codec.bounded(again, Limits().value_bytes, what))
+            again = await input_of_retry(self._registry, self._store, head, queued)
+            what = "what the steps that have succeeded have given to others"
+            queued = replace(queued, input=codec.bounded(again, self._registry.limits.value_bytes, what))
         now = await self._store.now()
         tags = tuple(tag for tag in head.tags if not tag.startswith(RETRY_TAG))
         new = prepare_run(

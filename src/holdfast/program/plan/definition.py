@@ -17,6 +17,7 @@ from msgspec import UNSET, Raw
 
 from holdfast.core import codec
 from holdfast.core.graph import Graph, GraphNode, NodeKind
+from holdfast.core.keys import check_idempotency_key
 from holdfast.core.plans import PlanRef
 from holdfast.errors import InvalidInput, PlanInvalid
 from holdfast.limits import PLAN_PROBLEMS
@@ -25,11 +26,14 @@ from holdfast.program.plan.forms import problems_of_form
 from holdfast.program.plan.model import Plan, PlanInput, Step, read_plan
 from holdfast.program.plan.references import Expression, Template, is_template, parse_template
 from holdfast.program.plan.schemas import schema_at, types_of
-from holdfast.program.plan.text import Place, PlanProblem
+from holdfast.program.plan.text import Place, PlanProblem, keys_of
 from holdfast.program.values import PLAIN, Values
 
 LAST_PLANS = 16
 """How many plans are kept in memory that no run in memory uses."""
+
+_OWN_DATA = frozenset({"when", "for_each", "compensate"})
+"""The fields of a step whose references are filled by themselves."""
 
 SHOWN_STEPS = 10
 """How many steps of a cycle an error shows."""
@@ -67,7 +71,18 @@ class PlanCache:
 class PlanStep:
     """A step of a plan, and its place among the others, which are known by their positions."""
 
-    __slots__ = ("consumes", "data", "dependents", "depends_on", "has_when", "on_failure", "position", "step")
+    __slots__ = (
+        "consumes",
+        "data",
+        "dependents",
+        "depends_on",
+        "has_when",
+        "inline",
+        "on_failure",
+        "position",
+        "step",
+        "uses",
+    )
 
     def __init__(self, step: Step, position: int, on_failure: str) -> None:
         self.step = step
@@ -80,7 +95,17 @@ class PlanStep:
         """Those of them whose output it cannot do without."""
         self.consumes: frozenset[int] = frozenset()
         """Those of them whose output, status or error it refers to."""
+        self.uses: dict[str, frozenset[int]] = {}
+        """The same by what refers to them: `when`, `for_each`, `compensate`; and `input` for all other fields."""
         self.dependents: list[int] = []
+        self.inline: PlanDefinition | None = None
+        """The plan that stands in the step itself."""
+
+    @property
+    def used_by_items(self) -> frozenset[int]:
+        """Those of what it consumes that it needs as long as items of it are under way."""
+        nothing = frozenset[int]()
+        return self.uses.get("input", nothing) | self.uses.get("compensate", nothing)
 
 
 class PlanDefinition:
@@ -151,7 +176,7 @@ class PlanDefinition:
                 yield at(f"there is no step {name[:100]!r}", *here, "depends_on", number)
             else:
                 found[other.position] = None
-        data, consumes = set(), set()
+        data, uses = set(), dict[str, set[int]]()
         for place, expression in self._expressions(compiled):
             problem = self._objection(compiled, place, expression)
             if problem is not None:
@@ -162,7 +187,7 @@ class PlanDefinition:
                 if other is compiled:
                     continue
                 found[other.position] = None
-                consumes.add(other.position)
+                uses.setdefault(place[0] if place[0] in _OWN_DATA else "input", set()).add(other.position)
                 if place[0] not in ("when", "compensate"):
                     data |= {other.position for path in expression.paths if path[1:3] == (name, "output")}
         for place, problem in self._bad_templates(compiled):
@@ -170,8 +195,34 @@ class PlanDefinition:
         if step.form is not None:
             for place, problem in problems_of_form(step.form, ("form",)):
                 yield at(problem, *here, *place)
+        if isinstance(step.plan, dict):
+            yield from self._read_inline(compiled, step.plan)
+        if step.idempotency_key is not None and not is_template(step.idempotency_key):
+            unfit = check_idempotency_key(step.idempotency_key)
+            if unfit is not None:
+                yield at(unfit.message, *here, "idempotency_key")
         compiled.depends_on = tuple(found)
-        compiled.data, compiled.consumes = frozenset(data), frozenset(consumes)
+        compiled.uses = {field: frozenset(positions) for field, positions in uses.items()}
+        compiled.data, compiled.consumes = frozenset(data), frozenset().union(*uses.values())
+
+    def _read_inline(self, compiled: PlanStep, document: dict[str, Any]) -> Iterator[PlanProblem]:
+        """Read the plan that stands in a step, and compare what it is given with what it takes."""
+        at, here = self._parsed.problem, ("steps", compiled.position)
+        try:
+            compiled.inline = PlanDefinition(bytes(codec.encode(document)), self.values)
+        except PlanInvalid as problem:
+            for each in problem.details["problems"]:
+                yield at(each["message"], *here, "plan", *keys_of(each["place"]))
+            return
+        given = {} if compiled.step.input is UNSET or compiled.step.input is None else compiled.step.input
+        if not isinstance(given, dict):
+            return  # a reference: it is checked when it is known
+        for name, declared in compiled.inline.plan.inputs.items():
+            if name not in given and declared.is_required:
+                yield at(f"plan {compiled.inline.name!r} needs the input {name!r}", *here, "input")
+        for name in given:
+            if name not in compiled.inline.plan.inputs:
+                yield at(f"plan {compiled.inline.name!r} has no input {name[:100]!r}", *here, "input", name)
 
     def _values(self, step: Step) -> Iterator[tuple[Place, Any]]:
         """Yield the fields of a step that may hold references."""
@@ -290,6 +341,17 @@ class PlanDefinition:
         """The steps that no other depends on."""
         return frozenset(compiled.position for compiled in self.steps if not compiled.dependents)
 
+    def needed_after(self, done: Collection[str]) -> set[str]:
+        """Return the steps whose results a run needs in which these steps need not be done again."""
+        wanted = self.of_output if self.plan.output is not UNSET else self.last
+        needed = {self.steps[position].step.id for position in wanted}
+        needed |= {compiled.step.id for compiled in self.steps if compiled.step.compensate is not None}
+        for compiled in self.steps:
+            is_done = compiled.step.id in done
+            fields = ("when", "compensate") if is_done else compiled.uses
+            needed |= {self.steps[other].step.id for field in fields for other in compiled.uses.get(field, ())}
+        return needed
+
     # --- what is asked of an installation
 
     def problems_here(self, here: Installed, elsewhere: Collection[str] = ()) -> list[PlanProblem]:
@@ -313,6 +375,9 @@ class PlanDefinition:
                     yield at(f"there is no workflow {step.workflow!r}{wanted} here", *place, "workflow")
                 elif isinstance(signature, Signature):
                     yield from self._fit(here, compiled, signature, step.input, (*place, "input"))
+            elif compiled.inline is not None:
+                for problem in compiled.inline.problems_here(here, self._elsewhere):
+                    yield at(problem.message, *place, "plan", *keys_of(problem.place))
             if step.compensate is not None:
                 inner = (*place, "compensate")
                 yield from self._arguments(

@@ -28,7 +28,7 @@ from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.events import NULL, ArtifactRef, ErrorInfo, Event, PlanSource
-from holdfast.core.plans import PART_MARK, STORE_PLAN, PlanRef, workflow_of
+from holdfast.core.plans import APPROVAL_PART, COMPENSATE_PART, PART_MARK, STORE_PLAN, PlanRef, workflow_of
 from holdfast.core.timing import retry_delay_ms
 from holdfast.errors import (
     ActivityFailed,
@@ -44,6 +44,7 @@ from holdfast.program.outcomes import Received, error_info
 from holdfast.program.plan.definition import Installed, PlanDefinition, PlanStep, decoded, fill, is_reference
 from holdfast.program.plan.forms import form_of
 from holdfast.program.plan.model import Approval, Compensation
+from holdfast.program.plan.references import key_text
 from holdfast.program.secrets import Secret
 
 PENDING, OPEN, SUCCESS, FAILED, GIVEN, UNMET, BLOCKED = range(7)
@@ -74,7 +75,7 @@ class _Open(Struct, array_like=True, gc=False):
     """Empty for the step itself; or approval, timeout, retry, plan, compensate."""
 
 
-class _Result(Struct, array_like=True, gc=False):
+class StepResult(Struct, array_like=True, gc=False):
     """What is kept of a step that has ended, while something refers to it."""
 
     output: Raw = NULL
@@ -108,7 +109,7 @@ class _Cursor(Struct, omit_defaults=True):
     statuses: str = ""
     left: dict[int, int] = {}
     blocked: dict[int, int] = {}
-    results: dict[int, _Result] = {}
+    results: dict[int, StepResult] = {}
     consumers: dict[int, int] = {}
     each: dict[int, _Each] = {}
     open: dict[str, _Open] = {}
@@ -118,7 +119,7 @@ class _Cursor(Struct, omit_defaults=True):
     problems: list[ErrorInfo] = []
     is_cancelled: bool = False
     is_approved: bool = False
-    done: dict[str, Raw] = {}
+    done: dict[str, StepResult] = {}
     """What steps have given that a run which is done again here need not do again, by their ids."""
     failed: dict[str, None] = {}
     """The activities that have failed and may be begun anew: by an operator, or by the policy of the plan."""
@@ -128,7 +129,7 @@ class _Cursor(Struct, omit_defaults=True):
 class _Done(Struct, rename={"done": DONE}):
     """The input of a run that does another one again, as far as it is not the inputs."""
 
-    done: dict[str, Raw]
+    done: dict[str, StepResult]
 
 
 class PlanProgram:
@@ -165,7 +166,7 @@ class PlanProgram:
         self._decoded: dict[int, Any] = {}
         self._inputs: Any = None
         self._steps = self._bytes = self._ended = self._taken = 0
-        self._least = limits.rotation_steps
+        self._not_before = 0
         self._is_done = self._is_rotating = self._is_ending = False
         self._returned_early: dict[str, Raw] = {}
         """What has ended well in the outcomes that are being taken one by one."""
@@ -186,7 +187,8 @@ class PlanProgram:
             if not self._is_done:
                 self._go_on()
         commands, self._commands = self._commands, []
-        self._decoded.clear()
+        if not self._at.each:  # items of one step may all refer to the same result
+            self._decoded.clear()
         return commands
 
     @property
@@ -275,7 +277,7 @@ class PlanProgram:
         self._ready = [position for position, left in enumerate(self._left) if not left]
         approval = self.definition.plan.requires_approval
         if approval is not False:
-            self._ask_approval(_OF_RUN, "run:approval", approval)
+            self._ask_approval(_OF_RUN, APPROVAL_PART, approval)
         else:
             self._at.is_approved = True
 
@@ -310,7 +312,7 @@ class PlanProgram:
             return False
         cursor = self._cursor()
         if len(cursor) > self._limits.value_bytes and not self.is_replaying and not self._is_rotating:
-            self._least = 2 * self._steps  # too much is still needed
+            self._not_before = 2 * self._steps  # too much is still needed
             return False
         self._is_rotating = True
         self._commands.append(c.RecordMarker(step_id=marker, name="cut"))
@@ -321,8 +323,8 @@ class PlanProgram:
         """Return whether the history is long, and a rotation pays; at replay, whether the history has one."""
         if self.is_replaying:
             return True
-        size = self._bytes + 2 * EVENT_BYTES * self._steps
-        if self._steps < self._least and size < self._limits.rotation_bytes:
+        size, limits = self._bytes + 2 * EVENT_BYTES * self._steps, self._limits
+        if self._steps < self._not_before or (self._steps < limits.rotation_steps and size < limits.rotation_bytes):
             return False
         at = self._at
         kept = len(at.results) + len(at.undo) + sum(len(each.items) for each in at.each.values())
@@ -360,7 +362,7 @@ class PlanProgram:
             return
         approval = compiled.step.requires_approval
         if approval is not False and compiled.step.id not in self._at.done:
-            self._ask_approval(position, f"{compiled.step.id}:approval", approval)
+            self._ask_approval(position, f"{compiled.step.id}{APPROVAL_PART}", approval)
         else:
             self._start(compiled)
 
@@ -411,10 +413,12 @@ class PlanProgram:
         if items is None:
             return
         if not items:
-            self._settle(compiled.position, SUCCESS, _Result(codec.encode([])))
+            self._settle(compiled.position, SUCCESS, StepResult(codec.encode([])))
             return
         self._at.each[compiled.position] = _Each(items, [NULL] * len(items), artifacts=[])
         self._touched.append(compiled.position)
+        for other in compiled.consumes - compiled.used_by_items:
+            self._release(other)
 
     def _items_of(self, compiled: PlanStep) -> list[Any] | None:
         """Return the items of a step, which are recorded; None if the step has failed because there are none."""
@@ -451,33 +455,45 @@ class PlanProgram:
                 return
         if each.ended == len(each.items):
             del self._at.each[position]
-            result = _Result(codec.encode(each.outputs), each.error, tuple(each.artifacts))
-            self._settle(position, SUCCESS if each.error is None else FAILED, result)
+            result = StepResult(codec.encode(each.outputs), each.error, tuple(each.artifacts))
+            status = SUCCESS if each.error is None else FAILED
+            self._settle(position, status, result, compiled.used_by_items)
 
     def _run(self, compiled: PlanStep, item: int, attempt: int = 1) -> None:
         """Open a step, or fail it: its input may not be what is needed."""
         path = self._path(compiled, item)
         if path in self._at.done:
-            self._succeed(compiled.position, item, _Result(self._at.done.pop(path)))
+            self._succeed(compiled.position, item, self._at.done.pop(path))
             return
         marker = f"{path}:failed" if attempt == 1 else f"{path}:failed~{attempt}"
+        run = _RUN[compiled.step.kind]
+        message = self._objection(
+            marker, lambda: run(self, compiled, path, item, self._data(compiled, "input", item), attempt)
+        )
+        if message is not None:
+            self._fail(compiled.position, item, ErrorInfo("InvalidInput", message))
+
+    def _objection(self, marker: str, make: Callable[[], None]) -> str | None:
+        """Do what needs an input, and return None; or why the input cannot be made, which is recorded."""
         if marker in self.known_markers:
             message = str(decoded(self.known_markers[marker]))
         else:
             try:
-                data = self._data(compiled, "input", item)
-                _RUN[compiled.step.kind](self, compiled, path, item, data, attempt)
-                return
+                make()
+                return None
             except (InvalidInput, PayloadTooLarge) as problem:
                 message = problem.message
         self._mark(marker, "failed", message)
-        self._fail(compiled.position, item, ErrorInfo("InvalidInput", message))
+        return message
 
     def _run_activity(self, compiled: PlanStep, path: str, item: int, data: Mapping[str, Any], attempt: int) -> None:
         step = compiled.step
         assert isinstance(step.activity, str)
         input = self._arguments(step.input, data)
-        changes: dict[str, Any] = {"on_failure": "pause"} if compiled.on_failure == "pause" else {}
+        changes: dict[str, Any] = {}
+        if compiled.on_failure == "pause":
+            policy = self.definition.plan.retry
+            changes = {"on_failure": "pause", "plan_retry": None if policy is None else policy.as_retry()}
         if step.secrets:
             changes["secrets"] = tuple(Secret(name) for name in step.secrets)
         for field in ("timeout", "schedule_to_close", "heartbeat_timeout"):
@@ -490,7 +506,7 @@ class PlanProgram:
             changes["queue"] = step.queue
         key = None
         if step.idempotency_key is not None:
-            key = str(fill(step.idempotency_key, data))
+            key = key_text(fill(step.idempotency_key, data))
         self._open(self._activity(path, step.activity, input, changes, key, attempt), _Open(compiled.position, item))
 
     def _activity(
@@ -552,7 +568,7 @@ class PlanProgram:
         if seconds > DURATION_MS / 1_000:
             raise InvalidInput("sleep is at most a thousand years")
         if seconds <= 0:
-            self._succeed(compiled.position, item, _Result())
+            self._succeed(compiled.position, item, StepResult())
             return
         due_at = self._now + _milliseconds(seconds) * 1_000
         self._open(c.StartTimer(step_id=path, due_at=due_at), _Open(compiled.position, item))
@@ -609,13 +625,16 @@ class PlanProgram:
         """Start the run of a plan whose text is in the store."""
         compiled = self.definition.steps[opened.position]
         path, item = self._path(compiled, opened.item), opened.item
-        try:
+
+        def start() -> None:
             ref = codec.decode(result, PlanRef)
             input = self._arguments(compiled.step.input, self._data(compiled, "input", item))
             source = PlanSource(ref.sha256, ref.uri)
             self._start_child(compiled, path, item, workflow_of(ref.plan_id), ref.plan_version, input, source)
-        except InvalidInput as problem:
-            self._fail(opened.position, item, ErrorInfo("InvalidInput", problem.message))
+
+        message = self._objection(f"{path}:plan:failed", start)
+        if message is not None:
+            self._fail(opened.position, item, ErrorInfo("InvalidInput", message))
 
     def _limit_time(self, compiled: PlanStep, path: str, item: int) -> None:
         """Start the timer of a task or a child that has a timeout."""
@@ -645,7 +664,7 @@ class PlanProgram:
         """Return what the references of a step may name: the inputs, and the steps that it consumes."""
         if self._inputs is None:
             self._inputs = decoded(self._at.inputs)
-        positions = self._of_output() if compiled is None else compiled.consumes
+        positions = self._of_output() if compiled is None else compiled.uses.get(field, ())
         steps = {self.definition.steps[position].step.id: self._shown(position) for position in positions}
         data: dict[str, Any] = {"inputs": self._inputs, "steps": steps}
         if compiled is not None and item >= 0:
@@ -657,13 +676,15 @@ class PlanProgram:
         """Return a step that has ended, as references see it."""
         known = self._decoded.get(position)
         if known is None:
-            result = self._at.results.get(position) or _Result()
-            known = self._decoded[position] = {
+            result = self._at.results.get(position) or StepResult()
+            known = {
                 "status": SHOWN_AS.get(self._status[position], "PENDING"),
                 "output": decoded(result.output),
                 "artifact_refs": decoded(codec.encode(result.artifacts)),
                 "error": None if result.error is None else _plain_error(result.error),
             }
+            if self._status[position] == SUCCESS:  # others may be reconsidered
+                self._decoded[position] = known
         return known
 
     # --- outcomes
@@ -689,7 +710,7 @@ class PlanProgram:
             self._ended += 1
         else:
             self._close_timer(opened)
-            self._succeed(opened.position, opened.item, _Result(result, None, getattr(event.data, "artifacts", ())))
+            self._succeed(opened.position, opened.item, StepResult(result, None, getattr(event.data, "artifacts", ())))
 
     def _failed(self, event: Event) -> None:
         opened = self._pop(event)
@@ -731,7 +752,7 @@ class PlanProgram:
         if opened is None:
             position = self._reopen(event.step_id or "")
             if position is not None:
-                self._settle(position, GIVEN, _Result(event.data.result))  # type: ignore[attr-defined]
+                self._settle(position, GIVEN, StepResult(event.data.result))  # type: ignore[attr-defined]
             return
         if opened.role == "timeout" or opened.role == "compensate":
             return
@@ -742,7 +763,7 @@ class PlanProgram:
             self._stop(ErrorInfo("NotApproved", "the approval of the run was skipped"))
             return
         self._close_timer(opened)
-        result = _Result(event.data.result)  # type: ignore[attr-defined]
+        result = StepResult(event.data.result)  # type: ignore[attr-defined]
         if opened.item >= 0:
             self._item_ended(opened.position, opened.item, result)
         else:
@@ -813,7 +834,7 @@ class PlanProgram:
             self._commands.append(c.CancelStep(step_id=path, reason="it took too long"))
             self._fail(opened.position, opened.item, ErrorInfo("TimeoutError", f"step {path!r} took too long"))
         else:
-            self._succeed(opened.position, opened.item, _Result())
+            self._succeed(opened.position, opened.item, StepResult())
 
     def _run_again(self, opened: _Open) -> None:
         compiled = self.definition.steps[opened.position]
@@ -827,7 +848,7 @@ class PlanProgram:
         if opened is not None:
             payload: Raw = event.data.payload  # type: ignore[attr-defined]
             self._bytes += len(payload)
-            self._succeed(opened.position, opened.item, _Result(payload))
+            self._succeed(opened.position, opened.item, StepResult(payload))
 
     def _timed_out(self, event: Event) -> None:
         opened = self._pop(event)
@@ -843,7 +864,7 @@ class PlanProgram:
         self._bytes += len(event.data.answer)
         if opened.role != "approval":
             self._close_timer(opened)
-            self._succeed(opened.position, opened.item, _Result(event.data.answer))
+            self._succeed(opened.position, opened.item, StepResult(event.data.answer))
             return
         answer = decoded(event.data.answer)
         is_approved = answer is True or (isinstance(answer, dict) and answer.get("approved") is True)
@@ -859,13 +880,11 @@ class PlanProgram:
 
     # --- the end of a step
 
-    def _succeed(self, position: int, item: int, result: _Result) -> None:
+    def _succeed(self, position: int, item: int, result: StepResult) -> None:
         compiled = self.definition.steps[position]
         if compiled.step.compensate is not None:
-            try:
-                self._note_undo(compiled, compiled.step.compensate, item, result)
-            except InvalidInput as problem:
-                message = f"the input of the compensation cannot be made: {problem.message}"
+            message = self._note_undo(compiled, compiled.step.compensate, item, result)
+            if message is not None:
                 self._fail(position, item, ErrorInfo("InvalidInput", message))
                 return
         if item >= 0:
@@ -873,14 +892,22 @@ class PlanProgram:
         else:
             self._settle(position, SUCCESS, result)
 
-    def _note_undo(self, compiled: PlanStep, compensate: Compensation, item: int, result: _Result) -> None:
-        data = self._data(compiled, "compensate", item)
-        data["output"] = decoded(result.output)
-        data["steps"][compiled.step.id] = {"status": "SUCCESS", "output": data["output"], "error": None}
-        input = self._arguments(compensate.input, data)
-        self._at.undo.append(_Undo(self._path(compiled, item), compiled.position, input))
+    def _note_undo(self, compiled: PlanStep, compensate: Compensation, item: int, result: StepResult) -> str | None:
+        """Note how a step would be undone; or return why that cannot be."""
+        path = self._path(compiled, item)
 
-    def _item_ended(self, position: int, item: int, result: _Result) -> None:
+        def note() -> None:
+            data = self._data(compiled, "compensate", item)
+            data["output"] = decoded(result.output)
+            data["steps"][compiled.step.id] = {"status": "SUCCESS", "output": data["output"], "error": None}
+            self._at.undo.append(_Undo(path, compiled.position, self._arguments(compensate.input, data)))
+
+        attempt = self._at.attempts.get(path, 1)
+        marker = f"{path}{COMPENSATE_PART}:failed"
+        message = self._objection(marker if attempt == 1 else f"{marker}~{attempt}", note)
+        return None if message is None else f"the input of the compensation cannot be made: {message}"
+
+    def _item_ended(self, position: int, item: int, result: StepResult) -> None:
         each = self._at.each[position]
         each.outputs[item] = result.output
         each.artifacts.extend(result.artifacts)
@@ -901,12 +928,17 @@ class PlanProgram:
             return
         if item >= 0:
             self._at.failed.pop(path, None)
-            self._item_ended(position, item, _Result(NULL, _short(error)))
+            self._item_ended(position, item, StepResult(NULL, _short(error)))
         else:
-            self._settle(position, FAILED, _Result(NULL, _short(error)))
+            self._settle(position, FAILED, StepResult(NULL, _short(error)))
 
-    def _settle(self, position: int, status: int, result: _Result | None = None) -> None:
-        """Note that a step has ended, and begin to count down what waits for it."""
+    def _settle(
+        self, position: int, status: int, result: StepResult | None = None, uses: frozenset[int] | None = None
+    ) -> None:
+        """Note that a step has ended, and begin to count down what waits for it.
+
+        `uses` are the steps whose results it has kept until now, if it has not kept all that it consumes.
+        """
         at, compiled = self._at, self.definition.steps[position]
         self._status[position] = status
         self._unfinished -= 1
@@ -924,7 +956,7 @@ class PlanProgram:
             if not left[other]:
                 heapq.heappush(self._ready, other)
         if status != BLOCKED and compiled.step.id not in at.failed:  # otherwise it may be reconsidered, or begun anew
-            for other in compiled.consumes:
+            for other in compiled.consumes if uses is None else uses:
                 self._release(other)
         at.blocked.pop(position, None)
 
@@ -981,10 +1013,8 @@ class PlanProgram:
     def _note_completed(self, compiled: PlanStep, item: int, result: Raw) -> None:
         """Have a step undone that has ended, although the plan goes no further with it."""
         if compiled.step.compensate is not None:
-            try:
-                self._note_undo(compiled, compiled.step.compensate, item, _Result(result))
-            except InvalidInput as problem:
-                message = f"the input of the compensation cannot be made: {problem.message}"
+            message = self._note_undo(compiled, compiled.step.compensate, item, StepResult(result))
+            if message is not None:
                 self._at.problems.append(ErrorInfo("InvalidInput", f"{self._path(compiled, item)}: {message}"))
 
     def _cancel(self, event: Event) -> None:
@@ -1009,7 +1039,7 @@ class PlanProgram:
                 changes["timeout_ms"] = _milliseconds(compensate.timeout)
             if compensate.queue is not None:
                 changes["queue"] = compensate.queue
-            path = f"{undo.path}:compensate"
+            path = f"{undo.path}{COMPENSATE_PART}"
             try:
                 command = self._activity(path, compensate.activity, undo.input, changes)
             except InvalidInput as problem:

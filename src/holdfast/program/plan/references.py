@@ -19,6 +19,7 @@ from jmespath.visitor import Options, TreeInterpreter
 from msgspec import Struct
 
 from holdfast.core import codec
+from holdfast.core.keys import check_idempotency_key
 from holdfast.errors import InvalidInput
 from holdfast.limits import EXPRESSION_CHARS, EXPRESSION_STEPS, EXPRESSION_VISITS
 
@@ -69,6 +70,17 @@ class Template(Struct, frozen=True):
         if len(self.parts) == 1 and isinstance(self.parts[0], Expression):
             return self.parts[0].evaluate(data)
         return "".join(part if isinstance(part, str) else _as_text(part.evaluate(data)) for part in self.parts)
+
+
+def key_text(value: Any) -> str:
+    """Return a value as the idempotency key of a step; raise `InvalidInput` if it cannot be one."""
+    if value is None:
+        raise InvalidInput("the idempotency_key of the step is null")
+    key = _as_text(value)
+    problem = check_idempotency_key(key)
+    if problem is not None:
+        raise problem
+    return key
 
 
 def _as_text(value: Any) -> str:

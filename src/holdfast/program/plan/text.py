@@ -43,6 +43,12 @@ def pointer(place: Place) -> str:
     return "".join(f"/{str(key).replace('~', '~0').replace('/', '~1')}" for key in place)
 
 
+def keys_of(pointer: str) -> Place:
+    """Return the keys that a JSON Pointer names; numbers are places in lists."""
+    keys = (part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
+    return tuple(int(key) if key.isdigit() else key for key in keys)
+
+
 def read_text(body: bytes) -> tuple[Any, dict[Place, int]]:
     """Return the value of a text, and the line of each value in it; JSON has none. Raise `UnreadablePlan`."""
     if len(body) > PLAN_BYTES:

@@ -42,7 +42,7 @@ class Plans:
 
     def find(self, query: PlanQuery) -> list[RegisteredPlan]:
         """Return the versions that the query names."""
-        return [
+        found = [
             plan
             for key, plan in sorted(self._registered.items())
             if key > query.after
@@ -50,6 +50,11 @@ class Plans:
             and query.plan_id in (None, plan.plan_id)
             and query.plan_version in (None, plan.plan_version)
         ]
+        if query.newest_first:
+            found.sort(
+                key=lambda plan: (plan.registered_at, plan.tenant, plan.plan_id, plan.plan_version), reverse=True
+            )
+        return found
 
     def unused(self, policy: PurgePolicy, used: Set[Body], now: Instant) -> list[Body]:
         """Return the bodies that a purge deletes: no run needs them, and no version that stays is of them."""

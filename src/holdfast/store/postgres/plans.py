@@ -7,7 +7,7 @@ from holdfast.core.plans import RegisteredPlan
 from holdfast.store import decisions
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.pool import Db, Transaction
-from holdfast.store.sql import Where, registered_plan_of
+from holdfast.store.sql import Where, plan_order, registered_plan_of
 from holdfast.store.types import Found, PlanQuery, PurgePolicy
 
 _COLUMNS = "tenant, plan_id, plan_version, sha256, uri, registered_by, registered_at"
@@ -65,7 +65,7 @@ async def find(db: Db, query: PlanQuery, limit: int) -> Found[RegisteredPlan]:
     where.add_given("tenant = ?", askable(query.tenant))
     where.add_given("plan_id = ?", askable(query.plan_id))
     where.add_given("plan_version = ?", askable(query.plan_version))
-    order = f"ORDER BY tenant, plan_id, plan_version LIMIT {where.limit_parameter}"
+    order = f"ORDER BY {plan_order(query)} LIMIT {where.limit_parameter}"
     found = await db.fetch(f"SELECT {_COLUMNS} FROM holdfast.plans {where.numbered} {order}", *where.values(limit))
     return Found(map(registered_plan_of, found))
 

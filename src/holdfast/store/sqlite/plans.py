@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from holdfast.core.instants import Instant
 from holdfast.core.plans import RegisteredPlan
 from holdfast.store import decisions
-from holdfast.store.sql import Where, registered_plan_of
+from holdfast.store.sql import Where, plan_order, registered_plan_of
 from holdfast.store.types import Found, PlanQuery, PurgePolicy
 
 COLUMNS = "tenant, plan_id, plan_version, sha256, uri, registered_by, registered_at"
@@ -60,7 +60,7 @@ def register(db: sqlite3.Connection, plan: RegisteredPlan, now: Instant) -> Regi
 def find(db: sqlite3.Connection, query: PlanQuery, limit: int) -> Found[RegisteredPlan]:
     """Return the versions that match the query."""
     where = _where(query)
-    sql = f"SELECT {COLUMNS} FROM plans {where.text} ORDER BY tenant, plan_id, plan_version LIMIT ?"
+    sql = f"SELECT {COLUMNS} FROM plans {where.text} ORDER BY {plan_order(query)} LIMIT ?"
     return Found(registered_plan_of(row) for row in db.execute(sql, where.values(limit)))
 
 

@@ -76,6 +76,21 @@ class StoredPlanSuite(SuiteBase):
         assert await store.find_plans(PlanQuery(tenant="a", plan_id="etl", plan_version="2")) == [plans[1]]
         assert await store.find_plans(PlanQuery(tenant="c")) == []
 
+    async def test_the_version_that_was_registered_last_is_found_among_any_number(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        """Whatever it is called; of one moment, the one that is last in order."""
+        await store.put_plan("default", HASH, BODY)
+        newest = PlanQuery(tenant="default", plan_id="etl", newest_first=True, limit=1)
+        for version in ("2", "9", "1"):
+            last = await store.register_plan(replace(ETL, plan_version=version))
+            assert await store.find_plans(newest) == [last]
+            clock.advance(ms=5)
+        for version in ("0", "00", "000"):
+            await store.register_plan(replace(ETL, plan_version=version))
+        found = await store.find_plans(replace(newest, limit=10))
+        assert [plan.plan_version for plan in found] == ["000", "00", "0", "1", "9", "2"]
+
     # --- runs
 
     @pytest.mark.contract("WF-1", "WF-3")
