@@ -284,6 +284,10 @@ class NodeSuperseded(EngineError):
     """Another process has started under this node's name and took over what it held. This one has to end."""
 
 
+class LockLost(EngineError):
+    """This node no longer holds the host lock under which it works: another one has it. Nothing was changed."""
+
+
 class CheckpointOwnershipCapabilityError(EngineError):
     """The store cannot guard commits in the way that the settings, or a feature, demand."""
 

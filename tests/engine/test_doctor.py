@@ -373,3 +373,13 @@ async def test_what_retention_has_taken_is_not_missed(case: DoctorCase) -> None:
     if not isinstance(case.store, PostgresStore):
         await case.store.purge(PurgePolicy(task_ms=0, runtime_state_ms=0))
     assert (await case.report()).is_fine
+
+
+@pytest.mark.contract("OWN-4")
+async def test_it_says_which_node_has_which_lock(case: DoctorCase) -> None:
+    await case.store.acquire_lock("retention", "node-a#1", 1_000)
+    [held] = [one for one in (await case.report()).findings if one.subject == "locks"]
+    assert (held.level, held.sentence.startswith("node-a has the lock retention")) == ("fine", True)
+    case.clock.advance(ms=60_000)
+    [free] = await case.found("locks")
+    assert (free.level, "it has been free for 59 s" in free.sentence) == ("note", True)

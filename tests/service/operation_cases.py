@@ -748,6 +748,14 @@ async def _nodes(server: InProcessServer, call: Caller) -> None:
     assert node["name"].startswith("shop-")
 
 
+@case("system.locks")
+async def _locks(server: InProcessServer, call: Caller) -> None:
+    assert await expect_answer(call, "system.locks", {}) == {"items": []}
+    await server.app.runtime().store.acquire_lock("retention", "node-7#5f2a", 60_000)
+    [lock] = (await expect_answer(call, "system.locks", {}))["items"]
+    assert (lock["name"], lock["node"], lock["epoch"], lock["is_expired"]) == ("retention", "node-7", 1, False)
+
+
 @case("system.alerts")
 async def _alerts(server: InProcessServer, call: Caller) -> None:
     assert (await expect_answer(call, "system.alerts", {}))["items"] == []

@@ -42,7 +42,7 @@ LEAST = {
         "runs.get runs.list runs.events runs.snapshot runs.graph runs.result runs.query signals.receipt "
         "signals.waiting signals.waits signals.mailbox signals.unconsumed tasks.list tasks.get tasks.history "
         "letters.list letters.get workflows.list workflows.get plans.schema plans.validate plans.list plans.get "
-        "plans.diff plans.graph system.stats system.queues system.nodes "
+        "plans.diff plans.graph system.stats system.queues system.nodes system.locks "
         "system.alerts".split(),
         VIEWER,
     ),

@@ -115,7 +115,7 @@ async def test_dead_letters_of_others_are_not_there() -> None:
 @pytest.mark.contract("API-4")
 async def test_a_tenant_does_not_see_the_installation() -> None:
     async with serve_in_process(authenticate=by_header) as server:
-        for name in ("system.stats", "system.queues", "system.nodes"):
+        for name in ("system.stats", "system.queues", "system.nodes", "system.locks"):
             status, problem = await server.rest(name, {}, **{"x-tenant": "a"})
             assert (status, problem["code"]) == (403, "NotPermitted")
             assert (await server.rest(name, {}))[0] == 200
@@ -124,7 +124,7 @@ async def test_a_tenant_does_not_see_the_installation() -> None:
 @pytest.mark.contract("API-4")
 async def test_verbs_that_are_not_for_tenants_are_refused() -> None:
     store: Any = TenantView(hf.MemoryStore(), "a")
-    for verb in ("commit", "claim", "purge", "create", "stats", "changes", "migrate", "close", "put_key"):
+    for verb in ("commit", "claim", "purge", "create", "stats", "changes", "migrate", "close", "put_key", "find_locks"):
         with pytest.raises(NotPermitted, match=verb):
             await getattr(store, verb)()
     with pytest.raises(AttributeError):

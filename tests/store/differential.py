@@ -388,6 +388,18 @@ async def hand_over(world: World) -> None:
     await world.ask("hand_over", values.pick(NODES), run_ids, values.pick((*NODES, MISSING)))
 
 
+async def lock(world: World) -> None:
+    """Let a node acquire, renew or release a host lock, which another one may have."""
+    values = world.values
+    name, node = values.pick(("relay", "retention")), values.pick(NODES)
+    if values.happens(0.7):
+        name = values.pick(BAD_NAMES) if values.happens(0.1) else name  # type: ignore[assignment]
+        await world.ask("acquire_lock", name, node, values.pick((1_000, 20_000, 60_000)))
+    else:
+        await world.ask("release_lock", name, node, values.pick((1, 1, 2, 3)) if values.happens(0.9) else 2**70)
+    await world.ask("find_locks")
+
+
 async def acquire_jobs(world: World) -> None:
     """Let a node take jobs."""
     values = world.values
@@ -522,6 +534,7 @@ OPERATIONS: list[tuple[int, Callable[[World], Awaitable[None]]]] = [
     (12, renew),
     (3, release),
     (4, hand_over),
+    (4, lock),
     (12, acquire_jobs),
     (10, heartbeat),
     (8, settle),

@@ -113,6 +113,7 @@ async def fill_with_sample(store: Store, clock: VirtualClock) -> None:
     await store.publish_definitions([DEFINITION])
     await store.put_plan("acme", PLAN.sha256, BODY)
     await store.register_plan(PLAN)
+    await store.acquire_lock("retention", "node-a#1", 60_000)
 
 
 def restore(dump: Path, path: Path) -> None:
@@ -256,6 +257,16 @@ async def check_plans(store: Store, *, has_some: bool) -> None:
     assert (await store.register_plan(PLAN)).sha256 == PLAN.sha256
     [created] = await store.create([new_run("of a plan", plan_id="plan:etl", plan=PLAN.sha256)])
     assert isinstance(created, Created)
+
+
+@pytest.mark.contract("FMT-1", "OWN-4")
+async def test_locks_can_be_held_in_a_file_of_any_format(old_file: Path, request: pytest.FixtureRequest) -> None:
+    store = await SqliteStore.open(old_file, clock=VirtualClock(START + 100_000_000))
+    await store.migrate()
+    lock = await store.acquire_lock("retention", "node-b#1", 60_000)
+    assert lock is not None
+    assert lock.epoch == (1 if request.node.callspec.params["old_file"].stem == "8" else 2)
+    await store.close()
 
 
 @pytest.mark.contract("FMT-1", "WF-1")

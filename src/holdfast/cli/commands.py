@@ -137,6 +137,7 @@ COMMAND_SPECS: dict[str, CommandSpec] = {
     ),
     "system.queues": CommandSpec(words="queue list", columns=("name", "jobs")),
     "system.nodes": CommandSpec(words="system nodes", columns=("name", "lease_until", "is_here")),
+    "system.locks": CommandSpec(words="system locks", columns=("name", "node", "epoch", "lease_until", "is_expired")),
     "system.alerts": CommandSpec(words="system alerts", columns=("number", "code", "priority", "run_id", "detail")),
 }
 """By the operation's name."""

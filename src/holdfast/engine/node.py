@@ -33,6 +33,7 @@ from holdfast.engine.completion_waiters import CompletionWaiters
 from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.engine.gc_tuning import tuned_gc
 from holdfast.engine.hand_over import HandOver
+from holdfast.engine.host_locks import HostDuty, Work
 from holdfast.engine.inbox.declarations import Declarations, has_signals, without_unfit_signals
 from holdfast.engine.leases import LeaseGuard, LeaseTimer, keep_lease
 from holdfast.engine.observe.logs import log_dead_letters
@@ -136,6 +137,7 @@ class Node:
         self._asked_at: float | None = None
         self._claiming: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self.duties: list[HostDuty] = []
 
     # --- the loop: claim, turn, commit, effects
 
@@ -298,6 +300,14 @@ class Node:
         self.owned_runs.executor.artifacts = access
         self._queue_worker.use_artifacts(access)
 
+    def add_duty(self, name: str, work: Work) -> None:
+        """Let this node do what only one node may do at a time, whenever it has the lock of that name.
+
+        Call it before the node starts.
+        """
+        lease_ms, safety_poll_s = self.options.lease_ms, self.options.safety_poll_s
+        self.duties.append(HostDuty(name, self.name, self.store, work, lease_ms, safety_poll_s))
+
     # --- life
 
     async def start(self) -> None:
@@ -322,6 +332,7 @@ class Node:
             *self._queue_worker.start(self.completion_key),
             *self.definition_filter.start(self.run_cache.fits),
             *self._working,
+            *(asyncio.create_task(duty.run(), name=f"duty {duty.name}") for duty in self.duties),
         ]
 
     async def stop(self) -> None:

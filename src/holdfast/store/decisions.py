@@ -21,6 +21,7 @@ from holdfast.errors import (
     Conflict,
     InvalidInput,
     LeaseExpired,
+    LockLost,
     NodeSuperseded,
     NotFound,
     NotWaiting,
@@ -29,7 +30,7 @@ from holdfast.errors import (
     SignalAcceptanceIndeterminate,
 )
 from holdfast.limits import LEASE_MS, Limits
-from holdfast.store.types import ArchivedRun, NewRun, PurgePolicy, PurgeReport
+from holdfast.store.types import ArchivedRun, HostLock, NewRun, PurgePolicy, PurgeReport
 
 # --- nodes and their leases --------------------------------------------------------------------------------------
 
@@ -74,6 +75,17 @@ def superseded(node: str) -> NodeSuperseded:
         f"node {name}: another process has started under this name and took over; give each process its own name",
         node=name,
     )
+
+
+def is_free(lock: HostLock, now: Instant) -> bool:
+    """Return whether another owner may acquire the lock."""
+    return lease_end(lock.lease_until, now) <= now
+
+
+def lock_lost(lock: HostLock) -> LockLost:
+    """Return the error of a node that writes under a lock which it no longer holds."""
+    text = f"node {name_of(lock.owner)} no longer holds the lock {lock.name!r}: its lease has expired"
+    return LockLost(text, lock=lock.name, node=name_of(lock.owner))
 
 
 # --- runs --------------------------------------------------------------------------------------------------------

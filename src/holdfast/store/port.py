@@ -5,7 +5,7 @@ The verbs come in five protocols, so that a caller can ask for no more than it n
 * `RunStore`: runs, their histories and inboxes, and who owns them;
 * `JobQueue`: activities in queues, and runs that are queued for admission;
 * `Index`: what can be looked for and counted, across runs;
-* `Admin`: the schema, retention, dead letters, the audit log;
+* `Admin`: the schema, retention, dead letters, the audit log, host locks;
 * `TokenStore`: access tokens and secret keys.
 
 A `Store` is all of them.
@@ -68,6 +68,11 @@ returns it (`find_nodes`), so that a run can be handed over to a node that fits 
 declares outlives the lease: nodes that have its code publish it, and processes that do not have the code check by it
 what is sent to its runs.
 
+**Host locks.** What only one node may do at a time (retention, schedules, relays) is done by the holder of a named
+lock. It has a lease of its own, renewed by acquiring it again, and an epoch that grows with each holder. A verb that
+takes the lock as an argument compares the epoch in its own transaction (`LockLost`): a holder that was frozen for
+longer than its lease changes nothing. A node that starts again under its name ends the locks of its former lives.
+
 **Wake-ups** (`wakeups.py`) are only hints that something may have become ready. Losing all of them costs latency.
 """
 
@@ -102,6 +107,7 @@ from holdfast.store.types import Existing as Existing
 from holdfast.store.types import FinishedRunQuery as FinishedRunQuery
 from holdfast.store.types import Found as Found
 from holdfast.store.types import Heartbeat as Heartbeat
+from holdfast.store.types import HostLock as HostLock
 from holdfast.store.types import Job as Job
 from holdfast.store.types import LoadedRun as LoadedRun
 from holdfast.store.types import MailboxQuery as MailboxQuery
@@ -312,7 +318,7 @@ class Index(Protocol):
 
 
 class Admin(Protocol):
-    """The schema, retention, dead letters, the audit log, and what workflows declare."""
+    """The schema, retention, dead letters, the audit log, host locks, and what workflows declare."""
 
     async def migrate(self) -> int:
         """Bring the schema up to this version; safe to call from many processes. Return the schema's version."""
@@ -348,6 +354,22 @@ class Admin(Protocol):
         A finished run stays while its parent or one of its children is unfinished. The entry of the audit log, with
         what was deleted, is appended in the same commit, unless it is a dry run.
         """
+        ...
+
+    async def acquire_lock(self, name: str, owner: str, lease_ms: int) -> HostLock | None:
+        """Give the owner the lock until now + `lease_ms`, or return None: another owner has it.
+
+        Its holder renews it so, and keeps the epoch, also late if no other owner came first. It is free once its lease
+        has expired, or ends much later than the longest one (`decisions.LEASE_HORIZON`).
+        """
+        ...
+
+    async def release_lock(self, name: str, owner: str, epoch: int) -> bool:
+        """Give the lock up, so that others may acquire it at once. False: this owner no longer has it at this epoch."""
+        ...
+
+    async def find_locks(self) -> list[HostLock]:
+        """Return the locks that have a holder, in order of their names: also those whose lease has expired."""
         ...
 
 

@@ -147,6 +147,15 @@ class StoreProxy:
     def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> Answer[port.PurgeReport]:
         return self._store.purge(policy, audit)
 
+    def acquire_lock(self, name: str, owner: str, lease_ms: int) -> Answer[port.HostLock | None]:
+        return self._store.acquire_lock(name, owner, lease_ms)
+
+    def release_lock(self, name: str, owner: str, epoch: int) -> Answer[bool]:
+        return self._store.release_lock(name, owner, epoch)
+
+    def find_locks(self) -> Answer[list[port.HostLock]]:
+        return self._store.find_locks()
+
     # --- TokenStore
 
     def put_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> Answer[list[AccessToken]]:

@@ -26,6 +26,7 @@ from holdfast.store.types import (
     AuditQuery,
     DeadLetterQuery,
     Found,
+    HostLock,
     Job,
     MailboxQuery,
     Plan,
@@ -70,6 +71,12 @@ def plan_of(key: str) -> Plan:
     """Return the definition of such a text."""
     plan_id, _, version = key.partition("\n")
     return plan_id, version
+
+
+def host_lock_of(row: Any) -> HostLock:
+    """Return the lock of a row."""
+    name, owner, epoch, acquired_at, lease_until = row
+    return HostLock(name=name, owner=owner, epoch=epoch, acquired_at=acquired_at, lease_until=lease_until)
 
 
 def registered_plan_of(row: Any) -> RegisteredPlan:

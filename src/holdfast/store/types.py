@@ -369,6 +369,16 @@ class OrphanedDefinition(Struct, frozen=True):
     since: Instant
 
 
+class HostLock(Struct, frozen=True, kw_only=True, gc=False):
+    """A named lock, as its holder has it: until `lease_until`, and fenced by `epoch`, which grows with each holder."""
+
+    name: str
+    owner: str
+    epoch: int
+    acquired_at: Instant
+    lease_until: Instant
+
+
 class PurgeReport(Struct, frozen=True, kw_only=True):
     """What a purge deleted, or would delete. `has_more` says that the limit cut it short."""
 

@@ -419,6 +419,13 @@ def check_archived(policy: PurgePolicy) -> None:
         check_values(**names, created_at=run.created_at, finished_at=run.finished_at, offset=run.offset)
 
 
+def check_lock(name: Any, owner: Any, lease_ms: Any = 1, epoch: Any = 1) -> None:
+    """Refuse malformed arguments of `acquire_lock` and `release_lock`."""
+    check_names("name", [name])
+    check_lease(owner, lease_ms)
+    check_values(epoch=epoch)
+
+
 def check_plan_body(tenant: Any, sha256: Any, body: Any = b"") -> None:
     """Refuse the body of a plan that could not be stored, or the name of one."""
     check_names("tenant", [tenant])

@@ -232,6 +232,15 @@ class FaultyStore:
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
         return await self._reach(lambda: self._store.purge(policy, audit))
 
+    async def acquire_lock(self, name: str, owner: str, lease_ms: int) -> port.HostLock | None:
+        return await self._reach(lambda: self._store.acquire_lock(name, owner, lease_ms))
+
+    async def release_lock(self, name: str, owner: str, epoch: int) -> bool:
+        return await self._reach(lambda: self._store.release_lock(name, owner, epoch), may_repeat=True)
+
+    async def find_locks(self) -> list[port.HostLock]:
+        return await self._reach(self._store.find_locks)
+
     async def stats(self) -> port.Stats:
         return await self._reach(self._store.stats)
 

@@ -159,6 +159,14 @@ INSERT INTO "gates" VALUES('limited',1,4611686018427387904,'acme',0,0);
 CREATE TABLE holdfast_schema (version INTEGER PRIMARY KEY NOT NULL, oldest_reader INTEGER NOT NULL, applied_at INTEGER NOT NULL);
 INSERT INTO "holdfast_schema" VALUES(8,8,1769601600000000);
 INSERT INTO "holdfast_schema" VALUES(9,8,1769601600000000);
+CREATE TABLE host_locks (
+    name        TEXT PRIMARY KEY,
+    owner       TEXT,                              -- NULL once it is released
+    epoch       INTEGER NOT NULL,
+    acquired_at INTEGER NOT NULL,
+    lease_until INTEGER NOT NULL
+) WITHOUT ROWID;
+INSERT INTO "host_locks" VALUES('retention','node-a#1',1,1769601600005000,1769601660005000);
 CREATE TABLE jobs (
     run_no       INTEGER NOT NULL,
     step_id      TEXT NOT NULL,

@@ -37,7 +37,7 @@ TABLES = (
     *("runs", "agenda", "events", "messages", "signals", "acceptance_records", "waits", "tasks", "activity_records"),
     *("jobs", "dead_letters", "nodes", "access_tokens"),
     *("gates", "gate_starts", "gate_runs", "gate_exits", "gate_lines", "gate_started"),
-    *("audit_log", "store_keys", "definitions", "plan_bodies", "plans", "plan_uses"),
+    *("audit_log", "store_keys", "definitions", "plan_bodies", "plans", "plan_uses", "host_locks"),
 )
 
 
@@ -214,6 +214,15 @@ async def test_new_writer_old_reader_ignores_what_it_does_not_know_and_keeps_it(
         assert await connection.fetchval(f"SELECT count(*) FROM {schema}.wonders") == count
         kept = await connection.fetchval(f"SELECT count(*) FROM {schema}.events WHERE event_type = 'WonderHappened'")
         assert kept == 1
+
+
+@pytest.mark.contract("FMT-1", "OWN-4")
+async def test_locks_can_be_held_in_a_store_of_any_format(old_address: str, request: pytest.FixtureRequest) -> None:
+    store = await opened(old_address, 100_000_000)
+    lock = await store.acquire_lock("retention", "node-b#1", 60_000)
+    assert lock is not None
+    assert lock.epoch == (1 if request.node.callspec.params["old_address"].stem == "7" else 2)
+    await store.close()
 
 
 @pytest.mark.contract("FMT-1", "WF-1")

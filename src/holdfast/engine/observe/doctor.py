@@ -19,7 +19,7 @@ from holdfast.core.invariants import RunView, check
 from holdfast.core.state import PAUSED, state_of
 from holdfast.engine.abilities import abilities_of, lacks_of
 from holdfast.errors import RunError, StoreCorrupt
-from holdfast.store.decisions import name_of
+from holdfast.store.decisions import is_free, name_of
 from holdfast.store.health import (
     SECOND,
     Bounds,
@@ -32,7 +32,7 @@ from holdfast.store.health import (
 )
 from holdfast.store.inspect import view_of
 from holdfast.store.payloads import concealed
-from holdfast.store.port import NodePlans, Plan, RunQuery, Stats, Store, TaskQuery
+from holdfast.store.port import HostLock, NodePlans, Plan, RunQuery, Stats, Store, TaskQuery
 
 BOUNDS = Bounds()
 TRIES = 3
@@ -69,6 +69,7 @@ class Picture(Struct, frozen=True, kw_only=True):
     bounds: Bounds
     missing: frozenset[Plan] = frozenset()
     nodes: tuple[NodePlans, ...] = ()
+    locks: tuple[HostLock, ...] = ()
 
     def since(self, instant: Instant) -> str:
         """Say how long ago that was."""
@@ -89,7 +90,10 @@ async def examine(
     facts = await store.health(bounds, thorough=thorough)
     missing = frozenset(each.plan for each in await store.find_orphaned(int(bounds.late_s * 1_000)))
     nodes, stats = tuple(await store.find_nodes()), await store.stats()
-    picture = Picture(facts=facts, stats=stats, now=await store.now(), bounds=bounds, missing=missing, nodes=nodes)
+    locks = tuple(await store.find_locks())
+    picture = Picture(
+        facts=facts, stats=stats, now=await store.now(), bounds=bounds, missing=missing, nodes=nodes, locks=locks
+    )
     findings = [_versions(facts), *facts.findings, skew]
     for subject, judge, otherwise in CHECKS:
         findings += list(judge(picture)) or [fine(subject, otherwise)]
@@ -201,6 +205,17 @@ def _retried(picture: Picture) -> Iterator[Finding]:
         yield note("poison", sentence, advice, dict.fromkeys(run_id for run_id, _ in found))
 
 
+def _locks(picture: Picture) -> Iterator[Finding]:
+    for lock in picture.locks:
+        node = name_of(lock.owner)
+        if not is_free(lock, picture.now):
+            yield fine("locks", f"{node} has the lock {lock.name} for {picture.since(lock.acquired_at)}")
+        else:
+            since = picture.since(min(lock.lease_until, picture.now))
+            sentence = f"{node} held the lock {lock.name} last, and it has been free for {since}"
+            yield note("locks", sentence, "start a node: the first one that has this duty takes it over")
+
+
 def _letters(picture: Picture) -> Iterator[Finding]:
     if picture.stats.dead_letters:
         count = picture.stats.dead_letters
@@ -222,6 +237,7 @@ CHECKS: tuple[tuple[str, Callable[[Picture], Iterable[Finding]], str], ...] = (
     ("activities", _lacking, "no run waits for an activity that no node has"),
     ("write latency", _late_writes, "no node has had a write over its budget within the last hour"),
     ("poison", _retried, "no message is retried again and again"),
+    ("locks", _locks, "no host lock is held"),
     ("dead letters", _letters, "there is none that is not settled"),
     ("mailboxes", _mailbox, "no signal has waited for long"),
 )

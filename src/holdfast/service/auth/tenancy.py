@@ -114,6 +114,9 @@ class TenantView:
     migrate = _refused("migrate")
     close = _refused("close")
     purge = _refused("purge")
+    acquire_lock = _refused("acquire_lock")
+    release_lock = _refused("release_lock")
+    find_locks = _refused("find_locks")
     put_key = _refused("put_key")
     get_key = _refused("get_key")
     extend_lease = None

@@ -251,6 +251,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "system.stats": {},
     "system.queues": {},
     "system.nodes": {},
+    "system.locks": {},
     "system.alerts": {"after": 0},
 }
 """By the operation's name."""

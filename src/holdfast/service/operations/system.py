@@ -13,7 +13,7 @@ from holdfast.service.context import RequestContext
 from holdfast.service.paging import PageSize
 from holdfast.service.registry import Request, operation
 from holdfast.service.views import moment, shown
-from holdfast.store.decisions import name_of
+from holdfast.store.decisions import is_free, lease_end, name_of
 
 VERSION = version("holdfast")
 
@@ -123,6 +123,42 @@ async def nodes(context: RequestContext, request: Nothing) -> NodeList:
     counted, here = await context.store.stats(), context.runtime.node_name
     leases = sorted(counted.leases.items())
     return NodeList([NodeView(name_of(node), moment(until), node == here) for node, until in leases])
+
+
+class LockView(Struct, frozen=True):
+    """A host lock: what only one node does at a time, and which node that is. `epoch` counts its holders."""
+
+    name: str
+    node: str
+    epoch: int
+    acquired_at: datetime
+    lease_until: datetime
+    is_expired: bool
+
+
+class LockList(Struct, frozen=True):
+    """The host locks that have a holder."""
+
+    items: list[LockView]
+
+
+@operation("system.locks", "GET /v1/locks", scope="system:read")
+async def locks(context: RequestContext, request: Nothing) -> LockList:
+    """Return which node does what only one may do at a time, and until when its lease lasts."""
+    held, now = await context.store.find_locks(), await context.store.now()
+    return LockList(
+        [
+            LockView(
+                lock.name,
+                name_of(lock.owner),
+                lock.epoch,
+                moment(lock.acquired_at),
+                moment(lease_end(lock.lease_until, now)),
+                is_free(lock, now),
+            )
+            for lock in held
+        ]
+    )
 
 
 async def raise_write_alerts(context: RequestContext) -> None:

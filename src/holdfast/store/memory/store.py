@@ -29,6 +29,7 @@ from holdfast.store.memory import queries, retention
 from holdfast.store.memory.admission import AdmissionQueue
 from holdfast.store.memory.audit import AuditLog
 from holdfast.store.memory.health import examine
+from holdfast.store.memory.host_locks import HostLocks
 from holdfast.store.memory.jobs import acquire
 from holdfast.store.memory.plans import Plans
 from holdfast.store.memory.run import NEVER, Run
@@ -65,6 +66,7 @@ class MemoryStore:
         self._plans = Plans()
         self._audit = AuditLog()
         self._keys: dict[str, str] = {}
+        self._host_locks = HostLocks()
         self._changefeed = _Changefeed()
         self._admission_queues: dict[str, AdmissionQueue] = {}
         self._is_closed = False
@@ -298,6 +300,7 @@ class MemoryStore:
                 is_theirs = work.taken_by is not None and decisions.is_another_life(node, work.taken_by)
                 if is_theirs and work.visible_at is not None and work.visible_at > now:
                     run.work[step_id] = replace(work, visible_at=now)
+        self._host_locks.end_lives(node, now)
         self.wakeups.notify()
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
@@ -536,6 +539,19 @@ class MemoryStore:
         for run_id in gone if not policy.dry_run else ():
             del self._requests[self._runs.pop(run_id).request_key]
         return report
+
+    async def acquire_lock(self, name: str, owner: str, lease_ms: int) -> port.HostLock | None:
+        validation.check_lock(name, owner, lease_ms)
+        return self._host_locks.acquire(name, owner, lease_ms, self._now())
+
+    async def release_lock(self, name: str, owner: str, epoch: int) -> bool:
+        validation.check_lock(name, owner, epoch=epoch)
+        self._now()
+        return self._host_locks.release(name, owner, epoch)
+
+    async def find_locks(self) -> list[port.HostLock]:
+        self._now()
+        return self._host_locks.find()
 
     # --- TokenStore
 

@@ -18,7 +18,7 @@ from holdfast.core.instants import Instant
 from holdfast.errors import StoreCorrupt
 from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store import decisions, port, sql
-from holdfast.store.postgres import queries
+from holdfast.store.postgres import host_locks, queries
 from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.dead_letters import unreadable_to_dead_letters
@@ -172,6 +172,8 @@ async def renew(
     [[heard, until]] = await pool.fetch(RENEW, now, node, lease_ms * 1_000, known, is_start, first, last)
     if until is None:
         raise decisions.superseded(node)
+    if is_start and first is not None:
+        await host_locks.end_lives(pool, node, heard)
     return heard, until
 
 

@@ -22,7 +22,7 @@ from holdfast.core.plans import RegisteredPlan
 from holdfast.limits import LIST_S, Limits
 from holdfast.store import port, sql, validation
 from holdfast.store.health import Bounds, Facts
-from holdfast.store.postgres import admission, changefeed, dead_letters, health, leases, queries, retention
+from holdfast.store.postgres import admission, changefeed, dead_letters, health, host_locks, leases, queries, retention
 from holdfast.store.postgres import audit as audit_log
 from holdfast.store.postgres import jobs as job_queue
 from holdfast.store.postgres import plans as stored_plans
@@ -329,6 +329,17 @@ class PostgresStore:
         return await self._pool.finished(
             self._ready().transact(lambda transaction: retention.purge(transaction, policy, now, audit))
         )
+
+    async def acquire_lock(self, name: str, owner: str, lease_ms: int) -> port.HostLock | None:
+        validation.check_lock(name, owner, lease_ms)
+        return await self._pool.finished(host_locks.acquire(self._ready(), name, owner, lease_ms, self._asked()))
+
+    async def release_lock(self, name: str, owner: str, epoch: int) -> bool:
+        validation.check_lock(name, owner, epoch=epoch)
+        return await self._pool.finished(host_locks.release(self._ready(), name, owner, epoch))
+
+    async def find_locks(self) -> list[port.HostLock]:
+        return await self._pool.finished(host_locks.find(self._ready()))
 
     # --- TokenStore
 

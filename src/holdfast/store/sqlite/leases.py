@@ -12,7 +12,7 @@ from holdfast.errors import StoreCorrupt
 from holdfast.limits import SUSPECT_LOSSES
 from holdfast.store import decisions, port
 from holdfast.store.sql import definition_of, plan_keys, plan_of
-from holdfast.store.sqlite import queries
+from holdfast.store.sqlite import host_locks, queries
 from holdfast.store.sqlite.connection import check_unreadable
 from holdfast.store.sqlite.dead_letters import unreadable_to_dead_letters
 from holdfast.store.sqlite.queries import load_numbers
@@ -175,7 +175,7 @@ def renew(
     first, last = decisions.lives_of(node) or ("", "")
     lives = {"node": node, "first": first, "last": last, "now": now}
     if first and is_start:
-        for end_others in END_LIVES:
+        for end_others in (*END_LIVES, host_locks.END_LIVES):
             db.execute(end_others, lives)
     elif first and db.execute(IS_SUPERSEDED, lives).fetchone():
         raise decisions.superseded(node)

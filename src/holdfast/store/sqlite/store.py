@@ -35,6 +35,7 @@ from holdfast.store.sqlite import (
     create,
     dead_letters,
     health,
+    host_locks,
     inbox,
     leases,
     queries,
@@ -308,6 +309,17 @@ class SqliteStore:
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
         validation.check_purge(policy, audit, self._limits)
         return await self._write(lambda db, now: retention.purge(db, policy, now, audit))
+
+    async def acquire_lock(self, name: str, owner: str, lease_ms: int) -> port.HostLock | None:
+        validation.check_lock(name, owner, lease_ms)
+        return await self._write(lambda db, now: host_locks.acquire(db, name, owner, lease_ms, now))
+
+    async def release_lock(self, name: str, owner: str, epoch: int) -> bool:
+        validation.check_lock(name, owner, epoch=epoch)
+        return await self._write(lambda db, _: host_locks.release(db, name, owner, epoch))
+
+    async def find_locks(self) -> list[port.HostLock]:
+        return await self._read(lambda db, _: host_locks.find(db))
 
     # --- TokenStore
 

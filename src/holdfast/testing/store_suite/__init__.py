@@ -26,6 +26,7 @@ from holdfast.testing.store_suite.deletion import DeletionSuite
 from holdfast.testing.store_suite.families import FamilySuite
 from holdfast.testing.store_suite.first_signals import FirstSignalSuite
 from holdfast.testing.store_suite.heartbeats import HeartbeatSuite
+from holdfast.testing.store_suite.host_locks import HostLockSuite
 from holdfast.testing.store_suite.inbox import InboxSuite
 from holdfast.testing.store_suite.jobs import JobSuite
 from holdfast.testing.store_suite.leases import LeaseSuite
@@ -52,6 +53,7 @@ class StoreSuite(
     LeaseSuite,
     NodeLifeSuite,
     LostNodeSuite,
+    HostLockSuite,
     PlanSuite,
     StoredPlanSuite,
     JobSuite,

@@ -61,6 +61,16 @@ export function nodeList({ nodes }) {
   return panel("Nodes", "system", rows.length === 0 ? h("p", { class: "hint" }, "No node is there: nothing goes on.") : h("ul", { class: "nodes" }, rows));
 }
 
+// What only one node does at a time, such as schedules and retention, and which node that is.
+export function lockList({ locks }) {
+  const rows = locks.map((lock) => h(
+    "li", { class: lock.is_expired ? "gone" : null },
+    icon(lock.is_expired ? "PAUSED" : "COMPLETED"), h("span", { class: "node-name" }, lock.name, " ", h("span", { class: "tag" }, lock.is_expired ? "no node" : lock.node)),
+    h("span", { class: "quiet" }, lock.is_expired ? ["free since "] : ["held since "], ageOf(lock.is_expired ? lock.lease_until : lock.acquired_at)),
+  ));
+  return panel("Locks", "system", rows.length === 0 ? h("p", { class: "hint" }, "No duty of a single node is under way.") : h("ul", { class: "nodes locks" }, rows));
+}
+
 export function queueList({ latest }) {
   const queues = Object.entries(latest.queues).sort(([, one], [, other]) => other - one);
   const most = Math.max(1, ...queues.map(([, jobs]) => jobs));

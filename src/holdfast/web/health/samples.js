@@ -13,7 +13,7 @@ const MOST_ALERTS = 200;
 
 export class Samples {
   constructor() {
-    Object.assign(this, { points: [], latest: null, nodes: new Map(), alerts: [], lastAlert: 0, problem: null, listeners: new Set(), timer: 0 });
+    Object.assign(this, { points: [], latest: null, nodes: new Map(), locks: [], alerts: [], lastAlert: 0, problem: null, listeners: new Set(), timer: 0 });
   }
 
   // Calls back after each sample until the signal aborts. Sampling goes on, so that coming back shows no hole.
@@ -33,7 +33,8 @@ export class Samples {
     if (this.isTaking) return;
     this.isTaking = true;
     try {
-      const [families, nodes] = await Promise.all([readMetrics(), call("system.nodes")]);
+      const [families, nodes, locks] = await Promise.all([readMetrics(), call("system.nodes"), call("system.locks")]);
+      this.locks = locks.items;
       this.add(reading(families, nowMs()));
       this.see(nodes.items);
       await this.hear();

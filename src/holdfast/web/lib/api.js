@@ -49,6 +49,7 @@ const OPERATIONS = {
   "system.stats": "GET /v1/stats",
   "system.queues": "GET /v1/queues",
   "system.nodes": "GET /v1/nodes",
+  "system.locks": "GET /v1/locks",
   "system.alerts": "GET /v1/alerts",
   "audit.list": "GET /v1/audit",
 };

@@ -8,7 +8,7 @@ import { may, who } from "../lib/session.js";
 import { denied, failed, loading } from "../lib/states.js";
 import { showConnection } from "../shell.js";
 import { Chart } from "../health/chart.js";
-import { alertList, concerns, limitList, nodeList, queueList, runCounts, verdict, work } from "../health/panels.js";
+import { alertList, concerns, limitList, lockList, nodeList, queueList, runCounts, verdict, work } from "../health/panels.js";
 import { EVERY_MS, samples } from "../health/samples.js";
 
 const RANGES = [["5", "5 min"], ["15", "15 min"], ["60", "1 h"]];
@@ -93,7 +93,7 @@ class HealthView {
     const until = nowMs();
     for (const chart of this.charts) chart.draw(points, until - Number(this.range) * 60_000, until);
     const focused = [...this.panels.querySelectorAll("a")].indexOf(document.activeElement);
-    put(this.panels, nodeList(samples), runCounts(samples), work(samples), queueList(samples), limitList(samples, this.workflows), alertList(samples));
+    put(this.panels, nodeList(samples), lockList(samples), runCounts(samples), work(samples), queueList(samples), limitList(samples, this.workflows), alertList(samples));
     if (focused >= 0) this.panels.querySelectorAll("a")[focused]?.focus({ preventScroll: true });
   }
 }

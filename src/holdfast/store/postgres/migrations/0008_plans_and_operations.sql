@@ -49,3 +49,13 @@ CREATE TABLE holdfast.archived_runs (
 CREATE INDEX archived_runs_finished ON holdfast.archived_runs (finished_at, run_id);
 CREATE INDEX archived_runs_age ON holdfast.archived_runs (archived_at, run_id);
 CREATE INDEX dead_letters_settled ON holdfast.dead_letters (settled_at, letter_id) WHERE settled IS NOT NULL;
+
+-- Host locks: what only one node may do at a time.
+
+CREATE TABLE holdfast.host_locks (
+    name        text COLLATE "C" PRIMARY KEY,
+    owner       text COLLATE "C",                  -- NULL once it is released
+    epoch       bigint NOT NULL,
+    acquired_at bigint NOT NULL,
+    lease_until bigint NOT NULL
+);

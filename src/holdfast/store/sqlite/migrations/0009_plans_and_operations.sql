@@ -49,3 +49,13 @@ CREATE TABLE archived_runs (
 CREATE INDEX archived_runs_finished ON archived_runs (finished_at, run_id);
 CREATE INDEX archived_runs_age ON archived_runs (archived_at, run_id);
 CREATE INDEX dead_letters_settled ON dead_letters (settled_at, letter_id) WHERE settled IS NOT NULL;
+
+-- Host locks: what only one node may do at a time.
+
+CREATE TABLE host_locks (
+    name        TEXT PRIMARY KEY,
+    owner       TEXT,                              -- NULL once it is released
+    epoch       INTEGER NOT NULL,
+    acquired_at INTEGER NOT NULL,
+    lease_until INTEGER NOT NULL
+) WITHOUT ROWID;

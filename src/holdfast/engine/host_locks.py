@@ -1,0 +1,134 @@
+"""Duties of a node that only one node may do at a time: each runs under a named host lock.
+
+A `HostDuty` is a task of the node. It waits until the lock is free, acquires it, and runs the duty's work for as long
+as it can renew the lock in time; when it cannot, the work is cancelled. A node that stops gives the lock up, so that
+the next one goes on within `safety_poll_s`; after a crash that is when the lease has expired.
+
+Cancellation may come late: a process can be frozen at any point. So work that writes gives `HeldLock.lock` to the
+verbs that compare its epoch, or writes only what is safe to write twice.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from holdfast.engine.leases import LeaseTimer
+from holdfast.errors import LockLost, StoreError
+from holdfast.store.decisions import is_free, lock_lost, name_of
+from holdfast.store.port import HostLock, Store
+
+logger = logging.getLogger("holdfast.node")
+
+RETRY_S = 0.2
+"""How long to wait after the store has failed, at first; up to a third of the lease."""
+
+
+class HeldLock:
+    """A lock while its duty works."""
+
+    def __init__(self, lock: HostLock, timer: LeaseTimer) -> None:
+        self.lock = lock
+        """For the verbs that are fenced by it."""
+        self._timer = timer
+
+    def check(self) -> None:
+        """Raise `LockLost` unless the lock is certainly held now. Call it before a write that has no fence."""
+        if not self._timer.is_certain:
+            raise lock_lost(self.lock)
+
+
+Work = Callable[[HeldLock], Awaitable[None]]
+"""What a duty does while it holds its lock. It goes on until it is cancelled; one that returns has no more to do."""
+
+
+class HostDuty:
+    """One duty of one node."""
+
+    def __init__(self, name: str, node: str, store: Store, work: Work, lease_ms: int, safety_poll_s: float) -> None:
+        self.name = name
+        self._node = node
+        self._store = store
+        self._work = work
+        self._lease_ms = lease_ms
+        self._safety_poll_s = safety_poll_s
+        self._held: HeldLock | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this node has the lock, as far as it knows."""
+        return self._held is not None
+
+    async def run(self) -> None:
+        """Do the duty whenever this node has the lock, until it has no more to do, or is cancelled."""
+        pause_s = RETRY_S
+        while True:
+            try:
+                timer = LeaseTimer(self._lease_ms)
+                lock = await self._acquire(timer)
+                pause_s = RETRY_S
+                if await self._hold(lock, timer):
+                    return
+            except StoreError:
+                logger.warning("node %s: the duty %s waits for the store", self._node, self.name, exc_info=True)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, self._lease_ms / 3_000)
+
+    async def _acquire(self, timer: LeaseTimer) -> HostLock:
+        """Wait until the lock is free, and acquire it. It is looked at without writing."""
+        while True:
+            now = await self._store.now()
+            holders = {lock.name: lock for lock in await self._store.find_locks()}
+            other = holders.get(self.name)
+            if other is None or other.owner == self._node or is_free(other, now):
+                with timer.renewing():
+                    lock = await self._store.acquire_lock(self.name, self._node, self._lease_ms)
+                if lock is not None:
+                    logger.debug("node %s has the lock %s, epoch %d", self._node, self.name, lock.epoch)
+                    return lock
+                timer.end()
+                continue
+            left_s = (other.lease_until - now) / 1_000_000
+            await asyncio.sleep(min(left_s, self._safety_poll_s))
+
+    async def _hold(self, lock: HostLock, timer: LeaseTimer) -> bool:
+        """Do the duty until the lock is lost; return whether it has no more to do."""
+        self._held = held = HeldLock(lock, timer)
+        working = asyncio.ensure_future(self._work(held))
+        try:
+            while not working.done():
+                await asyncio.wait({working}, timeout=self._lease_ms / 3_000)
+                if not working.done() and not await self._renew(held, timer):
+                    logger.warning("node %s has lost the lock %s", self._node, self.name)
+                    return False
+            await working
+            return True
+        except LockLost:
+            logger.warning("node %s has lost the lock %s", self._node, self.name)
+            return False
+        finally:
+            self._held = None
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            await self._release(held.lock)
+
+    async def _renew(self, held: HeldLock, timer: LeaseTimer) -> bool:
+        """Renew the lock; return whether it is still held. A store that fails is asked again, as long as it is."""
+        try:
+            async with asyncio.timeout(self._lease_ms / 3_000):
+                with timer.renewing():
+                    renewed = await self._store.acquire_lock(self.name, self._node, self._lease_ms)
+        except (StoreError, TimeoutError):
+            return timer.is_certain
+        if renewed is None or renewed.epoch != held.lock.epoch:
+            timer.end()
+            return False
+        held.lock = renewed
+        return True
+
+    async def _release(self, lock: HostLock) -> None:
+        try:
+            async with asyncio.timeout(self._lease_ms / 3_000):
+                await self._store.release_lock(lock.name, lock.owner, lock.epoch)
+        except (StoreError, TimeoutError):
+            node = name_of(self._node)
+            logger.warning("node %s could not release the lock %s; its lease expires", node, self.name)
