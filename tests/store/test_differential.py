@@ -28,7 +28,7 @@ STEPS = 150
 SEQUENCES = int(os.environ.get("TEST_SEQUENCES", "15"))
 """How many sequences are tried at least; more, if fewer do not reach everything."""
 
-MOST_SEQUENCES = 200
+MOST_SEQUENCES = 1_000
 """When what was not reached counts as unreachable."""
 
 MakeSubject = Callable[[Path, VirtualClock, Limits], Awaitable[Subject]]

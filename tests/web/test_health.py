@@ -65,7 +65,7 @@ async def test_what_is_there_is_counted_and_linked(screen: Page, inbox: InboxSit
     await expect(screen.get_by_text("All is well.")).to_be_visible()
     await expect(panel_of(screen, "Nodes").locator("li")).to_have_count(1)
     await expect(panel_of(screen, "Nodes")).to_contain_text("answers here")
-    await expect(panel_of(screen, "Locks").locator("li")).to_contain_text(["retentionnode-7held since"])
+    await expect(panel_of(screen, "Locks").locator("li")).to_contain_text(["retention node-7held since"])
     await expect(panel_of(screen, "Queues").locator("li")).to_have_text(["labels2"])
     await expect(panel_of(screen, "Limits")).to_contain_text("1 run waits for a place.")
     await expect(panel_of(screen, "Limits")).to_contain_text("sync1 at once; beyond that: queue")
