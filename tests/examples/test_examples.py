@@ -16,6 +16,7 @@ LONGER = {"orders"}
 SHOWN = {
     "agent": ["May I delete /logs/today?", "deleted /logs/old; was not allowed to delete /logs/today"],
     "approval": ["ann: 42.00 paid to ann, approved by carol", "bob: nobody answered in time"],
+    "crash_explorer": ["deposit ran twice, and without a crash once", "the check gives 50", "findings: 0"],
     "etl": ["{'day': '2026-01-28', 'rows': 48}"],
     "fan_out": ["100 pictures", "100 results recorded; 1 attempt was repeated"],
     "flow": ["20.00 paid", "gave back what was taken: 4000.00 paid\nnot delivered: step ship: NonRetryable: a piano"],

@@ -290,6 +290,13 @@ class Node:
         return self.owned_runs.executor.busy + self._queue_worker.busy
 
     @property
+    def is_at_rest(self) -> bool:
+        """Whether it waits for something to happen: no turn, no activity and no start is under way here."""
+        is_starting = bool(self.starter.creating)
+        is_called = self.owned_runs.changed.is_set() or self._claiming is not None
+        return self._is_idle and not is_called and not is_starting and not self.activities_running
+
+    @property
     def works(self) -> bool:
         """Whether it takes runs, or jobs from queues."""
         return self.options.takes_runs or bool(self.options.queues)

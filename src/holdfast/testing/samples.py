@@ -37,7 +37,7 @@ from holdfast.store.port import (
     WaitQuery,
 )
 from holdfast.store.types import DeadLetterQuery, PlanQuery, TokenQuery
-from holdfast.testing import START
+from holdfast.testing.clock import START
 
 T = TypeVar("T")
 K = TypeVar("K", str, int, tuple[str, str], tuple[int, str], tuple[str, str, str])

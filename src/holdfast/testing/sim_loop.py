@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from warnings import catch_warnings
 
 from holdfast.core.instants import Instant
-from holdfast.testing import START
+from holdfast.testing.clock import START
 
 T = TypeVar("T")
 

@@ -1,0 +1,36 @@
+"""The pytest plugin: it comes with the package, and is loaded by pytest itself.
+
+The fixture `holdfast_node` makes nodes for tests: ``async with holdfast_node(app) as node``. If the test fails, the
+histories of their runs are a section of its report. Any plugin for async tests will do.
+"""
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+
+NODES = pytest.StashKey[list[Any]]()
+
+
+@pytest.fixture
+def holdfast_node(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Make a `TestNode` for an app, with its arguments."""
+    from holdfast.testing.test_node import TestNode  # where it is used: pytest loads this plugin for every project
+
+    def make(*args: Any, **kwargs: Any) -> TestNode:
+        node = TestNode(*args, **kwargs)
+        request.node.stash.setdefault(NODES, []).append(node)
+        return node
+
+    return make
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add what the runs of a failed test have done to its report."""
+    report = yield
+    if report.failed:
+        for node in item.stash.get(NODES, []):
+            report.sections.append(("holdfast runs", asyncio.run(node.describe())))
+    return report

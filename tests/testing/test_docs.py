@@ -1,0 +1,21 @@
+"""The tests on `docs/testing.md` are run, as a reader would run them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+
+
+@pytest.mark.process
+def test_the_tests_on_the_page_pass_and_the_table_is_as_shown(tmp_path: Path) -> None:
+    (tmp_path / "test_page.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)))
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-o", "asyncio_mode=auto", "test_page.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
+    [table] = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    assert table in done.stdout

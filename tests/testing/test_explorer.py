@@ -1,0 +1,168 @@
+"""Tests of the crash explorer: what it finds in naive workflows, and that it leaves careful ones alone."""
+
+import random
+from datetime import timedelta
+
+import pytest
+
+import holdfast as hf
+from holdfast.errors import ActivityFailed, InvalidInput
+from holdfast.run import RunHandle
+from holdfast.testing import explore
+
+
+class Bank:
+    """An outside system that knows what was charged."""
+
+    def __init__(self) -> None:
+        self.charges: list[str] = []
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.charges.clear()
+
+
+@pytest.mark.contract("ACT-2")
+def test_it_finds_a_charge_that_a_crash_doubles_and_a_key_with_a_verifier_mends_it() -> None:
+    bank = Bank()
+    app = hf.App("shop")
+
+    async def look(order_id: str) -> hf.Completed | hf.NotCompleted:
+        return hf.Completed("receipt") if order_id in bank.charges else hf.NotCompleted()
+
+    @app.activity
+    async def charge(order_id: str) -> str:
+        bank.charges.append(order_id)
+        return "receipt"
+
+    @app.activity(idempotency_key=lambda order_id: order_id, verify=look)
+    async def charge_once(order_id: str) -> str:
+        bank.charges.append(order_id)
+        return "receipt"
+
+    @app.workflow
+    async def naive(order_id: str) -> str:
+        return await charge(order_id)
+
+    @app.workflow
+    async def careful(order_id: str) -> str:
+        return await charge_once(order_id)
+
+    found = explore(app, naive, "o-1", before=bank.reset, check=lambda: list(bank.charges))
+    assert {finding.point for finding in found.findings} >= {"after charge #1"}
+    assert "charge ran twice, and without a crash once" in found.table()
+    with pytest.raises(AssertionError, match="a crash changes"):
+        found.assert_clean()
+    assert explore(app, naive, "o-1", repeatable=[charge]).findings == []
+    explore(app, careful, "o-1", before=bank.reset, check=lambda: list(bank.charges)).assert_clean()
+    assert len(found.plays) >= 5
+
+
+@pytest.mark.contract("WF-2")
+def test_it_finds_code_that_decides_differently_the_second_time() -> None:
+    app = hf.App("shop")
+    drawn = iter(range(1_000))
+
+    @app.activity
+    async def left() -> str:
+        return "left"
+
+    @app.activity
+    async def right() -> str:
+        return "right"
+
+    @app.workflow
+    async def drifting() -> str:
+        chosen = left if next(drawn) % 2 == 0 else right
+        return await chosen()
+
+    problems = [finding.problem for finding in explore(app, drifting).findings]
+    assert any("PAUSED" in problem for problem in problems), problems
+
+
+@pytest.mark.contract("WF-4")
+def test_a_saga_undoes_what_it_did_wherever_it_crashes() -> None:
+    app = hf.App("shop")
+
+    @app.activity
+    async def book(what: str) -> str:
+        return what
+
+    @app.activity
+    def cancel(what: str) -> None: ...
+
+    @app.activity(retry=hf.Retry(max_attempts=2))
+    async def pay() -> None:
+        raise ConnectionError("the bank is closed")
+
+    @app.workflow
+    async def trip() -> str:
+        try:
+            await book("flight")
+            await book("hotel")
+            await pay()
+        except ActivityFailed:
+            await cancel("hotel")
+            await cancel("flight")
+            return "undone"
+        return "booked"
+
+    found = explore(app, trip, repeatable=[book, cancel, pay])
+    assert found.plays[0].calls == {"book": 2, "pay": 2, "cancel": 2}
+    assert found.plays[0].ending == "result 'undone'"
+    assert [play.ending for play in found.plays] == ["result 'undone'"] * len(found.plays)
+    assert all(play.calls["cancel"] >= 2 for play in found.plays)
+
+
+def test_signals_are_sent_from_outside_and_days_pass_at_once() -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def patient() -> str:
+        await hf.sleep(timedelta(days=20))
+        return await hf.wait_signal("approval", str, timeout=timedelta(days=20))
+
+    async def drive(run: RunHandle[str]) -> None:
+        await run.signal("approval", "yes", signal_id="click")
+
+    found = explore(app, patient, drive=drive)
+    found.assert_clean()
+    assert found.plays[0].ending == "result 'yes'"
+    assert len(found.plays) > 4
+
+
+def test_a_run_that_never_ends_is_a_finding_of_its_first_play() -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def waits() -> None:
+        await hf.wait_signal("never", str)
+
+    assert explore(app, waits).plays[0].ending.startswith("no end")
+
+
+def test_functions_are_as_before_afterwards() -> None:
+    app = hf.App("shop")
+
+    @app.activity
+    def draw() -> int:
+        return random.randint(1, 6)
+
+    @app.workflow
+    async def game() -> int:
+        return await draw()
+
+    function = draw.definition.function
+    explore(app, game)
+    assert draw.definition.function is function
+    assert not draw.definition.is_async
+
+
+async def test_it_is_refused_where_a_loop_is_running() -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def nothing() -> None: ...
+
+    with pytest.raises(InvalidInput, match="event loop of its own"):
+        explore(app, nothing)
