@@ -17,7 +17,7 @@ from holdfast.errors import InvalidInput
 def assert_replays(app: App, history: Sequence[Event] | str | Path) -> None:
     """Raise `AssertionError` if the run with this history would be paused by the code of this app.
 
-    A history is what `run.events()` returned, or a file that `holdfast run events RUN_ID --json` has written.
+    A history is what `run.events()` returned, or a file that `holdfast run tail RUN_ID --json` has written.
     """
     events = read_history(history) if isinstance(history, str | Path) else history
     if not events:
