@@ -125,6 +125,29 @@ async def test_a_large_artifact_passes_in_chunks(store: ArtifactStore, request: 
 
 
 @pytest.mark.contract("SEC-2")
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_small_chunks_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    store, sizes = FolderArtifacts(tmp_path), list[int]()
+    put = store.put
+
+    async def noting(key: str, chunks: AsyncIterator[bytes]) -> None:
+        async def noted() -> AsyncIterator[bytes]:
+            async for chunk in chunks:
+                sizes.append(len(chunk))
+                yield chunk
+
+        await put(key, noted())
+
+    monkeypatch.setattr(store, "put", noting)
+    small = [b"abc"] * 5_001
+    artifact = await Artifacts(store).put(PLACE, "run-1", chunks_of(*small) if is_async else small, "log", 0)
+    assert sizes == [3_000] * 5 + [3]
+    assert artifact.sha256 == sha256(b"abc" * 5_001).hexdigest()
+
+
+@pytest.mark.contract("SEC-2")
 async def test_bytes_are_checked_when_they_are_read(store: ArtifactStore) -> None:
     artifacts = Artifacts(store, retention={"report": timedelta(days=1)})
     artifact = await artifacts.put(PLACE, "a/b%c", b"content", "report", 5)

@@ -54,6 +54,9 @@ T = TypeVar("T")
 CHUNK_BYTES = 1024 * 1024
 """How much is read and written at once."""
 
+SMALL_CHUNKS = 1_000
+"""How many small chunks are written at once at most."""
+
 GRACE_MS = 3_600_000
 """How long an object without a run is kept: the commit that refers to it may still be under way."""
 
@@ -511,16 +514,28 @@ async def _chunks(source: Any) -> AsyncIterator[bytes]:
         with await asyncio.to_thread(source.open, "rb") as file:
             while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                 yield chunk
-    elif isinstance(source, AsyncIterable):
-        async for given in source:
+    elif isinstance(source, AsyncIterable | Iterable) and not isinstance(source, str):
+        small, size = list[bytes](), 0  # each chunk costs a call of the store, so small ones share one
+        async for given in _each(source):
             for chunk in cut(given):
-                yield chunk
-    elif isinstance(source, Iterable) and not isinstance(source, str):
-        for given in source:
-            for chunk in cut(given):
-                yield chunk
+                small.append(chunk)
+                size += len(chunk)
+                if size >= CHUNK_BYTES // 2 or len(small) >= SMALL_CHUNKS:
+                    yield b"".join(small)
+                    small, size = [], 0
+        if small:
+            yield b"".join(small)
     else:
         raise InvalidInput(f"an artifact is made of bytes, chunks of them or a Path, not {type(source).__qualname__}")
+
+
+async def _each(source: AsyncIterable[Any] | Iterable[Any]) -> AsyncIterator[Any]:
+    if isinstance(source, AsyncIterable):
+        async for given in source:
+            yield given
+    else:
+        for given in source:
+            yield given
 
 
 def cut(data: Any) -> Iterator[bytes]:
