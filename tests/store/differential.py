@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core.admission import RunLimit
+from holdfast.core.bus import Sink, alert_of
 from holdfast.core.index_rows import runtime_snapshot
 from holdfast.core.state import TERMINAL, state_of
 from holdfast.errors import HoldfastError
@@ -53,6 +54,7 @@ LIMITS = Limits(
 )
 MINUTE = 60_000_000
 MOST_RUNS = 8
+SINKS = ("hook", "audit", "acme:hook")
 STEPS_BACK = 12
 """How many operations are shown when a sequence fails."""
 
@@ -429,6 +431,29 @@ async def settle(world: World) -> None:
     await world.ask("settle_dead_letters", ids, action, values.pick(("", "ann")))
 
 
+async def change_bus(world: World) -> None:
+    """Store sinks and remove them, raise alerts, and let a sink get events again. Commits write the outbox."""
+    values = world.values
+    name = values.pick(SINKS)
+    sink = Sink(
+        name=name if values.happens(0.9) else "",
+        kind="projection",
+        tenant=values.pick((None, None, "acme")),
+        workflows=tuple(values.some(("order", "refund %"), 2)),
+        alerts=values.happens(0.5) and name != SINKS[0],
+    )
+    if values.happens(0.5):
+        await world.ask("put_sink", sink)
+    elif values.happens(0.4):
+        since, run_id = values.pick((0, world.clock.now())), values.pick((None, None, MISSING, *world.run_ids))
+        await world.ask("replay_outbox", name, since, run_id, values.number(1, 4))
+    elif values.happens(0.4):
+        alerts = [alert_of("LATE", 2, "late", of=values.number(1, 5)) for _ in range(values.number(0, 3))]
+        await world.ask("raise_alerts", alerts)
+    else:
+        await world.ask("remove_sink", values.pick((name, MISSING, "\ud800")))
+
+
 async def pass_time(world: World) -> None:
     """Let time pass: a moment, longer than leases and records last, or exactly until something happens."""
     values, now = world.values, world.clock.now()
@@ -538,6 +563,7 @@ OPERATIONS: list[tuple[int, Callable[[World], Awaitable[None]]]] = [
     (12, acquire_jobs),
     (10, heartbeat),
     (8, settle),
+    (4, change_bus),
     (12, pass_time),
     (2, set_clock_back),
     (2, lose_record),

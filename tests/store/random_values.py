@@ -418,13 +418,16 @@ class Values:
     def purge_policy(self) -> PurgePolicy:
         """Draw what to keep for how long."""
         windows = (None, 0, 0, 1_000, 30_000)
+        limit = self.pick((0, -1)) if self.happens(0.08) else self.pick((1, 1, 2, 100))
         return PurgePolicy(
+            sink_hold_ms=self.pick((0, 1_000, 30_000)),
+            outbox_ms=self.pick((None, 0, 30_000)) if limit == 100 else None,
             finished_run_ms=self.pick((None, *windows)),
             task_ms=self.pick(windows),
             runtime_state_ms=self.pick(windows),
             stale_run_ms=self.pick(windows),
             dead_letter_ms=self.pick((None, None, 0, 1_000)),
-            limit=self.pick((0, -1)) if self.happens(0.08) else self.pick((1, 1, 2, 100)),
+            limit=limit,
         )
 
     def _maybe(self, options: Sequence[T]) -> T | None:

@@ -115,6 +115,10 @@ MUST_BE_REACHED = {
     "read_events": "something; nothing; raised InvalidInput",
     "purge": """runs; events; signals; tasks; runtime_states; acceptance_records; dead_letters; stale_runs;
         has_more; dry run; raised InvalidInput""",
+    "put_sink": "something; raised Conflict; raised InvalidInput",
+    "remove_sink": "something; nothing; raised InvalidInput",
+    "replay_outbox": "something; raised NotFound",
+    "raise_alerts": "something; nothing",
     "stats": "something; raised StoreUnavailable",
     "now": "something; raised StoreUnavailable",
     "migrate": "something",

@@ -267,6 +267,16 @@ def no_such_letter(letter_id: str) -> NotFound:
     return NotFound(f"there is no dead letter {letter_id!r}", letter_id=letter_id)
 
 
+def no_such_sink(name: str) -> NotFound:
+    """Return the error of a sink that does not exist."""
+    return NotFound(f"there is no sink {name!r}", sink=name)
+
+
+def sink_of_another(name: str) -> Conflict:
+    """Return the refusal to replace a sink by one of another tenant."""
+    return Conflict(f"there is a sink {name!r} of another tenant: choose another name", sink=name)
+
+
 def unreadable_letter(letter_id: str) -> Conflict:
     """Return the refusal to settle a dead letter whose row is damaged."""
     return Conflict(f"the row of dead letter {letter_id!r} is damaged: repair or delete it", letter_id=letter_id)

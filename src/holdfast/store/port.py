@@ -1,12 +1,14 @@
 """The store port: what every store promises, in prose and in verbs.
 
-The verbs come in five protocols, so that a caller can ask for no more than it needs:
+The verbs come in seven protocols, so that a caller can ask for no more than it needs:
 
 * `RunStore`: runs, their histories and inboxes, and who owns them;
 * `JobQueue`: activities in queues, and runs that are queued for admission;
 * `Index`: what can be looked for and counted, across runs;
 * `Admin`: the schema, retention, dead letters, the audit log, host locks;
-* `TokenStore`: access tokens and secret keys.
+* `TokenStore`: access tokens and secret keys;
+* `PlanStore`: plans;
+* `BusStore`: sinks, and what they have yet to get.
 
 A `Store` is all of them.
 
@@ -73,6 +75,11 @@ lock. It has a lease of its own, renewed by acquiring it again, and an epoch tha
 takes the lock as an argument compares the epoch in its own transaction (`LockLost`): a holder that was frozen for
 longer than its lease changes nothing. A node that starts again under its name ends the locks of its former lives.
 
+**The outbox** (`core/bus.py`). The commit that appends events, and `create`, write one entry for each sink that wants
+the run: the run, and from which to which `run_seq`. The store itself decides it, in that commit, so no node can have
+an old list of sinks. An entry stays until it is settled. Entries are inserted by commits and deleted by relays alone,
+so a relay holds no lock that a commit waits for.
+
 **Wake-ups** (`wakeups.py`) are only hints that something may have become ready. Losing all of them costs latency.
 """
 
@@ -82,6 +89,7 @@ from typing import Protocol, TypeVar
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry
+from holdfast.core.bus import BusAlert, OutboxSettlement, Replayed, Sink, SinkProgress
 from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -91,9 +99,11 @@ from holdfast.core.plans import RegisteredPlan
 from holdfast.store.health import Bounds, Facts
 from holdfast.store.types import Accepted as Accepted
 from holdfast.store.types import Admitted as Admitted
+from holdfast.store.types import AlertQuery as AlertQuery
 from holdfast.store.types import ArchivedRun as ArchivedRun
 from holdfast.store.types import ArchivedRunQuery as ArchivedRunQuery
 from holdfast.store.types import AuditQuery as AuditQuery
+from holdfast.store.types import BusDeadLetterQuery as BusDeadLetterQuery
 from holdfast.store.types import Capabilities as Capabilities
 from holdfast.store.types import Change as Change
 from holdfast.store.types import Changes as Changes
@@ -114,6 +124,7 @@ from holdfast.store.types import MailboxQuery as MailboxQuery
 from holdfast.store.types import NewRun as NewRun
 from holdfast.store.types import NodePlans as NodePlans
 from holdfast.store.types import OrphanedDefinition as OrphanedDefinition
+from holdfast.store.types import OutboxQuery as OutboxQuery
 from holdfast.store.types import Plan as Plan
 from holdfast.store.types import PlanQuery as PlanQuery
 from holdfast.store.types import PurgePolicy as PurgePolicy
@@ -122,6 +133,7 @@ from holdfast.store.types import Query as Query
 from holdfast.store.types import Refused as Refused
 from holdfast.store.types import RunHead as RunHead
 from holdfast.store.types import RunQuery as RunQuery
+from holdfast.store.types import SinkQuery as SinkQuery
 from holdfast.store.types import Stats as Stats
 from holdfast.store.types import TaskQuery as TaskQuery
 from holdfast.store.types import TokenQuery as TokenQuery
@@ -427,5 +439,62 @@ class PlanStore(Protocol):
         ...
 
 
-class Store(RunStore, JobQueue, Index, Admin, TokenStore, PlanStore, Protocol):
+class BusStore(Protocol):
+    """Sinks of the event bus, and what they have yet to get. What can be looked for is found by `find`."""
+
+    async def put_sink(self, sink: Sink, audit: AuditEntry | None = None) -> Sink:
+        """Store a sink, at the store's time, or replace what is stored of it; return it as it is stored.
+
+        A new one gets what is committed from now on. One that is replaced keeps what it has yet to get, and is tried
+        at once. It stays the tenant's that it was: `Conflict` if it is another's. It notifies the nodes.
+        """
+        ...
+
+    async def remove_sink(self, name: str, audit: AuditEntry | None = None) -> bool:
+        """Delete a sink, with what it has yet to get and its dead letters. False if there is none."""
+        ...
+
+    async def settle_outbox(self, sink: str, items: Sequence[OutboxSettlement], progress: SinkProgress) -> list[bool]:
+        """Delete entries of a sink, put what is left of them back, and store how the sink does, in one commit.
+
+        False for an entry that is not there as it was found: nothing follows from it. So a relay that was overtaken by
+        another one puts nothing back. Counts are added, whatever became of the entries.
+        """
+        ...
+
+    async def replay_outbox(
+        self,
+        sink: str,
+        since: Instant = 0,
+        run_id: str | None = None,
+        from_seq: int = 1,
+        after: int = -1,
+        limit: int = 1_000,
+        audit: AuditEntry | None = None,
+    ) -> Replayed:
+        """Let a sink get events again that the store still has: all from an instant on, or those of one run.
+
+        Runs are taken in order of their numbers, up to `limit`; call again with `after` if there are more. Raise
+        `NotFound` if there is no such sink or run.
+        """
+        ...
+
+    async def raise_alerts(self, alerts: Sequence[BusAlert]) -> int:
+        """Put alerts on the bus, at the store's time, each once by its id; return how many were new.
+
+        Nothing is stored if no sink gets alerts.
+        """
+        ...
+
+    async def settle_bus_dead_letters(
+        self, ids: Sequence[str], action: Settlement, audit: AuditEntry | None = None
+    ) -> list[Settled | Refused]:
+        """Put what was given up back into the outbox, due now, or drop it for good; the letters are deleted.
+
+        Refused: `NotFound`, if there is no such letter, or for a requeue if its run was deleted.
+        """
+        ...
+
+
+class Store(RunStore, JobQueue, Index, Admin, TokenStore, PlanStore, BusStore, Protocol):
     """Every verb. `open_store` returns one; `testing.store_suite` checks one."""

@@ -10,6 +10,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from holdfast.core.audit import AuditEntry
+from holdfast.core.bus import ALERTS, BusAlert, BusDeadLetter, OutboxEntry, Sink, SinkStatus
 from holdfast.core.codec import decode_body, decode_ref, encode_text
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.declarations import WorkflowDeclaration
@@ -24,6 +25,7 @@ from holdfast.store.types import (
     ArchivedRun,
     ArchivedRunQuery,
     AuditQuery,
+    BusDeadLetterQuery,
     DeadLetterQuery,
     Found,
     HostLock,
@@ -33,6 +35,7 @@ from holdfast.store.types import (
     PlanQuery,
     RunHead,
     RunQuery,
+    SinkQuery,
     TaskQuery,
     WaitQuery,
 )
@@ -47,6 +50,8 @@ _names = msgspec.json.Decoder(tuple[str, ...])
 _raws = msgspec.json.Decoder(Raw)
 _callers = msgspec.json.Decoder(CallerRef)
 _audit = msgspec.json.Decoder(AuditEntry)
+_sinks = msgspec.json.Decoder(Sink)
+_alerts = msgspec.json.Decoder(BusAlert)
 
 HEAD = (
     "runs.run_no, run_id, tenant, project, environment, plan_id, plan_version, run_request_id, parent_run_id, "
@@ -538,4 +543,86 @@ def archived_conditions(query: ArchivedRunQuery) -> Where:
     where.add_given("run_id = ?", query.run_id)
     where.add_given("plan_id = ?", query.workflow)
     where.add_given("status = ?", query.status)
+    return where
+
+
+# --- the event bus
+
+SINK = "sink_no, name, sink, failures, due_at, error, failed_at, delivered_at, delivered"
+ENTRY = (
+    "o.run_no, r.run_id, o.from_seq, o.to_seq, o.at, o.attempts, o.due_at, r.tenant, r.project, r.environment, "
+    "r.plan_id, r.plan_version"
+)
+BUS_LETTER = "l.letter_id, s.name, l.run_id, l.from_seq, l.to_seq, l.attempts, l.detail, l.died_at, s.tenant"
+
+
+@_reading
+def sink_status_of(row: Any) -> SinkStatus:
+    """Return the sink that a row of SINK describes, and how it does; behind them what was counted of it, if it was."""
+    _, _, text, failures, due_at, error, failed_at, delivered_at, delivered, *counted = row
+    backlog, oldest_at, dead_letters = counted or (0, None, 0)
+    return SinkStatus(
+        sink=_sinks.decode(text),
+        failures=failures,
+        due_at=due_at,
+        error=error,
+        failed_at=failed_at,
+        delivered_at=delivered_at,
+        delivered=delivered,
+        backlog=backlog,
+        oldest_at=oldest_at,
+        dead_letters=dead_letters,
+    )
+
+
+@_reading
+def outbox_entry_of(row: Any) -> OutboxEntry:
+    """Return the entry that a row of ENTRY describes. Of a run that is gone nothing but its number is known."""
+    number, run_id, from_seq, to_seq, at, attempts, due_at, tenant, project, environment, workflow, version = row
+    return OutboxEntry(
+        number=number,
+        run_id=ALERTS if run_id is None else run_id,
+        from_seq=from_seq,
+        to_seq=to_seq,
+        at=at,
+        attempts=attempts,
+        due_at=due_at,
+        tenant=tenant,
+        project=project,
+        environment=environment,
+        workflow=workflow or "",
+        workflow_version=version or "",
+    )
+
+
+@_reading
+def alert_of(row: Any) -> BusAlert:
+    """Return the alert in a row: its number, its time, and the alert."""
+    number, raised_at, text = row
+    return replace(_alerts.decode(text), number=number, raised_at=raised_at)
+
+
+@_reading
+def bus_letter_of(row: Any) -> BusDeadLetter:
+    """Return the dead letter of the bus that a row of BUS_LETTER describes."""
+    return BusDeadLetter(**dict(zip(BusDeadLetter.__struct_fields__, row, strict=True)))
+
+
+def sink_conditions(query: SinkQuery) -> "Where":
+    """Return which sinks a query names."""
+    where = Where()
+    where.add("name > ?", query.after)
+    where.add_given("name = ?", query.name)
+    where.add_given("tenant = ?", query.tenant)
+    return where
+
+
+def bus_letter_conditions(query: BusDeadLetterQuery) -> "Where":
+    """Return which dead letters of the bus a query names."""
+    where = Where()
+    where.add("(l.died_at, l.letter_id) > (?, ?)", *query.after)
+    where.add_given("s.tenant = ?", query.tenant)
+    where.add_given("s.name = ?", query.sink)
+    where.add_given("l.run_id = ?", query.run_id)
+    where.add_given("l.letter_id = ?", query.letter_id)
     return where

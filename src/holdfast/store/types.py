@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import AdmissionRequest
 from holdfast.core.audit import AuditEntry
+from holdfast.core.bus import BusAlert, BusDeadLetter, OutboxEntry, SinkStatus
 from holdfast.core.dead_letters import DeadLetter, Reason
 from holdfast.core.events import NULL, Event
 from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, Task, Wait
@@ -183,6 +184,11 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
 
     `archived` says where the histories of runs are that this purge deletes: the store remembers it, in the same commit,
     of those that it does delete.
+    given last, and never while a run or a registered version refers to it.
+
+    A finished run is kept for `sink_hold_ms` more while a sink has yet to get events of it. `outbox_ms` is how long
+    entries of the outbox, alerts and dead letters of the bus are kept, whether or not a sink got them; `sinks` deletes
+    the tenant's sinks.
     """
 
     finished_run_ms: int | None = None
@@ -198,6 +204,9 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
     run_ids: tuple[str, ...] | None = None
     tokens: bool = False
     plans: bool = False
+    sink_hold_ms: int = 7 * 24 * 3_600_000
+    outbox_ms: int | None = None
+    sinks: bool = False
     limit: int = 1_000
     dry_run: bool = False
 
@@ -395,6 +404,8 @@ class PurgeReport(Struct, frozen=True, kw_only=True):
     """The bodies of plans."""
     archived_runs: int = 0
     """Runs of which it is no longer known where they are archived."""
+    outbox: int = 0
+    """Entries of the outbox, alerts, dead letters of the bus and sinks."""
     stale_runs: int = 0
     has_more: bool = False
 
@@ -624,6 +635,42 @@ class PlanQuery(Query[RegisteredPlan], frozen=True, kw_only=True):
     plan_version: str | None = None
     newest_first: bool = False
     after: tuple[str, str, str] = ("", "", "")
+
+
+class SinkQuery(Query[SinkStatus], frozen=True, kw_only=True):
+    """Which sinks to find; None means any. Ordered by name. With `counted` they have backlogs and dead letters."""
+
+    tenant: str | None = None
+    name: str | None = None
+    counted: bool = False
+    after: str = ""
+
+
+class OutboxQuery(Query[OutboxEntry], frozen=True, kw_only=True):
+    """Which entries of a sink to find, in order of their runs' numbers and of `from_seq`: those above `after`."""
+
+    sink: str
+    after: tuple[int, int] = (-1, 0)
+
+
+class AlertQuery(Query[BusAlert], frozen=True, kw_only=True):
+    """Which alerts to find: those with numbers above `after`, in order."""
+
+    after: int = 0
+
+
+class BusDeadLetterQuery(Query[BusDeadLetter], frozen=True, kw_only=True):
+    """Which dead letters of the bus to find. Ordered by (died_at, letter_id). `tenant` is the sink's."""
+
+    tenant: str | None = None
+    sink: str | None = None
+    run_id: str | None = None
+    letter_id: str | None = None
+    after: tuple[Instant, str] = (0, "")
+
+
+COUNTED_ENTRIES = 10_000
+"""How many entries of a backlog are counted at most."""
 
 
 class Found(list[Row]):

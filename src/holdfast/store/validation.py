@@ -13,6 +13,7 @@ from holdfast.core import events as e
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit, check_admission_request, check_limit
 from holdfast.core.audit import AuditEntry
+from holdfast.core.bus import BusAlert, BusDeadLetter, OutboxEntry, OutboxSettlement, SinkProgress, check_sink
 from holdfast.core.dead_letters import DeadLetter, Reason, Settlement
 from holdfast.core.declarations import check_declaration
 from holdfast.core.events import Event
@@ -403,8 +404,8 @@ def check_purge(policy: PurgePolicy, audit: AuditEntry | None, limits: Limits) -
     check_audit(() if audit is None else (audit,), limits)
     if policy.run_ids is not None:
         check_ids(policy.run_ids, limits)
-    if (policy.tokens or policy.plans) and policy.tenant is None:
-        raise InvalidInput("tokens and plans are deleted of one tenant: name it", field="tenant")
+    if (policy.tokens or policy.plans or policy.sinks) and policy.tenant is None:
+        raise InvalidInput("tokens, plans and sinks are deleted of one tenant: name it", field="tenant")
 
 
 def check_archived(policy: PurgePolicy) -> None:
@@ -468,6 +469,70 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def check_put_sink(sink: Any, audit: AuditEntry | None, limits: Limits) -> None:
+    """Refuse a sink that could not be stored."""
+    check_sink(sink)
+    check_audit(() if audit is None else (audit,), limits)
+
+
+def check_sink_name(name: Any, audit: AuditEntry | None, limits: Limits) -> None:
+    """Refuse what cannot be the name of a sink."""
+    check_names("sink", [name])
+    check_audit(() if audit is None else (audit,), limits)
+
+
+def check_settle_outbox(sink: Any, items: Sequence[Any], progress: Any, limits: Limits) -> None:
+    """Refuse settlements of entries that could not be stored."""
+    check_names("sink", [sink])
+    check_batch(items, limits)
+    if not isinstance(progress, SinkProgress):
+        raise InvalidInput("progress is a SinkProgress", field="progress")
+    check_values(failures=progress.failures, due_at=progress.due_at, delivered=progress.delivered)
+    _check_texts(error=progress.error)
+    for item in items:
+        if not isinstance(item, OutboxSettlement) or (item.rest is not None and item.letter is not None):
+            raise InvalidInput("an entry is settled by an OutboxSettlement: a rest, a dead letter, or neither")
+        for entry in (item.entry, *([] if item.rest is None else [item.rest])):
+            if not isinstance(entry, OutboxEntry):
+                raise InvalidInput("what is settled is an OutboxEntry", field="entry")
+            fields = ("number", "from_seq", "to_seq", "at", "attempts", "due_at")
+            check_values(**{field: getattr(entry, field) for field in fields})
+        if item.letter is not None:
+            if not isinstance(item.letter, BusDeadLetter):
+                raise InvalidInput("an entry that is given up is a BusDeadLetter", field="letter")
+            check_names("letter_id", [item.letter.letter_id])
+            _check_texts(detail=item.letter.detail)
+
+
+def check_alerts(alerts: Sequence[Any], limits: Limits) -> None:
+    """Refuse alerts that could not be stored."""
+    check_batch(alerts, limits)
+    for alert in alerts:
+        if not isinstance(alert, BusAlert):
+            raise InvalidInput("an alert is a BusAlert", field="alerts")
+        check_names("alert_id", [alert.alert_id])
+        check_names("code", [alert.code])
+        check_values(priority=alert.priority)
+        _check_texts(detail=alert.detail, run_id=alert.run_id, sink=alert.sink)
+
+
+def check_replay(
+    sink: Any, since: Any, run_id: Any, from_seq: Any, after: Any, limit: Any, audit: AuditEntry | None, limits: Limits
+) -> None:
+    """Refuse malformed arguments of `replay_outbox`."""
+    check_sink_name(sink, audit, limits)
+    check_values(since=since, from_seq=from_seq, after=after)
+    check_page(limit)
+    if run_id is not None:
+        check_ids([run_id])
+
+
+def _check_texts(**texts: Any) -> None:
+    for field, text in texts.items():
+        if not isinstance(text, str) or "\x00" in text or not _is_unicode(text):
+            raise InvalidInput(f"{field} is text", field=field)
 
 
 def check_key(name: Any, key: Any) -> None:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry
+from holdfast.core.bus import BusAlert, OutboxSettlement, Replayed, Sink, SinkProgress
 from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -240,6 +241,38 @@ class FaultyStore:
 
     async def find_locks(self) -> list[port.HostLock]:
         return await self._reach(self._store.find_locks)
+
+    async def put_sink(self, sink: Sink, audit: AuditEntry | None = None) -> Sink:
+        return await self._reach(lambda: self._store.put_sink(sink, audit), may_repeat=audit is None)
+
+    async def remove_sink(self, name: str, audit: AuditEntry | None = None) -> bool:
+        return await self._reach(lambda: self._store.remove_sink(name, audit))
+
+    async def settle_outbox(self, sink: str, items: Sequence[OutboxSettlement], progress: SinkProgress) -> list[bool]:
+        return await self._reach(lambda: self._store.settle_outbox(sink, items, progress))
+
+    async def replay_outbox(
+        self,
+        sink: str,
+        since: Instant = 0,
+        run_id: str | None = None,
+        from_seq: int = 1,
+        after: int = -1,
+        limit: int = 1_000,
+        audit: AuditEntry | None = None,
+    ) -> Replayed:
+        return await self._reach(
+            lambda: self._store.replay_outbox(sink, since, run_id, from_seq, after, limit, audit),
+            may_repeat=audit is None,
+        )
+
+    async def raise_alerts(self, alerts: Sequence[BusAlert]) -> int:
+        return await self._reach(lambda: self._store.raise_alerts(alerts), may_repeat=True)
+
+    async def settle_bus_dead_letters(
+        self, ids: Sequence[str], action: Settlement, audit: AuditEntry | None = None
+    ) -> list[Settled | port.Refused]:
+        return await self._reach(lambda: self._store.settle_bus_dead_letters(ids, action, audit))
 
     async def stats(self) -> port.Stats:
         return await self._reach(self._store.stats)

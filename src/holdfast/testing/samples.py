@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec, commands
 from holdfast.core.access import AccessToken, digest_of
+from holdfast.core.bus import OutboxEntry
 from holdfast.core.dead_letters import DeadLetter, Reason, to_dead_letter
 from holdfast.core.decide import Input
 from holdfast.core.event_writer import Refusal
@@ -36,7 +37,15 @@ from holdfast.store.port import (
     Turn,
     WaitQuery,
 )
-from holdfast.store.types import DeadLetterQuery, PlanQuery, TokenQuery
+from holdfast.store.types import (
+    AlertQuery,
+    BusDeadLetterQuery,
+    DeadLetterQuery,
+    OutboxQuery,
+    PlanQuery,
+    SinkQuery,
+    TokenQuery,
+)
 from holdfast.testing.clock import START
 
 T = TypeVar("T")
@@ -364,7 +373,12 @@ async def read_picture(store: Store, nodes: Iterable[str] = (), queues: Iterable
         lambda plan: (plan.tenant, plan.plan_id, plan.plan_version),
     )
     ids = [head.run_id for head in heads]
+    sinks = await store.find(SinkQuery(counted=True))
     return {
+        "sinks": sinks,
+        "outbox": {status.sink.name: await read_outbox(store, status.sink.name) for status in sinks},
+        "bus letters": await store.find(BusDeadLetterQuery()),
+        "alerts": await store.find(AlertQuery()),
         "tokens": tokens,
         "plans": plans,
         "runs": heads,
@@ -378,6 +392,16 @@ async def read_picture(store: Store, nodes: Iterable[str] = (), queues: Iterable
         "next_due": {node: await store.next_due(node) for node in ("no-node", *nodes)},
         "next_visible": {queue: await store.next_due("no-node", [], [queue]) for queue in queues},
     }
+
+
+async def read_outbox(store: Index, sink: str) -> list[OutboxEntry]:
+    """Return what a sink has yet to get, by run and number; the store's own numbers of the runs are left out."""
+    entries: list[OutboxEntry] = []
+    query = OutboxQuery(sink=sink, limit=PAGE)
+    while page := await store.find(query):
+        entries += page
+        query = replace(query, after=(page[-1].number, page[-1].from_seq))
+    return sorted((replace(entry, number=0) for entry in entries), key=lambda entry: (entry.run_id, entry.from_seq))
 
 
 async def _read_all(

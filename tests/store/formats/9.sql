@@ -30,6 +30,12 @@ CREATE TABLE activity_records (
     PRIMARY KEY (run_no, activity_name, step_id, idempotency_key)
 ) WITHOUT ROWID;
 INSERT INTO "activity_records" VALUES(3,'charge','charge','order-1',0,'{"run_id":"charging","activity_name":"charge","step_id":"charge","idempotency_key":"order-1","status":"indeterminate","created_at":1769601600000000,"updated_at":1769601600000000,"result":null,"error":null,"version":1}');
+CREATE TABLE alerts (
+    alert_no  INTEGER PRIMARY KEY AUTOINCREMENT,
+    alert_id  TEXT NOT NULL UNIQUE,
+    raised_at INTEGER NOT NULL,
+    alert     TEXT NOT NULL                        -- JSON BusAlert
+);
 CREATE TABLE archived_runs (
     run_id       TEXT NOT NULL,
     tenant       TEXT NOT NULL,
@@ -61,6 +67,17 @@ CREATE TABLE audit_log (
     PRIMARY KEY (at, entry_id)
 ) WITHOUT ROWID;
 INSERT INTO "audit_log" VALUES(1769601600005000,'entry-1',NULL,NULL,NULL,NULL,'ann',NULL,'tokens.create','{"entry_id":"entry-1","operation":"tokens.create","actor":"ann","at":1769601600005000}');
+CREATE TABLE bus_dead_letters (
+    letter_id TEXT NOT NULL PRIMARY KEY,
+    sink_no   INTEGER NOT NULL,
+    run_no    INTEGER NOT NULL,                    -- 0: alerts
+    run_id    TEXT NOT NULL,
+    from_seq  INTEGER NOT NULL,
+    to_seq    INTEGER NOT NULL,
+    attempts  INTEGER NOT NULL,
+    detail    TEXT NOT NULL,
+    died_at   INTEGER NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE dead_letters (
     letter_id  TEXT NOT NULL PRIMARY KEY,
     run_no     INTEGER NOT NULL,
@@ -204,6 +221,16 @@ CREATE TABLE nodes (
     lease_until INTEGER NOT NULL
 ) WITHOUT ROWID;
 INSERT INTO "nodes" VALUES('node-a',1769601630005000);
+CREATE TABLE outbox (
+    sink_no  INTEGER NOT NULL,
+    run_no   INTEGER NOT NULL,                     -- 0: alerts
+    from_seq INTEGER NOT NULL,
+    to_seq   INTEGER NOT NULL,
+    at       INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    due_at   INTEGER NOT NULL,
+    PRIMARY KEY (sink_no, run_no, from_seq)
+) WITHOUT ROWID;
 CREATE TABLE plan_bodies (
     tenant TEXT NOT NULL,
     sha256 BLOB NOT NULL,
@@ -278,6 +305,20 @@ CREATE TABLE signals (
     PRIMARY KEY (run_no, inbox_seq)
 ) WITHOUT ROWID;
 INSERT INTO "signals" VALUES(1,1,'early','click-1',NULL,1769601600000000,1769601600000000,NULL,'{"kept":true}',NULL);
+CREATE TABLE sinks (
+    sink_no      INTEGER PRIMARY KEY AUTOINCREMENT,
+    name         TEXT NOT NULL UNIQUE,
+    tenant       TEXT,                             -- NULL: of all tenants
+    workflows    TEXT,                             -- JSON array; NULL: all
+    alerts       INTEGER NOT NULL,                 -- whether it gets alerts
+    sink         TEXT NOT NULL,                    -- JSON Sink
+    failures     INTEGER NOT NULL DEFAULT 0,       -- in a row
+    due_at       INTEGER NOT NULL DEFAULT 0,       -- until then it is left alone
+    error        TEXT NOT NULL DEFAULT '',
+    failed_at    INTEGER,
+    delivered_at INTEGER,
+    delivered    INTEGER NOT NULL DEFAULT 0
+);
 CREATE TABLE store_keys (
     name TEXT PRIMARY KEY NOT NULL,                       -- what the key is for
     key BLOB NOT NULL                                     -- 32 bytes, secret
@@ -415,4 +456,33 @@ CREATE INDEX plan_uses_by_body ON plan_uses (tenant, sha256);
 CREATE INDEX archived_runs_finished ON archived_runs (finished_at, run_id);
 CREATE INDEX archived_runs_age ON archived_runs (archived_at, run_id);
 CREATE INDEX dead_letters_settled ON dead_letters (settled_at, letter_id) WHERE settled IS NOT NULL;
+CREATE TRIGGER outbox_turn AFTER UPDATE OF version ON runs WHEN NEW.version > OLD.version
+BEGIN
+    INSERT INTO outbox (sink_no, run_no, from_seq, to_seq, at, attempts, due_at)
+        SELECT sink_no, NEW.run_no, OLD.version + 1, NEW.version, NEW.updated_at, 0, NEW.updated_at FROM sinks
+        WHERE (tenant IS NULL OR tenant = NEW.tenant)
+            AND (workflows IS NULL OR EXISTS (SELECT 1 FROM json_each(workflows) WHERE value = NEW.plan_id))
+        ON CONFLICT DO UPDATE SET to_seq = max(to_seq, excluded.to_seq);
+END;
+CREATE TRIGGER outbox_run AFTER INSERT ON runs WHEN NEW.version > 0
+BEGIN
+    INSERT INTO outbox (sink_no, run_no, from_seq, to_seq, at, attempts, due_at)
+        SELECT sink_no, NEW.run_no, 1, NEW.version, NEW.updated_at, 0, NEW.updated_at FROM sinks
+        WHERE (tenant IS NULL OR tenant = NEW.tenant)
+            AND (workflows IS NULL OR EXISTS (SELECT 1 FROM json_each(workflows) WHERE value = NEW.plan_id))
+        ON CONFLICT DO UPDATE SET to_seq = max(to_seq, excluded.to_seq);
+END;
+CREATE INDEX bus_dead_letters_by_time ON bus_dead_letters (died_at, letter_id);
+CREATE INDEX bus_dead_letters_by_run ON bus_dead_letters (run_no);
+CREATE TRIGGER sinks_remove AFTER DELETE ON sinks
+BEGIN
+    DELETE FROM outbox WHERE sink_no = OLD.sink_no;
+    DELETE FROM bus_dead_letters WHERE sink_no = OLD.sink_no;
+END;
+CREATE TRIGGER outbox_purge AFTER DELETE ON runs
+BEGIN
+    DELETE FROM outbox WHERE sink_no IN (SELECT sink_no FROM sinks) AND run_no = OLD.run_no;
+    DELETE FROM bus_dead_letters WHERE run_no = OLD.run_no;
+END;
+DELETE FROM "sqlite_sequence";
 COMMIT;

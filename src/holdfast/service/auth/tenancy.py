@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.core.access import AccessToken
 from holdfast.core.audit import AuditEntry
+from holdfast.core.bus import BusDeadLetter, Replayed, Sink, SinkStatus
 from holdfast.core.dead_letters import DeadLetter, Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -19,7 +20,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.errors import InvalidInput, NotPermitted
-from holdfast.store.decisions import no_such_letter, no_such_run
+from holdfast.store.decisions import no_such_letter, no_such_run, no_such_sink
 from holdfast.store.port import (
     Accepted,
     ArchivedRun,
@@ -39,7 +40,15 @@ from holdfast.store.port import (
     TaskQuery,
     WaitQuery,
 )
-from holdfast.store.types import AuditQuery, DeadLetterQuery, PlanQuery, TokenQuery, pages
+from holdfast.store.types import (
+    AuditQuery,
+    BusDeadLetterQuery,
+    DeadLetterQuery,
+    PlanQuery,
+    SinkQuery,
+    TokenQuery,
+    pages,
+)
 from holdfast.store.validation import finder_of
 from holdfast.store.wakeups import Wakeups
 
@@ -119,6 +128,8 @@ class TenantView:
     find_locks = _refused("find_locks")
     put_key = _refused("put_key")
     get_key = _refused("get_key")
+    settle_outbox = _refused("settle_outbox")
+    raise_alerts = _refused("raise_alerts")
     extend_lease = None
 
     def __init__(self, store: Store, tenant: str, project: str | None = None, environment: str | None = None) -> None:
@@ -134,6 +145,8 @@ class TenantView:
             DeadLetterQuery: self._find_dead_letters,
             AuditQuery: self._find_audit,
             ArchivedRunQuery: self._find_archived,
+            SinkQuery: self._find_sinks,
+            BusDeadLetterQuery: self._find_bus_dead_letters,
         }
 
     @property
@@ -207,6 +220,57 @@ class TenantView:
         if tenant != self.tenant:
             raise NotPermitted("a tenant keeps plans of its own")
         return tenant
+
+    # Sinks are a tenant's, whole: a part of it would get, by one, what belongs to others.
+
+    async def _find_sinks(self, query: SinkQuery) -> Found[SinkStatus]:
+        return Found() if self._is_part else await self._store.find(replace(query, tenant=self.tenant))
+
+    async def _find_bus_dead_letters(self, query: BusDeadLetterQuery) -> Found[BusDeadLetter]:
+        return Found() if self._is_part else await self._store.find(replace(query, tenant=self.tenant))
+
+    @property
+    def _is_part(self) -> bool:
+        return self.project is not None or self.environment is not None
+
+    async def _has_sink(self, name: str) -> bool:
+        return bool(await self.find(SinkQuery(name=name)))
+
+    async def put_sink(self, sink: Sink, audit: AuditEntry | None = None) -> Sink:
+        """Store a webhook of the tenant. What reaches into the installation's own network is not for tenants."""
+        if self._is_part or sink.tenant != self.tenant or not sink.name.startswith(f"{self.tenant}:"):
+            raise NotPermitted(f"a tenant keeps sinks of its own, whose names begin with '{self.tenant}:'")
+        if sink.kind != "webhook" or sink.allow_private:
+            raise NotPermitted("a tenant keeps webhooks that reach public addresses")
+        return await self._store.put_sink(sink, None if audit is None else self._audited(audit))
+
+    async def remove_sink(self, name: str, audit: AuditEntry | None = None) -> bool:
+        if not await self._has_sink(name):
+            return False
+        return await self._store.remove_sink(name, None if audit is None else self._audited(audit))
+
+    async def replay_outbox(
+        self,
+        sink: str,
+        since: Instant = 0,
+        run_id: str | None = None,
+        from_seq: int = 1,
+        after: int = -1,
+        limit: int = 1_000,
+        audit: AuditEntry | None = None,
+    ) -> Replayed:
+        if not await self._has_sink(sink):
+            raise no_such_sink(sink)
+        entry = None if audit is None else self._audited(audit)
+        return await self._store.replay_outbox(sink, since, run_id, from_seq, after, limit, entry)
+
+    async def settle_bus_dead_letters(
+        self, ids: Sequence[str], action: Settlement, audit: AuditEntry | None = None
+    ) -> list[Settled | Refused]:
+        own = [id for id in ids if await self.find(BusDeadLetterQuery(letter_id=id))]
+        entry = None if audit is None else self._audited(audit)
+        answers = iter(await self._store.settle_bus_dead_letters(own, action, entry))
+        return [next(answers) if id in own else Refused(no_such_letter(id)) for id in ids]
 
     async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
         await self._store.append_audit([self._audited(entry) for entry in entries])

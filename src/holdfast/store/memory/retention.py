@@ -1,5 +1,6 @@
 """Retention in the reference model: what a purge may delete, and what it must not touch."""
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,7 +18,9 @@ from holdfast.store.port import (
 )
 
 
-def purge(runs: dict[str, Run], policy: PurgePolicy, now: Instant) -> tuple[PurgeReport, list[str]]:
+def purge(
+    runs: dict[str, Run], policy: PurgePolicy, now: Instant, is_held: Callable[[str], bool]
+) -> tuple[PurgeReport, list[str]]:
     """Purge within the runs; return the report, and the ids of runs that are to be deleted whole."""
     named = {
         run_id
@@ -31,6 +34,7 @@ def purge(runs: dict[str, Run], policy: PurgePolicy, now: Instant) -> tuple[Purg
         if run.head.run_id in named
         and _is_past(run, policy.finished_run_ms, now)
         and run.head.run_id not in parents_in_use
+        and not is_held(run.head.run_id)
         and not _is_unfinished(runs, run.head.parent_run_id)
     ]
     kept = [run for run in _by_end(runs) if run.head.run_id in named and run.head.run_id not in gone[: policy.limit]]

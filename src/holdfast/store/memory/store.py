@@ -16,6 +16,7 @@ from holdfast.core import codec
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import AdmissionRequest, RunLimit
 from holdfast.core.audit import AuditEntry, letter_entry, run_entry
+from holdfast.core.bus import BusAlert, OutboxSettlement, Replayed, Sink, SinkProgress
 from holdfast.core.dead_letters import DeadLetter, Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -28,6 +29,7 @@ from holdfast.store import decisions, health, outgoing, port, validation
 from holdfast.store.memory import queries, retention
 from holdfast.store.memory.admission import AdmissionQueue
 from holdfast.store.memory.audit import AuditLog
+from holdfast.store.memory.bus import Bus
 from holdfast.store.memory.health import examine
 from holdfast.store.memory.host_locks import HostLocks
 from holdfast.store.memory.jobs import acquire
@@ -65,6 +67,7 @@ class MemoryStore:
         self._tokens = Tokens()
         self._plans = Plans()
         self._audit = AuditLog()
+        self._bus = Bus(self._runs)
         self._keys: dict[str, str] = {}
         self._host_locks = HostLocks()
         self._changefeed = _Changefeed()
@@ -80,6 +83,10 @@ class MemoryStore:
             port.AuditQuery: self._audit.find,
             port.FinishedRunQuery: partial(retention.find_finished, self._runs),
             port.ArchivedRunQuery: self._archive.find,
+            port.SinkQuery: self._bus.find_sinks,
+            port.OutboxQuery: self._bus.find_outbox,
+            port.AlertQuery: self._bus.find_alerts,
+            port.BusDeadLetterQuery: self._bus.find_letters,
         }
 
     # --- RunStore
@@ -127,6 +134,7 @@ class MemoryStore:
         run = self._runs[new.run_id] = entry
         self._requests[new.request_key] = new.run_id
         self._changefeed.note(new.run_id, run.events)
+        self._bus.note(run.head, run.events, now)
         self._note(new.audit, run, now)
         if request is not None:
             self._admit_next(new, request.limit, owner, now)
@@ -218,6 +226,7 @@ class MemoryStore:
         answer = run.commit(turn, now)
         if isinstance(answer, port.Committed):
             self._changefeed.note(turn.run_id, run.events[before:])
+            self._bus.note(run.head, run.events[before:], now)
             queue = self._admission_queues.get(run.head.plan_id)
             if queue is not None and run.has_begun and not was_begun:
                 queue.record_start(turn.run_id, now)
@@ -511,13 +520,16 @@ class MemoryStore:
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
         validation.check_purge(policy, audit, self._limits)
         now = self._now()
-        report, gone = retention.purge(self._runs, policy, now)
+        held_after = now - policy.sink_hold_ms * 1_000
+        report, gone = retention.purge(self._runs, policy, now, lambda run_id: self._bus.holds(run_id, held_after))
         entries = [] if policy.audit_ms is None else self._audit.old(now - policy.audit_ms * 1_000, policy)
         kept = [run for run_id, run in self._runs.items() if run_id not in gone]
         used = {(run.head.tenant, run.plan_sha256) for run in kept if run.plan_sha256 is not None}
         bodies = self._plans.unused(policy, used, now)
         archived = self._archive.old(policy, now)
-        has_more = report.has_more or max(len(entries), len(bodies), len(archived)) > policy.limit
+        outbox, has_more_entries = self._bus.purge(policy, gone, now)
+        has_more_rows = max(len(entries), len(bodies), len(archived)) > policy.limit
+        has_more = report.has_more or has_more_entries or has_more_rows
         tokens = self._tokens.of_tenant(policy.tenant) if policy.tokens else []
         report = replace(
             report,
@@ -525,6 +537,7 @@ class MemoryStore:
             tokens=len(tokens),
             plans=len(bodies[: policy.limit]),
             archived_runs=len(archived[: policy.limit]),
+            outbox=outbox,
             has_more=has_more,
         )
         if not policy.dry_run:
@@ -603,7 +616,71 @@ class MemoryStore:
         self._now()
         return port.Found(self._page(self._plans.find(query), query.limit))
 
+    # --- BusStore
+
+    async def put_sink(self, sink: Sink, audit: AuditEntry | None = None) -> Sink:
+        validation.check_put_sink(sink, audit, self._limits)
+        now = self._now()
+        stored = self._bus.put_sink(sink, now)
+        self._append(audit, now)
+        self.wakeups.notify()
+        return stored
+
+    async def remove_sink(self, name: str, audit: AuditEntry | None = None) -> bool:
+        validation.check_sink_name(name, audit, self._limits)
+        now = self._now()
+        is_removed = self._bus.remove_sink(name)
+        if is_removed:
+            self._append(audit, now)
+        return is_removed
+
+    async def settle_outbox(self, sink: str, items: Sequence[OutboxSettlement], progress: SinkProgress) -> list[bool]:
+        validation.check_settle_outbox(sink, items, progress, self._limits)
+        return self._bus.settle(sink, items, progress, self._now())
+
+    async def replay_outbox(
+        self,
+        sink: str,
+        since: Instant = 0,
+        run_id: str | None = None,
+        from_seq: int = 1,
+        after: int = -1,
+        limit: int = 1_000,
+        audit: AuditEntry | None = None,
+    ) -> Replayed:
+        validation.check_replay(sink, since, run_id, from_seq, after, limit, audit, self._limits)
+        now = self._now()
+        replayed = self._bus.replay(sink, since, run_id, from_seq, after, limit, now)
+        self._append(audit, now)
+        self.wakeups.notify()
+        return replayed
+
+    async def raise_alerts(self, alerts: Sequence[BusAlert]) -> int:
+        validation.check_alerts(alerts, self._limits)
+        new = self._bus.raise_alerts(alerts, self._now())
+        self.wakeups.notify()
+        return new
+
+    async def settle_bus_dead_letters(
+        self, ids: Sequence[str], action: Settlement, audit: AuditEntry | None = None
+    ) -> list[Settled | port.Refused]:
+        validation.check_settlement(ids, action, "", self._limits)
+        validation.check_audit(() if audit is None else (audit,), self._limits)
+        now = self._now()
+
+        def note(letter_id: str) -> None:
+            self._append(None if audit is None else letter_entry(audit, letter_id), now)
+
+        answers = self._bus.settle_letters(ids, action, now, note)
+        self.wakeups.notify()
+        return answers
+
     # --- what several verbs need
+
+    def _append(self, entry: AuditEntry | None, now: Instant) -> None:
+        """Append an entry to the audit log, if there is one."""
+        if entry is not None:
+            self._audit.append(replace(entry, at=now))
 
     def _note(self, entry: AuditEntry | None, run: Run, now: Instant) -> None:
         """Append an entry about a run to the audit log, if there is one."""

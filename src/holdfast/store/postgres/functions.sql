@@ -766,6 +766,18 @@ BEGIN
     SELECT pg_current_xact_id()::text::bigint, array_agg(run_no),
         array_agg(run_no) FILTER (WHERE starts_with(event_type, 'Task'))
     FROM grown HAVING count(*) > 0;
+    IF EXISTS (SELECT FROM holdfast.sinks) THEN
+        INSERT INTO holdfast.outbox AS o (sink_no, run_no, from_seq, to_seq, at, attempts, due_at)
+        SELECT s.sink_no, g.run_no, g.from_seq, g.to_seq, g.at, 0, g.at
+        FROM (
+            SELECT run_no, min(run_seq) AS from_seq, max(run_seq) AS to_seq, max(persisted_at) AS at
+            FROM grown GROUP BY run_no
+        ) g
+        JOIN holdfast.runs r ON r.run_no = g.run_no
+        JOIN holdfast.sinks s ON (s.tenant IS NULL OR s.tenant = r.tenant)
+            AND (s.workflows IS NULL OR r.plan_id = ANY (s.workflows))
+        ON CONFLICT (sink_no, run_no, from_seq) DO UPDATE SET to_seq = greatest(o.to_seq, excluded.to_seq);
+    END IF;
     RETURN NULL;
 END
 $$;

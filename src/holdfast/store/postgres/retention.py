@@ -15,7 +15,7 @@ from holdfast.store.port import (
     PurgeReport,
     RunHead,
 )
-from holdfast.store.postgres import audit, plans
+from holdfast.store.postgres import audit, bus, plans
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.pool import Db, Transaction
 from holdfast.store.postgres.queries import read_page
@@ -90,7 +90,8 @@ async def purge(
     limit, tenant = policy.limit, askable(policy.tenant)
     [[now]] = await transaction.fetch("SELECT holdfast.time_1($1)", given)
     selection = _Selection(transaction, policy, now)
-    gone = await selection.rows(_GONE, "runs.finished_at", policy.finished_run_ms, _FAMILY_HAS_ENDED)
+    held = bus.held(now - policy.sink_hold_ms * 1_000)
+    gone = await selection.rows(_GONE, "runs.finished_at", policy.finished_run_ms, _FAMILY_HAS_ENDED, f"NOT {held}")
     doomed = selection.doomed = [run_no for run_no, _, _ in gone[:limit]]
     tasks = await selection.rows(_TASKS, "runs.finished_at", policy.task_ms)
     states = await selection.rows(_STATES, "runs.finished_at", policy.runtime_state_ms)
@@ -110,6 +111,7 @@ async def purge(
     )
     bodies = await plans.unused(transaction, policy, doomed, now)
     belonging = {table: await _count(transaction, table, doomed) for table in _COUNTED}
+    outbox, has_more_entries = await bus.purge(transaction, policy, doomed, now)
     report = PurgeReport(
         runs=len(doomed),
         events=belonging["events"],
@@ -122,8 +124,10 @@ async def purge(
         tokens=await _tokens(transaction, tenant) if policy.tokens and tenant is not None else 0,
         plans=len(bodies[:limit]),
         archived_runs=len(archived[:limit]),
+        outbox=outbox,
         stale_runs=await _stale(transaction, policy, now),
-        has_more=max(map(len, (gone, tasks, states, expired, letters, archived, entries, bodies))) > limit,
+        has_more=has_more_entries
+        or max(map(len, (gone, tasks, states, expired, letters, archived, entries, bodies))) > limit,
     )
     if policy.dry_run:
         return report

@@ -9,10 +9,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from holdfast.clock import Clock
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry
+from holdfast.core.bus import BusAlert, OutboxSettlement, Replayed, Sink, SinkProgress
 from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -22,7 +25,17 @@ from holdfast.core.plans import RegisteredPlan
 from holdfast.limits import LIST_S, Limits
 from holdfast.store import port, sql, validation
 from holdfast.store.health import Bounds, Facts
-from holdfast.store.postgres import admission, changefeed, dead_letters, health, host_locks, leases, queries, retention
+from holdfast.store.postgres import (
+    admission,
+    bus,
+    changefeed,
+    dead_letters,
+    health,
+    host_locks,
+    leases,
+    queries,
+    retention,
+)
 from holdfast.store.postgres import audit as audit_log
 from holdfast.store.postgres import jobs as job_queue
 from holdfast.store.postgres import plans as stored_plans
@@ -49,6 +62,10 @@ _FINDERS: dict[type, Callable[[Pool, Any, int], Coroutine[Any, Any, port.Found[A
     port.AuditQuery: audit_log.find,
     port.FinishedRunQuery: retention.find_finished,
     port.ArchivedRunQuery: retention.find_archived,
+    port.SinkQuery: bus.find_sinks,
+    port.OutboxQuery: bus.find_outbox,
+    port.AlertQuery: bus.find_alerts,
+    port.BusDeadLetterQuery: bus.find_letters,
 }
 
 FRESH_S = 1.0
@@ -392,7 +409,74 @@ class PostgresStore:
         validation.check_query(query)
         return await self._pool.finished(stored_plans.find(self._ready(), query, self._page(query.limit)))
 
+    # --- BusStore
+
+    async def put_sink(self, sink: Sink, audit: AuditEntry | None = None) -> Sink:
+        validation.check_put_sink(sink, audit, self._limits)
+
+        async def work(transaction: Transaction, now: Instant) -> Sink:
+            stored = await bus.put_sink(transaction, sink, now)
+            await audit_log.append(transaction, () if audit is None else [replace(audit, at=now)])
+            return stored
+
+        return await self._then_notify(self._transact(work))
+
+    async def remove_sink(self, name: str, audit: AuditEntry | None = None) -> bool:
+        validation.check_sink_name(name, audit, self._limits)
+
+        async def work(transaction: Transaction, now: Instant) -> bool:
+            is_removed = await bus.remove_sinks(transaction, "name", askable(name)) > 0
+            await audit_log.append(transaction, [replace(audit, at=now)] if is_removed and audit is not None else ())
+            return is_removed
+
+        return await self._transact(work)
+
+    async def settle_outbox(self, sink: str, items: Sequence[OutboxSettlement], progress: SinkProgress) -> list[bool]:
+        validation.check_settle_outbox(sink, items, progress, self._limits)
+        return await self._transact(lambda transaction, now: bus.settle(transaction, sink, items, progress, now))
+
+    async def replay_outbox(
+        self,
+        sink: str,
+        since: Instant = 0,
+        run_id: str | None = None,
+        from_seq: int = 1,
+        after: int = -1,
+        limit: int = 1_000,
+        audit: AuditEntry | None = None,
+    ) -> Replayed:
+        validation.check_replay(sink, since, run_id, from_seq, after, limit, audit, self._limits)
+
+        async def work(transaction: Transaction, now: Instant) -> Replayed:
+            replayed = await bus.replay(transaction, sink, since, run_id, from_seq, after, limit, now)
+            await audit_log.append(transaction, () if audit is None else [replace(audit, at=now)])
+            return replayed
+
+        return await self._then_notify(self._transact(work))
+
+    async def raise_alerts(self, alerts: Sequence[BusAlert]) -> int:
+        validation.check_alerts(alerts, self._limits)
+        work = self._transact(lambda transaction, now: bus.raise_alerts(transaction, alerts, now))
+        return await self._then_notify(work)
+
+    async def settle_bus_dead_letters(
+        self, ids: Sequence[str], action: Settlement, audit: AuditEntry | None = None
+    ) -> list[Settled | port.Refused]:
+        validation.check_settlement(ids, action, "", self._limits)
+        validation.check_audit(() if audit is None else (audit,), self._limits)
+        work = self._transact(lambda transaction, now: bus.settle_letters(transaction, ids, action, now, audit))
+        return await self._then_notify(work)
+
     # --- what several verbs need
+
+    async def _transact(self, work: Callable[[Transaction, Instant], Awaitable[T]]) -> T:
+        """Do work in a transaction that knows its time."""
+        given = self._asked()
+
+        async def timed(transaction: Transaction) -> T:
+            return await work(transaction, await bus.now_of(transaction, given))
+
+        return await self._pool.finished(self._ready().transact(timed))
 
     def _page(self, limit: int) -> int:
         return min(validation.check_page(limit), self._limits.page_items)

@@ -18,7 +18,7 @@ from holdfast.store.port import (
     RunHead,
 )
 from holdfast.store.sql import Where
-from holdfast.store.sqlite import audit, plans, queries
+from holdfast.store.sqlite import audit, bus, plans, queries
 
 # A purge takes the oldest first, in the order of an index: what a batch costs does not depend on how much is left.
 _FAMILY_HAS_ENDED = """
@@ -84,7 +84,8 @@ class _Selection:
 def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: AuditEntry | None = None) -> PurgeReport:
     """Delete, or with `dry_run` only count, what the policy allows."""
     limit, selection = policy.limit, _Selection(db, policy, now)
-    gone = selection.rows(_GONE, "runs.finished_at", policy.finished_run_ms, _FAMILY_HAS_ENDED)
+    held = bus.held(now - policy.sink_hold_ms * 1_000)
+    gone = selection.rows(_GONE, "runs.finished_at", policy.finished_run_ms, _FAMILY_HAS_ENDED, f"NOT {held}")
     doomed = selection.doomed = queries.listing(run_no for run_no, _, _ in gone[:limit])
     tasks = selection.rows(_TASKS, "runs.finished_at", policy.task_ms)
     states = selection.rows(_STATES, "runs.finished_at", policy.runtime_state_ms)
@@ -94,6 +95,7 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
     entries = [] if policy.audit_ms is None else audit.old(db, policy, now - policy.audit_ms * 1_000)
     bodies = plans.unused(db, policy, doomed, now)
     belonging = {table: _count(db, table, doomed) for table in _COUNTED}
+    outbox, has_more_entries = bus.purge(db, policy, doomed, now)
     report = PurgeReport(
         runs=len(gone[:limit]),
         events=belonging["events"],
@@ -106,8 +108,10 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
         tokens=_tokens(db, policy) if policy.tokens else 0,
         plans=len(bodies[:limit]),
         archived_runs=len(archived[:limit]),
+        outbox=outbox,
         stale_runs=_stale(db, policy, now),
-        has_more=max(map(len, (gone, tasks, states, expired, letters, archived, entries, bodies))) > limit,
+        has_more=has_more_entries
+        or max(map(len, (gone, tasks, states, expired, letters, archived, entries, bodies))) > limit,
     )
     if policy.dry_run:
         return report

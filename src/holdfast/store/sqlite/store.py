@@ -18,6 +18,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry
+from holdfast.core.bus import BusAlert, OutboxSettlement, Replayed, Sink, SinkProgress
 from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -30,6 +31,7 @@ from holdfast.store import port, sql, validation
 from holdfast.store.health import Bounds, Facts
 from holdfast.store.sqlite import (
     admission,
+    bus,
     changefeed,
     commit,
     create,
@@ -62,6 +64,10 @@ _FINDERS: dict[type, Callable[[sqlite3.Connection, Any, int], port.Found[Any]]] 
     port.AuditQuery: audit_log.find,
     port.FinishedRunQuery: retention.find_finished,
     port.ArchivedRunQuery: retention.find_archived,
+    port.SinkQuery: bus.find_sinks,
+    port.OutboxQuery: bus.find_outbox,
+    port.AlertQuery: bus.find_alerts,
+    port.BusDeadLetterQuery: bus.find_letters,
 }
 
 
@@ -371,6 +377,62 @@ class SqliteStore:
         validation.check_query(query)
         most = self._page(query.limit)
         return await self._read(lambda db, _: stored_plans.find(db, query, most))
+
+    # --- BusStore
+
+    async def put_sink(self, sink: Sink, audit: AuditEntry | None = None) -> Sink:
+        validation.check_put_sink(sink, audit, self._limits)
+
+        def work(db: sqlite3.Connection, now: Instant) -> Sink:
+            stored = bus.put_sink(db, sink, now)
+            audit_log.append(db, [] if audit is None else [replace(audit, at=now)])
+            return stored
+
+        return await self._write(work, notifies=True)
+
+    async def remove_sink(self, name: str, audit: AuditEntry | None = None) -> bool:
+        validation.check_sink_name(name, audit, self._limits)
+
+        def work(db: sqlite3.Connection, now: Instant) -> bool:
+            is_removed = bus.remove_sink(db, name)
+            audit_log.append(db, [replace(audit, at=now)] if is_removed and audit is not None else [])
+            return is_removed
+
+        return await self._write(work)
+
+    async def settle_outbox(self, sink: str, items: Sequence[OutboxSettlement], progress: SinkProgress) -> list[bool]:
+        validation.check_settle_outbox(sink, items, progress, self._limits)
+        return await self._write(lambda db, now: bus.settle(db, sink, items, progress, now))
+
+    async def replay_outbox(
+        self,
+        sink: str,
+        since: Instant = 0,
+        run_id: str | None = None,
+        from_seq: int = 1,
+        after: int = -1,
+        limit: int = 1_000,
+        audit: AuditEntry | None = None,
+    ) -> Replayed:
+        validation.check_replay(sink, since, run_id, from_seq, after, limit, audit, self._limits)
+
+        def work(db: sqlite3.Connection, now: Instant) -> Replayed:
+            replayed = bus.replay(db, sink, since, run_id, from_seq, after, limit, now)
+            audit_log.append(db, [] if audit is None else [replace(audit, at=now)])
+            return replayed
+
+        return await self._write(work, notifies=True)
+
+    async def raise_alerts(self, alerts: Sequence[BusAlert]) -> int:
+        validation.check_alerts(alerts, self._limits)
+        return await self._write(lambda db, now: bus.raise_alerts(db, alerts, now), notifies=True)
+
+    async def settle_bus_dead_letters(
+        self, ids: Sequence[str], action: Settlement, audit: AuditEntry | None = None
+    ) -> list[Settled | port.Refused]:
+        validation.check_settlement(ids, action, "", self._limits)
+        validation.check_audit(() if audit is None else (audit,), self._limits)
+        return await self._write(lambda db, now: bus.settle_letters(db, ids, action, now, audit), notifies=True)
 
     # --- how work reaches the file
 

@@ -17,6 +17,7 @@ not look.
 
 from holdfast.testing.store_suite.admission import AdmissionSuite
 from holdfast.testing.store_suite.audit import AuditSuite
+from holdfast.testing.store_suite.bus import BusSuite
 from holdfast.testing.store_suite.changefeed import ChangefeedSuite
 from holdfast.testing.store_suite.commit import CommitSuite
 from holdfast.testing.store_suite.create import CreateSuite
@@ -66,6 +67,7 @@ class StoreSuite(
     DefinitionSuite,
     AuditSuite,
     ChangefeedSuite,
+    BusSuite,
     RetentionSuite,
     DeletionSuite,
     LifecycleSuite,

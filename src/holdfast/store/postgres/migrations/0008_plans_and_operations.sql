@@ -59,3 +59,53 @@ CREATE TABLE holdfast.host_locks (
     acquired_at bigint NOT NULL,
     lease_until bigint NOT NULL
 );
+-- The event bus: sinks, what each of them has yet to get, alerts, and what was given up. See `core/bus.py`.
+
+CREATE TABLE holdfast.sinks (
+    sink_no      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name         text COLLATE "C" NOT NULL UNIQUE,
+    tenant       text COLLATE "C",                 -- NULL: of all tenants
+    workflows    text[] COLLATE "C",               -- NULL: all
+    alerts       boolean NOT NULL,                 -- whether it gets alerts
+    sink         text NOT NULL,                    -- JSON Sink
+    failures     bigint NOT NULL DEFAULT 0,        -- in a row
+    due_at       bigint NOT NULL DEFAULT 0,        -- until then it is left alone
+    error        text NOT NULL DEFAULT '',
+    failed_at    bigint,
+    delivered_at bigint,
+    delivered    bigint NOT NULL DEFAULT 0
+);
+
+-- One entry for each turn and sink: events from one number to another. The trigger that records growth writes them, so
+-- that every commit does, also that of a node which does not know of sinks. Commits insert, and relays alone delete.
+CREATE TABLE holdfast.outbox (
+    sink_no  bigint NOT NULL,
+    run_no   bigint NOT NULL,                      -- 0: alerts
+    from_seq bigint NOT NULL,
+    to_seq   bigint NOT NULL,
+    at       bigint NOT NULL,
+    attempts bigint NOT NULL,
+    due_at   bigint NOT NULL,
+    PRIMARY KEY (sink_no, run_no, from_seq)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+
+CREATE TABLE holdfast.alerts (
+    alert_no  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    alert_id  text COLLATE "C" NOT NULL UNIQUE,
+    raised_at bigint NOT NULL,
+    alert     text NOT NULL                        -- JSON BusAlert
+);
+
+CREATE TABLE holdfast.bus_dead_letters (
+    letter_id text COLLATE "C" NOT NULL PRIMARY KEY,
+    sink_no   bigint NOT NULL,
+    run_no    bigint NOT NULL,                     -- 0: alerts
+    run_id    text COLLATE "C" NOT NULL,
+    from_seq  bigint NOT NULL,
+    to_seq    bigint NOT NULL,
+    attempts  bigint NOT NULL,
+    detail    text NOT NULL,
+    died_at   bigint NOT NULL
+);
+CREATE INDEX bus_dead_letters_by_time ON holdfast.bus_dead_letters (died_at, letter_id);
+CREATE INDEX bus_dead_letters_by_run ON holdfast.bus_dead_letters (run_no);

@@ -59,3 +59,81 @@ CREATE TABLE host_locks (
     acquired_at INTEGER NOT NULL,
     lease_until INTEGER NOT NULL
 ) WITHOUT ROWID;
+-- The event bus: sinks, what each of them has yet to get, alerts, and what was given up. See `core/bus.py`.
+
+CREATE TABLE sinks (
+    sink_no      INTEGER PRIMARY KEY AUTOINCREMENT,
+    name         TEXT NOT NULL UNIQUE,
+    tenant       TEXT,                             -- NULL: of all tenants
+    workflows    TEXT,                             -- JSON array; NULL: all
+    alerts       INTEGER NOT NULL,                 -- whether it gets alerts
+    sink         TEXT NOT NULL,                    -- JSON Sink
+    failures     INTEGER NOT NULL DEFAULT 0,       -- in a row
+    due_at       INTEGER NOT NULL DEFAULT 0,       -- until then it is left alone
+    error        TEXT NOT NULL DEFAULT '',
+    failed_at    INTEGER,
+    delivered_at INTEGER,
+    delivered    INTEGER NOT NULL DEFAULT 0
+);
+
+-- One entry for each turn and sink: events from one number to another. Triggers write them, so that every commit does,
+-- also that of a node which does not know of sinks.
+CREATE TABLE outbox (
+    sink_no  INTEGER NOT NULL,
+    run_no   INTEGER NOT NULL,                     -- 0: alerts
+    from_seq INTEGER NOT NULL,
+    to_seq   INTEGER NOT NULL,
+    at       INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    due_at   INTEGER NOT NULL,
+    PRIMARY KEY (sink_no, run_no, from_seq)
+) WITHOUT ROWID;
+
+CREATE TRIGGER outbox_turn AFTER UPDATE OF version ON runs WHEN NEW.version > OLD.version
+BEGIN
+    INSERT INTO outbox (sink_no, run_no, from_seq, to_seq, at, attempts, due_at)
+        SELECT sink_no, NEW.run_no, OLD.version + 1, NEW.version, NEW.updated_at, 0, NEW.updated_at FROM sinks
+        WHERE (tenant IS NULL OR tenant = NEW.tenant)
+            AND (workflows IS NULL OR EXISTS (SELECT 1 FROM json_each(workflows) WHERE value = NEW.plan_id))
+        ON CONFLICT DO UPDATE SET to_seq = max(to_seq, excluded.to_seq);
+END;
+CREATE TRIGGER outbox_run AFTER INSERT ON runs WHEN NEW.version > 0
+BEGIN
+    INSERT INTO outbox (sink_no, run_no, from_seq, to_seq, at, attempts, due_at)
+        SELECT sink_no, NEW.run_no, 1, NEW.version, NEW.updated_at, 0, NEW.updated_at FROM sinks
+        WHERE (tenant IS NULL OR tenant = NEW.tenant)
+            AND (workflows IS NULL OR EXISTS (SELECT 1 FROM json_each(workflows) WHERE value = NEW.plan_id))
+        ON CONFLICT DO UPDATE SET to_seq = max(to_seq, excluded.to_seq);
+END;
+
+CREATE TABLE alerts (
+    alert_no  INTEGER PRIMARY KEY AUTOINCREMENT,
+    alert_id  TEXT NOT NULL UNIQUE,
+    raised_at INTEGER NOT NULL,
+    alert     TEXT NOT NULL                        -- JSON BusAlert
+);
+
+CREATE TABLE bus_dead_letters (
+    letter_id TEXT NOT NULL PRIMARY KEY,
+    sink_no   INTEGER NOT NULL,
+    run_no    INTEGER NOT NULL,                    -- 0: alerts
+    run_id    TEXT NOT NULL,
+    from_seq  INTEGER NOT NULL,
+    to_seq    INTEGER NOT NULL,
+    attempts  INTEGER NOT NULL,
+    detail    TEXT NOT NULL,
+    died_at   INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX bus_dead_letters_by_time ON bus_dead_letters (died_at, letter_id);
+CREATE INDEX bus_dead_letters_by_run ON bus_dead_letters (run_no);
+
+CREATE TRIGGER sinks_remove AFTER DELETE ON sinks
+BEGIN
+    DELETE FROM outbox WHERE sink_no = OLD.sink_no;
+    DELETE FROM bus_dead_letters WHERE sink_no = OLD.sink_no;
+END;
+CREATE TRIGGER outbox_purge AFTER DELETE ON runs
+BEGIN
+    DELETE FROM outbox WHERE sink_no IN (SELECT sink_no FROM sinks) AND run_no = OLD.run_no;
+    DELETE FROM bus_dead_letters WHERE run_no = OLD.run_no;
+END;
