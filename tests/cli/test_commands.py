@@ -418,10 +418,18 @@ def test_a_plan_from_its_text_to_its_result(setup: CommandSetup, tmp_path: Path)
         assert setup.json("plan", "register", str(tmp_path / f"{version}.yaml"))["plan_version"] == version
     assert [plan["plan_version"] for plan in setup.json("plan", "list", "--plan-id", "etl")["items"]] == ["1", "2"]
     assert setup.json("plan", "show", "etl")["plan_version"] == "2"
+    shown = setup.hf("plan", "show", "etl").stdout
+    assert shown.endswith(f"\n\n{PLAN.format(version=2)}"), "the text as it was written"
+    assert '"nodes"' not in shown
     changed = setup.json("plan", "diff", "etl", "1", "2")["changed"]
     assert [change["step_id"] for change in changed] == ["more"]
+    lines = [line.split() for line in setup.hf("plan", "diff", "etl", "1", "2").stdout.splitlines()]
+    assert ["more", "sleep", "0.01", "0.02"] in lines
     graph = setup.json("plan", "graph", "etl", "--from-version", "1")
     assert {node["id"]: node.get("change") for node in graph["nodes"]} == {"rest": None, "more": "changed"}
+    lines = [line.split() for line in setup.hf("plan", "graph", "etl").stdout.splitlines()]
+    assert ["more", "timer", "rest", "sleep", "0.02"] in lines
+    assert json.loads(setup.hf("plan", "schema").stdout)["title"] == "Holdfast plan"
     assert "depends_on" in json.dumps(setup.json("plan", "schema"))
     run_id = setup.json("plan", "start", "etl", "rows:=7")["run_id"]
     assert setup.hf("run", "result", run_id, "--wait-s", "10").stdout == "7\n"

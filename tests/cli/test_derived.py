@@ -63,7 +63,7 @@ def ask_nobody(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], Asked]:
 @pytest.mark.contract("API-1")
 @pytest.mark.parametrize("name", sorted(set(OPERATIONS) - set(OWN)))
 def test_what_a_command_is_given_is_what_is_asked(ask_nobody: Callable[[Script], Asked], name: str) -> None:
-    asked = ask_nobody(lambda name, ask: {"result": 1, "token": "holdfast_…"})
+    asked = ask_nobody(lambda name, ask: {"result": 1, "token": "holdfast_…", "schema": {}})
     assert main(words_of(OPERATIONS[name], EXAMPLES[name])) == 0
     [(found, ask)] = asked
     assert found == name

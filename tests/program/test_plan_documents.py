@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.core.events import ArtifactRef
 from holdfast.errors import HoldfastError, InvalidInput, PlanInvalid
-from holdfast.limits import PLAN_BYTES, PLAN_STEPS
+from holdfast.limits import PLAN_BYTES, PLAN_PROBLEMS, PLAN_STEPS
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions, WorkflowDefinition
 from holdfast.program.plan.definition import PlanDefinition, check_plan, fill
 from holdfast.program.plan.forms import problems_of_form
@@ -152,8 +152,10 @@ def test_every_problem_is_reported() -> None:
         ({"id": "a", "signal": "x", "retry": {}}, "/steps/0/retry", "a step of kind signal has no retry"),
         ({"id": "a", "sleep": 1, "timeout": 1}, "/steps/0/timeout", "has no timeout"),
         ({"id": "a", "sleep": -1}, "/steps/0/sleep", ""),
-        ({"id": "a", "activity": "x", "unknown": 1}, "/steps/0", "there is no field `unknown`"),
-        ({"id": "a", "activity": "x", "on_failure": "explode"}, "/steps/0/on_failure", "explode"),
+        ({"id": "a", "activity": "x", "unknown": 1}, "/steps/0/unknown", "there is no field `unknown`"),
+        ({"id": "a", "activity": "x", "retires": {}}, "/steps/0/retires", "did you mean `retry`?"),
+        ({"id": "a", "activity": "x", "retry": {"max": 1}}, "/steps/0/retry/max", "there is no field `max`"),
+        ({"id": "a", "activity": "x", "on_failure": "explode"}, "/steps/0/on_failure", "one of fail, pause"),
         ({"id": "a", "signal": "x", "on_failure": "pause"}, "/steps/0/on_failure", "for activities"),
         ({"id": "a", "activity": "x", "max_concurrency": 2}, "/steps/0/max_concurrency", "for_each"),
         ({"id": "a", "activity": "x", "retry": {"max_attempts": -1}}, "/steps/0/retry/max_attempts", ""),
@@ -200,6 +202,45 @@ def test_what_is_wrong_with_a_step_is_named(step: Any, place: str, said: str) ->
     found = only_problem(plan_of(step))
     assert found[0] == place
     assert said in found[1]
+
+
+def test_every_problem_of_one_step_is_reported() -> None:
+    text = b"""
+plan: 1
+version: 2
+steps:
+  - id: a
+    activty: x
+    timeout: 5s
+    retry: 3
+    on_failure: explode
+"""
+    _, problems = check_plan(text)
+    assert [(each.line, each.place) for each in problems] == [
+        (2, "/plan"),
+        (3, "/version"),
+        (6, "/steps/0/activty"),
+        (7, "/steps/0/timeout"),
+        (8, "/steps/0/retry"),
+        (9, "/steps/0/on_failure"),
+    ]
+    assert problems[0].message.endswith("put it in quotes")
+
+
+def test_ten_thousand_wrong_steps_are_refused_at_once() -> None:
+    """What is wrong with each of them is looked for only until there are enough problems to show."""
+    wrong = {"id": "a", "activity": "x", **{f"activit{number}": 1 for number in range(10)}}
+    began = time.process_time()
+    assert len(problems_of(plan_of(*[wrong] * 10_000))) == PLAN_PROBLEMS
+    assert time.process_time() - began < 5
+
+
+def test_a_reference_without_quotes_is_explained() -> None:
+    _, [problem] = check_plan(
+        b"plan: x\nversion: '1'\nsteps:\n  - {id: a, activity: x, input: {v: ${steps.b.output}}}\n"
+    )
+    assert problem.line == 4
+    assert "stands in quotes" in problem.message
 
 
 def test_a_cycle_is_shown_with_its_path() -> None:

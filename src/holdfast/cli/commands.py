@@ -12,7 +12,9 @@ from holdfast.service.registry import Operation
 class CommandSpec(Struct, frozen=True, kw_only=True):
     """One command: its words, the fields that are arguments in their order, the one that takes all further words.
 
-    `columns` are what a list shows of each item, `shown` is the field of the answer that is shown by itself. `secret`
+    `columns` are what a list shows of each item, `shown` is the field of the answer that is shown by itself. `tables`
+    are the columns of fields that are lists, `text` is the field that is a text of several lines, and `hidden` are
+    fields that are shown as JSON only. `secret`
     is shown by itself too, as a shell takes it, and it is said that this is the only time. `stdin` is the field that is
     read from the standard input where it is given as `-`, because others can see the words of a command. `file` is the
     field that is the text of a file, which is named instead.
@@ -23,10 +25,15 @@ class CommandSpec(Struct, frozen=True, kw_only=True):
     rest: str | None = None
     columns: tuple[str, ...] = ()
     shown: str | None = None
+    tables: dict[str, tuple[str, ...]] = {}
+    text: str | None = None
+    hidden: tuple[str, ...] = ()
     secret: str | None = None
     stdin: str | None = None
     file: str | None = None
 
+
+_OF_DIFF = {"changed": ("step_id", "field", "before", "after"), "fields": ("field", "before", "after")}
 
 GROUPS = {
     "runs": "run",
@@ -71,7 +78,11 @@ COMMAND_SPECS: dict[str, CommandSpec] = {
     "runs.list": CommandSpec(words="run list", columns=("run_id", "workflow", "status", "created_at", "waiting_kind")),
     "runs.get": CommandSpec(words="run get", arguments=RUN),
     "runs.snapshot": CommandSpec(words="run snapshot", arguments=RUN),
-    "runs.graph": CommandSpec(words="run graph", arguments=RUN),
+    "runs.graph": CommandSpec(
+        words="run graph",
+        arguments=RUN,
+        tables={"nodes": ("id", "kind", "status", "parent", "depends_on", "attempts", "started_at", "completed_at")},
+    ),
     "runs.events": CommandSpec(words="run events", arguments=RUN, columns=EVENTS),
     "runs.query": CommandSpec(words="run query", arguments=("run_id", "name"), rest="input", shown="result"),
     "runs.update": CommandSpec(words="run update", arguments=("run_id", "name"), rest="input", shown="result"),
@@ -119,11 +130,21 @@ COMMAND_SPECS: dict[str, CommandSpec] = {
     "plans.list": CommandSpec(
         words="plan list", columns=("plan_id", "plan_version", "sha256", "registered_by", "registered_at")
     ),
-    "plans.get": CommandSpec(words="plan show", arguments=("plan_id",)),
+    "plans.get": CommandSpec(
+        words="plan show",
+        arguments=("plan_id",),
+        tables={"problems": ("place", "line", "message")},
+        text="document",
+        hidden=("graph",),
+    ),
     "plans.start": CommandSpec(words="plan start", arguments=("plan_id",), rest="inputs"),
-    "plans.diff": CommandSpec(words="plan diff", arguments=("plan_id", "from_version", "to_version")),
-    "plans.graph": CommandSpec(words="plan graph", arguments=("plan_id",)),
-    "plans.schema": CommandSpec(words="plan schema"),
+    "plans.diff": CommandSpec(words="plan diff", arguments=("plan_id", "from_version", "to_version"), tables=_OF_DIFF),
+    "plans.graph": CommandSpec(
+        words="plan graph",
+        arguments=("plan_id",),
+        tables={"nodes": ("id", "kind", "depends_on", "change", "detail")},
+    ),
+    "plans.schema": CommandSpec(words="plan schema", shown="schema"),
     "tokens.create": CommandSpec(words="token create", arguments=("name",), secret="token"),
     "tokens.list": CommandSpec(
         words="token list", columns=("prefix", "name", "role", "tenant", "expires_at", "is_valid")

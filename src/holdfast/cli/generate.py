@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -13,7 +13,7 @@ from msgspec import inspect as types
 from holdfast.cli import values
 from holdfast.cli.commands import CommandSpec
 from holdfast.cli.connection import Connection, Target, connect
-from holdfast.cli.output import clean, note, show_fields, show_items, show_json
+from holdfast.cli.output import clean, note, show_fields, show_items, show_json, show_text
 from holdfast.cli.plans import read_document
 from holdfast.errors import InvalidInput
 from holdfast.service.registry import Operation
@@ -118,8 +118,24 @@ def show(spec: CommandSpec, answer: Any, target: Target) -> None:
     elif isinstance(answer, dict) and isinstance(answer.get("items"), list):
         items = answer["items"]
         show_items(items, spec.columns or (tuple(items[0]) if items else ()))
+    elif isinstance(answer, dict):
+        apart = {*spec.tables, *spec.hidden, spec.text}
+        show_fields({name: value for name, value in answer.items() if name not in apart})
+        for name, columns in spec.tables.items():
+            if answer.get(name):
+                print()
+                show_items(list(_rows(answer[name])), columns)
+        if spec.text is not None and answer.get(spec.text):
+            show_text(answer[spec.text])
     else:
         show_fields(answer)
+
+
+def _rows(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield what a table shows of items: of one that holds a list of others, a row for each of them."""
+    for item in items:
+        inner = [part for value in item.values() if isinstance(value, list) for part in value if isinstance(part, dict)]
+        yield from ({**item, **part} for part in inner or [{}])
 
 
 async def _carry_out(

@@ -75,6 +75,13 @@ def show_fields(answer: dict[str, Any]) -> None:
             console.print(Text.assemble((name.ljust(width), "bold"), "  ", (text, STYLES.get(text, ""))))
 
 
+def show_text(text: str) -> None:
+    """Write a text of several lines below an empty one."""
+    print()
+    for line in text.splitlines():
+        print(clean(line))
+
+
 def show_line(text: str, style: str = "") -> None:
     """Write a line, at once."""
     if sys.stdout.isatty():

@@ -6,6 +6,8 @@ Reading collects every problem, each with its place. A plan whose fields are rig
 
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
+from itertools import islice
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -16,7 +18,7 @@ from holdfast.core import codec
 from holdfast.core.keys import check_name, check_step_name
 from holdfast.core.timing import Retry
 from holdfast.errors import HoldfastError, InvalidInput
-from holdfast.limits import DURATION_MS, PLAN_STEPS, SECRETS
+from holdfast.limits import DURATION_MS, PLAN_PROBLEMS, PLAN_STEPS, SECRETS
 from holdfast.program.plan.text import Place, PlanProblem, UnreadablePlan, pointer, read_text
 from holdfast.program.secrets import Secret
 
@@ -204,7 +206,7 @@ def read_plan(body: bytes) -> ParsedPlan:
         return ParsedPlan(None, (problem.problem,), {})
     except InvalidInput as problem:
         return ParsedPlan(None, (PlanProblem("", problem.message),), {})
-    found = list(_fields(value, lines))
+    found = list(islice(_fields(value, lines), PLAN_PROBLEMS))
     if found:
         return ParsedPlan(None, tuple(found), lines)
     return ParsedPlan(msgspec.convert(value, Plan), (), lines)
@@ -230,18 +232,52 @@ def _fields(value: Any, lines: dict[Place, int]) -> Iterator[PlanProblem]:
         yield from unfit or _step_fields(step, place, lines)
 
 
-def _convert(value: Any, kind: type, place: Place, lines: dict[Place, int]) -> Iterator[PlanProblem]:
-    try:
-        msgspec.convert(value, kind)
-    except msgspec.ValidationError as problem:
-        where, reason = codec.explain_unfit(problem)
-        if reason == "Object contains a field that is not declared":
-            reason = str(problem).split(" - at ")[0].replace("Object contains unknown field", "there is no field")
-        if reason == "Not one of the values that are declared":
-            reason = str(problem).split(" - at ")[0]
-        yield problem_at(lines, reason, (*place, *_keys(where)))
-    except RecursionError:
-        yield problem_at(lines, "it is nested too deep", place)
+def _convert(value: Any, kind: type[Struct], place: Place, lines: dict[Place, int]) -> Iterator[PlanProblem]:
+    """Yield why a value is not of this type: every problem of a mapping, with its fields one by one."""
+    for _ in range(PROBLEMS_OF_ONE):
+        try:
+            msgspec.convert(value, kind)
+            return
+        except msgspec.ValidationError as problem:
+            where, reason = codec.explain_unfit(problem)
+            keys = list(_keys(where))
+            unknown = _UNKNOWN.match(str(problem))
+            if unknown is not None:
+                keys.append(unknown[1])
+                reason = f"there is no field `{unknown[1]}`{_similar(unknown[1], kind) if len(keys) == 1 else ''}"
+            elif reason == "Not one of the values that are declared":
+                reason = str(problem).split(" - at ")[0] + _choices(keys)
+            elif _UNQUOTED.match(reason):
+                reason += "; in YAML put it in quotes"
+            yield problem_at(lines, reason, (*place, *keys))
+        except RecursionError:
+            yield problem_at(lines, "it is nested too deep", place)
+            return
+        if not keys or not isinstance(value, dict) or keys[0] not in value or keys[0] == "steps":
+            return
+        field = keys[0]
+        value = {name: part for name, part in value.items() if name != field}
+        if field in _REQUIRED:
+            value[field] = "a"
+
+
+PROBLEMS_OF_ONE = 10
+"""How many problems of one step are looked for."""
+
+_REQUIRED = frozenset({"id", "plan", "version"})
+_UNKNOWN = re.compile(r"Object contains unknown field `(.{1,200}?)`")
+_UNQUOTED = re.compile(r"Expected `str`, got `(int|float|bool)`")
+
+
+def _similar(name: str, kind: type[Struct]) -> str:
+    """Return a hint at the field that was probably meant."""
+    found = get_close_matches(name, [field.encode_name for field in fields(kind)], 1)
+    return f"; did you mean `{found[0]}`?" if found else ""
+
+
+def _choices(keys: list[str | int]) -> str:
+    known: Any = {"on_failure": OnFailure, "type": InputType}.get(str(keys[-1]) if keys else "")
+    return "" if known is None else f"; it is one of {', '.join(get_args(known))}"
 
 
 def _keys(where: str) -> Iterator[str | int]:

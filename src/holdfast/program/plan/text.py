@@ -230,6 +230,8 @@ def _read_yaml(text: str) -> tuple[Any, dict[Place, int]]:
         mark = getattr(problem, "problem_mark", None)
         said = str(getattr(problem, "problem", None) or problem).splitlines()[0][:200]
         line = None if mark is None else mark.line + 1
+        if line is not None and any("${" in each for each in text.split("\n")[max(0, line - 2) : line]):
+            said += "; inside of {…} and […] a reference stands in quotes"
         raise UnreadablePlan(f"the plan is no YAML: {said}", line=line) from problem
     except RecursionError as problem:  # only without libyaml
         raise UnreadablePlan(f"the plan is nested more than {PLAN_DEPTH} deep") from problem
