@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from random import Random
 from typing import Any, get_args
+from unittest.mock import patch
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -31,6 +33,7 @@ from holdfast.core.messages import (
 )
 from holdfast.core.reconciliation import TASK_TYPE
 from holdfast.core.state import PAUSED, TERMINAL, state_of
+from holdfast.engine import dead_processes
 from holdfast.engine.plans import load_plan_of
 from holdfast.engine.turns.draft import control_request
 from holdfast.engine.turns.execute import rebuild
@@ -89,7 +92,8 @@ def simulate(seed: int, runs: int = 12, payers: int = PAYERS, flows: int = 0, pl
             scenario.result()
 
     try:
-        loop.simulate(main())
+        with patch.object(dead_processes, "PROC", Path("/nowhere")):  # processes here are not the machine's
+            loop.simulate(main())
         assert world is not None
         return Report(world)
     finally:

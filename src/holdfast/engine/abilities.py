@@ -27,6 +27,8 @@ class Abilities(Struct, frozen=True):
     lacks: frozenset[Lack] = frozenset()
     late_writes: LateWrites | None = None
     """Its writes to the store that were over the budget of late."""
+    process: str = ""
+    """Which process of which machine it is."""
 
     def encode(self) -> list[Plan]:
         """Return the abilities as a store keeps them."""
@@ -35,7 +37,8 @@ class Abilities(Struct, frozen=True):
         lacks = [("", f"lacks\n{name}\n{plan_id}\n{version}") for name, (plan_id, version) in sorted(self.lacks)]
         late = self.late_writes
         writes = [("", f"late writes\n{late.count}\n{late.slowest_ms}\n{late.budget_ms}")] if late is not None else []
-        return [*sorted(self.workflows), *codes, *activities, *lacks, *writes]
+        process = [("", f"process\n{self.process}")] if self.process else []
+        return [*sorted(self.workflows), *codes, *activities, *lacks, *writes, *process]
 
 
 class NodeAbilities(Struct, frozen=True):
@@ -52,6 +55,7 @@ def decode(plans: Iterable[Plan]) -> Abilities:
     activities: set[str] = set()
     lacks: set[Lack] = set()
     late: LateWrites | None = None
+    process = ""
     for key, value in plans:
         if key:
             workflows.add((key, value))
@@ -66,7 +70,9 @@ def decode(plans: Iterable[Plan]) -> Abilities:
             lacks.add((names[0], (names[1], names[2])))
         elif kind == "late writes" and len(names) == 3 and all(name.isdecimal() for name in names):
             late = LateWrites(*map(int, names))
-    return Abilities(frozenset(workflows), frozenset(codes), frozenset(activities), frozenset(lacks), late)
+        elif kind == "process" and len(names) == 1:
+            process = names[0]
+    return Abilities(frozenset(workflows), frozenset(codes), frozenset(activities), frozenset(lacks), late, process)
 
 
 def abilities_of(nodes: Iterable[NodePlans]) -> list[NodeAbilities]:

@@ -21,10 +21,13 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from zlib import crc32
 
+from msgspec.structs import replace
+
 from holdfast.core.messages import Message
 from holdfast.core.plans import ANY_PLAN, definition_of
 from holdfast.core.state import PAUSED
 from holdfast.engine.abilities import Abilities, NodeAbilities, abilities_of, other_code
+from holdfast.engine.dead_processes import end_leases_of_the_gone, process_identity
 from holdfast.engine.observe.metrics import LateWrites, ObservedStore
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import StoreCorrupt, StoreError
@@ -62,6 +65,7 @@ class DefinitionFilter:
         self.lacking: dict[Wanted, dict[str, None]] = {}
         """The runs that wait here for activities which this node does not have, by what they lack."""
         self._is_stopping = False
+        self._process = process_identity()
 
     def plans(self) -> Sequence[Plan]:
         """Return what this node can run: its workflows, and plans, whichever there are."""
@@ -78,14 +82,23 @@ class DefinitionFilter:
         A node that is to be given no runs publishes neither code nor activities.
         """
         lacks = frozenset((name, plan) for plan, names in self.lacking for name in names)
-        workflows = frozenset(self.plans())
+        late = self._late_writes()
+        abilities = Abilities(frozenset(self.plans()), lacks=lacks, late_writes=late, process=self._process)
         if self._is_stopping or not self._takes_runs:
-            return Abilities(workflows=workflows, lacks=lacks, late_writes=self._late_writes()).encode()
+            return abilities.encode()
         codes, activities = frozenset(self._fingerprints().items()), frozenset(self._registry.activity_names())
-        return Abilities(workflows, codes, activities, lacks, self._late_writes()).encode()
+        return replace(abilities, codes=codes, activities=activities).encode()
 
     def _late_writes(self) -> LateWrites | None:
         return self._store.write_latency.recent() if isinstance(self._store, ObservedStore) else None
+
+    async def take_over(self) -> None:
+        """End the leases of nodes whose process has ended on this machine, where that can be known."""
+        if self._process and self._takes_runs:
+            try:
+                await end_leases_of_the_gone(self._store, self._node)
+            except StoreError:  # then their leases decide
+                logger.warning("the node could not look for processes that have ended", exc_info=True)
 
     def stop(self) -> None:
         """Publish from the next renewal on that this node is to be given no runs."""

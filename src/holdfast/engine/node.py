@@ -321,6 +321,7 @@ class Node:
         """Take a lease, and with it the runs that earlier processes of this node owned; begin to work."""
         with self._lease.renewing():
             await self.store.renew(self.name, self.options.lease_ms, self.definition_filter.published(), True)
+        await self.definition_filter.take_over()
         if self.turn_processor.fail_open is not None:
             await self.turn_processor.fail_open.reconcile()
         self.completion_key = self.owned_runs.executor.key = await completion_key(self.store)

@@ -1,0 +1,108 @@
+"""Tests of nodes whose process is gone: their runs go on at once where that can be known, else by the lease."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import holdfast as hf
+from holdfast.engine import dead_processes
+from holdfast.engine.abilities import Abilities
+from holdfast.engine.dead_processes import end_leases_of_the_gone, is_gone, process_identity
+from holdfast.store.memory import MemoryStore
+from holdfast.testing import VirtualClock
+
+WORKER = """
+import asyncio, sys, holdfast as hf
+app = hf.App("shop")
+
+@app.workflow
+async def order() -> str:
+    return await hf.wait_signal("approval", str)
+
+async def main():
+    async with app.node(sys.argv[1], options=hf.NodeOptions(lease_ms=600_000)):
+        run = await app.start(order, run_id="o-1")
+        print("up", flush=True)
+        await run.result()
+
+asyncio.run(main())
+"""
+
+
+def test_this_process_is_not_gone_and_one_that_has_ended_is() -> None:
+    identity = process_identity()
+    assert identity.split()[-2] == str(os.getpid())
+    assert not is_gone(identity)
+    machine = identity.rsplit(" ", 2)[0]
+    assert is_gone(f"{machine} {os.getpid()} 1"), "the number of the process was used again"
+    assert not is_gone(f"another {identity}"), "another machine, or another boot"
+    assert not is_gone("")
+    assert not is_gone("nonsense")
+
+
+@pytest.mark.process
+def test_a_process_that_was_killed_is_gone_before_it_is_reaped() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    machine = process_identity().rsplit(" ", 2)[0]
+    started = dead_processes._started(child.pid)
+    assert not is_gone(f"{machine} {child.pid} {started}")
+    child.kill()
+    until = time.monotonic() + 30
+    while not is_gone(f"{machine} {child.pid} {started}"):
+        assert time.monotonic() < until
+    child.wait()
+    assert is_gone(f"{machine} {child.pid} {started}")
+
+
+def test_without_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    identity = process_identity()
+    monkeypatch.setattr(dead_processes, "PROC", tmp_path)
+    assert process_identity() == ""
+    assert not is_gone(identity)
+
+
+@pytest.mark.contract("OWN-3")
+async def test_only_leases_of_the_gone_are_ended() -> None:
+    clock = VirtualClock()
+    store = MemoryStore(clock=clock)
+    identity = process_identity()
+    machine = identity.rsplit(" ", 2)[0]
+    for name, process in {"gone#1": f"{machine} {os.getpid()} 1", "here#1": identity, "far#1": f"x {identity}"}.items():
+        await store.renew(name, 60_000, Abilities(process=process).encode())
+    await store.renew("old#1", 60_000, Abilities().encode())
+    await end_leases_of_the_gone(store, "new#1")
+    clock.advance(ms=2)
+    assert [each.node for each in await store.find_nodes()] == ["far#1", "here#1", "old#1"]
+
+
+@pytest.mark.process
+@pytest.mark.contract("OWN-3")
+async def test_the_successor_of_a_killed_process_goes_on_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = f"sqlite:///{tmp_path}/orders.db"
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, store], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    assert await asyncio.to_thread(worker.stdout.readline) == "up\n"
+    worker.send_signal(signal.SIGKILL)
+    await asyncio.to_thread(worker.wait)
+    worker.stdout.close()
+    app = hf.App("shop")
+
+    @app.workflow
+    async def order() -> str:
+        return await hf.wait_signal("approval", str)
+
+    with caplog.at_level(logging.INFO, "holdfast.node"):
+        async with app.node(store), asyncio.timeout(60):  # the lease of the dead process lasts for ten minutes
+            run = app.run("o-1")
+            await run.signal("approval", "yes")
+            assert await run.result() == "yes"
+    assert "whose process has ended" in caplog.text
