@@ -19,6 +19,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, get_args,
 from msgspec.structs import replace
 
 from holdfast.clock import Ids, Rng, SystemIds, SystemRng
+from holdfast.core.attributes import declared_types
 from holdfast.core.dead_letters import DeadLetter, Reason
 from holdfast.core.events import ArtifactRef
 from holdfast.core.graph import Graph
@@ -89,10 +90,17 @@ LIFE_DIGITS = 12
 class Workflow(Generic[P, R]):
     """A registered workflow. Start it with `App.start`; call it inside another workflow to run it as a child."""
 
-    def __init__(self, definition: WorkflowDefinition, close_policy: ClosePolicy = "await") -> None:
+    def __init__(
+        self,
+        definition: WorkflowDefinition,
+        close_policy: ClosePolicy = "await",
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
         self.definition = definition
         self.close_policy: ClosePolicy = close_policy
         """What becomes of a child when its parent ends."""
+        self.attributes = attributes or {}
+        """The search attributes of children."""
         update_wrapper(self, definition.function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
@@ -100,11 +108,22 @@ class Workflow(Generic[P, R]):
         program = current_program()
         if program is None:
             return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
-        return program.run_child(self.definition, args, kwargs, self.close_policy)
+        return program.run_child(self.definition, args, kwargs, self.close_policy, self.attributes)
 
-    def options(self, *, close_policy: ClosePolicy) -> "Workflow[P, R]":
-        """Return the same workflow with another policy for children: what becomes of one when its parent ends."""
-        return Workflow(self.definition, checked_close_policy(close_policy))
+    def options(
+        self, *, close_policy: ClosePolicy | None = None, attributes: Mapping[str, Any] | None = None
+    ) -> "Workflow[P, R]":
+        """Return the same workflow with other options for children.
+
+        `close_policy` is what becomes of one when its parent ends, and `attributes` are its search attributes.
+        """
+        return Workflow(self.definition, *self._with_options(close_policy, attributes))
+
+    def _with_options(
+        self, close_policy: ClosePolicy | None, attributes: Mapping[str, Any] | None
+    ) -> tuple[ClosePolicy, Mapping[str, Any]]:
+        policy = self.close_policy if close_policy is None else checked_close_policy(close_policy)
+        return policy, self.attributes if attributes is None else attributes
 
 
 class Flow(Workflow[[S], S], Generic[S]):
@@ -112,9 +131,11 @@ class Flow(Workflow[[S], S], Generic[S]):
 
     definition: FlowDefinition
 
-    def options(self, *, close_policy: ClosePolicy) -> "Flow[S]":
-        """Return the same flow with another policy for children: what becomes of one when its parent ends."""
-        return Flow(self.definition, checked_close_policy(close_policy))
+    def options(
+        self, *, close_policy: ClosePolicy | None = None, attributes: Mapping[str, Any] | None = None
+    ) -> "Flow[S]":
+        """Return the same flow with other options for children: see `Workflow.options`."""
+        return Flow(self.definition, *self._with_options(close_policy, attributes))
 
     def graph(self) -> Graph:
         """Return the tree as it is drawn."""
@@ -269,6 +290,7 @@ class App:
         converters: Sequence[Converter[Any]] = (),
         secrets: SecretProvider | str | None = None,
         plan_sources: Sequence[str] | PlanSources = (),
+        attributes: Mapping[str, Any] | None = None,
     ) -> None:
         """`codecs` seal what goes to the store, such as `Encryption`; without them, those that the settings name.
 
@@ -277,6 +299,7 @@ class App:
         `converters` store values of types of your own: see docs/types.md.
         `secrets` is where the values of secrets come from, a provider or the address of one; otherwise the settings.
         `plan_sources` are prefixes of addresses from which plans may be fetched, such as `https://plans.example.com/`.
+        `attributes` are the types of the search attributes of runs, by name: see docs/search.md.
         """
         self.name = name
         self.logger = logger_of(name)
@@ -294,6 +317,7 @@ class App:
             limits, allow_cross_tenant_signals=allow_cross_tenant_signals, values=Values(converters)
         )
         """The workflows, activities and limits of this app."""
+        self.registry.attributes = declared_types(attributes or {})
         self.registry.secrets = None if secrets is None else open_provider(secrets)
         self._plan_sources = plan_sources if isinstance(plan_sources, PlanSources) else PlanSources(plan_sources)
         self.plans = AppPlans(self)
@@ -622,6 +646,8 @@ class App:
         priority: int = 0,
         with_signal: FirstSignal | None = None,
         workflow_version: str | None = None,
+        reference_parts: Mapping[str, str] | None = None,
+        attributes: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> RunHandle[R]:
         """Start a run with these arguments. The same request again gives the run that is there.
@@ -632,6 +658,8 @@ class App:
         limits, the run may be queued, fairly between tenants and by `priority` (higher first), or be `Overloaded`.
         `with_signal`, a dict of name, payload and signal_id, is in the run's mailbox from its beginning; if the run is
         there already, it is sent to it, in the same transaction, and raises why if it is refused.
+        `reference_key` and `reference_parts` are what the business calls it, and `attributes` are of the types that the
+        app declares: runs are found by them (docs/search.md).
         """
         refuse_inside("start", "call the workflow to run it as a child")
         runtime = self.runtime()  # it may be closed while this waits
@@ -651,6 +679,8 @@ class App:
             priority=priority,
             with_signal=with_signal,
             names_version=workflow_version is not None,
+            reference_parts=reference_parts or {},
+            attributes=attributes or {},
         )
         started = await runtime.start(definition, definition.signature.pack(args, kwargs), options)
         for delivered in started.signals:

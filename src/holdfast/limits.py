@@ -142,6 +142,9 @@ SEARCH_WORDS = 10
 SEARCH_CHARS = 200
 """How many words a search may have, and how long it may be: each word is looked for in every row."""
 
+SEARCH_CONDITIONS = 10
+"""How many conditions on attributes a search may have."""
+
 LEASE_MS = 3_600_000
 """The longest lease of a node. One that ends much later than that from now was given by a clock that was ahead."""
 
@@ -174,6 +177,15 @@ JSON_DEPTH = 100
 
 TAGS = 50
 """With how many tags a run is started at most."""
+
+ATTRIBUTES = 50
+"""How many search attributes an app may declare, and how many parts a run's reference may have."""
+
+ATTRIBUTE_BYTES = 256
+"""How long the text of a search attribute may be: it stands in an index."""
+
+ATTRIBUTE_ITEMS = 20
+"""How many texts a search attribute that is a list may have: each is a row of the index."""
 
 PRIORITY = 100
 """The highest priority of a queued run; its negative is the lowest."""

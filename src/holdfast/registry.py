@@ -4,9 +4,12 @@ A node, `check-histories`, a queue worker and the service look definitions up he
 registration (the bounds of an installation, the seconds of a turn) it gets with `bounded`, which shares the entries.
 """
 
+from collections.abc import Mapping
+
 from msgspec import Raw
 
 from holdfast.core import events as e
+from holdfast.core.attributes import AttributeType
 from holdfast.core.plans import is_plan
 from holdfast.errors import InvalidInput, NotFound, VersionMismatch
 from holdfast.limits import Limits
@@ -35,6 +38,7 @@ class Registry:
         "_turn_s",
         "activities",
         "allow_cross_tenant_signals",
+        "attributes",
         "built_in",
         "plans",
         "secrets",
@@ -67,6 +71,8 @@ class Registry:
         """Where the secrets of activities come from."""
         self.values = values
         """How the app's values are stored."""
+        self.attributes: Mapping[str, AttributeType] = {}
+        """The types of search attributes that the app declares, by name."""
         self._limits = limits or Limits()
         self._turn_s = turn_s
 
@@ -85,6 +91,7 @@ class Registry:
         bounded.plans = self.plans
         bounded.workflow_limits = self.workflow_limits
         bounded.secrets = self.secrets
+        bounded.attributes = self.attributes
         return bounded
 
     def add_workflow(self, definition: WorkflowDefinition, limit: WorkflowLimit | None = None) -> None:
@@ -93,6 +100,7 @@ class Registry:
         if key in self.workflows:
             raise InvalidInput(f"workflow {definition.name!r} is registered twice with version {definition.version!r}")
         self.workflows[key] = definition
+        definition.attributes = self.attributes
         self.workflow_limits.pop(definition.name, None)
         if limit is not None:
             self.workflow_limits[definition.name] = limit

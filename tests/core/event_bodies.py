@@ -3,6 +3,7 @@
 from msgspec import Raw
 
 from holdfast.core import events as e
+from holdfast.core.attributes import At
 from holdfast.core.events import ArtifactRef, Body, ErrorInfo
 from holdfast.core.state import RunStatus
 from tests.core.driver import START, Driver, activity, child, task, timer, wait
@@ -16,7 +17,8 @@ ARTIFACT = ArtifactRef("s3://bucket/log", "log", "ab" * 32, 12, START)
 SAMPLES: list[tuple[Body, str | None]] = [
     (
         e.RunQueued(
-            "order", "1", "acme", "shop", "prod", "req-1", Raw(b"{}"), "parent", "child", "child@4", 2, RETRY, PLAN
+            *("order", "1", "acme", "shop", "prod", "req-1", Raw(b"{}"), "parent", "child", "child@4", 2, RETRY, PLAN),
+            attributes={"cents": 5, "reference.customer": "42"},
         ),
         None,
     ),
@@ -60,10 +62,11 @@ SAMPLES: list[tuple[Body, str | None]] = [
     (e.TaskAnswered("ann", Raw(b"8")), "task"),
     (e.TaskRefused("claim", "bob", ERROR, "ann", START), "task"),
     (e.TaskCompleted("ann", Raw(b"8")), "task"),
-    (e.ChildStarted("run-2", "ship", "1", "fresh@9", Raw(b"9"), "cancel", PLAN), "fresh"),
+    (e.ChildStarted("run-2", "ship", "1", "fresh@9", Raw(b"9"), "cancel", PLAN, {"cents": 5}), "fresh"),
     (e.ChildCompleted(Raw(b"10")), "child"),
     (e.ChildFailed(ERROR), "child"),
     (e.MarkerRecorded("seed", Raw(b"11")), "fresh"),
+    (e.AttributesSet({"cents": 1, "due": At(5), "parts": ("a",), "region": None}), "fresh"),
     (e.UpdateAccepted("rename", Raw(b"12"), False), "fresh"),
     (e.UpdateCompleted(Raw(b"13"), ERROR), "update"),
 ]

@@ -22,6 +22,7 @@ COMMANDS: list[tuple[c.Command, str]] = [
     (child("s"), "ChildStarted"),
     (c.RecordMarker(step_id="s", name="seed"), "MarkerRecorded"),
     (c.SendSignal(step_id="s", run_id="run-2", name="go", signal_id="click-1"), "SignalSent"),
+    (c.SetAttributes(step_id="s", values={"cents": 1}), "AttributesSet"),
     (c.CancelStep(step_id="timer"), "StepCancelled"),
     (c.CompleteUpdate(step_id="update"), "UpdateCompleted"),
     (c.PauseRun(error=ERROR), "RunPaused"),

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core import events as e
+from holdfast.core.attributes import At
 from holdfast.core.event_writer import Refusal
 from holdfast.core.invariants import check
 from holdfast.core.keyed_steps import is_of_engine
@@ -72,6 +73,7 @@ def test_a_fold_since_the_last_rotation_is_the_fold_of_the_whole_history(plan: P
 def test_a_rotation_carries_everything_that_is_still_true() -> None:
     run = Driver("run-1", e.RunQueued("order", "3", parent_run_id="p", parent_step_id="s", parent_token="t", depth=4))
     run.start()
+    run.ask(c.SetAttributes(step_id="set", values={"cents": 1, "due": At(5), "parts": ("a", "b"), "score": 1.0}))
     run.ask(wait("w", "go"), activity("a"), timer("t"))
     run.tell(run.sent("go"))
     run.tell(failed("a"))

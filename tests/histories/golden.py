@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec, commands
 from holdfast.core import events as e
+from holdfast.core.attributes import At
 from holdfast.core.events import Event, UnknownBody
 from holdfast.core.index_rows import runtime_snapshot
 from holdfast.core.messages import ActivityErrored, NodeLost, Update
@@ -85,6 +86,7 @@ def smooth() -> Driver:
     run.tell(run.message("sleep"))
     run.tell(run.sent("approve", {"approved": True, "by": "ann"}, signal_id="click-1"))
     run.ask(commands.RecordMarker(step_id="seed", name="seed", value=Raw(b"42")))
+    run.ask(commands.SetAttributes(step_id="set", values={"cents": 5, "due": At(7), "parts": ("a", "b"), "vip": True}))
     run.ask(commands.CompleteRun(result=Raw(b'"receipt-1"')))
     return run
 

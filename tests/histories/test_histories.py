@@ -29,6 +29,8 @@ DIGESTS = {
     "v6.expected.json": "3fe58607171f3623876d22ab5fc9f887a1a94d7961ac5317098f579625a56e86",
     "v7.jsonl": "44a6cf67c99c6a076bf19fc7d8ce58861fb54fcf4354b8c0a377e78e86b41799",
     "v7.expected.json": "8587d25bec7107bea1983656ffe5b67496ffd8b2b4161d9dae56d1796219b787",
+    "v8.jsonl": "f2beece8e7ee828cd43f9c50db2446960baba645316292762a5e582e24fe970a",
+    "v8.expected.json": "ddb78abf4b073f0b72e62d5f7278affc7dc526b1dfa4a608f79c67168c78ca20",
 }
 
 

@@ -30,6 +30,7 @@ from holdfast.store.port import (
     MailboxQuery,
     PurgeReport,
     Refused,
+    RunCountQuery,
     RunHead,
     RunQuery,
     Store,
@@ -503,6 +504,7 @@ async def read(world: World) -> None:
     values, run_ids, now = world.values, world.run_ids, world.clock.now()
     questions: list[tuple[str, tuple[Any, ...]]] = [
         ("find", (values.run_query(run_ids, now),)),
+        ("find", (RunCountQuery(runs=values.run_query(run_ids, now)),)),
         ("find", (values.wait_query(run_ids),)),
         ("find", (values.mailbox_query(run_ids),)),
         ("find", (values.letter_query(run_ids),)),

@@ -110,6 +110,8 @@ def _command(values: Values, state: RunState, now: Instant) -> c.Command:
             return c.CancelStep(step_id=values.pick(list(state.open_steps)), reason="changed my mind")
         case 8 if values.happens(0.3):
             return c.ContinueAsNew()
+        case _ if values.happens(0.3):
+            return c.SetAttributes(step_id=step_id, values=values.attributes())
         case _:
             return marker(step_id, values.pick((None, "x")))
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.admission import AdmissionRequest, Overload, RunLimit
+from holdfast.core.attributes import At, RowKind, Value, changed
 from holdfast.core.dead_letters import DeadLetter, Reason, to_dead_letter
 from holdfast.core.events import ErrorInfo
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
@@ -23,6 +24,7 @@ from holdfast.core.messages import (
     SignalRequest,
     activity_completed,
 )
+from holdfast.core.search import Condition, Operator, Order
 from holdfast.core.state import RunStatus, retry_token
 from holdfast.store.port import (
     Heartbeat,
@@ -58,6 +60,7 @@ ACTIVITIES = ("charge", "refund", "a:b")
 VISIBLE_MS = (1, 1_000, 30_000)
 KINDS: tuple[MessageType, ...] = ("TimerDue", "RetryDue", "InternalContinue")
 MISSING = "missing"
+ATTRIBUTE_KINDS: dict[str, RowKind] = {"cents": "n", "region": "s", "vip": "b", "due": "t", "parts": "s"}
 
 Spec = dict[str, Any]
 """The options of `new_run`: what was asked for, so that it can be asked for again."""
@@ -110,7 +113,7 @@ class Values:
         else:
             spec = self._spec()
             self.made.append(spec)
-        new = new_run(now=now, **spec)
+        new = new_run(now=now, attributes=changed({}, self.attributes()) if self.happens(0.3) else None, **spec)
         if self.happens(0.5):
             request = AdmissionRequest(
                 limit=self.run_limit(), key=self.pick(("", "k", "l")), priority=self.number(-1, 2)
@@ -120,6 +123,38 @@ class Values:
             signals = [self.signal([spec["run_id"]], ()) for _ in range(self.number(1, 2))]
             new = replace(new, signals=tuple(signals))
         return self._adorned(new, now) if self.happens(0.2) else new
+
+    def attributes(self) -> dict[str, Value | None]:
+        """Draw what is set of a run's search attributes; None takes one away."""
+        drawn: dict[str, Value | None] = {
+            "cents": self.pick((None, 0, 7, 7.5, -3, 10**15)),
+            "region": self.pick((None, "eu", "us", "%")),
+            "vip": self.pick((None, True, False)),
+            "due": self.pick((None, At(0), At(5))),
+            "parts": self.pick((None, (), ("eu", "us"), ("us", "us"))),
+        }
+        return {name: drawn[name] for name in self.some(list(drawn), 3)}
+
+    def conditions(self) -> tuple[Condition, ...]:
+        """Draw conditions on search attributes."""
+        drawn: list[Condition] = []
+        for _ in range(self.pick((0, 0, 1, 1, 2))):
+            name = self.pick(("cents", "region", "vip", "due", "parts", MISSING))
+            operator: Operator = self.pick(("=", "!=", "<", "<=", ">", ">=", "exists", "missing"))
+            if operator in ("exists", "missing"):
+                drawn.append(Condition(name, operator, self.pick((None, *ATTRIBUTE_KINDS.get(name, "s")))))
+            else:
+                kind: RowKind = ATTRIBUTE_KINDS.get(name, "s") if self.happens(0.9) else self.pick(("s", "n"))
+                value = self.pick(("eu", "us", "")) if kind == "s" else self.pick((0.0, 1.0, 7.0, 7.5))
+                drawn.append(Condition(name, operator, kind, value))
+        return tuple(drawn)
+
+    def order(self) -> Order | None:
+        """Draw an order of an answer, or none."""
+        if self.happens(0.7):
+            return None
+        name = self.pick(("cents", "region", "vip", "due", "finished_at", "created_at"))
+        return Order(name, ATTRIBUTE_KINDS.get(name), self.happens(0.5))
 
     def run_limit(self) -> RunLimit:
         """Draw the limit of a workflow."""
@@ -376,6 +411,10 @@ class Values:
             text=self._maybe(("o", "ORDER 7", "v", "%", "error")),
             newest=self.happens(0.3),
             after=self._maybe(run_ids) or "",
+            finished_from=self._maybe((now, now - 60_000_000)) if self.happens(0.3) else None,
+            finished_until=self._maybe((now, now + 1)) if self.happens(0.3) else None,
+            where=self.conditions(),
+            order=self.order(),
             limit=self.limit(),
         )
 

@@ -7,6 +7,7 @@ body of the event that records a command: replay compares the two.
 from msgspec import Raw, Struct
 
 from holdfast.core import events as e
+from holdfast.core.attributes import Value
 from holdfast.core.events import NULL, ErrorInfo, EscalationRule, PlanSource
 from holdfast.core.instants import Instant
 
@@ -90,6 +91,7 @@ class StartChild(Struct, frozen=True, kw_only=True, gc=False):
     input: Raw = NULL
     close_policy: str = "await"
     plan: PlanSource | None = None
+    attributes: dict[str, Value] = {}
 
 
 class RecordMarker(Struct, frozen=True, kw_only=True, gc=False):
@@ -100,6 +102,15 @@ class RecordMarker(Struct, frozen=True, kw_only=True, gc=False):
     step_id: str
     name: str
     value: Raw = NULL
+
+
+class SetAttributes(Struct, frozen=True, kw_only=True, gc=False):
+    """Change search attributes of the run; None takes one away."""
+
+    RECORDED_AS = e.AttributesSet
+
+    step_id: str
+    values: dict[str, Value | None]
 
 
 class CompleteUpdate(Struct, frozen=True, kw_only=True, gc=False):
@@ -177,6 +188,7 @@ Command = (
     | AskHuman
     | StartChild
     | RecordMarker
+    | SetAttributes
     | CancelStep
     | CompleteUpdate
     | PauseRun
@@ -191,7 +203,12 @@ _ENDS = frozenset({CompleteRun, FailRun, CancelRun})
 OF_THE_RUN = "\0run"
 """The key of a command that concerns no step. No step has it, because names hold no control characters."""
 
-_PREFIXES: dict[type, str] = {CancelStep: "\0cancel ", CompleteUpdate: "\0answer ", RecordMarker: "\0marker "}
+_PREFIXES: dict[type, str] = {
+    CancelStep: "\0cancel ",
+    CompleteUpdate: "\0answer ",
+    RecordMarker: "\0marker ",
+    SetAttributes: "\0attributes ",
+}
 
 
 def with_one_rotation(commands: list[Command]) -> list[Command]:

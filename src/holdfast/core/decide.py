@@ -506,12 +506,17 @@ def _start_child(state: RunState, command: c.StartChild, writer: EventWriter) ->
         command.input,
         command.close_policy,
         command.plan,
+        command.attributes,
     )
     writer.open(body, command.step_id)
 
 
 def _record_marker(state: RunState, command: c.RecordMarker, writer: EventWriter) -> None:
     writer.write(e.MarkerRecorded(command.name, command.value), command.step_id, 1)
+
+
+def _set_attributes(state: RunState, command: c.SetAttributes, writer: EventWriter) -> None:
+    writer.write(e.AttributesSet(command.values), command.step_id, 1)
 
 
 def _cancel_step(state: RunState, command: c.CancelStep, writer: EventWriter) -> None:
@@ -571,6 +576,7 @@ _APPLIERS: dict[type, Callable[[RunState, Any, EventWriter], None]] = {
     c.AskHuman: _ask_human,
     c.StartChild: _start_child,
     c.RecordMarker: _record_marker,
+    c.SetAttributes: _set_attributes,
     c.CancelStep: _cancel_step,
     c.CompleteUpdate: _complete_update,
     c.PauseRun: _pause_run,

@@ -19,6 +19,7 @@ from typing import ClassVar, Literal, get_args
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from holdfast.core.attributes import Value
 from holdfast.core.instants import Instant
 
 NULL = Raw(b"null")
@@ -188,6 +189,8 @@ class RunQueued(RunBody, frozen=True):
     depth: int = 0
     retry_of: RetryOf | None = None
     plan: PlanSource | None = None
+    attributes: dict[str, Value] = {}
+    """The search attributes that it is started with, and the parts of its reference."""
 
 
 class RunApproved(RunBody, frozen=True):
@@ -648,6 +651,7 @@ class ChildStarted(Body, frozen=True):
     input: Raw = NULL
     close_policy: str = "await"
     plan: PlanSource | None = None
+    attributes: dict[str, Value] = {}
 
 
 class ChildCompleted(Body, frozen=True):
@@ -675,6 +679,12 @@ class MarkerRecorded(Body, frozen=True):
 
     name: str
     value: Raw = NULL
+
+
+class AttributesSet(Body, frozen=True):
+    """The program has changed search attributes of its run. None: the run does not have that one any more."""
+
+    values: dict[str, Value | None]
 
 
 class UpdateAccepted(Body, frozen=True):

@@ -12,6 +12,7 @@ from typing import Literal
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core import events as e
+from holdfast.core.attributes import Attributes
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import NOT_COMPLETED, TIMED_OUT
@@ -61,6 +62,8 @@ class RuntimeSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     last_executed_on: Instant = 0
     failed_step_ids: tuple[str, ...] = ()
     """Failed steps that wait for an operator to retry or skip them."""
+    attributes: Attributes = {}
+    """The search attributes of the run, and the parts of its reference."""
 
 
 def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
@@ -82,6 +85,7 @@ def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
         last_executed_by=state.last_executed_by,
         last_executed_on=state.last_executed_on,
         failed_step_ids=failures_to_settle(state) if state.failed_steps and state.status is PAUSED else (),
+        attributes=state.attributes,
     )
 
 

@@ -26,6 +26,7 @@ from msgspec.json import decode
 from msgspec.structs import force_setattr, replace
 
 from holdfast.core import events as e
+from holdfast.core.attributes import Attributes, changed
 from holdfast.core.codec import SCHEMA_VERSIONS, decode_body, digest, encode_body
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
@@ -189,6 +190,8 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     unknown_events: int = 0
     closed_effects: tuple[ClosedEffect, ...] = ()
     """The keyed steps that were closed last, to notice a second success."""
+    attributes: Attributes = {}
+    """The search attributes of the run, and the parts of its reference. Replaced as a whole, never written to."""
 
     @property
     def is_finished(self) -> bool:
@@ -273,6 +276,7 @@ CARRIED = (
     "last_signal_id",
     "last_error",
     "unknown_events",
+    "attributes",
 )
 """The fields of a state that hold after a rotation too: its event carries them over."""
 
@@ -345,6 +349,8 @@ def carried(state: RunState, update_ids: Sequence[str] = (), step_ids: Sequence[
         if step is not None and isinstance(step.body, e.UpdateAccepted)
     ]
     fields: dict[str, Any] = {field: getattr(state, field) for field in CARRIED}
+    if not state.attributes:  # as most runs, whose rotations are as they were before there were any
+        del fields["attributes"]
     if updates:
         fields["updates"] = updates
     if step_ids is not None:
@@ -501,6 +507,13 @@ def _queued(draft: RunState, event: Event) -> None:
         _set(draft, "parent_step_id", body.parent_step_id)
         _set(draft, "parent_token", body.parent_token)
     _set(draft, "depth", body.depth)
+    if body.attributes:
+        _set(draft, "attributes", body.attributes)
+
+
+def _attributes_set(draft: RunState, event: Event) -> None:
+    assert isinstance(event.data, e.AttributesSet)
+    _set(draft, "attributes", changed(draft.attributes, event.data.values))
 
 
 def _paused(draft: RunState, event: Event) -> None:
@@ -776,4 +789,5 @@ _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
     e.SignalDeadLettered: _signal_dead_lettered,
     e.ChildFailed: _child_failed,
     e.UpdateCompleted: _update_completed,
+    e.AttributesSet: _attributes_set,
 }

@@ -99,6 +99,14 @@ def patched(patch_id: str) -> bool:
     return require_program("patched").is_patched(patch_id)
 
 
+def set_attributes(**values: Any) -> None:
+    """Change search attributes of this run, by which it is found from the commit of this turn on. None takes one away.
+
+    The app declares their names and types: a value that does not fit raises `InvalidInput`.
+    """
+    require_program("set_attributes").set_attributes(values)
+
+
 def on_query(name: str, handler: Callable[..., Any]) -> None:
     """Answer queries of this name with this function, which is read-only."""
     require_step_name("query name", name)

@@ -22,6 +22,7 @@ from holdfast.clock import Random, seeded
 from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core import events as e
+from holdfast.core.attributes import to_changes, to_values
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.plans import STORE_PLAN, PlanRef, workflow_of
@@ -319,7 +320,12 @@ class CoroutineProgram:
         return activity.signature.result_of(await self.step(command))
 
     async def run_child(
-        self, child: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], close_policy: str
+        self,
+        child: WorkflowDefinition,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        close_policy: str,
+        attributes: Mapping[str, Any] = _NOTHING,
     ) -> Any:
         """Start another run, and return its result."""
         input = self.bounded(child.signature.pack(args, kwargs), f"the input of {child.name!r}")
@@ -339,6 +345,7 @@ class CoroutineProgram:
             plan_version=child.version,
             input=input,
             close_policy=close_policy,
+            attributes=to_values(attributes, child.attributes) if attributes else {},
         )
         return child.signature.result_of(await self.step(command))
 
@@ -435,7 +442,13 @@ class CoroutineProgram:
                 self.note(c.RecordMarker(step_id=step_id, name="patched", value=codec.encode(patch_id)))
         return self._patches[patch_id]
 
-    def note(self, command: c.RecordMarker | c.SendSignal) -> None:
+    def set_attributes(self, values: Mapping[str, Any]) -> None:
+        """Change search attributes of the run."""
+        changes = to_changes(values, self.definition.attributes)
+        if changes:
+            self.note(c.SetAttributes(step_id=self.name_step("attributes:set"), values=changes))
+
+    def note(self, command: c.RecordMarker | c.SendSignal | c.SetAttributes) -> None:
         """Issue a command that is only recorded: there is no outcome to wait for."""
         self._commands[c.command_key(type(command), command.step_id)] = command
 

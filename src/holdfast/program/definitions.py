@@ -17,6 +17,7 @@ from msgspec.structs import asdict
 
 from holdfast.core import codec
 from holdfast.core.admission import AdmissionRequest, Overload, RunLimit, check_admission_request, check_limit
+from holdfast.core.attributes import AttributeType
 from holdfast.core.graph import Graph
 from holdfast.core.keys import check_idempotency_key
 from holdfast.core.timing import NO_RETRY, Retry
@@ -202,6 +203,8 @@ class WorkflowDefinition:
         self.queries: dict[str, Signature] = {}
         self.updates: dict[str, Signature] = {}
         """The queries and updates that its runs answer, as far as they have run in this process."""
+        self.attributes: Mapping[str, AttributeType] = {}
+        """The search attributes that the app declares."""
 
     def form(self, name: str, kind: Any) -> "tuple[Raw, msgspec.json.Decoder[Any]]":
         """Return the JSON Schema of a type as the form of a task, and the decoder of answers; raise if it has none."""

@@ -131,6 +131,8 @@ from holdfast.store.types import PurgePolicy as PurgePolicy
 from holdfast.store.types import PurgeReport as PurgeReport
 from holdfast.store.types import Query as Query
 from holdfast.store.types import Refused as Refused
+from holdfast.store.types import RunCount as RunCount
+from holdfast.store.types import RunCountQuery as RunCountQuery
 from holdfast.store.types import RunHead as RunHead
 from holdfast.store.types import RunQuery as RunQuery
 from holdfast.store.types import SinkQuery as SinkQuery

@@ -340,6 +340,11 @@ def by_of(request: SignalRequest) -> str | None:
     return None if request.audit is None or request.audit.by is None else encode_text(request.audit.by)
 
 
+def count_rows(rows: Sequence[Any]) -> list[tuple[str, RunStatus, int]]:
+    """Return rows of workflow, status and count."""
+    return [(row[0], RunStatus(row[1]), int(row[2])) for row in rows]
+
+
 def audit_row(entry: AuditEntry) -> tuple[Any, ...]:
     """Return the row of AUDIT for an entry of the audit log."""
     token_id = None if entry.by is None else entry.by.token_id
@@ -418,6 +423,12 @@ def in_json(word: str) -> str:
     return msgspec.json.encode(word).decode()[1:-1]
 
 
+def numbered(text: str) -> str:
+    """Return a statement with its parameters numbered from $1, as in PostgreSQL. It holds no other `?`."""
+    first, *rest = text.split("?")
+    return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))
+
+
 class Where:
     """The conditions of a query, and their values."""
 
@@ -438,22 +449,21 @@ class Where:
     @property
     def text(self) -> str:
         """The clause, with `?` for each value."""
-        return "WHERE " + " AND ".join(self._conditions)
+        return "WHERE " + " AND ".join(self._conditions) if self._conditions else ""
 
     @property
     def numbered(self) -> str:
         """The clause with its parameters numbered from $1, as in PostgreSQL. No condition holds another `?`."""
-        first, *rest = self.text.split("?")
-        return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))
+        return numbered(self.text)
 
     @property
     def limit_parameter(self) -> str:
         """The number of the parameter after those of the conditions: the limit."""
         return f"${len(self._values) + 1}"
 
-    def values(self, limit: int) -> list[Any]:
+    def values(self, *limit: int) -> list[Any]:
         """Return the values of the conditions, and a limit."""
-        return [*self._values, limit]
+        return [*self._values, *limit]
 
 
 # --- conditions that both databases share: `runs` is how the table is named in a statement
@@ -469,6 +479,8 @@ def add_run_conditions(where: Where, query: RunQuery, has_tag: str) -> None:
     where.add_given(has_tag, query.tag)
     where.add_given("created_at >= ?", query.created_from)
     where.add_given("created_at < ?", query.created_until)
+    where.add_given("finished_at >= ?", query.finished_from)
+    where.add_given("finished_at < ?", query.finished_until)
 
 
 def wait_conditions(query: WaitQuery) -> Where:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import AdmissionRequest
+from holdfast.core.attributes import Attributes
 from holdfast.core.audit import AuditEntry
 from holdfast.core.bus import BusAlert, BusDeadLetter, OutboxEntry, SinkStatus
 from holdfast.core.dead_letters import DeadLetter, Reason
@@ -21,6 +22,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import Effect
 from holdfast.core.messages import AcceptedSignalResult, Message, Signal, SignalRequest
 from holdfast.core.plans import PLAN_PREFIX, RegisteredPlan
+from holdfast.core.search import Condition, Order
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, StoreCorrupt
 
@@ -84,6 +86,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     dead: tuple[DeadLetter, ...] = ()
     crosses_tenants: bool = False
     losses: int = 0
+    attributes: Attributes | None = None
+    """The run's search attributes after the turn, if it has changed them."""
 
 
 class Job(Struct, frozen=True, kw_only=True, gc=False):
@@ -490,7 +494,11 @@ class RunQuery(Query[RunHead], frozen=True, kw_only=True):
 
     With `newest` they are in the reverse order of creation, from before `before`: (created_at, run id) of the last that
     was seen. `run_ids` restricts the search to these runs. Each word of `text` is a part of the run's id, workflow,
-    reference, a tag, or of what it last failed with; case is ignored for A to Z.
+    reference, a tag, or of what it last failed with; case is ignored for A to Z. All conditions of `where` hold.
+
+    With `order` they are in that order, without those that lack what it is about, from behind `behind`: (value,
+    created_at, run id) of the last that was seen. Of two with the same value the one that was created first is first,
+    or last if the order is descending. An answer may be cut short, and then has a cursor.
     """
 
     tenant: str | None = None
@@ -502,9 +510,14 @@ class RunQuery(Query[RunHead], frozen=True, kw_only=True):
     run_ids: tuple[str, ...] | None = None
     created_from: Instant | None = None
     created_until: Instant | None = None
+    finished_from: Instant | None = None
+    finished_until: Instant | None = None
+    where: tuple[Condition, ...] = ()
     text: str | None = None
     newest: bool = False
     before: tuple[Instant, str] = (2**62 - 1, "")
+    order: Order | None = None
+    behind: tuple[str | float, Instant, str] | None = None
     after: str = ""
     look: int | None = None
     most_bytes: int | None = None
@@ -532,6 +545,25 @@ class ArchivedRunQuery(Query[ArchivedRun], frozen=True, kw_only=True):
     workflow: str | None = None
     status: RunStatus | None = None
     before: tuple[Instant, str] = (2**62 - 1, "")
+
+
+class RunCount(Struct, frozen=True):
+    """How many runs of a workflow have a status."""
+
+    workflow: str
+    status: RunStatus
+    count: int
+
+
+class RunCountQuery(Query[RunCount], frozen=True, kw_only=True):
+    """How many runs match a query, by workflow and status, in this order; its order, bounds and cursors do not count.
+
+    At most `look` runs are examined, the newest ones, or those that an attribute leads to. If there are more, the
+    answer has a `cursor`: True.
+    """
+
+    runs: RunQuery
+    look: int = 100_000
 
 
 class WaitQuery(Query[Wait], frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from math import isfinite
 from typing import Any, TypeVar, get_args
 
 from msgspec import UNSET, Struct
@@ -12,6 +13,7 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit, check_admission_request, check_limit
+from holdfast.core.attributes import Attributes, rows_of
 from holdfast.core.audit import AuditEntry
 from holdfast.core.bus import BusAlert, BusDeadLetter, OutboxEntry, OutboxSettlement, SinkProgress, check_sink
 from holdfast.core.dead_letters import DeadLetter, Reason, Settlement
@@ -20,6 +22,7 @@ from holdfast.core.events import Event
 from holdfast.core.keys import check_name
 from holdfast.core.messages import Message, SignalRequest, check_integer, check_message, check_signal
 from holdfast.core.plans import PLAN_PREFIX, RegisteredPlan
+from holdfast.core.search import Condition, Order
 from holdfast.core.state import TERMINAL
 from holdfast.errors import (
     CallerError,
@@ -28,11 +31,20 @@ from holdfast.errors import (
     InvalidInput,
     PayloadTooLarge,
 )
-from holdfast.limits import LEASE_MS, NODE_NAME_BYTES, PLAN_BYTES, SEARCH_CHARS, SEARCH_WORDS, Limits, check_types
+from holdfast.limits import (
+    LEASE_MS,
+    NODE_NAME_BYTES,
+    PLAN_BYTES,
+    SEARCH_CHARS,
+    SEARCH_CONDITIONS,
+    SEARCH_WORDS,
+    Limits,
+    check_types,
+)
 from holdfast.settings import Ownership
 from holdfast.store.decisions import LIFE, first_signals, not_waiting
 from holdfast.store.port import RunStore
-from holdfast.store.types import ArchivedRun, Heartbeat, Job, NewRun, PurgePolicy, Turn
+from holdfast.store.types import ArchivedRun, Heartbeat, Job, NewRun, PurgePolicy, RunCountQuery, RunQuery, Turn
 
 F = TypeVar("F")
 
@@ -103,7 +115,13 @@ def check_values(**values: Any) -> None:
 
 def check_query(query: Struct) -> None:
     """Refuse a query or a policy with a field that no store can look up."""
-    check_values(**{field: getattr(query, field) for field in query.__struct_fields__})
+    if isinstance(query, RunCountQuery):
+        check_bound("look", query.look)
+        query = query.runs
+    structs = ("where", "order", "behind") if isinstance(query, RunQuery) else ()
+    check_values(**{field: getattr(query, field) for field in query.__struct_fields__ if field not in structs})
+    if isinstance(query, RunQuery):
+        _check_conditions(query)
     for field in ("look", "most_bytes"):
         check_bound(field, getattr(query, field, None))
     text = getattr(query, "text", None)
@@ -111,6 +129,26 @@ def check_query(query: Struct) -> None:
         raise InvalidInput(
             f"text: a search has at most {SEARCH_WORDS} words and {SEARCH_CHARS} characters", field="text"
         )
+
+
+def _check_conditions(query: RunQuery) -> None:
+    """Refuse conditions on attributes, or an order, that no store can look up."""
+    for each in (*query.where, *(() if query.order is None else (query.order,))):
+        if not isinstance(each, Condition | Order):
+            raise InvalidInput(f"where: a condition is a Condition, not {each!r}", field="where")
+        value = getattr(each, "value", None)
+        if isinstance(value, float) and not isfinite(value):
+            raise InvalidInput("where: a number is finite", field="where")
+        check_values(name=each.name, value=value if isinstance(value, str) else None)
+    if len(query.where) > SEARCH_CONDITIONS:
+        raise InvalidInput(f"where: a search has at most {SEARCH_CONDITIONS} conditions", field="where")
+    if query.behind is not None:
+        check_values(behind=query.behind[1:], value=query.behind[0] if isinstance(query.behind[0], str) else None)
+
+
+def _can_be_indexed(attributes: Attributes) -> bool:
+    """Return whether every store can keep these attributes in its index."""
+    return all(kind != "s" or "\0" not in str(value) for _, kind, value in rows_of(attributes))
 
 
 def finder_of(finders: Mapping[type, F], query: Struct) -> F:
@@ -260,6 +298,8 @@ def can_be_read(events: Iterable[Event]) -> bool:
 
 def can_be_kept(turn: Turn) -> bool:
     """Return whether everything that a turn writes can be read again."""
+    if turn.attributes is not None and not _can_be_indexed(turn.attributes):
+        return False
     if (turn.jobs and not can_be_queued(turn)) or (turn.dead and not can_be_dead_lettered(turn)):
         return False
     for event in turn.events:
@@ -572,6 +612,8 @@ def check_new_run(new: Any) -> CallerError | None:
         return InvalidInput("a run begins with at least one event", field="events")
     if not can_be_read(new.events):
         return InvalidInput("a field of the run has a wrong type: it could not be read again", field="events")
+    if new.snapshot.attributes and not _can_be_indexed(new.snapshot.attributes):
+        return InvalidInput("attributes: a text holds no NUL", field="attributes")
     if len({event.idempotency_key for event in new.events}) != len(new.events):
         return InvalidInput("a run cannot begin with the same event twice", field="events")
     for message in new.messages:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec, commands
 from holdfast.core.access import AccessToken, digest_of
+from holdfast.core.attributes import Attributes
 from holdfast.core.bus import OutboxEntry
 from holdfast.core.dead_letters import DeadLetter, Reason, to_dead_letter
 from holdfast.core.decide import Input
@@ -76,6 +77,7 @@ def new_run(
     reference_key: str | None = None,
     tags: tuple[str, ...] = (),
     plan: str | None = None,
+    attributes: Attributes | None = None,
 ) -> NewRun:
     """Return a run to create: queued, with the message that will start it. `value` is its input.
 
@@ -91,6 +93,7 @@ def new_run(
         input=codec.encode(value),
         parent_run_id=parent,
         plan=None if plan is None else PlanSource(plan),
+        attributes=attributes or {},
     )
     return prepare_run(run_id, queued, now, "starter", reference_key=reference_key, tags=tags)
 

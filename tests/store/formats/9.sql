@@ -255,6 +255,13 @@ CREATE TABLE plans (
     PRIMARY KEY (tenant, plan_id, plan_version)
 ) WITHOUT ROWID;
 INSERT INTO "plans" VALUES('acme','etl','1',X'303725AD1E11B275E0634296556496E3AC60F2FE716821B6A55F162E30E5DD39','file:etl','',1769601600005000);
+CREATE TABLE run_attributes (
+    run_no INTEGER NOT NULL,
+    name   TEXT NOT NULL,
+    kind   TEXT NOT NULL,                          -- s text, n number, b truth value, t instant
+    number REAL,
+    word   TEXT
+);
 CREATE TABLE runs (
     run_no           INTEGER PRIMARY KEY,          -- in order of creation
     run_id           TEXT NOT NULL UNIQUE,
@@ -484,5 +491,8 @@ BEGIN
     DELETE FROM outbox WHERE sink_no IN (SELECT sink_no FROM sinks) AND run_no = OLD.run_no;
     DELETE FROM bus_dead_letters WHERE run_no = OLD.run_no;
 END;
+CREATE INDEX run_attributes_run ON run_attributes (run_no, name);
+CREATE INDEX run_attributes_number ON run_attributes (name, kind, number, run_no) WHERE number IS NOT NULL;
+CREATE INDEX run_attributes_word ON run_attributes (name, kind, word, run_no) WHERE word IS NOT NULL;
 DELETE FROM "sqlite_sequence";
 COMMIT;

@@ -7,7 +7,7 @@ authoriser, recorded in the run, and named in the audit log. Without one, the re
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Raw, Struct
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from holdfast.clock import Ids
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.attributes import Attributes, to_parts, to_values
 from holdfast.core.audit import AuditEntry, Caller, audit_entry
 from holdfast.core.dead_letters import Settlement
 from holdfast.core.decide import update_step_id
@@ -88,6 +89,8 @@ class StartOptions(Struct, frozen=True, kw_only=True):
     priority: int = 0
     with_signal: FirstSignal | None = None
     names_version: bool = False
+    reference_parts: Mapping[str, str] = {}
+    attributes: Mapping[str, Any] = {}
 
     def check(self) -> None:
         """Raise `InvalidInput` if a run cannot be started so, before anything is made of it."""
@@ -253,6 +256,7 @@ class Runtime:
             input=input,
             plan=e.PlanSource(definition.sha256, uri) if isinstance(definition, PlanDefinition) else None,
             by=None if caller is None else caller.ref,
+            attributes=self._attributes(options),
         )
         if self._authorizer.is_needed:
             await self._authorizer.check_start(queued, options.run_id, caller)
@@ -286,6 +290,12 @@ class Runtime:
             sent = [replace(signal, run_id=answer.run_id) for signal in new.signals]
             signals = tuple([port.Accepted(await self._signals.send(signal, None, caller)) for signal in sent])
         return Started(answer.run_id, version, signals)
+
+    def _attributes(self, options: StartOptions) -> Attributes:
+        """Return the search attributes of a run, with the parts of its reference."""
+        if not options.attributes and not options.reference_parts:
+            return {}
+        return {**to_values(options.attributes, self.registry.attributes), **to_parts(options.reference_parts)}
 
     async def _with_signal(
         self,

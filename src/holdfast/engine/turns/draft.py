@@ -237,6 +237,7 @@ class TurnDraft:
             jobs=tuple(self._jobs()) if self._queued else (),
             jobs_closed=jobs_closed,
             dead=self._dead,
+            attributes=self.state.attributes if e.AttributesSet in self.kinds else None,
         )
 
     def _look_over(self) -> bool:
@@ -341,6 +342,7 @@ class TurnDraft:
                     parent_token=body.token,
                     depth=self.state.depth + 1,
                     plan=body.plan,
+                    attributes=body.attributes,
                 )
                 yield prepare_run(body.child_run_id, queued, self._now, self._by.node, key=event.idempotency_key)
 
@@ -505,7 +507,13 @@ def prepare_run(
         run_request_id=queued.run_request_id or run_id,
         request_key=key or start_key(run_id, queued, queued.plan_version),
         input_sha256=codec.value_digest(queued.input),
-        snapshot=RuntimeSnapshot(status=PENDING, state_version=1, last_executed_by=node, last_executed_on=now),
+        snapshot=RuntimeSnapshot(
+            status=PENDING,
+            state_version=1,
+            last_executed_by=node,
+            last_executed_on=now,
+            attributes=queued.attributes,
+        ),
         events=decision.events,
         messages=decision.messages,
         parent_run_id=queued.parent_run_id,

@@ -1,20 +1,24 @@
 """`find` and `find_orphaned` in the reference model: everything that matches a query, in order."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from operator import gt, lt
 from typing import Any, TypeVar
 
 from msgspec.json import encode
 
+from holdfast.core.attributes import items_of
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Actor, Signal
 from holdfast.core.plans import definition_of
+from holdfast.core.search import Order, matches
 from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import is_effective
 from holdfast.store import port
 from holdfast.store.decisions import lease_end
-from holdfast.store.memory.run import Run
+from holdfast.store.memory.run import NEVER, Run
 from holdfast.store.sql import in_json, lowered, words_of
 from holdfast.store.types import within
 
@@ -26,13 +30,19 @@ def find_runs(runs: Runs, query: port.RunQuery) -> port.Found[port.RunHead]:
     """Return the heads of the runs that match the query."""
     heads = _heads(runs, query)
     place = None
+    if query.order is not None:
+        return _ordered(runs, query, query.order)
     if query.look is not None and len(heads) >= query.look:
         last = heads[query.look - 1]
         place = (last.created_at, last.run_id) if query.newest else last.run_id
         heads = heads[: query.look]
+    return port.Found(_matching(runs, query, heads), place)
+
+
+def _matching(runs: Runs, query: port.RunQuery, heads: Iterable[port.RunHead]) -> list[port.RunHead]:
     exact = ("tenant", "status", "reference_key", "parent_run_id")
     words = words_of(query.text)
-    found = [
+    return [
         head
         for head in heads
         if all(getattr(query, field) in (None, getattr(head, field)) for field in exact)
@@ -40,10 +50,44 @@ def find_runs(runs: Runs, query: port.RunQuery) -> port.Found[port.RunHead]:
         and (query.tag is None or query.tag in head.tags)
         and (query.created_from is None or head.created_at >= query.created_from)
         and (query.created_until is None or head.created_at < query.created_until)
+        and (query.finished_from is None or (head.finished_at or -1) >= query.finished_from)
+        and (query.finished_until is None or (head.finished_at or NEVER) < query.finished_until)
         and (query.run_ids is None or head.run_id in query.run_ids)
+        and all(matches(runs[head.run_id].attributes, condition) for condition in query.where)
         and _is_found(head, words)
     ]
-    return port.Found(found, place)
+
+
+def _ordered(runs: Runs, query: port.RunQuery, order: Order) -> port.Found[port.RunHead]:
+    """Return the runs in an order: by what they are ordered by, and by their creation."""
+    keys: list[tuple[Any, int, port.RunHead]] = []
+    for number, run in enumerate(runs.values()):
+        value: Any = run.head.finished_at if order.name == "finished_at" else 0
+        if order.kind is not None:
+            own = run.attributes.get(order.name)
+            value = None if own is None else dict(items_of(own)).get(order.kind)
+        if value is not None:
+            keys.append((value, number, run.head))
+    keys.sort(key=lambda key: key[:2], reverse=order.descending)
+    if query.behind is not None:
+        value, _, run_id = query.behind
+        number = next((place for place, known in enumerate(runs) if known == run_id), -1)
+        beyond = lt if order.descending else gt
+        keys = [key for key in keys if beyond(key[:2], (value, number))]
+    found = _matching(runs, query, [head for _, _, head in keys])
+    page = found[: query.limit]
+    values = {head.run_id: value for value, _, head in keys}
+    if not page or len(page) < query.limit:
+        return port.Found(page)
+    return port.Found(page, (values[page[-1].run_id], page[-1].created_at, page[-1].run_id))
+
+
+def count_runs(runs: Runs, query: port.RunCountQuery) -> port.Found[port.RunCount]:
+    """Return how many runs match a query, by workflow and status."""
+    heads = [run.head for run in runs.values()][::-1]
+    counts = Counter((head.plan_id, head.status) for head in _matching(runs, query.runs, heads[: query.look]))
+    has_more = len(heads) > query.look or None
+    return port.Found([port.RunCount(*key, count) for key, count in sorted(counts.items())], has_more)
 
 
 def _heads(runs: Runs, query: port.RunQuery) -> list[port.RunHead]:

@@ -54,6 +54,7 @@ class Run:
         self.records: dict[tuple[str, str, str], ActivityRecord] = {}
         self.work: dict[str, Work] = {}
         self.letters: dict[str, DeadLetter] = {}
+        self.attributes = new.snapshot.attributes
         self.head = new_head(new, owner, now)
         self._append(new.events, 0, now)
         self._index(new.messages, new.waits_opened, new.tasks, now)
@@ -280,6 +281,8 @@ class Run:
             self.work.pop(step_id, None)
         for job in turn.jobs:
             self.work[job.step_id] = put(job, self.work.get(job.step_id), now)
+        if turn.attributes is not None:
+            self.attributes = turn.attributes
         self._end_turn(turn, now)
         return port.Committed(self.head.version, now)
 

@@ -76,6 +76,7 @@ class MemoryStore:
         self._archive = retention.Archive()
         self._finders: dict[type, Callable[[Any], port.Found[Any]]] = {
             port.RunQuery: partial(queries.find_runs, self._runs),
+            port.RunCountQuery: partial(queries.count_runs, self._runs),
             port.WaitQuery: partial(queries.find_waits, self._runs),
             port.MailboxQuery: partial(queries.find_mailbox, self._runs),
             port.TaskQuery: partial(queries.find_tasks, self._runs),
@@ -428,8 +429,11 @@ class MemoryStore:
     async def find(self, query: port.Query[Row]) -> port.Found[Row]:
         finder = validation.finder_of(self._finders, query)
         self._now()
+        most = min(validation.check_page(query.limit), self._limits.page_items)
+        if isinstance(query, port.RunCountQuery) or getattr(query, "order", None) is not None:
+            return finder(replace(query, limit=most))  # it has a bound, and a cursor of its own
         found = finder(query)
-        page = queries.page_of(found, query, min(validation.check_page(query.limit), self._limits.page_items))
+        page = queries.page_of(found, query, most)
         return port.Found(page, found.cursor if len(page) == len(found) < query.limit else None)
 
     async def find_nodes(self) -> list[port.NodePlans]:

@@ -7,6 +7,7 @@ from typing import Any, get_args
 from msgspec import UNSET, Raw
 from msgspec.structs import fields, replace
 
+from holdfast.core.attributes import Attributes, rows_of
 from holdfast.core.codec import encode_body, encode_ref, encode_text
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import NULL, Body, Event
@@ -146,6 +147,14 @@ class More:
                 for one in latest.values()
             ),
         )
+
+    def add_attributes(self, number: int, attributes: Attributes) -> None:
+        """Add the search attributes that a run has in place of those it had."""
+        rows = [
+            {"name": name, "kind": kind, "word" if kind == "s" else "number": value}
+            for name, kind, value in rows_of(attributes)
+        ]
+        self.add("attributes", number, rows or [{}])
 
     def add_jobs(self, number: int, jobs: Iterable[Job], closed: Iterable[str]) -> None:
         """Add jobs; a later one of the same step replaces an earlier one, and keeps its details."""

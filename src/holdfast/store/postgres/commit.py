@@ -271,6 +271,8 @@ def commit_arguments(now: Instant | None, turns: Sequence[port.Turn]) -> list[An
             messages += message_rows(number, turn.messages)
         if turn.received or turn.waits_opened or turn.waits_closed or turn.tasks or turn.records:
             _add_more(more, number, turn)
+        if turn.attributes is not None:
+            more.add_attributes(number, turn.attributes)
         if turn.losses:
             more.add("losses", number, [{"losses": turn.losses}])
         if turn.jobs or turn.jobs_closed or turn.dead:

@@ -193,6 +193,8 @@ def _arguments(now: Instant | None, owner: str | None, new_runs: Sequence[port.N
         messages += message_rows(number, new.messages)
         if new.plan_id.startswith(PLAN_PREFIX):
             more.add("plans", number, [{"tenant": new.tenant, "sha256": new.plan_sha256}])
+        if new.snapshot.attributes:
+            more.add_attributes(number, new.snapshot.attributes)
         if new.waits_opened or new.tasks or new.records:  # hardly ever: a run has done nothing yet
             more.add_waits(number, new.waits_opened)
             more.add_tasks(number, new.tasks)

@@ -85,6 +85,15 @@ BEGIN
         FROM jsonb_to_recordset(p_more -> 'plans') AS x (turn int, tenant text, sha256 text)
         WHERE p_numbers[x.turn] > 0;
     END IF;
+    IF p_more ? 'attributes' THEN  -- all that a run has, in place of what it had; a row without a name is none
+        DELETE FROM holdfast.run_attributes WHERE run_no = ANY (ARRAY(
+            SELECT p_numbers[x.turn] FROM jsonb_to_recordset(p_more -> 'attributes') AS x (turn int)));
+        INSERT INTO holdfast.run_attributes (run_no, name, kind, number, word)
+        SELECT p_numbers[x.turn], x.name, x.kind, x.number, x.word
+        FROM jsonb_to_recordset(p_more -> 'attributes')
+            AS x (turn int, name text, kind text, number double precision, word text)
+        WHERE p_numbers[x.turn] > 0 AND x.name IS NOT NULL;
+    END IF;
     IF p_more ? 'tasks' THEN  -- closed ones first: a step has at most one open task
         INSERT INTO holdfast.tasks AS t (task_id, run_no, step_id, status, assignee, roles, due_at, task)
         SELECT x.task_id, p_numbers[x.turn], x.step_id, x.status, x.assignee,

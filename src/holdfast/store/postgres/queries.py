@@ -6,13 +6,14 @@ from operator import itemgetter
 from typing import Any
 
 from msgspec import Raw, json
+from msgspec.structs import replace
 
 from holdfast.core.events import Event
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, Signal
 from holdfast.limits import MAILBOX_SIGNALS
-from holdfast.store import port, sql
+from holdfast.store import port, search, sql
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.pool import Db
 from holdfast.store.sql import Where, in_json, words_of
@@ -123,6 +124,10 @@ _SAYS = (
 
 async def find_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port.RunHead]:
     """Return the runs that match the query."""
+    if search.is_driven(query):
+        driver = await _driver(db, query)
+        if driver is not None:
+            return await _search_runs(db, query, driver, limit)
     where = Where()
     if query.newest:
         where.add(_BEFORE, query.before[1], query.before[0])
@@ -137,17 +142,61 @@ async def find_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port
         for created_at, run_id, run_no in ends:
             where.add(*(("run_no >= ?", run_no) if query.newest else ("run_id <= ?", run_id)))
             place = (created_at, run_id) if query.newest else run_id
-    sql.add_run_conditions(where, query, "tags <> '[]' AND tags::jsonb @> to_jsonb(ARRAY[?::text])")
-    if query.run_ids is not None:
-        where.add("run_id = ANY (?)", list(map(askable, query.run_ids)))
-    for word in words_of(query.text):
-        where.add(_SAYS, word, word, word)
+    _add_run_conditions(where, query)
     order = "run_no DESC" if query.newest else "run_id"
     most = await most_rows(db, "octet_length(snapshot) FROM holdfast.runs", where, order, limit, query.most_bytes)
     found = await read_page(db, f"SELECT {sql.HEAD} FROM holdfast.runs", where, order, most)
     is_whole = len(found) < most == limit
     place_of = itemgetter(14, 1) if query.newest else itemgetter(1)
     return sql.found_of(found, sql.head_of, itemgetter(1), place_of, place if is_whole else None)
+
+
+def _add_run_conditions(where: Where, query: port.RunQuery) -> None:
+    sql.add_run_conditions(where, query, "tags <> '[]' AND tags::jsonb @> to_jsonb(ARRAY[?::text])")
+    search.add_attribute_conditions(where, query, "holdfast.")
+    if query.run_ids is not None:
+        where.add("run_id = ANY (?)", list(map(askable, query.run_ids)))
+    for word in words_of(query.text):
+        where.add(_SAYS, word, word, word)
+
+
+async def _search_runs(db: Db, query: port.RunQuery, driver: search.Driver, limit: int) -> port.Found[port.RunHead]:
+    """Return the runs that match a query which an index drives. See `store/search.py`."""
+    look = query.look or search.LOOK
+    where = Where()
+    _add_run_conditions(where, query)
+    rows = await _ask(db, search.heads_query(driver, look, where, limit, "holdfast."))
+    ends = await _ask(db, search.end_query(driver, look, "holdfast.")) if len(rows) < limit else []
+    return search.found_runs(query, rows, limit, ends[0] if ends else None, sql.text_bytes)
+
+
+async def _driver(db: Db, query: port.RunQuery) -> search.Driver | None:
+    if query.order is not None:
+        behind = query.behind or (0, 0, "")
+        number = search.number_query("holdfast.", descending=query.order.descending)
+        [[number_behind]] = await _ask(db, (number, [behind[2], behind[1]]))
+        return search.ordered_driver(query, query.order, number_behind, "holdfast.")
+    [[before]] = await _ask(db, (search.number_query("holdfast.", descending=True), [query.before[1], query.before[0]]))
+    groups = search.condition_groups(query)
+    drivers = [search.group_driver(group, before, "holdfast.") for group in groups]
+    counts = [(await _ask(db, search.count_query(each)))[0][0] for each in drivers]
+    chosen = search.choose(groups, counts)
+    return None if chosen is None else drivers[groups.index(chosen)]
+
+
+async def count_runs(db: Db, query: port.RunCountQuery, limit: int) -> port.Found[port.RunCount]:
+    """Return how many runs match a query, by workflow and status."""
+    runs = replace(query.runs, order=None, behind=None, newest=True, before=(2**62 - 1, ""))
+    driver = await _driver(db, runs)
+    where = Where()
+    _add_run_conditions(where, runs)
+    rows = await _ask(db, search.counts_query(query, driver, where, "holdfast."))
+    has_more = bool(await _ask(db, search.beyond_query(query, driver, "holdfast.")))
+    return port.Found([port.RunCount(*row) for row in sql.count_rows(rows)][:limit], has_more or None)
+
+
+async def _ask(db: Db, statement: tuple[str, list[Any]]) -> list[Any]:
+    return await db.fetch(sql.numbered(statement[0]), *map(askable, statement[1]))
 
 
 async def find_waits(db: Db, query: port.WaitQuery, limit: int) -> port.Found[Wait]:

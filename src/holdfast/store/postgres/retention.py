@@ -52,7 +52,7 @@ _INDEX = (
 )
 _BELONGING = (
     *("events", "signals", "acceptance_records", "tasks", "waits", "messages", "activity_records", "jobs"),
-    *("dead_letters", "agenda", "plan_uses", "runs"),
+    *("dead_letters", "agenda", "plan_uses", "run_attributes", "runs"),
 )
 _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 

@@ -55,6 +55,7 @@ Row = TypeVar("Row")
 
 _FINDERS: dict[type, Callable[[Pool, Any, int], Coroutine[Any, Any, port.Found[Any]]]] = {
     port.RunQuery: queries.find_runs,
+    port.RunCountQuery: queries.count_runs,
     port.WaitQuery: queries.find_waits,
     port.MailboxQuery: queries.find_mailbox,
     port.TaskQuery: queries.find_tasks,

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from holdfast.core.attributes import Attributes
 from holdfast.core.codec import encode_text
 from holdfast.core.events import Event, RunStarted
 from holdfast.core.instants import Instant
@@ -344,6 +345,7 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
     jobs_closed: list[tuple[int, str]] = []
     jobs: list[tuple[Any, ...]] = []
     others = []
+    attributes: list[tuple[int, Attributes]] = []
     for run_no, turn, is_light in winners:
         is_finished = turn.snapshot.status in TERMINAL
         events += queries.event_rows(run_no, turn.events, turn.expected_version, now)
@@ -360,6 +362,8 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
             jobs += [queries.job_row(run_no, job, now) for job in turn.jobs]
         if turn.received or turn.waits_opened or turn.waits_closed or turn.tasks or turn.records or turn.dead:
             others.append((run_no, turn))
+        if turn.attributes is not None:
+            attributes.append((run_no, turn.attributes))
         state = str(turn.snapshot.status), turn.expected_version + len(turn.events), encode_text(turn.snapshot), now
         expected, seen = (run_no, turn.run_id, turn.expected_version, turn.epoch), turn.seen_inbox_seq
         if is_light:
@@ -376,6 +380,9 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
     if messages:
         db.executemany(queries.INSERT_MESSAGE, messages)
     _write_others(db, others)
+    for run_no, values in attributes:
+        db.execute("DELETE FROM run_attributes WHERE run_no = ?", (run_no,))
+        db.executemany(queries.INSERT_ATTRIBUTE, queries.attribute_rows(run_no, values))
     if jobs_closed:
         db.executemany("DELETE FROM jobs WHERE run_no = ? AND step_id = ?", jobs_closed)
     if jobs:

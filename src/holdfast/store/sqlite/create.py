@@ -128,6 +128,8 @@ def _insert(db: sqlite3.Connection, created: list[tuple[int, port.NewRun]], owne
     tasks = [queries.task_row(run_no, task) for run_no, new in created for task in new.tasks]
     records = [queries.record_row(run_no, record) for run_no, new in created for record in new.records]
     for run_no, new in created:
+        if new.snapshot.attributes:
+            db.executemany(queries.INSERT_ATTRIBUTE, queries.attribute_rows(run_no, new.snapshot.attributes))
         if new.plan_id.startswith(PLAN_PREFIX):
             use = (run_no, new.tenant, bytes.fromhex(new.plan_sha256 or ""))
             db.execute("INSERT OR REPLACE INTO plan_uses VALUES (?, ?, ?)", use)

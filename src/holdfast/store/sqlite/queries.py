@@ -16,13 +16,14 @@ from typing import Any
 from msgspec import Raw
 from msgspec.structs import replace
 
+from holdfast.core.attributes import Attributes, rows_of
 from holdfast.core.codec import encode_body, encode_ref, encode_text
 from holdfast.core.events import NULL, Event
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ENGINE_SIGNALS, OUTCOME_SIGNAL, Message, Signal
 from holdfast.limits import MAILBOX_SIGNALS
-from holdfast.store import decisions, port, sql
+from holdfast.store import decisions, port, search, sql
 from holdfast.store.port import Job
 from holdfast.store.sql import WAIT, Where, in_json, text_bytes, wait_name, wait_of, words_of
 from holdfast.store.types import within
@@ -46,6 +47,7 @@ INSERT_TASK = (
     "step_id = excluded.step_id, status = excluded.status, assignee = excluded.assignee, roles = excluded.roles, "
     "task = excluded.task WHERE run_no = excluded.run_no"
 )
+INSERT_ATTRIBUTE = "INSERT INTO run_attributes VALUES (?, ?, ?, ?, ?)"
 INSERT_RECORD = "INSERT OR REPLACE INTO activity_records VALUES (?, ?, ?, ?, ?, ?)"
 INSERT_JOB = (
     "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?) ON CONFLICT (run_no, step_id) DO UPDATE SET "
@@ -112,6 +114,14 @@ def record_row(run_no: int, record: ActivityRecord) -> tuple[Any, ...]:
     """Return the row of an activity record."""
     is_completed = record.status == "completed"
     return run_no, record.activity_name, record.step_id, record.idempotency_key, is_completed, encode_text(record)
+
+
+def attribute_rows(run_no: int, attributes: Attributes) -> list[tuple[Any, ...]]:
+    """Return the rows of a run's search attributes."""
+    return [
+        (run_no, name, kind, *((None, value) if kind == "s" else (value, None)))
+        for name, kind, value in rows_of(attributes)
+    ]
 
 
 def job_row(run_no: int, job: Job, now: Instant) -> tuple[Any, ...]:
@@ -309,6 +319,39 @@ def newest_runs(
     return _heads(db, where, "run_no DESC", query, query.limit)
 
 
+def search_runs(db: sqlite3.Connection, query: port.RunQuery, limit: int) -> port.Found[port.RunHead] | None:
+    """Return the runs that match a query which an index can drive, or None if none should. See `store/search.py`."""
+    look = query.look or search.LOOK
+    driver = _driver(db, query)
+    if driver is None:
+        return None
+    rows = db.execute(*search.heads_query(driver, look, _run_conditions(query), limit, "")).fetchall()
+    end = db.execute(*search.end_query(driver, look, "")).fetchone() if len(rows) < limit else None
+    return search.found_runs(query, rows, limit, end, text_bytes)
+
+
+def _driver(db: sqlite3.Connection, query: port.RunQuery) -> search.Driver | None:
+    if query.order is not None:
+        behind = query.behind or (0, 0, "")
+        number = search.number_query("", descending=query.order.descending)
+        [number_behind] = db.execute(number, (behind[2], behind[1])).fetchone()
+        return search.ordered_driver(query, query.order, number_behind, "")
+    before = number_before(db, query)
+    groups = search.condition_groups(query)
+    drivers = [search.group_driver(group, before, "") for group in groups]
+    chosen = search.choose(groups, [db.execute(*search.count_query(each)).fetchone()[0] for each in drivers])
+    return None if chosen is None else drivers[groups.index(chosen)]
+
+
+def count_runs(db: sqlite3.Connection, query: port.RunCountQuery, limit: int) -> port.Found[port.RunCount]:
+    """Return how many runs match a query, by workflow and status."""
+    runs = replace(query.runs, order=None, behind=None, newest=True, before=(2**62 - 1, ""))
+    driver = _driver(db, runs)
+    rows = db.execute(*search.counts_query(query, driver, _run_conditions(runs), "")).fetchall()
+    has_more = db.execute(*search.beyond_query(query, driver, "")).fetchone() is not None
+    return port.Found([port.RunCount(*row) for row in sql.count_rows(rows)][:limit], has_more or None)
+
+
 def is_looked_up(query: port.RunQuery) -> bool:
     """Return whether an index leads to the few runs that match the query, wherever they are."""
     return any(given is not None for given in (query.run_ids, query.reference_key, query.parent_run_id))
@@ -327,6 +370,7 @@ def _heads(
 def _run_conditions(query: port.RunQuery) -> Where:
     where = Where()
     sql.add_run_conditions(where, query, "EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)")
+    search.add_attribute_conditions(where, query, "")
     if query.run_ids is not None:
         where.add("run_id IN (SELECT value FROM json_each(?))", listing(query.run_ids))
     for word in words_of(query.text):

@@ -48,6 +48,7 @@ _BELONGING = (
     "messages",
     "activity_records",
     "plan_uses",
+    "run_attributes",
     "runs",
 )
 

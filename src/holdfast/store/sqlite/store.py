@@ -27,7 +27,7 @@ from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import Limits
-from holdfast.store import port, sql, validation
+from holdfast.store import port, search, sql, validation
 from holdfast.store.health import Bounds, Facts
 from holdfast.store.sqlite import (
     admission,
@@ -57,6 +57,7 @@ Row = TypeVar("Row")
 
 _FINDERS: dict[type, Callable[[sqlite3.Connection, Any, int], port.Found[Any]]] = {
     port.RunQuery: queries.find_runs,
+    port.RunCountQuery: queries.count_runs,
     port.WaitQuery: queries.find_waits,
     port.MailboxQuery: queries.find_mailbox,
     port.TaskQuery: queries.find_tasks,
@@ -237,6 +238,10 @@ class SqliteStore:
     async def find(self, query: port.Query[Row]) -> port.Found[Row]:
         finder = validation.finder_of(_FINDERS, query)
         most = self._page(query.limit)
+        if isinstance(query, port.RunQuery) and search.is_driven(query):
+            found = await self._list(lambda db, _: queries.search_runs(db, query, most))
+            if found is not None:
+                return cast(port.Found[Row], found)
         if isinstance(query, port.RunQuery) and query.newest and query.look is None:
             return cast(port.Found[Row], await self._find_newest(query, most))
         read = self._read if sql.is_lookup(query) and not getattr(query, "newest", False) else self._list

@@ -37,6 +37,7 @@ from holdfast.testing.store_suite.outcomes import OutcomeSuite
 from holdfast.testing.store_suite.plans import PlanSuite
 from holdfast.testing.store_suite.queries import QuerySuite
 from holdfast.testing.store_suite.retention import RetentionSuite
+from holdfast.testing.store_suite.search import SearchSuite
 from holdfast.testing.store_suite.signals import SignalSuite
 from holdfast.testing.store_suite.stored_plans import StoredPlanSuite
 from holdfast.testing.store_suite.tokens import TokenSuite
@@ -63,6 +64,7 @@ class StoreSuite(
     DeadLetterSuite,
     FamilySuite,
     QuerySuite,
+    SearchSuite,
     TokenSuite,
     DefinitionSuite,
     AuditSuite,

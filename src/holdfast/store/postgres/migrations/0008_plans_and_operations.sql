@@ -109,3 +109,17 @@ CREATE TABLE holdfast.bus_dead_letters (
 );
 CREATE INDEX bus_dead_letters_by_time ON holdfast.bus_dead_letters (died_at, letter_id);
 CREATE INDEX bus_dead_letters_by_run ON holdfast.bus_dead_letters (run_no);
+
+
+-- Search attributes of runs, a row for each value: number for numbers, truth values (0, 1) and instants, word for text.
+
+CREATE TABLE holdfast.run_attributes (
+    run_no bigint NOT NULL,
+    name   text COLLATE "C" NOT NULL,
+    kind   text COLLATE "C" NOT NULL,              -- s text, n number, b truth value, t instant
+    number double precision,
+    word   text COLLATE "C"
+);
+CREATE INDEX run_attributes_run ON holdfast.run_attributes (run_no, name);
+CREATE INDEX run_attributes_number ON holdfast.run_attributes (name, kind, number, run_no) WHERE number IS NOT NULL;
+CREATE INDEX run_attributes_word ON holdfast.run_attributes (name, kind, word, run_no) WHERE word IS NOT NULL;

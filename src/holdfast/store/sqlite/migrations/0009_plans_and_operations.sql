@@ -137,3 +137,17 @@ BEGIN
     DELETE FROM outbox WHERE sink_no IN (SELECT sink_no FROM sinks) AND run_no = OLD.run_no;
     DELETE FROM bus_dead_letters WHERE run_no = OLD.run_no;
 END;
+
+
+-- Search attributes of runs, a row for each value: number for numbers, truth values (0, 1) and instants, word for text.
+
+CREATE TABLE run_attributes (
+    run_no INTEGER NOT NULL,
+    name   TEXT NOT NULL,
+    kind   TEXT NOT NULL,                          -- s text, n number, b truth value, t instant
+    number REAL,
+    word   TEXT
+);
+CREATE INDEX run_attributes_run ON run_attributes (run_no, name);
+CREATE INDEX run_attributes_number ON run_attributes (name, kind, number, run_no) WHERE number IS NOT NULL;
+CREATE INDEX run_attributes_word ON run_attributes (name, kind, word, run_no) WHERE word IS NOT NULL;

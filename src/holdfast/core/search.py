@@ -1,0 +1,154 @@
+"""Conditions on the attributes of runs, and the text in which people write them: `cents>1000 region=eu`.
+
+A query is conditions with spaces between them, and all of them hold. A condition is a name, one of = != < <= > >=, and
+a value; a value with spaces, or a text that looks like a number, stands in double quotes. `region=*` finds runs that
+have the attribute and `region!=*` those that do not. A list has a value if one of its texts is it. `!=` finds runs that
+have the attribute, and none of its values is this.
+
+The declared type of a name decides what its value is. Where none is declared, the value itself does: `1000` is a
+number, `true` a truth value, `2026-01-31` and `2026-01-31T09:00:00Z` are instants, everything else is text.
+"""
+
+from collections.abc import Callable, Mapping
+from operator import ge, gt, le, lt
+from re import compile as pattern
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.json import decode
+
+from holdfast.core.attributes import (
+    EXACT,
+    REFERENCE,
+    AttributeType,
+    RowKind,
+    Value,
+    instant_in,
+    items_of,
+    rows_of,
+    to_value,
+)
+from holdfast.errors import InvalidInput
+from holdfast.limits import SEARCH_CONDITIONS
+
+Operator = Literal["=", "!=", "<", "<=", ">", ">=", "exists", "missing"]
+
+_CONDITION = pattern(
+    r"""\s*([A-Za-z][A-Za-z0-9_.]*)\s*(<=|>=|!=|=|<|>)\s*("(?:[^"\\]|\\.)*"|[^\s"]\S*)(?=\s|$)""",
+)
+_NUMBER = pattern(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_MOMENT = pattern(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?")
+_ORDERED = {"<": lt, "<=": le, ">": gt, ">=": ge}
+
+OF_RUN: dict[str, Literal["created_at", "finished_at"]] = {"created_at": "created_at", "finished_at": "finished_at"}
+"""What runs can be ordered by beside attributes."""
+
+
+class Condition(Struct, frozen=True, gc=False):
+    """What must hold of one attribute. `kind` and `value` are those of an index row.
+
+    For exists and missing the kind is None if it is not known, and there is no value.
+    """
+
+    name: str
+    operator: Operator
+    kind: RowKind | None = None
+    value: str | float | None = None
+
+
+class Order(Struct, frozen=True, gc=False):
+    """The order of an answer: by an attribute of this kind, never a list; or without a kind by what OF_RUN names."""
+
+    name: str
+    kind: RowKind | None = None
+    descending: bool = False
+
+
+def parse_conditions(text: str, types: Mapping[str, AttributeType]) -> tuple[Condition, ...]:
+    """Return the conditions that a text has, or raise `InvalidInput` with the place that cannot be read."""
+    found: list[Condition] = []
+    place = 0
+    text = text.rstrip()
+    while place < len(text):
+        match = _CONDITION.match(text, place)
+        if match is None:
+            rest = text[place:].strip()[:100]
+            raise InvalidInput(
+                f"where: {rest!r} is no condition; write a name, one of = != < <= > >=, and a value, such as "
+                'cents>1000 or city="New York"',
+                field="where",
+            )
+        found.append(_condition(match[1], match[2], match[3], types))
+        place = match.end()
+    if len(found) > SEARCH_CONDITIONS:
+        raise InvalidInput(f"where: a search has at most {SEARCH_CONDITIONS} conditions", field="where")
+    return tuple(found)
+
+
+def parse_order(text: str, types: Mapping[str, AttributeType]) -> Order:
+    """Return the order that a text names: an attribute or `finished_at`, with `-` before it from the greatest down."""
+    name, descending = text.removeprefix("-"), text.startswith("-")
+    if name in OF_RUN:
+        return Order(name, None, descending)
+    if types.get(name) not in (None, "list") or name.startswith(REFERENCE):
+        return Order(name, _ROW_KINDS[types.get(name, "str")], descending)
+    known = ", ".join([*OF_RUN, *(each for each, kind in sorted(types.items()) if kind != "list")])
+    raise InvalidInput(f"order_by: {name!r} is none of: {known}", field="order_by")
+
+
+_ROW_KINDS: dict[AttributeType, RowKind] = {
+    "str": "s",
+    "int": "n",
+    "float": "n",
+    "bool": "b",
+    "datetime": "t",
+    "list": "s",
+}
+
+
+def _condition(name: str, operator: str, literal: str, types: Mapping[str, AttributeType]) -> Condition:
+    if literal == "*" and operator in ("=", "!="):
+        declared = "str" if name.startswith(REFERENCE) else types.get(name)
+        kind = None if declared is None else _ROW_KINDS[declared]
+        return Condition(name, "exists" if operator == "=" else "missing", kind)
+    [(kind, value)] = items_of(_value(name, literal, types))
+    return Condition(name, operator, kind, value)  # type: ignore[arg-type]
+
+
+def _value(name: str, literal: str, types: Mapping[str, AttributeType]) -> Value:
+    is_quoted = literal.startswith('"')
+    try:
+        text = decode(literal, type=str) if is_quoted else literal
+    except ValueError as problem:
+        raise InvalidInput(f"where: the text of {name!r} is malformed: {problem}", field="where") from problem
+    declared: AttributeType | None = "str" if name.startswith(REFERENCE) else types.get(name)
+    if declared in ("str", "list") or (declared is None and is_quoted):
+        return text
+    if declared is not None:
+        return to_value(name, _guess(text) if declared != "datetime" else text, types)
+    return _guess(text)
+
+
+def _guess(text: str) -> Value:
+    if text in ("true", "false"):
+        return text == "true"
+    if match := _NUMBER.fullmatch(text):
+        number = float(text)
+        return number if match[2] or match[3] or abs(number) >= EXACT else int(text)
+    moment = instant_in(text) if _MOMENT.fullmatch(text) else None
+    return text if moment is None else moment
+
+
+def matches(attributes: Mapping[str, Value], condition: Condition) -> bool:
+    """Return whether a condition holds of a run's attributes. The queries of databases mean the same."""
+    value = attributes.get(condition.name)
+    rows = [] if value is None else rows_of({condition.name: value})
+    if condition.operator in ("exists", "missing"):
+        return bool(rows) is (condition.operator == "exists")
+    values = [item for _, kind, item in rows if kind == condition.kind]
+    if condition.operator == "=":
+        return condition.value in values
+    if condition.operator == "!=":
+        return bool(values) and condition.value not in values
+    compare: Callable[[Any, Any], bool] = _ORDERED[condition.operator]
+    return any(compare(item, condition.value) for item in values)
