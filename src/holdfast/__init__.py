@@ -22,6 +22,7 @@ from holdfast.engine.activities.verification import Completed, CompletedWithoutR
 from holdfast.engine.inbox.authorization import ControlRequest
 from holdfast.engine.observe.logs import JsonFormatter, SecretFilter
 from holdfast.engine.options import NodeOptions
+from holdfast.engine.retention import Retention, RetentionRule
 from holdfast.limits import DeadLetterPolicy, Limits
 from holdfast.program.api import (
     Saga,
@@ -110,6 +111,8 @@ __all__ = [
     "PostgresStore",
     "PurgePolicy",
     "RedactingSpanProcessor",
+    "Retention",
+    "RetentionRule",
     "Retry",
     "RunHandle",
     "Saga",

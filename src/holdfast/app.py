@@ -40,6 +40,7 @@ from holdfast.engine.observe.metrics import observed
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.plan_sources import PlanSources
 from holdfast.engine.plans import body_of
+from holdfast.engine.retention import Retention
 from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.start.runtime import Runtime, StartOptions
 from holdfast.errors import CallerError, InvalidInput
@@ -291,6 +292,7 @@ class App:
         secrets: SecretProvider | str | None = None,
         plan_sources: Sequence[str] | PlanSources = (),
         attributes: Mapping[str, Any] | None = None,
+        retention: Retention | None = None,
     ) -> None:
         """`codecs` seal what goes to the store, such as `Encryption`; without them, those that the settings name.
 
@@ -300,6 +302,7 @@ class App:
         `secrets` is where the values of secrets come from, a provider or the address of one; otherwise the settings.
         `plan_sources` are prefixes of addresses from which plans may be fetched, such as `https://plans.example.com/`.
         `attributes` are the types of the search attributes of runs, by name: see docs/search.md.
+        `retention` is how long what is over is kept; without it, what the settings say, and otherwise for ever.
         """
         self.name = name
         self.logger = logger_of(name)
@@ -309,6 +312,8 @@ class App:
         """What seals payloads on their way to the store, in this order."""
         self.artifacts = artifacts
         """Where artifacts and large values are kept, unless it is what the settings name."""
+        self.retention = retention
+        """How long what is over is kept, unless it is what the settings say."""
         self._ids = ids or SystemIds()
         self._rng = rng or SystemRng()
         self.authoriser = authoriser
@@ -578,7 +583,10 @@ class App:
             if works and registry.secrets is None and (lacking := registry.activities_with_secrets()):
                 logger.warning("there is no provider of secrets, and these activities need one: %s", ", ".join(lacking))
             node = Node(self._life_of(name), opened, registry, self._rng, options, limits)
-            runtime = Runtime(opened, node, registry, self.authoriser, self._ids, artifacts, self._plan_sources)
+            retention = self.retention or Retention.from_settings(_settings(None, None).retention)
+            runtime = Runtime(
+                opened, node, registry, self.authoriser, self._ids, artifacts, self._plan_sources, retention
+            )
             await runtime.open()
             self._runtime = runtime
             try:

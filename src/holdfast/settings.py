@@ -63,6 +63,48 @@ class ArtifactSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long artifacts of a kind are kept. Others stay as long as their run."""
 
 
+class RetentionRuleSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long finished runs of a workflow, with a status, or of a tenant are kept. What is left out matches all."""
+
+    finished_days: float | None
+    """Counted from their end; null: for ever."""
+    workflow: str | None = None
+    status: str | None = None
+    tenant: str | None = None
+
+
+class RetentionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long what is over is kept, in days. What is left out is kept for ever."""
+
+    finished_days: float | None = None
+    """Finished runs with all that is theirs, counted from their end."""
+    rules: tuple[RetentionRuleSettings, ...] = ()
+    """Come before `finished_days`; the first that matches decides. In an environment variable: a JSON array."""
+    tasks_days: float | None = None
+    """Tasks of finished runs that are kept longer."""
+    snapshots_days: float | None = None
+    """Runtime snapshots of finished runs that are kept longer."""
+    dead_letters_days: float | None = None
+    """Dead letters, counted from when they were settled."""
+    audit_days: float | None = None
+    """Entries of the audit log."""
+    outbox_days: float | None = None
+    """What waits for sinks, alerts and dead letters of the bus, whether or not a sink got them."""
+    archive_index_days: float | None = None
+    """That it is known where a deleted run is archived."""
+    stale_runs_days: float | None = None
+    """Unfinished runs that have not changed for so long are an alert."""
+    stale_tasks_days: float | None = None
+    """Tasks that have been open for so long are an alert."""
+    cancel_stale_runs: bool = False
+    cancel_stale_tasks: bool = False
+    """Whether such runs, and the runs of such tasks, are cancelled."""
+    archive: str = ""
+    """Where histories go before they are deleted: `file:///var/lib/shop/archive`, `s3://bucket/prefix`."""
+    every_s: float = 3_600.0
+    """How often a node looks for what is past its window."""
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set. Make it with `load_settings`, or directly in code."""
 
@@ -86,6 +128,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     artifacts: ArtifactSettings = ArtifactSettings()
     """Where artifacts and large values are kept."""
+
+    retention: RetentionSettings = RetentionSettings()
+    """How long what is over is kept. An app's own policy, `App(retention=…)`, replaces it."""
 
     secrets: str = ""
     """Where the values of secrets come from: `env://PREFIX_`, `file:///run/secrets`, or the address of a provider that
@@ -131,10 +176,21 @@ def load_settings(environ: Mapping[str, str], file: Path | None = None, **argume
         if name.startswith(PREFIX) and name not in FOR_CLIENTS:
             _merge(given, _nested(name.removeprefix(PREFIX).lower().split("__"), value))
     _merge(given, arguments)
+    _read_rules(given)
     try:
         return msgspec.convert(given, Settings, strict=False)
     except msgspec.ValidationError as problem:
         raise InvalidInput(f"the settings are wrong: {problem}") from problem
+
+
+def _read_rules(given: dict[str, Any]) -> None:
+    """Read the rules of retention where they are a text, as in an environment variable."""
+    retention = given.get("retention")
+    if isinstance(retention, dict) and isinstance(retention.get("rules"), str):
+        try:
+            retention["rules"] = msgspec.json.decode(retention["rules"])
+        except msgspec.DecodeError as problem:
+            raise InvalidInput(f"retention.rules is a JSON array: {problem}", field="retention.rules") from problem
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -7,9 +7,10 @@ import os
 import pty
 import re
 import signal
+import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,37 @@ def test_the_audit_log_is_listed_and_exported(setup: CommandSetup) -> None:
     assert lines[-1] == newest
     assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
     assert setup.hf("audit", "export", "--operation", "nothing").stdout == ""
+
+
+@pytest.mark.contract("FMT-2", "API-1")
+def test_what_is_over_is_archived_and_found_again(setup: CommandSetup, tmp_path: Path) -> None:
+    """On a copy of the store, with the policy from the environment."""
+    history = setup.json("run", "events", "run-0")["items"]
+    assert setup.json("retention", "show")["history"] == []
+    with closing(sqlite3.connect(setup.folder / "shop.db")) as db, closing(sqlite3.connect(tmp_path / "copy.db")) as to:
+        db.backup(to)
+    policy = {
+        "HOLDFAST_RETENTION__FINISHED_DAYS": "0",
+        "HOLDFAST_RETENTION__ARCHIVE": f"file://{tmp_path}/archive",
+        "HOLDFAST_STORE": f"sqlite:///{tmp_path}/copy.db",
+    }
+
+    def lines(*words: str, code: int = 0) -> list[Any]:
+        done = setup.run(*words, "--json", **policy)
+        assert done.returncode == code, (words, done.stdout, done.stderr)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    [preview] = lines("retention", "preview")
+    [report] = lines("retention", "run")
+    assert report["runs"] == report["archived"] == preview["runs"] > 0
+    [page] = lines("archive", "list")
+    assert "run-0" in [run["run_id"] for run in page["items"]]
+    assert lines("archive", "show", "run-0")[0]["workflow"] == "echo"
+    assert lines("archive", "events", "run-0")[0]["items"] == history
+    head, *events = lines("archive", "export", "run-0")
+    assert (head["run_id"], events) == ("run-0", history)
+    assert len([line for line in lines("archive", "export") if "archived_at" in line]) == report["runs"]
+    lines("archive", "export", "nowhere", code=3)
 
 
 @pytest.mark.contract("API-4")

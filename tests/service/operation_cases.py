@@ -1,12 +1,18 @@
 """One case for each operation: what is there before, what is asked, and what must come back. Any transport will do."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from msgspec.structs import replace
 
+import holdfast as hf
 from holdfast.core.access import write_token
+from holdfast.engine.retention import unsealed
+from holdfast.store.archive import Archive
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import message
 from tests.service.in_process import Caller, InProcessServer
@@ -696,6 +702,82 @@ async def _delete_tenant(server: InProcessServer, call: Caller) -> None:
     assert (await expect_answer(call, "tenants.delete", {"tenant": "default", "yes": True}))["runs"] == 1
     await expect_problem(call, "tenants.delete", {"tenant": "default"}, "InvalidInput", 422)
     await expect_problem(call, "runs.get", {"run_id": run_id}, "NotFound", 404)
+
+
+@asynccontextmanager
+async def archiving(server: InProcessServer) -> AsyncIterator[None]:
+    """Let the policy of this server archive and delete every finished run."""
+    runtime = server.app.runtime()
+    duty, store = runtime.retention, unsealed(runtime.store)
+    with TemporaryDirectory() as folder:
+        duty.policy, duty.archive = hf.Retention(finished=0), Archive(Path(folder), store)
+        yield
+
+
+@case("retention.show")
+async def _retention(server: InProcessServer, call: Caller) -> None:
+    shown = await expect_answer(call, "retention.show", {})
+    assert shown["rules"] == [{"finished_days": None, "workflow": None, "status": None, "tenant": None}]
+    assert (shown["node"], shown["last"], shown["history"], shown["archive"]) == (None, None, [], False)
+
+
+@case("retention.preview")
+async def _preview(server: InProcessServer, call: Caller) -> None:
+    run_id = await finished(server, "echo")
+    assert (await expect_answer(call, "retention.preview", {}))["runs"] == 0
+    async with archiving(server):
+        assert (await expect_answer(call, "retention.preview", {}))["by_workflow"] == {"echo": 1}
+    await expect_answer(call, "runs.get", {"run_id": run_id})
+
+
+@case("retention.run")
+async def _retain(server: InProcessServer, call: Caller) -> None:
+    await finished(server, "echo")
+    waiting = await waiting_order(server)
+    async with archiving(server):
+        report = await expect_answer(call, "retention.run", {})
+        assert (report["runs"], report["archived"], report["has_more"]) == (1, 1, False)
+        shown = await expect_answer(call, "retention.show", {})
+        assert shown["last"] == report
+        assert shown["history"][0]["detail"].startswith("runs 1, events ")
+    await expect_answer(call, "runs.get", {"run_id": waiting})
+
+
+@case("archive.list")
+async def _archived_runs(server: InProcessServer, call: Caller) -> None:
+    made = [await finished(server, "echo") for _ in range(3)]
+    async with archiving(server):
+        await expect_answer(call, "retention.run", {})
+        page = await expect_answer(call, "archive.list", {"limit": 2})
+        rest = await expect_answer(call, "archive.list", {"cursor": page["next"]})
+        assert sorted(run["run_id"] for run in page["items"] + rest["items"]) == sorted(made)
+        assert (await expect_answer(call, "archive.list", {"workflow": "order"}))["items"] == []
+
+
+@case("archive.get")
+async def _archived_run(server: InProcessServer, call: Caller) -> None:
+    run_id = await finished(server, "echo")
+    await expect_problem(call, "archive.get", {"run_id": run_id}, "NotFound", 404)
+    async with archiving(server):
+        await expect_answer(call, "retention.run", {})
+        found = await expect_answer(call, "archive.get", {"run_id": run_id})
+        assert (found["workflow"], found["status"], found["run_id"]) == ("echo", "COMPLETED", run_id)
+        await expect_problem(call, "runs.get", {"run_id": run_id}, "NotFound", 404)
+
+
+@case("archive.events")
+async def _archived_events(server: InProcessServer, call: Caller) -> None:
+    run_id = await finished(server, "echo")
+    history = (await expect_answer(call, "runs.events", {"run_id": run_id}))["items"]
+    async with archiving(server):
+        await expect_answer(call, "retention.run", {})
+        page = await expect_answer(call, "archive.events", {"run_id": run_id, "limit": 1})
+        rest = await expect_answer(call, "archive.events", {"run_id": run_id, "after": 1})
+        assert page["items"] + rest["items"] == history
+        assert (page["last_event_seq"], page["status"]) == (len(history), "COMPLETED")
+        server.app.runtime().retention.archive = None
+        await expect_problem(call, "archive.events", {"run_id": run_id}, "ArtifactMissing", 404)
+        await expect_problem(call, "archive.events", {"run_id": "nowhere"}, "NotFound", 404)
 
 
 @case("audit.list")

@@ -16,11 +16,12 @@ from holdfast.service.auth.tokens import make_token
 from holdfast.service.http.openapi import EXAMPLES, RUN
 from holdfast.service.http.static import ASSETS, PLACES
 from holdfast.service.operations import OPERATIONS, STREAMS
-from holdfast.store.port import RunQuery
+from holdfast.store.port import PurgePolicy, RunQuery
 from holdfast.store.types import DeadLetterQuery
 from holdfast.testing import VirtualClock
+from holdfast.testing.store_suite.retention import archived_run
 from tests.service.in_process import InProcessServer
-from tests.service.operation_cases import dead_letter
+from tests.service.operation_cases import dead_letter, finished
 from tests.service.token_callers import (
     TRANSPORTS,
     bearer_header,
@@ -42,7 +43,9 @@ LEAST = {
         "runs.get runs.list runs.events runs.snapshot runs.graph runs.result runs.query signals.receipt "
         "signals.waiting signals.waits signals.mailbox signals.unconsumed tasks.list tasks.get tasks.history "
         "letters.list letters.get workflows.list workflows.get plans.schema plans.validate plans.list plans.get "
-        "plans.diff plans.graph system.stats system.queues system.nodes system.locks "
+        "plans.diff plans.graph "
+        "retention.show retention.preview archive.list archive.get archive.events "
+        "system.stats system.queues system.nodes system.locks "
         "system.alerts".split(),
         VIEWER,
     ),
@@ -57,7 +60,8 @@ LEAST = {
         ENGINEER,
     ),
     **dict.fromkeys(
-        "tokens.create tokens.list tokens.revoke tokens.revoke_leaked audit.list runs.delete tenants.delete".split(),
+        "tokens.create tokens.list tokens.revoke tokens.revoke_leaked audit.list runs.delete tenants.delete "
+        "retention.run".split(),
         ADMIN,
     ),
 }
@@ -205,12 +209,13 @@ LISTS = {
     "tokens.list",
     "audit.list",
     "plans.list",
+    "archive.list",
 }
 MAKES = {"runs.start", "signals.start_with", "tokens.create", "plans.register"}
 SHARED = {"workflows.list", "workflows.get", "system.health", "plans.schema", "plans.validate"}
 BEARERS = {"activities.complete", "activities.fail"}
 """What is asked by who has a completion token, whoever they are otherwise."""
-MANY = {"signals.send_many", "tokens.revoke_leaked", "tenants.delete"}
+MANY = {"signals.send_many", "tokens.revoke_leaked", "tenants.delete", "retention.run"}
 
 
 def clocked() -> AbstractAsyncContextManager[InProcessServer]:
@@ -233,6 +238,10 @@ async def things_of_globex(server: InProcessServer) -> dict[str, str]:
     things["task"] = page["items"][0]["task_id"]
     [letter] = await store.find(DeadLetterQuery())
     things["run"] = letter.run_id
+    things["archived"] = await finished(server, "echo")
+    head = (await store.load([things["archived"]]))[0].head
+    purge = PurgePolicy(run_ids=(head.run_id,), finished_run_ms=0, archived=(archived_run(head),))
+    assert (await store.purge(purge)).runs == 1
     del server.http.headers["authorization"]
     return things
 

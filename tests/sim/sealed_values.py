@@ -67,6 +67,10 @@ class Bucket:
             raise hf.errors.ArtifactMissing(f"there is no {key}")
         yield self._objects[key][1]
 
+    async def read_part(self, key: str, offset: int, size_bytes: int) -> bytes:
+        """Return a part of an object."""
+        return b"".join([chunk async for chunk in self.read(key)])[offset : offset + size_bytes]
+
     async def stat(self, key: str) -> hf.StoredObject | None:
         """Return what is known of an object."""
         found = self._objects.get(key)

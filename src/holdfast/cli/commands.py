@@ -63,6 +63,8 @@ HELP = {
     "token": "Who may call the server.",
     "tenant": "Those who share this installation.",
     "artifact": "What the activities of runs have stored.",
+    "retention": "How long what is over is kept, what would go, and what went.",
+    "archive": "Runs that retention has archived and deleted.",
     "audit": "What callers have changed, who they were, and when.",
 }
 
@@ -156,6 +158,14 @@ COMMAND_SPECS: dict[str, CommandSpec] = {
     "audit.list": CommandSpec(
         words="audit list", columns=("at", "actor", "by", "operation", "run_id", "subject", "outcome")
     ),
+    "retention.show": CommandSpec(words="retention show"),
+    "retention.preview": CommandSpec(words="retention preview"),
+    "retention.run": CommandSpec(words="retention run"),
+    "archive.list": CommandSpec(
+        words="archive list", columns=("run_id", "workflow", "status", "finished_at", "archived_at", "events")
+    ),
+    "archive.get": CommandSpec(words="archive show", arguments=RUN),
+    "archive.events": CommandSpec(words="archive events", arguments=RUN, columns=EVENTS),
     "system.queues": CommandSpec(words="queue list", columns=("name", "jobs")),
     "system.nodes": CommandSpec(words="system nodes", columns=("name", "lease_until", "is_here")),
     "system.locks": CommandSpec(words="system locks", columns=("name", "node", "epoch", "lease_until", "is_expired")),

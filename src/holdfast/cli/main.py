@@ -8,6 +8,7 @@ from typing import Literal
 
 from cyclopts import App
 
+from holdfast.cli.archive import archive_export
 from holdfast.cli.artifacts import artifact_get, artifact_list
 from holdfast.cli.audit import export
 from holdfast.cli.bench import bench
@@ -68,6 +69,7 @@ def _assemble() -> None:
         _group(group).command(made, name=verb)
     _group("artifact").command(artifact_get, name="get")
     _group("artifact").command(artifact_list, name="list")
+    _group("archive").command(archive_export, name="export")
     _group("audit").command(export, name="export")
     _group("flow").command(flow_show, name="show")
     _group("run").command(run_show, name="show")

@@ -217,7 +217,7 @@ def _step_error(error: ErrorInfo | None) -> StepError | None:
 
 # --- keeping up with a history
 
-AlertCode = Literal["PROJECTOR_LAG_HIGH", "PROJECTOR_GAP_DETECTED", "WRITE_LATENCY_HIGH"]
+AlertCode = Literal["PROJECTOR_LAG_HIGH", "PROJECTOR_GAP_DETECTED", "WRITE_LATENCY_HIGH", "STALE_RUNS", "STALE_TASKS"]
 
 
 class Alert(Struct, frozen=True):

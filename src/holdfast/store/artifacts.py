@@ -100,6 +100,10 @@ class ArtifactStore(Protocol):
         """Yield the bytes of an object; raise `ArtifactMissing` if there is none."""
         ...
 
+    async def read_part(self, key: str, offset: int, size_bytes: int) -> bytes:
+        """Return some bytes of an object, fewer if it ends before; raise `ArtifactMissing` if there is none."""
+        ...
+
     async def stat(self, key: str) -> StoredObject | None:
         """Return what is known of an object; None if there is none."""
         ...
@@ -150,6 +154,20 @@ class FolderArtifacts:
                 yield chunk
         finally:
             file.close()
+
+    async def read_part(self, key: str, offset: int, size_bytes: int) -> bytes:
+        """Return some of the file's bytes."""
+        path = self._path(key)
+
+        def read() -> bytes:
+            with path.open("rb") as file:
+                file.seek(offset)
+                return file.read(size_bytes)
+
+        try:
+            return await _in_thread(read)
+        except (FileNotFoundError, NotADirectoryError):
+            raise missing(key) from None
 
     async def stat(self, key: str) -> StoredObject | None:
         """Return the size and the time of the file."""

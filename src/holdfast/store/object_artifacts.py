@@ -74,6 +74,16 @@ class ObjectArtifacts:
         except BaseError as problem:
             raise _unavailable(problem) from problem
 
+    async def read_part(self, key: str, offset: int, size_bytes: int) -> bytes:
+        """Return some bytes of the object, by a request for that range."""
+        try:
+            found = await obstore.get_range_async(self._store, check_key(key), start=offset, length=size_bytes)
+        except (NotFoundError, FileNotFoundError) as problem:
+            raise _unavailable(problem) if _is_bucket_missing(problem) else missing(key) from problem
+        except BaseError as problem:
+            raise _unavailable(problem) from problem
+        return bytes(found)
+
     async def stat(self, key: str) -> StoredObject | None:
         """Return the size and the time of the object."""
         try:

@@ -369,7 +369,22 @@ def _plan_scope(tenant: str, sha256: str) -> str:
     return "\0".join((_OF_PLAN, tenant, sha256))
 
 
-def _request_scope(run: port.NewRun | port.RunHead) -> str:
+class _OfRequest(Protocol):
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def project(self) -> str: ...
+    @property
+    def environment(self) -> str: ...
+    @property
+    def plan_id(self) -> str: ...
+    @property
+    def run_request_id(self) -> str: ...
+
+
+def _request_scope(run: _OfRequest) -> str:
     place = (run.tenant, run.project, run.environment, run.plan_id, run.run_request_id)
     return "\0".join((_OF_REQUEST, *place))
 
@@ -484,6 +499,38 @@ class SealingStore(StoreProxy):
         cursor = found.cursor if len(rows) == len(found) else None  # else the next page begins after the last row
         return port.Found(await self._opened(rows), cursor, found.unreadable)
 
+    async def fetched(self, events: Sequence[Event]) -> list[Event]:
+        """Return events as they are stored, with the values in them that are kept elsewhere; sealed ones stay sealed.
+
+        For the archive: what is kept elsewhere goes with its run.
+        """
+        elsewhere = [each for each in self._codecs if each.name == LAST_CODEC]
+        found: list[tuple[Payload, Seal]] = []
+
+        def collect(scope: str, data: bytes) -> bytes:
+            seal = _seal_of(data)
+            if seal is not None and seal.codecs[-1:] == [LAST_CODEC]:
+                found.append((Payload(scope, data), seal))
+            return data
+
+        for event in events:
+            _rewrite(event, "", collect)
+        if not found or not elsewhere:
+            return list(events)
+        values = await elsewhere[0].decode([Payload(p.scope, b64decode(seal.data)) for p, seal in found])
+        made: dict[tuple[str, bytes], bytes] = {}
+        for (payload, seal), value in zip(found, values, strict=True):
+            if isinstance(value, str):
+                self._report(payload.scope, value)
+            else:
+                left = seal.codecs[:-1]
+                made[payload] = msgspec.json.encode(Seal(left, b64encode(value).decode(), seal.of)) if left else value
+        return [_rewrite(event, "", lambda scope, data: made.get((scope, data), data)) for event in events]
+
+    async def opened_events(self, events: Sequence[Event], of: "_OfRequest") -> list[Event]:
+        """Return events of a run that the store does not have, with their payloads opened."""
+        return await self._opened(events, {of.run_id: _request_scope(of)})
+
     # --- how
 
     async def _sealed(self, items: Sequence[T]) -> list[T]:
@@ -552,7 +599,7 @@ class SealingStore(StoreProxy):
             sha256 = each.fingerprint(scope, sha256)
         return sha256
 
-    async def _opened(self, items: Sequence[T]) -> list[T]:
+    async def _opened(self, items: Sequence[T], requests: Mapping[str, str] | None = None) -> list[T]:
         """Return records with their payloads opened; what cannot be opened stays sealed."""
         found: list[Payload] = []
 
@@ -565,16 +612,16 @@ class SealingStore(StoreProxy):
             _rewrite(item, "", collect)
         if not found or not self._codecs:
             return list(items)
-        results = iter(await self._open(found))
+        results = iter(await self._open(found, requests))
 
         def exchange(_: str, data: bytes) -> bytes:
             return next(results) if data.startswith(codec.SEALED) else data
 
         return [_rewrite(item, "", exchange) for item in items]
 
-    async def _open(self, found: Sequence[Payload]) -> list[bytes]:
+    async def _open(self, found: Sequence[Payload], requests: Mapping[str, str] | None = None) -> list[bytes]:
         seals = [_seal_of(payload.data) for payload in found]
-        scopes = await self._scopes(found, seals)
+        scopes = await self._scopes(found, seals, requests)
         data = [b64decode(seal.data) if seal is not None else b"" for seal in seals]
         left = [[*seal.codecs] if seal is not None else ["?"] for seal in seals]
         problems: dict[int, str] = {}
@@ -594,13 +641,16 @@ class SealingStore(StoreProxy):
                 self._report(found[place].scope, problems.get(place, f"there is no codec {names[-1]!r} here"))
         return [payload.data if names else now for payload, now, names in zip(found, data, left, strict=True)]
 
-    async def _scopes(self, found: Sequence[Payload], seals: Sequence[Seal | None]) -> list[str]:
+    async def _scopes(
+        self, found: Sequence[Payload], seals: Sequence[Seal | None], requests: Mapping[str, str] | None = None
+    ) -> list[str]:
         """Return what each payload is bound to: its run, or the request that started the run."""
         runs = sorted({p.scope for p, seal in zip(found, seals, strict=True) if seal is not None and seal.of})
         if not runs:
             return [payload.scope for payload in found]
-        loaded = [run for run in await self._store.load(runs) if run is not None]
-        requests = {run.head.run_id: _request_scope(run.head) for run in loaded}
+        if requests is None:
+            loaded = [run for run in await self._store.load(runs) if run is not None]
+            requests = {run.head.run_id: _request_scope(run.head) for run in loaded}
         return [
             requests.get(payload.scope, "") if seal is not None and seal.of else payload.scope
             for payload, seal in zip(found, seals, strict=True)

@@ -526,13 +526,15 @@ class RunQuery(Query[RunHead], frozen=True, kw_only=True):
 class FinishedRunQuery(Query[RunHead], frozen=True, kw_only=True):
     """Which finished runs could be deleted: those that ended by `until`, and whose family has ended.
 
-    Ordered by (finished_at, run id), from after `after`. `look` bounds how many finished runs are examined.
+    Ordered by (finished_at, run id), from after `after`. `look` bounds how many finished runs are examined. With
+    `held_after` runs are left out of which a sink has yet to get events that were put into the outbox after it.
     """
 
     until: Instant
     tenant: str | None = None
     workflow: str | None = None
     status: RunStatus | None = None
+    held_after: Instant | None = None
     after: tuple[Instant, str] = (0, "")
     look: int | None = None
 

@@ -20,6 +20,7 @@ from typing import Self
 
 from msgspec import Struct
 
+from holdfast.core.audit import AuditEntry
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.state import TERMINAL
 from holdfast.store import validation
@@ -33,6 +34,8 @@ from holdfast.store.port import (
     LoadedRun,
     NewRun,
     Plan,
+    PurgePolicy,
+    PurgeReport,
     Refused,
     Store,
     Turn,
@@ -88,6 +91,7 @@ class Counts:
         self.dead_letters: Counter[str] = Counter()
         self.commit_s = Histogram(SECONDS)
         self.batch_turns = Histogram(SIZES)
+        self.deleted: Counter[str] = Counter()
         self.claims = 0
         self.runs_claimed = 0
         self.renewals = 0
@@ -265,6 +269,13 @@ class ObservedStore(StoreProxy):
         self.counts.claims += 1
         self.counts.runs_claimed += len(claimed)
         return claimed
+
+    async def purge(self, policy: PurgePolicy, audit: AuditEntry | None = None) -> PurgeReport:
+        report = await self._store.purge(policy, audit)
+        if not policy.dry_run:
+            kinds = [field for field in report.__struct_fields__ if field not in ("has_more", "stale_runs")]
+            self.counts.deleted.update({kind: count for kind in kinds if (count := getattr(report, kind))})
+        return report
 
     async def renew(self, node: str, lease_ms: int, plans: Sequence[Plan] | None = None, is_start: bool = False) -> int:
         self.counts.renewals += 1

@@ -47,6 +47,8 @@ from holdfast.engine.inbox.tasks import Tasks
 from holdfast.engine.node import Node
 from holdfast.engine.plan_sources import PlanSources
 from holdfast.engine.plans import Plans
+from holdfast.engine.retention import LOCK as RETENTION_LOCK
+from holdfast.engine.retention import Retention, RetentionDuty, archive_at
 from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.turns.draft import prepare_run, start_key
 from holdfast.errors import (
@@ -140,6 +142,7 @@ class Runtime:
         ids: Ids,
         artifacts: Artifacts | None = None,
         plan_sources: PlanSources | None = None,
+        retention: Retention | None = None,
     ) -> None:
         self.store = store
         self.registry = registry
@@ -155,6 +158,12 @@ class Runtime:
         self._authorizer = Authorizer(authoriser, store, ids)
         self._signals = SignalSender(store, registry, self._authorizer, node.expect)
         self._commands = CommandSender(store, registry, self._authorizer, ids, self._create_again)
+        policy = retention or Retention()
+        archive = archive_at(policy.archive, store)
+        self.retention = RetentionDuty(node.name, store, policy, ids, archive, self._cancel_stale)
+        """What deletes what is past its window. Without a policy nothing but expired acceptance records."""
+        if retention is not None and node.options.takes_runs:
+            node.add_duty(RETENTION_LOCK, self.retention.run)
 
     async def open(self) -> None:
         """Publish what the workflows declare, and start the node."""
@@ -472,6 +481,9 @@ class Runtime:
         A rejection by the run is `Conflict`, with the reason; one by the authoriser is `NotPermitted`.
         """
         await self._commands.send(run_id, command, caller, wait=wait)
+
+    async def _cancel_stale(self, run_id: str, reason: str) -> None:
+        await self.command(run_id, OperatorCommand(name="CANCEL", reason=reason, actor="retention"))
 
     async def retry_run(self, run_id: str, command: OperatorCommand, caller: Caller | None = None) -> str:
         """Do a finished run again, with the same input, as a new run; return its id. An unfinished one: `Conflict`."""

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from holdfast.engine.observe.metrics import Histogram, observer_of
 from holdfast.service.context import RequestContext, Service
 from holdfast.service.http.exchange import Exchange
-from holdfast.service.operations.system import raise_write_alerts
+from holdfast.service.operations.system import raise_node_alerts
 from holdfast.store.port import Stats
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -51,7 +51,7 @@ class Metrics:
         now = asyncio.get_running_loop().time()
         if self._stats is None or now - self._stats[0] > KEEP_S:
             self._stats = now, await store.stats()
-        await raise_write_alerts(context)
+        await raise_node_alerts(context)
         families = [*self._of_store(self._stats[1], await store.now()), *self._of_process(context)]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collected(families))
@@ -91,6 +91,8 @@ class Metrics:
         over = _by("verb", late.over_budget)
         yield _counter("writes_over_budget_total", "Writes that took longer than write_latency_budget_ms.", over)
         yield _gauge("write_latency_budget_seconds", "How long a write may take.", _one(late.budget_ms / 1_000))
+        deleted = _by("kind", counts.deleted)
+        yield _counter("retention_deleted_total", "What retention and deletions have deleted here.", deleted)
         yield _counter("alerts_total", "Alerts raised here.", _by("code", service.alerts.counts))
         yield _histogram("commit_seconds", "How long commits take.", counts.commit_s)
         yield _histogram("commit_turns", "How many turns share a commit.", counts.batch_turns)

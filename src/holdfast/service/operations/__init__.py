@@ -8,6 +8,7 @@ from holdfast.service.operations import (
     dead_letters,
     deletions,
     plans,
+    retention,
     runs,
     signals,
     streams,
@@ -19,7 +20,10 @@ from holdfast.service.operations import (
 from holdfast.service.registry import Operation, collect
 
 OPERATIONS: dict[str, Operation] = collect(
-    (runs, controls, signals, activities, tasks, dead_letters, workflows, plans, system, tokens, audit, deletions)
+    (
+        *(runs, controls, signals, activities, tasks, dead_letters, workflows, plans, system, tokens, audit, deletions),
+        retention,
+    )
 )
 """Every operation, by its name."""
 

@@ -88,7 +88,7 @@ class DeleteTenant(Request, frozen=True, kw_only=True):
 
 @operation("tenants.delete", "POST /v1/tenants/{tenant}/delete", scope=ADMIN, errors=(Conflict,), audit="its commit")
 async def delete_tenant(context: RequestContext, request: DeleteTenant) -> DeletedView:
-    """Delete everything that a tenant has, for good: tokens, runs with all that is theirs, and audit entries.
+    """Delete everything that a tenant has, for good: tokens, runs, also archived ones, and audit entries.
 
     It needs a token without a tenant. It is refused (`Conflict`) while a run of the tenant has not finished. Entries of
     the audit log that are no tenant's say what was deleted.
@@ -106,6 +106,7 @@ async def delete_tenant(context: RequestContext, request: DeleteTenant) -> Delet
         tenant=request.tenant,
         finished_run_ms=0,
         audit_ms=0,
+        archived_run_ms=0,
         tokens=True,
         plans=True,
         limit=PART,
@@ -117,7 +118,10 @@ async def delete_tenant(context: RequestContext, request: DeleteTenant) -> Delet
         report = await store.purge(whole, entry)
         total = _sum(total, report)
         if request.dry_run or not report.has_more or loop.time() > until:
-            return _view(total, is_dry_run=request.dry_run)
+            break
+    if context.runtime.retention.archive is not None and not request.dry_run:
+        await context.runtime.retention.archive.delete_tenant(request.tenant)
+    return _view(total, is_dry_run=request.dry_run)
 
 
 async def _refuse_unfinished(context: RequestContext, tenant: str) -> None:

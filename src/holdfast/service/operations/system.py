@@ -72,7 +72,7 @@ class StatsView(Struct, frozen=True, kw_only=True):
 @operation("system.stats", "GET /v1/stats", scope="system:read", reads_much=True)
 async def stats(context: RequestContext, request: Nothing) -> StatsView:
     """Count what is there, over all tenants."""
-    await raise_write_alerts(context)
+    await raise_node_alerts(context)
     late = observer_of(context.runtime.store).write_latency
     return shown(
         StatsView,
@@ -161,8 +161,12 @@ async def locks(context: RequestContext, request: Nothing) -> LockList:
     )
 
 
-async def raise_write_alerts(context: RequestContext) -> None:
-    """Raise the alerts about writes over the budget that the node of this process has noted."""
+async def raise_node_alerts(context: RequestContext) -> None:
+    """Raise the alerts that the node of this process has noted: about writes over the budget, and what is stale."""
+    stale = context.runtime.retention.alerts
+    while stale:
+        raised_at, found = stale.popleft()
+        context.service.alerts.add([found], raised_at)
     noted = observer_of(context.runtime.store).write_latency.alerts
     if noted:
         now, now_s = await context.store.now(), asyncio.get_running_loop().time()
@@ -199,7 +203,7 @@ class AlertList(Struct, frozen=True):
 @operation("system.alerts", "GET /v1/alerts", scope="system:read")
 async def alerts(context: RequestContext, request: ListAlerts) -> AlertList:
     """Return what operators should know: alerts of this process, such as PROJECTOR_GAP_DETECTED, in order."""
-    await raise_write_alerts(context)
+    await raise_node_alerts(context)
     found = context.service.alerts.after(request.after, request.limit)
     return AlertList(
         [shown(AlertView, raised.alert, number=raised.number, raised_at=moment(raised.raised_at)) for raised in found]

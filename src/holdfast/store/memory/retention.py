@@ -80,7 +80,9 @@ def purge(
     return report, gone[: policy.limit]
 
 
-def find_finished(runs: dict[str, Run], query: FinishedRunQuery) -> Found[RunHead]:
+def find_finished(
+    runs: dict[str, Run], is_held: Callable[[str, Instant], bool], query: FinishedRunQuery
+) -> Found[RunHead]:
     """Return the finished runs that could be deleted."""
     parents_in_use = {run.head.parent_run_id for run in runs.values() if not run.is_finished}
     heads = [run.head for run in _by_end(runs) if run.head.finished_at is not None]
@@ -97,6 +99,7 @@ def find_finished(runs: dict[str, Run], query: FinishedRunQuery) -> Found[RunHea
         and query.status in (None, head.status)
         and head.run_id not in parents_in_use
         and not _is_unfinished(runs, head.parent_run_id)
+        and (query.held_after is None or not is_held(head.run_id, query.held_after))
     ]
     return Found(found, place if len(found) < query.limit else None)
 

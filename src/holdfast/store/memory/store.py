@@ -82,7 +82,7 @@ class MemoryStore:
             port.TaskQuery: partial(queries.find_tasks, self._runs),
             port.DeadLetterQuery: partial(queries.find_dead_letters, self._runs),
             port.AuditQuery: self._audit.find,
-            port.FinishedRunQuery: partial(retention.find_finished, self._runs),
+            port.FinishedRunQuery: partial(retention.find_finished, self._runs, self._bus.holds),
             port.ArchivedRunQuery: self._archive.find,
             port.SinkQuery: self._bus.find_sinks,
             port.OutboxQuery: self._bus.find_outbox,

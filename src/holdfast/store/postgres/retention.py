@@ -199,6 +199,8 @@ async def find_finished(db: Db, query: FinishedRunQuery, limit: int) -> Found[Ru
     where.add_given("plan_id = ?", query.workflow)
     where.add_given("status = ?", query.status)
     where.add(_FAMILY_HAS_ENDED)
+    if query.held_after is not None:
+        where.add(f"NOT {bus.held(query.held_after)}")
     found = await read_page(db, f"SELECT {sql.HEAD} FROM holdfast.runs", where, order, limit)
     return sql.found_of(found, sql.head_of, itemgetter(1), itemgetter(16, 1), place if len(found) < limit else None)
 

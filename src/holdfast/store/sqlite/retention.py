@@ -150,6 +150,8 @@ def find_finished(db: sqlite3.Connection, query: FinishedRunQuery, limit: int) -
     where.add_given("plan_id = ?", query.workflow)
     where.add_given("status = ?", query.status)
     where.add(_FAMILY_HAS_ENDED)
+    if query.held_after is not None:
+        where.add(f"NOT {bus.held(query.held_after)}")
     order = "ORDER BY finished_at, run_id LIMIT ?"
     found = db.execute(f"SELECT {sql.HEAD} FROM runs {where.text} {order}", where.values(limit)).fetchall()
     return sql.found_of(found, sql.head_of, itemgetter(1), itemgetter(16, 1), place if len(found) < limit else None)
