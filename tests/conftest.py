@@ -23,6 +23,7 @@ pytest.register_assert_rewrite("holdfast.testing")
 
 # No deadline: a busy machine is not a failure. The blob reproduces a failure that was found by chance.
 hypothesis.settings.register_profile("holdfast", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("holdfast"), max_examples=30)
 hypothesis.settings.load_profile("holdfast")
 
 # A shell lets a job in the background ignore interrupts, and so would every process that a test starts.
@@ -41,6 +42,12 @@ open_transports.watch()
 WATCH = kinds.Watch()
 STATE_BEFORE = pytest.StashKey[dict[str, Any]]()
 KNOWN_IDS = frozenset(contract.read_ids(contract.CONTRACT.read_text(encoding="utf-8")))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw fewer examples while one writes code."""
+    if config.option.markexpr == "quick":
+        hypothesis.settings.load_profile("quick")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -39,7 +39,7 @@ LONG = frozenset({"postgres", "browser", "process", "chaos", "slow"})
 QUICK_VARIANTS = frozenset({("memory", 5_000), ("sqlite", 0)})
 """The combinations of store and live runs of `tests/engine` that are quick: each of the four is in one of them."""
 
-QUICK_SEEDS = 20
+QUICK_SEEDS = 10
 
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system"})
 """The events of the interpreter that start a process."""

@@ -18,11 +18,15 @@ import pytest
 
 from tests.sim.simulation import simulate
 
-SEEDS = 100
+SEEDS = 60
+"""`make soak` plays more of them."""
 FOUND = (1833,)
 """Seeds beyond those that have found a mistake: a node took a turn of a run that it had let go."""
 FOUND_WITH_FEWER = (0,)
 """Seeds that have found one with fewer runs: a late success hid that the present attempt was lost with its node."""
+
+SOON = (2, 0, 3, 4, 9)
+"""Seeds that hold every kind of harm together. If the stories change, others are played as well."""
 
 FLOW_SEEDS = 10
 TRACE_LINES = 60
@@ -97,7 +101,7 @@ def test_the_stories_hold_every_kind_of_harm() -> None:
     harm |= {"TaskCompleted", "TaskReminded", "TaskAssigned", "TaskRefused", "escalations"}
     harm |= {"settled steps", "dead letters", "refused", "sent by runs", "deadlines", "let in", "let in later: STARTED"}
     counts: Counter[str] = Counter()
-    for seed in range(20):
+    for seed in dict.fromkeys((*SOON, *range(20))):
         counts.update(COUNTS.get(seed) or simulate(seed).counts)
         if harm <= counts.keys() and counts["commits"] > 1_000:
             return

@@ -1,6 +1,7 @@
 """Making a file's schema, or bringing it up to date, once, whichever process is first. See `store/schema.py`."""
 
 import sqlite3
+from functools import cache
 from pathlib import Path
 
 from holdfast.core.audit import migration_entry
@@ -56,12 +57,13 @@ def not_migrated(path: Path) -> StoreNotMigrated:
     return StoreNotMigrated(f"{path}: the schema is missing or old; call migrate() first", path=str(path))
 
 
-def split(script: str) -> list[str]:
+@cache
+def split(script: str) -> tuple[str, ...]:
     """Return the statements of a script. `executescript` would commit the transaction that this runs in."""
-    statements, pending = [], ""
+    statements, pending = list[str](), ""
     for line in script.splitlines():
         pending += line + "\n"
         if sqlite3.complete_statement(pending):
             statements.append(pending)
             pending = ""
-    return statements
+    return tuple(statements)
