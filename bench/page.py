@@ -49,7 +49,7 @@ def make_app() -> App:
     async def order(number: int) -> int:
         return await pick(number)
 
-    @app.workflow
+    @app.workflow(failures=ValueError)
     async def payment(number: int) -> int:
         raise ValueError(f"the card of customer {number} was declined")
 

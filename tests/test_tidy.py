@@ -28,6 +28,7 @@ SWALLOWING_ALLOWED: dict[str, str] = {
     "holdfast/engine/start/starter.py:Starter._create": "what a store raises is raised in every caller",
     "holdfast/engine/turns/execute.py:rebuild": "what user code raises where no task takes it pauses its run",
     "holdfast/engine/turns/execute.py:take_turn": "what user code raises where no task takes it pauses its run",
+    "holdfast/engine/turns/execute.py:problem_of_resuming": "what user code raises there is the answer",
     "holdfast/engine/activities/slots.py:_carry_out": "its future has it as its exception",
     "holdfast/engine/activities/verification.py:ask": "an operator of its run gets it as the verifier's words",
     "holdfast/engine/observe/tracing.py:Tracing._work": "logged; losing a trace loses no run",

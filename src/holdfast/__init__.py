@@ -23,6 +23,7 @@ from holdfast.engine.inbox.authorization import ControlRequest
 from holdfast.engine.observe.logs import JsonFormatter, SecretFilter
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.retention import Retention, RetentionRule
+from holdfast.errors import WorkflowFailed
 from holdfast.limits import DeadLetterPolicy, Limits
 from holdfast.program.api import (
     Saga,
@@ -130,6 +131,7 @@ __all__ = [
     "StreamCodec",
     "Task",
     "Workflow",
+    "WorkflowFailed",
     "activity_context",
     "continue_as_new",
     "continue_as_new_if_long",

@@ -51,10 +51,12 @@ from holdfast.program.definitions import (
     ActivityOptions,
     ClosePolicy,
     LimitOptions,
+    OnError,
     WorkflowDefinition,
     WorkflowLimit,
     checked_key,
     encode_options,
+    error_policy,
     failure_policy,
     milliseconds,
 )
@@ -83,6 +85,9 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 
 PlanDocument = dict[str, Any] | str | bytes
 """A plan: its text, the bytes of it, or a plain value."""
+
+Failures = type[Exception] | tuple[type[Exception], ...]
+"""Exceptions that fail a run."""
 
 LIFE_DIGITS = 12
 """How many characters of a new id distinguish one life of a node from others of the same name."""
@@ -293,6 +298,7 @@ class App:
         plan_sources: Sequence[str] | PlanSources = (),
         attributes: Mapping[str, Any] | None = None,
         retention: Retention | None = None,
+        on_error: OnError = "pause",
     ) -> None:
         """`codecs` seal what goes to the store, such as `Encryption`; without them, those that the settings name.
 
@@ -303,8 +309,12 @@ class App:
         `plan_sources` are prefixes of addresses from which plans may be fetched, such as `https://plans.example.com/`.
         `attributes` are the types of the search attributes of runs, by name: see docs/search.md.
         `retention` is how long what is over is kept; without it, what the settings say, and otherwise for ever.
+        `on_error` is what an exception does that a workflow does not handle, where the workflow does not say: `pause`
+        the run until the code is mended, or `fail` it. See docs/workflows.md.
         """
         self.name = name
+        self.on_error = error_policy(on_error)
+        """What an exception does that a workflow does not handle, unless the workflow says otherwise."""
         self.logger = logger_of(name)
         """The app's log. Its records carry the run and the step; it is silent while a history is replayed."""
         self._given_limits = limits
@@ -341,6 +351,8 @@ class App:
         version: str = "1",
         signals: Mapping[str, Any] | None = None,
         allow_other_signals: bool = False,
+        failures: Failures = (),
+        on_error: OnError | None = None,
         **limits: Unpack[LimitOptions],
     ) -> RegistersWorkflow: ...
 
@@ -352,12 +364,16 @@ class App:
         version: str = "1",
         signals: Mapping[str, Any] | None = None,
         allow_other_signals: bool = False,
+        failures: Failures = (),
+        on_error: OnError | None = None,
         **limits: Unpack[LimitOptions],
     ) -> Any:
         """Register an async function as a workflow. Use as `@app.workflow` or `@app.workflow(version="2")`.
 
         `signals` declares the types of signals by name: a signal that does not fit is refused before it is stored, and
         so is one of another name, unless `allow_other_signals`; then its sender gets a warning.
+        `failures` are exceptions that fail a run, beside `WorkflowFailed` and what steps and waits raise. Any other one
+        that the code does not handle pauses the run until the code is mended; with `on_error="fail"` it fails the run.
         `limits` (at_once, per_key, key, rate, overload) bound its runs, of all versions: the last one's hold.
         """
         for signal_name in signals or ():
@@ -372,6 +388,8 @@ class App:
                 signals,
                 allows_other_signals=allow_other_signals,
                 values=self.registry.values,
+                failures=failures,
+                on_error=self.on_error if on_error is None else on_error,
             )
             require_step_name("a workflow's name", definition.name)
             self.registry.add_workflow(definition, WorkflowLimit(limits, definition.signature) if limits else None)
@@ -388,6 +406,8 @@ class App:
         version: str = "1",
         doc: str = "",
         allow_other_signals: bool = False,
+        failures: Failures = (),
+        on_error: OnError | None = None,
         **limits: Unpack[LimitOptions],
     ) -> Flow[S]:
         """Register a flow: a tree of steps around a state of this type (a dataclass, a Struct, a model of pydantic).
@@ -405,6 +425,8 @@ class App:
             doc=doc,
             allows_other_signals=allow_other_signals,
             values=self.registry.values,
+            failures=failures,
+            on_error=self.on_error if on_error is None else on_error,
         )
         self.registry.add_workflow(definition, WorkflowLimit(limits, definition.signature) if limits else None)
         return Flow(definition)

@@ -31,6 +31,8 @@
     │   ├── SignalHandlerFailed     the handler of a wait raised; raised inside the workflow
     │   ├── UpdateFailed            an update was refused or failed; raised to who sent it
     │   ├── QueryFailed             a query raised, or its answer is no JSON; raised to who asked
+    │   ├── WorkflowFailed          raised by a workflow to fail its run for good
+    │   ├── UnhandledError          an exception that the code of a workflow did not handle; the run is paused
     │   ├── NondeterminismError     replaying the code does not lead to the history that was recorded
     │   ├── VersionMismatch         no node has the version of the workflow that the run was started with
     │   ├── RunFailed               the run failed; raised where its result is awaited
@@ -219,6 +221,14 @@ class RunFailed(_Recorded):
 
 class RunCancelled(_Recorded):
     """The run was cancelled. Raised where its result is awaited."""
+
+
+class WorkflowFailed(RunError):
+    """Raised by a workflow to fail its run for good. A subclass is recorded under its own name."""
+
+
+class UnhandledError(RunError):
+    """The code of a workflow raised what it did not handle. The run is paused, and goes on once the code is mended."""
 
 
 class NondeterminismError(RunError):

@@ -48,7 +48,7 @@ async def filming(title: str, kinds: list[str]) -> int:
     return len([await film(title, kind) for kind in kinds])
 
 
-@app.workflow
+@app.workflow(failures=ValueError)
 async def failing() -> None:
     raise ValueError("by design")
 

@@ -34,7 +34,7 @@ class Size(TypedDict):
 
 def make_task_app(form: Any = Approval, **options: Any) -> tuple[hf.App, Workflow[[], Any]]:
     """Return an app with a workflow that asks for an approval, and returns the answer."""
-    app = hf.App("asking")
+    app = hf.App("asking", on_error="fail")
 
     @app.workflow
     async def asks() -> Any:

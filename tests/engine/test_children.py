@@ -37,7 +37,7 @@ async def test_a_childs_failure_is_raised_in_its_parent_with_its_cause(variant: 
 
     @app.workflow
     async def child() -> None:
-        raise ValueError("the child broke")
+        raise hf.WorkflowFailed("the child broke")
 
     @app.workflow
     async def parent() -> str:
@@ -48,7 +48,7 @@ async def test_a_childs_failure_is_raised_in_its_parent_with_its_cause(variant: 
         return "fine"
 
     async with variant.node(app):
-        assert await (await app.start(parent)).result() == "ValueError: the child broke"
+        assert await (await app.start(parent)).result() == "WorkflowFailed: the child broke"
 
 
 def family(policy: ClosePolicy) -> tuple[hf.App, Any]:
@@ -151,7 +151,7 @@ async def test_a_child_that_is_cancelled_by_hand_fails_in_its_parent(variant: En
 async def test_runs_are_nested_as_deep_as_the_limit_and_no_deeper(variant: EngineVariant) -> None:
     app = hf.App("family")
 
-    @app.workflow
+    @app.workflow(on_error="fail")
     async def a_workflow_with_quite_a_long_name(depth: int) -> int:
         if depth == 0:
             return 0

@@ -78,7 +78,7 @@ def build(codecs: Any, **options: Any) -> tuple[hf.App, Any]:
     async def narrow() -> int:
         return await hf.wait_signal("note", int)
 
-    @app.workflow
+    @app.workflow(failures=RuntimeError)
     async def broken(card: str) -> str:
         raise RuntimeError(f"{card} is broken")
 

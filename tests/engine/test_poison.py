@@ -71,7 +71,7 @@ POISONS = [
 @pytest.mark.contract("MSG-3", "INV")
 @pytest.mark.parametrize("poison", POISONS, ids=lambda poison: poison.__name__)
 async def test_no_workflow_ends_its_node(variant: EngineVariant, poison: Callable[[], Awaitable[None]]) -> None:
-    app = hf.App("poison")
+    app = hf.App("poison", on_error="fail")
     bad_workflow: Any = app.workflow(name="bad")(poison)  # type: ignore[arg-type]
 
     @app.workflow
@@ -180,7 +180,7 @@ async def test_what_would_be_done_again_on_every_replay_is_refused(variant: Engi
 
 @pytest.mark.contract("ACT-1")
 async def test_a_result_that_does_not_fit_is_refused_where_it_is_made(variant: EngineVariant) -> None:
-    app = hf.App("results")
+    app = hf.App("results", on_error="fail")
 
     @app.activity(retry=hf.Retry(max_attempts=1))
     async def count() -> int:

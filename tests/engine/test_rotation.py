@@ -166,7 +166,7 @@ class Thing:
     ],
 )
 async def test_an_argument_that_cannot_be_stored_is_named(value: Any, message: str) -> None:
-    app = hf.App("values")
+    app = hf.App("values", on_error="fail")
 
     @app.activity
     async def load(number: int, path: Any) -> None: ...
@@ -220,7 +220,7 @@ async def test_what_is_no_workflow_is_refused() -> None:
 async def test_what_no_store_could_keep_fails_the_run_and_says_why(
     variant: EngineVariant, ask: Any, message: str
 ) -> None:
-    app = hf.App("values")
+    app = hf.App("values", on_error="fail")
 
     @app.workflow
     async def order() -> None:

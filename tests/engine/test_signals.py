@@ -356,7 +356,7 @@ async def test_a_handler_that_the_history_knows_nothing_of_pauses_the_run(varian
 async def test_a_wait_that_makes_no_sense_is_refused(
     variant: EngineVariant, ask: Callable[[], Awaitable[Any]], message: str
 ) -> None:
-    app = hf.App("signals")
+    app = hf.App("signals", on_error="fail")
 
     @app.workflow(signals={"vote": Vote})
     async def waits() -> None:

@@ -103,7 +103,7 @@ async def test_what_a_workflow_gives_away_is_refused_where_it_is_given(variant: 
 
 @pytest.mark.contract("WF-6", "WF-7")
 async def test_answers_that_are_too_large_are_errors_of_who_gives_them(variant: EngineVariant) -> None:
-    app = hf.App("shop", limits=LIMITS)
+    app = hf.App("shop", limits=LIMITS, on_error="fail")
 
     @app.workflow
     async def order() -> str:

@@ -1,4 +1,4 @@
-"""A `CancelledError` that no caller asked for is a failure with its traceback, wherever the code raises it."""
+"""A `CancelledError` that no caller asked for is an error with its traceback, wherever the code raises it."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.core import events as e
-from holdfast.core.state import CANCELLED, FAILED
+from holdfast.core.state import CANCELLED, FAILED, PAUSED
 from holdfast.errors import RunCancelled, RunFailed, UpdateFailed
 from tests.engine.harness import EngineVariant, wait_for_event, wait_for_status
 
@@ -53,10 +53,36 @@ WAYS: list[Callable[[], Awaitable[None]]] = [
 
 @pytest.mark.contract("WF-7")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-async def test_it_fails_the_run(
+async def test_it_pauses_the_run(
     variant: EngineVariant, way: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     app = hf.App("stray")
+
+    @app.workflow
+    async def stray() -> None:
+        await hf.sleep(0.001)
+        await way()
+
+    with caplog.at_level(logging.INFO, logger="holdfast.node"):
+        async with variant.node(app):
+            run = await app.start(stray)
+            await wait_for_status(run, PAUSED)
+            paused = (await wait_for_event(run, "RunPaused")).data
+    assert isinstance(paused, e.RunPaused)
+    assert paused.error is not None
+    assert paused.error.cause is not None
+    assert paused.error.cause.code == "CancelledError"
+    assert paused.error.cause.message
+    assert way.__name__ in paused.error.cause.traceback
+    assert f"run {run.run_id} is paused: the workflow raised CancelledError" in caplog.text
+
+
+@pytest.mark.contract("WF-7")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+async def test_it_fails_the_run_where_its_author_chose_so(
+    variant: EngineVariant, way: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    app = hf.App("stray", on_error="fail")
 
     @app.workflow
     async def stray() -> None:
@@ -119,7 +145,7 @@ async def test_it_fails_the_update_whose_handler_raises_it(variant: EngineVarian
 async def test_it_fails_in_the_parent_of_a_child_that_raises_it(variant: EngineVariant) -> None:
     app = hf.App("family")
 
-    @app.workflow
+    @app.workflow(on_error="fail")
     async def child() -> None:
         await raises()
 

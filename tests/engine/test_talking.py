@@ -200,7 +200,7 @@ async def test_a_query_that_touches_what_nobody_waits_for_does_no_harm(variant: 
 async def test_a_handler_of_queries_cannot_be_async(variant: EngineVariant) -> None:
     app = hf.App("talk")
 
-    @app.workflow
+    @app.workflow(on_error="fail")
     async def odd() -> None:
         async def look() -> int:
             return 1
@@ -331,7 +331,7 @@ async def test_an_update_is_answered_at_once_while_the_run_is_at_work(variant: E
 async def test_a_validator_cannot_be_async(variant: EngineVariant) -> None:
     app = hf.App("talk")
 
-    @app.workflow
+    @app.workflow(on_error="fail")
     async def odd() -> None:
         async def check() -> None:
             raise ValueError("refused")

@@ -73,7 +73,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
 def talker() -> tuple[hf.App, Workflow[..., Any]]:
     app = hf.App("verbs")
 
-    @app.workflow
+    @app.workflow(failures=ValueError)
     async def order() -> str:
         hf.on_query("colour", lambda: "blue")
         hf.on_update("double", lambda number: 2 * number)

@@ -415,7 +415,7 @@ async def test_a_failed_run_tells_the_whole_chain_of_causes(variant: EngineVaria
         try:
             await deep()
         except ActivityFailed as problem:
-            raise ValueError("the order") from problem
+            raise hf.WorkflowFailed("the order") from problem
 
     async with variant.node(app):
         with pytest.raises(RunFailed, match="the order") as caught:
@@ -424,14 +424,14 @@ async def test_a_failed_run_tells_the_whole_chain_of_causes(variant: EngineVaria
     while info is not None:
         codes.append(info.code)
         info = info.cause
-    assert codes == ["ValueError", "ActivityFailed", "OSError", "KeyError"]
+    assert codes == ["WorkflowFailed", "ActivityFailed", "OSError", "KeyError"]
 
 
 @pytest.mark.contract("API-2")
 async def test_a_workflow_whose_result_cannot_be_kept_fails_and_says_so(variant: EngineVariant) -> None:
     app = hf.App("fail")
 
-    @app.workflow
+    @app.workflow(on_error="fail")
     async def odd() -> object:
         return object()
 

@@ -11,6 +11,7 @@ import holdfast as hf
 from holdfast import errors
 from holdfast.core import events as e
 from holdfast.core.state import CANCELLED, PAUSED
+from holdfast.engine.check_histories import check_history
 from tests.engine.harness import EngineVariant, wait_for_event, wait_for_status
 from tests.flows.order_flow import Order
 
@@ -319,14 +320,44 @@ async def test_mistake_in_a_function_pauses_the_run_until_the_code_is_mended(var
             run = await broken.app.start(broken_flow, Order(), run_id="run-1")
             await wait_for_status(run, PAUSED)
             error = (await run.snapshot()).substatus
-            assert error == "RunError"
+            assert error == "UnhandledError"
         if what in ("apply", "merge"):  # their steps are in the history: the mended flow has to have them
             return
         async with variant.node(mended.app, store):
             again = mended.app.run("run-1")
-            await again.resume()
             assert (await again.result())["parcel"] == "done"
     assert broken.done == ["payment"]
+
+
+@pytest.mark.contract("WF-7", "WF-4")
+@pytest.mark.parametrize("what", MISTAKES)
+async def test_run_that_a_mistake_has_paused_is_cancelled_and_undoes_what_was_done(
+    variant: EngineVariant, what: str
+) -> None:
+    shop = Workshop()
+    first = shop.act("payment") if what != "apply" else hf.Act(shop.sets("payment"))
+    steps = shop.act("parcel", apply=raises) if what == "apply" else MISTAKES[what](shop)
+    flow = shop.app.flow("mistaken", Order, hf.Scene(first, steps))
+    async with variant.node(shop.app):
+        run = await shop.app.start(flow, Order())
+        await wait_for_status(run, PAUSED)
+        await run.cancel()
+        await wait_for_status(run, CANCELLED)
+        undone = "undo-parcel " if what == "apply" else "undo-payment done"  # its result was never applied to the state
+        assert shop.done[-1] == undone
+        assert check_history(shop.app.registry, await run.events()) is None
+
+
+@pytest.mark.contract("WF-7")
+async def test_flow_fails_by_what_its_author_declared(variant: EngineVariant) -> None:
+    shop = Workshop()
+    steps = hf.Scene(shop.act("payment"), hf.Act(shop.sets("parcel"), condition=raises))
+    declared = shop.app.flow("declared", Order, steps, failures=KeyError)
+    chosen = shop.app.flow("chosen", Order, steps, on_error="fail")
+    async with variant.node(shop.app):
+        for flow in (declared, chosen):
+            assert await failure_of(await shop.app.start(flow, Order())) == "'mistake'"
+    assert shop.done == ["payment", "undo-payment done"] * 2
 
 
 async def test_blocking_function_is_stopped(variant: EngineVariant) -> None:

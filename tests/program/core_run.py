@@ -226,5 +226,5 @@ def start_core_run(
     function: Callable[..., Awaitable[Any]], *args: Any, app: App | None = None, **kwargs: Any
 ) -> CoreRun:
     """Return a started run of a function that is registered for the purpose."""
-    app = app or App("core")
+    app = app or App("core", on_error="fail")
     return CoreRun(app, app.workflow(function), *args, **kwargs).start()  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ AT_ONCE = hf.Limits(rotation_steps=1)
 
 
 def made(function: Workflow, limits: hf.Limits) -> tuple[hf.App, Any]:
-    app = hf.App("cuts", limits=limits)
+    app = hf.App("cuts", limits=limits, on_error="fail")
     return app, app.workflow(function)
 
 

@@ -14,7 +14,7 @@ from tests.program.core_run import CoreRun
 @pytest.mark.contract("WF-2")
 @pytest.mark.parametrize("list_tasks", [asyncio.all_tasks, lambda: asyncio.all_tasks(asyncio.get_running_loop())])
 def test_listing_all_tasks_is_refused(list_tasks: Callable[[], set[Any]]) -> None:
-    app = hf.App("tasks")
+    app = hf.App("tasks", on_error="fail")
 
     @app.workflow
     async def lists() -> int:

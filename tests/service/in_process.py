@@ -83,7 +83,7 @@ def make_app(limits: hf.Limits | None = None) -> App:
     async def echo(value: Any = None) -> Any:
         return value
 
-    @app.workflow
+    @app.workflow(failures=ValueError)
     async def failing() -> None:
         raise ValueError("by design")
 

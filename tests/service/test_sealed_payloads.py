@@ -28,7 +28,7 @@ def make_app(keys: dict[str, bytes | str] | None) -> hf.App:
     async def approve(card: str) -> str:
         return f"{card} {await hf.task('review', str, payload={'card': card})}"
 
-    @app.workflow
+    @app.workflow(failures=ValueError)
     async def broken(card: str) -> str:
         raise ValueError(f"{card} is broken")
 

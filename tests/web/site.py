@@ -190,7 +190,7 @@ def _make_app(orchard: Orchard) -> App:
         await reserve(order_id)
         return await book_courier(order_id)
 
-    @app.workflow
+    @app.workflow(failures=ValueError)
     async def hostile(text: str) -> str:
         """Return what it was given, wherever a page could show it."""
         await reserve(text)

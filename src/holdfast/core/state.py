@@ -150,7 +150,7 @@ PENDING, APPROVED, RUNNING, PAUSED, COMPLETED, FAILED, CANCELLED = RunStatus
 TERMINAL = e.TERMINAL
 TRANSITIONS = e.TRANSITIONS
 
-MENDED_BY_CODE = frozenset({"VersionMismatch", "NondeterminismError"})
+MENDED_BY_CODE = frozenset({"VersionMismatch", "NondeterminismError", "UnhandledError"})
 """The error codes of paused runs that resume by themselves when a node has code that fits."""
 
 

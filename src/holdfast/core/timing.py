@@ -27,7 +27,7 @@ class Retry(Struct, frozen=True, kw_only=True):
     An attempt that is lost with its node counts toward the bound, unless `count_lost` is False.
     """
 
-    max_attempts: int = 3
+    max_attempts: int = 10
     initial_ms: int = 1_000
     factor: float = 2.0
     most_ms: int = 100_000

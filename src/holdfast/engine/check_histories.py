@@ -17,7 +17,7 @@ from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
 from holdfast.engine.history import read_since_rotation, since_rotation
 from holdfast.engine.plans import load_plan_of
-from holdfast.engine.turns.execute import rebuild
+from holdfast.engine.turns.execute import problem_of_resuming, rebuild
 from holdfast.errors import HistoryGap, HoldfastError, RunError, StoreCorrupt
 from holdfast.registry import Registry
 from holdfast.store.port import RunHead, RunQuery, Store
@@ -88,6 +88,7 @@ def check_history(registry: Registry, history: Sequence[Event]) -> Problem | Non
     run_id = history[0].run_id
     try:
         cached, problem = rebuild(run_id, since_rotation(history), registry)
+        problem = problem or problem_of_resuming(cached)
     except RunError as damage:
         return problem_of(damage, run_id, "", "")
     cached.close()

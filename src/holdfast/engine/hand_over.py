@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.engine.turns.owned_runs import OwnedRun, OwnedRuns
-from holdfast.errors import NondeterminismError, StoreError
+from holdfast.errors import RunError, StoreError
 from holdfast.store.port import Store
 
 HAND_OVER = 500
@@ -54,7 +54,7 @@ class HandOver:
             self._owned_runs.should_offer = self._owned_runs.has_news = True
             raise
 
-    async def for_other_code(self, owned: OwnedRun, problem: NondeterminismError) -> bool:
+    async def for_other_code(self, owned: OwnedRun, problem: RunError) -> bool:
         """Give a run to a node that has other code for it, unless something of the run is under way here.
 
         Then `is_offered` stays False: the run is offered again when that has ended.

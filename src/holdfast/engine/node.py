@@ -54,6 +54,7 @@ from holdfast.errors import (
     RunError,
     StoreCorrupt,
     StoreError,
+    UnhandledError,
 )
 from holdfast.limits import Limits
 from holdfast.program.loop import outside_loop
@@ -72,6 +73,9 @@ Else the runs go on when its lease has expired, and the activities are abandoned
 
 LAST_DRAIN_S = 1.0
 """How long activities may go on at least, if something else was waited for after the process was asked to stop."""
+
+_MENDED_BY_OTHER_CODE = (NondeterminismError, UnhandledError)
+"""What pauses a run that a node with other code may be able to run."""
 
 logger = logging.getLogger("holdfast.node")
 
@@ -636,7 +640,8 @@ class TurnProcessor:
         was_offered, owned.should_offer = owned.should_offer, False
         if problem is not None:
             has_paused = any(isinstance(event.data, RunPaused) for event in draft.events)
-            owned.should_offer = isinstance(problem, NondeterminismError) and (has_paused or not owned.is_offered)
+            owned.should_offer = isinstance(problem, _MENDED_BY_OTHER_CODE) and (has_paused or not owned.is_offered)
+            owned.paused_by = problem
             if not was_offered:
                 logger.error("run %s is paused: %s", cached.state.run_id, problem)
             self._run_cache.forget(cached.state.run_id)
@@ -687,7 +692,8 @@ class TurnProcessor:
         except (RunError, StoreCorrupt) as damage:
             await self._defer(owned, damage, now)
             return None, None
-        if isinstance(problem, NondeterminismError) and await self._hand_over.for_other_code(owned, problem):
+        misfit = owned.paused_by if owned.should_offer and problem is None else problem
+        if isinstance(misfit, _MENDED_BY_OTHER_CODE) and await self._hand_over.for_other_code(owned, misfit):
             return None, None
         lost = self.owned_runs.lost(owned, cached.state, now)
         is_overtaken = cached.state.version != owned.loaded.head.version  # by a turn that was taken here, and let it go

@@ -18,7 +18,7 @@ from holdfast.core.keys import require_step_name
 from holdfast.core.plans import PlanRef
 from holdfast.errors import InvalidInput
 from holdfast.program.coroutine import CoroutineProgram, current_program, require_program
-from holdfast.program.definitions import ClosePolicy, milliseconds
+from holdfast.program.definitions import ClosePolicy, failure_types, milliseconds
 from holdfast.program.loop import ProgramClosed
 from holdfast.program.outcomes import Rotate
 
@@ -149,6 +149,9 @@ async def plan(
 class Saga:
     """Compensates completed work, in reverse order, when a later part fails or is cancelled.
 
+    What pauses the run instead of failing it undoes nothing: an exception that is neither a failure of the run
+    (`WorkflowFailed`, what steps and waits raise, `failures` of the workflow) nor one of `failures` given here.
+
     ::
 
         async with Saga() as saga:
@@ -157,7 +160,9 @@ class Saga:
             await charge(order)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, failures: Any = ()) -> None:
+        """`failures` are exceptions that undo what was done, and that code around the saga handles."""
+        self._failures = failure_types(failures)
         self._undo: list[tuple[Callable[..., Awaitable[Any]], tuple[Any, ...]]] = []
         self._program: CoroutineProgram | None = None
 
@@ -192,10 +197,18 @@ class Saga:
     async def _end(self, problem: BaseException | None) -> None:
         if problem is None or isinstance(problem, (Rotate, ProgramClosed, GeneratorExit)):
             return
+        asked: asyncio.CancelledError | None = None
+        if self._program is not None and self._program.is_mistake(problem, self._failures):
+            try:
+                await self._program.stop_for(problem, "the code in a saga")
+            except asyncio.CancelledError as cancelled:
+                asked = cancelled
         undoing = asyncio.ensure_future(self._undo_all())
         while not undoing.done():
             with suppress(asyncio.CancelledError):  # another cancellation does not stop it
                 await asyncio.shield(undoing)
         failures = undoing.result()
         if failures:
-            raise BaseExceptionGroup("what was done could not all be undone", [problem, *failures])
+            raise BaseExceptionGroup("what was done could not all be undone", [asked or problem, *failures])
+        if asked is not None:
+            raise asked

@@ -63,8 +63,11 @@ from holdfast.program.outcomes import (
     error_bytes,
     error_info,
     fails_on_none,
+    is_failure,
     outcome_of,
     recorded,
+    rotates,
+    unhandled,
 )
 from holdfast.program.port import EndDeferred
 from holdfast.program.read_only import read_only
@@ -96,6 +99,7 @@ class CoroutineProgram:
         "_input",
         "_is_cancelling",
         "_is_done",
+        "_is_given_up",
         "_late",
         "_main",
         "_noted",
@@ -107,8 +111,10 @@ class CoroutineProgram:
         "_rotation_points",
         "_signatures",
         "_steps",
+        "_stopped",
         "_timers",
         "_waiting",
+        "accepts_end",
         "conditions",
         "definition",
         "depth",
@@ -120,6 +126,7 @@ class CoroutineProgram:
         "loop",
         "lost_waits",
         "open_sagas",
+        "problem",
         "queries",
         "run_id",
         "seed",
@@ -151,6 +158,8 @@ class CoroutineProgram:
         self.conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] | None = None
         self.known_markers: Mapping[str, Raw] = _NOTHING
         self.is_replaying = False
+        self.accepts_end = False
+        self.problem: RunError | None = None
         self.open_sagas = 0
         self.lost_waits = _NO_STEPS
         self.skipped: tuple[str, ...] = ()
@@ -174,6 +183,8 @@ class CoroutineProgram:
         self._main: asyncio.Task[Any] | None = None
         self._is_done = False
         self._is_cancelling = False
+        self._is_given_up = False
+        self._stopped: Mapping[asyncio.Future[None], RunError] = _NOTHING
         self._rotating: asyncio.Task[Any] | None = None
         self._late: Mapping[str, asyncio.Task[Any]] = _NOTHING
         self._owned: dict[str, tuple[str, bool]] | None = None
@@ -544,15 +555,17 @@ class CoroutineProgram:
     def _end_if_done(self) -> None:
         if self._main is None or not self._main.done():
             return
-        outcome = outcome_of(
+        outcome, raised = outcome_of(
             self._main, self.definition.signature, is_cancelling=self._is_cancelling, bounded=self.bounded
         )
-        if self.skipped and isinstance(outcome, c.FailRun) and fails_on_none(self._main):
-            raise RunError(  # which pauses the run: skipping a step must not make the run fail
-                f"the workflow needs the answer of {self.skipped[-1]!r}, which was skipped: "
-                f"{outcome.error.code}: {outcome.error.message}; "
-                "deploy code that handles None and resume the run, or terminate it"
-            ) from self._main.exception()
+        if self._is_given_up:
+            outcome, self.problem = c.CancelRun(), None
+        elif not self.accepts_end:
+            found = self._unhandled(self._main, outcome, raised)
+            if found is not None or isinstance(outcome, c.CancelRun):
+                self.problem = found
+            if self.problem is not None:
+                return
         if isinstance(outcome, c.ContinueAsNew):
             if self._answering:
                 return  # only in a history from before updates were carried over
@@ -567,6 +580,48 @@ class CoroutineProgram:
             return  # every end but a cancellation waits for the awaited children
         self._is_done = True
         self._commands[c.OF_THE_RUN] = outcome
+
+    # --- exceptions that the code does not handle
+    #
+    # They pause the run where they leave the code: at the end of the function, or at the end of a saga, which must not
+    # undo what was done because of a mistake that can be mended. The turn is not recorded but for what came in, so the
+    # code that is mended takes the same outcomes. If the run is cancelled instead, the program goes on from there.
+
+    def _unhandled(self, main: asyncio.Task[Any], outcome: c.Command, raised: BaseException | None) -> RunError | None:
+        """Return why the run is paused instead of this end, or None."""
+        if raised is not None:
+            if self.skipped and fails_on_none(main):  # skipping a step must not make the run fail, whatever its policy
+                what = f"the workflow needs the answer of {self.skipped[-1]!r}, which was skipped, and"
+                return unhandled(raised, what, "deploy code that handles None, or terminate the run")
+            if is_failure(raised, self.definition, is_cancelling=self._is_cancelling):
+                return None
+            return unhandled(raised)
+        if isinstance(outcome, c.CancelRun) or self.is_replaying or self.definition.on_error == "fail":
+            return None
+        for task in self.loop.unretrieved():
+            problem = task._exception  # without marking it as retrieved
+            if problem is not None and not is_failure(problem, self.definition):
+                return unhandled(problem, f"{task.get_name()!r}, a task that nothing has awaited,")
+        return None
+
+    def is_mistake(self, problem: BaseException, failures: tuple[type[BaseException], ...]) -> bool:
+        """Return whether an exception that leaves a saga pauses the run, so that nothing is undone."""
+        if self.accepts_end or isinstance(problem, (asyncio.CancelledError, *failures)):
+            return False
+        if isinstance(problem, BaseExceptionGroup) and rotates(problem):
+            return False
+        return not is_failure(problem, self.definition, is_cancelling=True)
+
+    async def stop_for(self, problem: BaseException, what: str) -> None:
+        """Have the run paused, and wait until it is cancelled; only the code that is mended does not come here."""
+        future: asyncio.Future[None] = self.loop.create_future()
+        self.problem = unhandled(problem, what)
+        self._stopped = {**self._stopped, future: self.problem}
+        try:
+            await future
+        finally:
+            self._stopped = {other: found for other, found in self._stopped.items() if other is not future}
+            self.problem = next(iter(self._stopped.values()), None)
 
     # --- updates at the end of a stretch
     #
@@ -685,6 +740,7 @@ class CoroutineProgram:
 
     def _cancel(self, event: Event) -> None:
         self._is_cancelling = True
+        self._is_given_up = self.problem is not None and self._main is not None and self._main.done()
         if self._main is not None and not self._main.cancel(getattr(event.data, "reason", "") or None):
             for child in (
                 self._awaited_children or _NO_STEPS

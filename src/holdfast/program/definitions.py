@@ -185,9 +185,15 @@ class WorkflowDefinition:
         *,
         allows_other_signals: bool = False,
         values: Values = PLAIN,
+        failures: Any = (),
+        on_error: "OnError" = "pause",
     ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidInput(f"a workflow is an async function, and {function.__qualname__} is not")
+        self.failures = failure_types(failures)
+        """The exceptions that fail a run, beside `WorkflowFailed` and what steps and waits raise."""
+        self.on_error: OnError = error_policy(on_error)
+        """What any other exception does that the code does not handle."""
         self.function = function
         self.name = name
         self.version = version
@@ -229,6 +235,9 @@ def note_handler(
 
 
 OnFailure = Literal["raise", "pause"]
+
+OnError = Literal["pause", "fail"]
+"""What an exception does that a workflow's code does not handle: pause the run until the code is mended, or fail it."""
 
 ClosePolicy = Literal["await", "abandon", "cancel"]
 """What becomes of a child when its parent ends."""
@@ -381,6 +390,23 @@ def failure_policy(value: str) -> OnFailure:
     if value not in get_args(OnFailure):
         raise InvalidInput(f"on_failure is one of {', '.join(get_args(OnFailure))}, not {value!r}", field="on_failure")
     return value  # type: ignore[return-value]
+
+
+def error_policy(value: str) -> OnError:
+    """Return the policy for exceptions that a workflow does not handle; raise if there is no such policy."""
+    if value not in get_args(OnError):
+        raise InvalidInput(f"on_error is one of {', '.join(get_args(OnError))}, not {value!r}", field="on_error")
+    return value  # type: ignore[return-value]
+
+
+def failure_types(value: Any) -> tuple[type[BaseException], ...]:
+    """Return the exceptions that fail a run; raise if they are none."""
+    given = value if isinstance(value, tuple | list | set | frozenset) else (value,)
+    for each in given:
+        if not isinstance(each, type) or not issubclass(each, Exception):
+            problem = f"failures is a tuple of exception classes, such as (InsufficientFunds,), not {value!r}"
+            raise InvalidInput(problem, field="failures")
+    return tuple(given)
 
 
 # --- limits on the runs of a workflow

@@ -153,6 +153,10 @@ class NumberedGathering(_Numbered, asyncio.tasks._GatheringFuture):  # type: ign
     """What `asyncio.gather` returns on the deterministic loop."""
 
 
+def _is_unretrieved(task: asyncio.Task[Any]) -> bool:
+    return task.done() and bool(task._log_traceback)
+
+
 class DeterministicLoop(asyncio.AbstractEventLoop):
     """Runs coroutines of one run until nothing is ready."""
 
@@ -293,7 +297,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         task: asyncio.Task[T] = NumberedTask(coro, loop=self, name=name or self._next_name(), context=context)
         self._tasks.append(task)
         if len(self._tasks) > self._most_tasks:
-            self._tasks = [task for task in self._tasks if not task.done()]
+            self._tasks = [task for task in self._tasks if not task.done() or _is_unretrieved(task)]
             self._most_tasks = max(FEW_TASKS, 2 * len(self._tasks))
         return task
 
@@ -323,6 +327,10 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
     def is_closed(self) -> bool:
         """Return whether the loop was disposed of."""
         return self._is_closed
+
+    def unretrieved(self) -> list[asyncio.Task[Any]]:
+        """Return the tasks that have failed, and whose exception nothing has asked for."""
+        return [task for task in self._tasks if _is_unretrieved(task)]
 
     def has_tasks_beside(self, main: asyncio.Task[Any] | None) -> bool:
         """Return whether there are unfinished tasks other than this one."""

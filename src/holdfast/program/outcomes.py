@@ -15,9 +15,20 @@ from msgspec.structs import replace
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.events import ErrorInfo, Event
-from holdfast.errors import InvalidInput, NondeterminismError, PayloadTooLarge, RunError, SignalHandlerFailed
+from holdfast.errors import (
+    ActivityFailed,
+    ChildFailed,
+    InvalidInput,
+    NondeterminismError,
+    PayloadTooLarge,
+    RunError,
+    SignalHandlerFailed,
+    UnhandledError,
+    WorkflowFailed,
+)
 from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS
-from holdfast.program.definitions import Signature
+from holdfast.program.definitions import Signature, WorkflowDefinition
+from holdfast.program.source import authors_frames, raising_line
 from holdfast.program.values import PLAIN, Values
 from holdfast.program.watchdog import Watch
 
@@ -33,26 +44,31 @@ class Rotate(BaseException):
         self.input = input
 
 
-def outcome_of(main: asyncio.Task[Any], signature: Signature, *, is_cancelling: bool, bounded: Bounded) -> c.Command:
-    """Return the command of a program whose main task has ended.
+def outcome_of(
+    main: asyncio.Task[Any], signature: Signature, *, is_cancelling: bool, bounded: Bounded
+) -> tuple[c.Command, BaseException | None]:
+    """Return the command of a program whose main task has ended, and the exception if that is a failure.
 
-    A `CancelledError` ends the run as cancelled only if the run is being cancelled; else it is a failure.
+    A `CancelledError` ends the run as cancelled only if the run is being cancelled; else it is like any other.
     """
     if main.cancelled():
-        return c.CancelRun() if is_cancelling else c.FailRun(error=_stray_cancellation(main, "the run"))
-    problem = main.exception()
-    while isinstance(problem, BaseExceptionGroup) and len(problem.exceptions) == 1 and _rotates(problem):
+        if is_cancelling:
+            return c.CancelRun(), None
+        problem: BaseException | None = _stray_cancellation(main, "the run")
+    else:
+        problem = main.exception()
+    while isinstance(problem, BaseExceptionGroup) and len(problem.exceptions) == 1 and rotates(problem):
         [problem] = problem.exceptions  # a TaskGroup wraps every exception
     if isinstance(problem, Rotate):
-        return c.ContinueAsNew(input=problem.input)
+        return c.ContinueAsNew(input=problem.input), None
     if problem is not None:
-        return c.FailRun(error=error_info(problem))
+        return c.FailRun(error=error_info(problem)), problem
     try:
         result = bounded(signature.values.encode(main.result()), "the result of the run")
         signature.result_of(result)
-        return c.CompleteRun(result=result)
+        return c.CompleteRun(result=result), None
     except (InvalidInput, PayloadTooLarge) as unfit:
-        return c.FailRun(error=error_info(unfit))
+        return c.FailRun(error=error_info(unfit)), unfit
 
 
 def fails_on_none(main: asyncio.Task[Any]) -> bool:
@@ -71,7 +87,7 @@ _OF_NONE = (TypeError, AttributeError, InvalidInput)
 def answer_of(step_id: str, task: asyncio.Task[Any], values: Values, bounded: Bounded) -> c.CompleteUpdate:
     """Return the command that answers an update whose task has ended."""
     if task.cancelled():
-        return c.CompleteUpdate(step_id=step_id, error=_stray_cancellation(task, "the update"))
+        return c.CompleteUpdate(step_id=step_id, error=error_info(_stray_cancellation(task, "the update")))
     problem = task.exception()
     if problem is not None:
         return c.CompleteUpdate(step_id=step_id, error=error_info(problem))
@@ -83,17 +99,58 @@ def answer_of(step_id: str, task: asyncio.Task[Any], values: Values, bounded: Bo
         return c.CompleteUpdate(step_id=step_id, error=error_info(unfit))
 
 
-def _stray_cancellation(task: asyncio.Task[Any], what: str) -> ErrorInfo:
-    """Return the error of a task that ended with a `CancelledError` although it was not cancelled."""
+def _stray_cancellation(task: asyncio.Task[Any], what: str) -> asyncio.CancelledError:
+    """Return the exception of a task that ended with a `CancelledError` although it was not cancelled."""
     try:
         task.result()
     except asyncio.CancelledError as problem:
-        error = error_info(problem)
-        return error if error.message else replace(error, message=f"{what} was not being cancelled; the code raised it")
+        if not problem.args:
+            problem.args = (f"{what} was not being cancelled; the code raised it",)
+        return problem
     raise AssertionError("the task was not cancelled")
 
 
-def _rotates(group: BaseExceptionGroup[BaseException]) -> bool:
+# --- which exceptions fail a run
+
+FAILURES = (WorkflowFailed, ActivityFailed, ChildFailed, SignalHandlerFailed, TimeoutError)
+"""What fails every run that does not handle it: it was raised to do so, or is the recorded outcome of a step or wait.
+
+Later code would get the same outcome again, so a pause would mend nothing.
+"""
+
+
+def is_failure(problem: BaseException, definition: WorkflowDefinition, *, is_cancelling: bool = False) -> bool:
+    """Return whether an exception that the code does not handle fails its run; any other pauses it.
+
+    A group does if every exception in it does, or, while the run is being cancelled, is its cancellation.
+    """
+    if definition.on_error == "fail" or isinstance(problem, (*FAILURES, *definition.failures)):
+        return True
+    if not isinstance(problem, BaseExceptionGroup):
+        return False
+    return all(
+        (is_cancelling and isinstance(each, asyncio.CancelledError))
+        or is_failure(each, definition, is_cancelling=is_cancelling)
+        for each in problem.exceptions
+    )
+
+
+def unhandled(problem: BaseException, what: str = "the workflow", advice: str = "") -> UnhandledError:
+    """Return the error of a run whose code raised what it did not handle, with the author's line."""
+    info = error_info(problem)
+    line = raising_line(problem)
+    said = f"{info.code}: {info.message}" if info.message else info.code
+    found = UnhandledError(
+        f"{what} raised {said}{f' at {line}' if line else ''}"[: ERROR_TEXT_CHARS // 2]
+        + f"; {advice or 'mend the code, and the run goes on from here; or cancel the run'}",
+        source=str(line or ""),
+    )
+    found.__cause__ = problem
+    return found
+
+
+def rotates(group: BaseExceptionGroup[BaseException]) -> bool:
+    """Return whether one of the exceptions in a group rotates the history."""
     return group.subgroup(Rotate) is not None
 
 
@@ -165,6 +222,10 @@ def _message(problem: BaseException) -> str:
 
 def _traceback(problem: BaseException) -> str:
     try:
+        if (
+            isinstance(problem, UnhandledError) and problem.__cause__ is not None
+        ):  # the author's frames: the cause has all
+            return _plain_text("".join(traceback.format_list(authors_frames(problem.__cause__))))
         return _plain_text("".join(traceback.format_exception(problem, chain=False)))
     except Exception:
         return ""

@@ -8,6 +8,7 @@ from msgspec import Raw
 
 from holdfast.core.commands import Command, RunActivity, StartChild
 from holdfast.core.events import ErrorInfo, Event
+from holdfast.errors import RunError
 from holdfast.program.outcomes import Received
 
 
@@ -37,6 +38,12 @@ class Program(Protocol):
 
     is_replaying: bool
     """Whether it gets outcomes from a history, with more to come."""
+
+    accepts_end: bool
+    """Whether the history that is replayed ends with a result or a failure: the program ends as it did then."""
+
+    problem: RunError | None
+    """Why the program cannot go on: its code raised what it did not handle. A cancellation takes it further."""
 
     known_markers: Mapping[str, Raw]
     """The markers in the history that is replayed, with their values, by their steps: a patch, a rotation, a choice.

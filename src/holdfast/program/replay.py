@@ -44,6 +44,7 @@ Begin = Callable[[Event], Program]
 CONCERN_PROGRAM = frozenset(body for body in e.BODIES.values() if body.TO_PROGRAM is not None)
 """The events that `advance` has to get; the others change nothing for a program."""
 
+_ENDS = (e.RunCompleted, e.RunFailed)
 _REPORTED = frozenset(e.recording("outcome"))
 _NO_MARKERS: Mapping[str, Raw] = MappingProxyType({})
 _NOT_DEFERRED: Mapping[str, Mapping[int, bool]] = MappingProxyType({})
@@ -56,6 +57,7 @@ class Replay:
     """Keeps one run's program in step with its history."""
 
     __slots__ = (
+        "_accepts_end",
         "_begin",
         "_closed",
         "_follows_report",
@@ -79,6 +81,7 @@ class Replay:
         self._closed: set[str] | None = None
         self._markers = _NO_MARKERS
         self._is_replaying = False
+        self._accepts_end = False
         self.program: Program | None = None
         self.deferred: Mapping[str, Mapping[int, bool]] = _NOT_DEFERRED
         """The callbacks that wait for updates, by the seed of their program."""
@@ -94,6 +97,7 @@ class Replay:
         markers = {e_.step_id or "": getattr(e_.data, "value", e.NULL) for e_ in events if _is_known_by_step(e_.data)}
         self._markers = markers or _NO_MARKERS
         self._closed = set()
+        self._accepts_end = type(events[-1].data) in _ENDS
         self._set_replaying(True)
         with origins():
             for event, following in zip(events, [*events[1:], None], strict=True):
@@ -135,7 +139,17 @@ class Replay:
         self._held.append(event)
 
     def advance(self, event: Event) -> list[c.Command]:
-        """Take the next event of the run, and return the commands that the program issues because of it."""
+        """Take the next event of the run, and return the commands that the program issues because of it.
+
+        Raises `UnhandledError` if the program's code did: of the outcomes that a resumption delivers, after the last
+        one, because a cancellation among them takes the program further.
+        """
+        commands = self._advance(event)
+        if self.program is not None and self.program.problem is not None:
+            raise self.program.problem
+        return commands
+
+    def _advance(self, event: Event) -> list[c.Command]:
         kind = type(event.data)
         if kind in e.OUTCOMES:
             return self._take_outcome(event)
@@ -204,6 +218,7 @@ class Replay:
         self._is_replaying = is_replaying
         if self.program is not None:
             self.program.is_replaying = is_replaying
+            self.program.accepts_end = self._accepts_end
             self.program.known_markers = self._markers
 
     def close(self) -> None:

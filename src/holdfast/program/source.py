@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from os import sep
 from pathlib import Path
+from traceback import FrameSummary, extract_tb
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType
 from typing import Any
 
@@ -25,9 +26,9 @@ class Line:
 
     __slots__ = ("_code", "_offset")
 
-    def __init__(self, frame: FrameType) -> None:
+    def __init__(self, frame: FrameType, offset: int | None = None) -> None:
         self._code: CodeType = frame.f_code
-        self._offset = frame.f_lasti
+        self._offset = frame.f_lasti if offset is None else offset
 
     def __str__(self) -> str:
         spans = ((start, end, line) for start, end, line in self._code.co_lines() if line is not None)
@@ -73,6 +74,23 @@ def _awaited_by(awaitable: Any) -> Any:
         return awaitable.ag_await
     # What `async for` awaits is a wrapper without a reference to its generator; the collector knows it.
     return next((inner for inner in gc.get_referents(awaitable) if isinstance(inner, _SUSPENDED)), None)
+
+
+def raising_line(problem: BaseException) -> Line | None:
+    """Return the author's innermost line in an exception's traceback; of a group, that of its first member."""
+    trace, line = problem.__traceback__, None
+    while trace is not None:
+        if _is_the_authors(trace.tb_frame.f_code.co_filename):
+            line = Line(trace.tb_frame, trace.tb_lasti)
+        trace = trace.tb_next
+    if isinstance(problem, BaseExceptionGroup):
+        return raising_line(problem.exceptions[0]) or line
+    return line
+
+
+def authors_frames(problem: BaseException) -> list[FrameSummary]:
+    """Return the author's frames of an exception's traceback."""
+    return [frame for frame in extract_tb(problem.__traceback__) if _is_the_authors(frame.filename)]
 
 
 def first_line(function: Callable[..., Any]) -> str:

@@ -32,7 +32,7 @@ from holdfast.store.health import (
 )
 from holdfast.store.inspect import view_of
 from holdfast.store.payloads import concealed
-from holdfast.store.port import HostLock, NodePlans, Plan, RunQuery, Stats, Store, TaskQuery
+from holdfast.store.port import HostLock, NodePlans, Plan, RunHead, RunQuery, Stats, Store, TaskQuery
 
 BOUNDS = Bounds()
 TRIES = 3
@@ -248,6 +248,8 @@ _WHEN_MENDED = "`holdfast run get RUN-ID` shows why; when that is mended, `holdf
 _TO_RESUME = {
     "VersionMismatch": "deploy the version that each was started with, then requeue its dead letters, or "
     "`holdfast run resume RUN-ID`",
+    "UnhandledError": "mend the code and deploy it: they go on by themselves, or by `holdfast run resume RUN-ID` where "
+    "the code was not at fault. `holdfast run cancel RUN-ID` gives one up",
     "PoisonTurn": "they ended the processes of the nodes that took their turns: see those logs, mend it, then "
     "`holdfast run resume RUN-ID` to try once more, or `holdfast run terminate RUN-ID`",
 }
@@ -282,14 +284,14 @@ async def _paused(store: Store, picture: Picture) -> list[Finding]:
     if not picture.stats.runs.get(PAUSED):
         return [fine("paused runs", "there is none")]
     heads = await store.find(RunQuery(status=PAUSED, limit=1_000))
-    by_code: dict[str, list[str]] = {}
+    by_code: dict[tuple[str, str], list[str]] = {}
     failed: list[str] = []
     for head in heads:
         code = head.snapshot.last_error_code if head.snapshot is not None else None
         if head.snapshot is not None and head.snapshot.failed_step_ids:
             failed.append(head.run_id)
         elif code is not None:
-            by_code.setdefault(code, []).append(head.run_id)
+            by_code.setdefault((code, _raised(head)), []).append(head.run_id)
     found = []
     if failed:
         sentence = f"{_runs_were(len(failed))} paused by a failed step"
@@ -297,13 +299,19 @@ async def _paused(store: Store, picture: Picture) -> list[Finding]:
     found += [
         wrong(
             "paused runs",
-            f"{_runs_were(len(run_ids))} paused by {code}",
+            f"{_runs_were(len(run_ids))} paused by {code}{raised}",
             _TO_RESUME.get(code, _WHEN_MENDED),
             run_ids[: picture.bounds.listed],
         )
-        for code, run_ids in sorted(by_code.items())
+        for (code, raised), run_ids in sorted(by_code.items())
     ]
     return found or [fine("paused runs", f"{_runs_were(len(heads))} paused by operators")]
+
+
+def _raised(head: RunHead) -> str:
+    """Return what the code of a run has raised, and where; nothing if it was paused by something else."""
+    error = head.snapshot.last_error if head.snapshot is not None else None
+    return f": {error.message.partition(';')[0]}" if error is not None and error.code == "UnhandledError" else ""
 
 
 def _runs_were(count: int) -> str:

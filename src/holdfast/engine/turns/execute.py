@@ -151,6 +151,43 @@ def rebuild(
         return cached, _stuck(problem)
 
 
+def problem_of_resuming(cached: CachedRun) -> RunError | None:
+    """Return why a run that is paused for its code would be paused again if it were resumed now; it is used up by this.
+
+    What was recorded during the pause is delivered then, and the code may still raise what it does not handle.
+    """
+    if not cached.state.awaits_definition:
+        return None
+    state = cached.state
+    resumed = Event(
+        run_id=state.run_id,
+        run_seq=state.version + 1,
+        event_id="",
+        event_type="RunResumed",
+        step_id=None,
+        engine_attempt_id=None,
+        logical_attempt_id=None,
+        data=e.RunResumed("to see whether it can go on"),
+        idempotency_key="",
+        emitted_at=state.last_executed_on,
+        persisted_at=0,
+        adapter_version="",
+        engine_run_ref=e.EngineRunRef(state.last_executed_by),
+        caused_by_signal_id=None,
+        parent_event_id=None,
+        schema_version=1,
+    )
+    try:
+        cached.replay.advance(resumed)
+        return None
+    except EndDeferred:  # it goes on, and its end waits for updates
+        return None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:
+        return _stuck(problem)
+
+
 def at_rest(run_id: str, history: Sequence[Event], registry: Registry) -> CachedRun:
     """Return a run whose program is not begun: to record what is known of a run without running its code."""
     state = state_of(run_id, history)
@@ -507,6 +544,7 @@ class RunCache:
                 return False
             await load_plan_of(self._registry, self._store, head, history)
             cached, problem = rebuild(head.run_id, history, self._registry)
+            problem = problem or problem_of_resuming(cached)
         except (RunError, StoreCorrupt):
             return False
         cached.close()

@@ -45,7 +45,7 @@ from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.turns.draft import TurnDraft
 from holdfast.engine.turns.execute import CachedRun, RunCache
 from holdfast.engine.turns.poison import UNFIT, Refusals
-from holdfast.errors import InvalidInput, TurnRefused
+from holdfast.errors import InvalidInput, RunError, TurnRefused
 from holdfast.limits import Limits
 from holdfast.registry import Registry
 from holdfast.store.port import CommitConflict, Heartbeat, LoadedRun, NewRun, Turn
@@ -71,6 +71,7 @@ class OwnedRun:
         "is_tried",
         "loaded",
         "losses_after",
+        "paused_by",
         "refused",
         "should_offer",
         "taken",
@@ -86,6 +87,7 @@ class OwnedRun:
         self.losses_after = 0  # how often it counts as lost after its present turn
         self.refused: TurnRefused | None = None  # why its present turn is no more than a pause
         self.is_offered = False  # whether its present turn comes after a look for nodes with other code
+        self.paused_by: RunError | None = None  # why its last turn could not be taken
         self.should_offer = False  # whether to look for such nodes after its present turn
 
     def lost_steps(self, state: RunState, now: Instant) -> list[OpenStep]:

@@ -21,6 +21,7 @@ from holdfast.limits import NAME_BYTES
 from holdfast.program.definitions import (
     ActivityDefinition,
     ActivityOptions,
+    OnError,
     Signature,
     WorkflowDefinition,
     encode_options,
@@ -149,6 +150,8 @@ class FlowDefinition(WorkflowDefinition):
         doc: str = "",
         allows_other_signals: bool = False,
         values: Values = PLAIN,
+        failures: Any = (),
+        on_error: OnError = "pause",
     ) -> None:
         if not isinstance(root, Step):
             raise InvalidInput(f"flow {name!r}: its root is a step, such as hf.Scene(…), not {root!r}", field="root")
@@ -165,6 +168,8 @@ class FlowDefinition(WorkflowDefinition):
             signals,
             allows_other_signals=allows_other_signals,
             values=values,
+            failures=failures,
+            on_error=on_error,
         )
         _require_fields(name, state, values)
         for node in self.nodes.values():

@@ -38,8 +38,11 @@ from holdfast.errors import (
     Conflict,
     InvalidInput,
     NondeterminismError,
+    NotDurable,
     NotFound,
+    RunawayWorkflow,
     RunError,
+    UnhandledError,
 )
 from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS, EVENT_BYTES, NESTED_RUNS, Limits
 from holdfast.program.definitions import WorkflowDefinition, child_run_id, milliseconds
@@ -47,7 +50,15 @@ from holdfast.program.flow.cursor import Frame, Position, Undoing, restored, sav
 from holdfast.program.flow.definition import Call, FlowDefinition, Node
 from holdfast.program.flow.merge import merged
 from holdfast.program.flow.steps import Act, Child, Chorus, Cue, Signal, Sleep, Task
-from holdfast.program.outcomes import Handler, Received, error_bytes, error_info, recorded
+from holdfast.program.outcomes import (
+    Handler,
+    Received,
+    error_bytes,
+    error_info,
+    is_failure,
+    recorded,
+    unhandled,
+)
 from holdfast.program.read_only import read_only
 from holdfast.program.watchdog import Watch
 
@@ -85,13 +96,16 @@ class FlowProgram:
         "_run_id",
         "_size",
         "_steps",
+        "_unrecorded",
         "_watch",
+        "accepts_end",
         "definition",
         "handlers",
         "is_replaying",
         "kinds",
         "known_markers",
         "lost_waits",
+        "problem",
         "seed",
     )
 
@@ -109,6 +123,9 @@ class FlowProgram:
         self._flow = definition
         self.seed = f"{run_id}|{rotation}"
         self.is_replaying = False
+        self.accepts_end = False
+        self.problem: RunError | None = None
+        self._unrecorded = ""
         self.known_markers = _NO_MARKERS
         self.lost_waits = _NO_STEPS
         self.handlers: dict[str, Any] = {}
@@ -140,7 +157,12 @@ class FlowProgram:
             self._handled += 1
             take = _ON_EVENT.get(type(event.data))
             if take is not None:
-                take(self, event)
+                try:
+                    take(self, event)
+                except UnhandledError as problem:
+                    self.problem = problem
+                    commands, self._commands = list(self._commands.values()), {}
+                    return commands
                 if not self._is_done:
                     self._rotate_if_long()
         commands, self._commands = list(self._commands.values()), {}
@@ -538,6 +560,8 @@ class FlowProgram:
         input, error = self._input_of(node, state, f"the input of activity {activity.name!r}")
         if error is not None:
             return error
+        if self.is_replaying and activity.key_function is not None:
+            self._raise_recorded(node.path, "idempotency_key")
         if key is None and activity.key_function is not None and not self.is_replaying:
             # once: a history that has the step has its key
             found, error = self._called(node.path, "idempotency_key", lambda: codec.encode(activity.key_of(input)))
@@ -584,6 +608,7 @@ class FlowProgram:
             if len(input) <= self._limits.value_bytes:
                 return input, None
         if self.is_replaying:
+            self._raise_recorded(node.path, "input")
             failed = self.known_markers.get(f"{node.path}:input:error")
             if failed is None:
                 return NULL, None
@@ -642,6 +667,7 @@ class FlowProgram:
     def _value_of(self, node: Node, what: str, make: Callable[[], Raw]) -> tuple[Raw, ErrorInfo | None]:
         """Return a value that the step's own event records, so that only an error needs a marker."""
         if self.is_replaying:
+            self._raise_recorded(node.path, what)
             failed = self.known_markers.get(f"{node.path}:{what}:error")
             if failed is None:
                 return NULL, None
@@ -674,6 +700,7 @@ class FlowProgram:
         if not self.is_replaying:
             value, error = self._called(path, what, make)
         else:
+            self._raise_recorded(path, what)
             known, failed = self.known_markers.get(step_id), self.known_markers.get(f"{step_id}:error")
             if known is None and failed is None:
                 raise NondeterminismError(
@@ -705,18 +732,26 @@ class FlowProgram:
     def _called(self, path: str, what: str, make: Callable[[], Raw]) -> tuple[Raw, ErrorInfo | None]:
         """Call a function of the author's, read-only and watched.
 
-        What it is handed or returns may not fit, and `on_receive` and `on_timeout` may refuse: that fails the step. Any
-        other exception is a mistake in the code: it pauses the run, and nothing is recorded.
+        What it is handed or returns may not fit, and `on_receive` and `on_timeout` may refuse: that fails the step, and
+        so does what fails a run. Any other exception is a mistake in the code: it pauses the run, and is not recorded.
         """
         with read_only(f"{what} of step {path!r}"):
             try:
                 return self._watch.run(make), None
-            except CallerError as problem:
-                return NULL, error_info(problem)
-            except (Exception, asyncio.CancelledError) as problem:
-                if what in _MAY_REFUSE and not isinstance(problem, RunError):
-                    return NULL, error_info(problem)
+            except (NotDurable, RunawayWorkflow):
                 raise
+            except (Exception, asyncio.CancelledError) as problem:
+                is_refusal = what in _MAY_REFUSE and not isinstance(problem, RunError)
+                if is_refusal or isinstance(problem, CallerError) or is_failure(problem, self._flow):
+                    return NULL, error_info(problem)
+                self._unrecorded = f"{path}:{what}:unhandled"
+                raise unhandled(problem, f"{what} of step {path!r}") from problem
+
+    def _raise_recorded(self, path: str, what: str) -> None:
+        """Raise at replay where a function had raised what pauses the run, and the run was cancelled then."""
+        if f"{path}:{what}:unhandled" in self.known_markers:
+            self._unrecorded = f"{path}:{what}:unhandled"
+            raise UnhandledError(f"{what} of step {path!r} raised when it was called")
 
     # --- outcomes
 
@@ -757,6 +792,10 @@ class FlowProgram:
         if self._at.is_cancelling:
             return
         self._at.is_cancelling = True
+        if self.problem is not None:  # the walk has stopped where a function raised: that is recorded, for a replay
+            marker = c.RecordMarker(step_id=self._unrecorded, name="unhandled")
+            self._commands[c.command_key(c.RecordMarker, self._unrecorded)] = marker
+            self.problem = None
         if any(undoing.frame is None for undoing in self._at.undoing):
             return  # the flow has failed, and undoes what it can
         self._give_up(self._flow.root)
@@ -779,7 +818,12 @@ class FlowProgram:
         if frame is None:
             self._compensated(node, None)
             return
-        after = self._after(node, frame.state, result)
+        try:
+            after = self._after(node, frame.state, result)
+        except UnhandledError:
+            if node.compensation is not None and not is_skipped:  # it was done, whatever comes of its result
+                self._at.undo.append((node, frame.state))
+            raise
         if after[1] is None and node.compensation is not None and not is_skipped:
             self._at.undo.append((node, after[0]))
         self._ended(node, frame, after)

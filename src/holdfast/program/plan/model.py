@@ -43,7 +43,7 @@ class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
 class RetryPolicy(_Part, frozen=True, kw_only=True):
     """How often something is tried again, and how long to wait before that."""
 
-    max_attempts: Annotated[int, Meta(ge=0, lt=2**31)] = 3
+    max_attempts: Annotated[int, Meta(ge=0, lt=2**31)] = 10
     initial_ms: Annotated[int, Meta(ge=0, le=DURATION_MS)] = 1_000
     factor: Annotated[float, Meta(ge=1, le=1_000)] = 2.0
     most_ms: Annotated[int, Meta(ge=0, le=DURATION_MS)] = 100_000

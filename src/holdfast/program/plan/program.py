@@ -36,6 +36,7 @@ from holdfast.errors import (
     InvalidInput,
     NotFound,
     PayloadTooLarge,
+    RunError,
     VersionMismatch,
 )
 from holdfast.limits import DURATION_MS, EVENT_BYTES, NESTED_RUNS, PLAN_STEPS, Limits
@@ -149,6 +150,8 @@ class PlanProgram:
         self.run_id = run_id
         self.seed = f"{run_id}|{rotation}"
         self.is_replaying = False
+        self.accepts_end = False
+        self.problem: RunError | None = None  # a plan has no code that could raise
         self.known_markers: Mapping[str, Raw] = MappingProxyType({})
         self.lost_waits: frozenset[str] = frozenset()
         self.handlers: dict[str, Any] = {}

@@ -18,7 +18,13 @@ export function errorView(error, { title = null } = {}) {
           h("span", {}, each.message),
         ),
         each.retryable && depth === 0 && h("p", { class: "hint" }, "It may help to try again."),
-        each.traceback && h("details", { class: "trace" }, h("summary", {}, "Traceback"), h("pre", {}, each.traceback)),
+        each.traceback &&
+          h(
+            "details",
+            { class: "trace", open: each.code === "UnhandledError" }, // the author's own frames
+            h("summary", {}, "Traceback"),
+            h("pre", {}, each.traceback),
+          ),
       ),
     );
   }

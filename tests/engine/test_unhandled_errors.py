@@ -1,0 +1,374 @@
+"""An exception that a workflow's code does not handle pauses its run, and the run goes on once the code is mended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.clock import SystemClock
+from holdfast.core import events as e
+from holdfast.core.state import CANCELLED, COMPLETED, FAILED, PAUSED
+from holdfast.engine.check_histories import check_history
+from holdfast.engine.observe.doctor import examine
+from holdfast.errors import Conflict, InvalidInput, RunCancelled, RunFailed
+from holdfast.store.port import Store
+from tests.engine.harness import MOST_SECONDS, EngineVariant, event_types, wait_for_event, wait_for_status
+
+STEPS = 5
+
+
+class InsufficientFunds(Exception):
+    """Declared by workflows as a failure."""
+
+
+class Shop:
+    """An app whose workflow pays and then books; `bug` is what it does between the two."""
+
+    def __init__(self, bug: Callable[[dict[str, int]], Any] = lambda prices: None, **options: Any) -> None:
+        self.app = hf.App("shop")
+        self.done: list[str] = []
+
+        @self.app.activity(retry=hf.Retry(max_attempts=1))
+        async def pay(item: int) -> int:
+            self.done.append(f"pay {item}")
+            return item
+
+        @self.app.activity(retry=hf.Retry(max_attempts=1))
+        async def refund(item: int) -> None:
+            self.done.append(f"refund {item}")
+
+        @self.app.activity(retry=hf.Retry(max_attempts=1))
+        async def refuse() -> None:
+            raise ValueError("refused")
+
+        @self.app.workflow(**options)
+        async def order() -> int:
+            paid = [await pay(item) for item in range(STEPS)]
+            bug({"here": 1})
+            return sum(paid) + await pay(STEPS)
+
+        @self.app.workflow(**options)
+        async def trip() -> str:
+            async with hf.Saga() as saga:
+                await pay(1)
+                saga.undo(refund, 1)
+                bug({"here": 1})
+            return "gone"
+
+        @self.app.workflow(**options)
+        async def declined() -> None:
+            await refuse()
+
+        @self.app.workflow(**options)
+        async def parent() -> int:
+            return await order()
+
+        self.order, self.trip, self.declined, self.parent, self.pay = order, trip, declined, parent, pay
+
+    @asynccontextmanager
+    async def node(self, store: Store, **options: Any) -> AsyncIterator[Any]:
+        """Run the app here."""
+        chosen = hf.NodeOptions(**{"drain_s": 2.0, **options})
+        async with asyncio.timeout(MOST_SECONDS), self.app.node(store, options=chosen) as node:
+            yield node
+
+
+def looks_up(prices: dict[str, int]) -> None:
+    """Raise a KeyError."""
+    prices["nowhere"]
+
+
+async def paused_with(run: hf.RunHandle[Any]) -> e.ErrorInfo:
+    """Return the error for which a run is paused."""
+    await wait_for_status(run, PAUSED)
+    event = await wait_for_event(run, "RunPaused")
+    assert isinstance(event.data, e.RunPaused)
+    assert event.data.error is not None
+    return event.data.error
+
+
+@pytest.mark.contract("WF-7")
+async def test_it_pauses_the_run_with_its_traceback_and_mended_code_goes_on_from_there(variant: EngineVariant) -> None:
+    async with variant.opened() as store:
+        broken = Shop(looks_up)
+        async with broken.node(store, cached_runs=variant.cached_runs):
+            run = await broken.app.start(broken.order, run_id="o-1")
+            error = await paused_with(run)
+            assert error.code == "UnhandledError"
+            assert "KeyError: 'nowhere'" in error.message
+            assert "test_unhandled_errors.py:" in error.message, "the author's line"
+            assert "in looks_up" in error.traceback
+            assert "site-packages" not in error.traceback
+            assert error.cause is not None
+            assert (error.cause.code, error.cause.message) == ("KeyError", "'nowhere'")
+            found = [each for each in (await examine(store, SystemClock())).findings if "o-1" in each.run_ids]
+            assert any("KeyError: 'nowhere'" in each.sentence for each in found), "doctor says what is wrong"
+        mended = Shop()
+        async with mended.node(store, cached_runs=variant.cached_runs):
+            assert await mended.app.run("o-1").result() == sum(range(STEPS + 1))
+            names = await event_types(mended.app.run("o-1"))
+        assert broken.done == [f"pay {item}" for item in range(STEPS)]
+        assert mended.done == [f"pay {STEPS}"], "nothing is paid twice"
+        assert (names.count("RunPaused"), names.count("RunResumed")) == (1, 1), "it went on by itself"
+
+
+@pytest.mark.contract("WF-7", "SIG-13")
+async def test_a_resumption_tries_again_and_pauses_again_while_the_code_is_the_same(variant: EngineVariant) -> None:
+    prices: dict[str, int] = {}
+    shop = Shop(lambda _: prices["late"])
+    async with variant.opened() as store, shop.node(store, cached_runs=variant.cached_runs):
+        run = await shop.app.start(shop.order)
+        await paused_with(run)
+        await run.resume()
+        await wait_for_event(run, "RunPaused", 2)
+        with pytest.raises(Conflict, match="has not failed"):
+            await run.retry_step("pay")
+        prices["late"] = 1
+        await run.resume()
+        assert await run.result() == sum(range(STEPS + 1))
+        assert check_history(shop.app.registry, await run.events()) is None
+
+
+@pytest.mark.contract("WF-7", "WF-4")
+async def test_a_paused_run_can_be_cancelled(variant: EngineVariant) -> None:
+    shop = Shop(looks_up)
+    async with variant.opened() as store, shop.node(store, cached_runs=variant.cached_runs):
+        run = await shop.app.start(shop.order)
+        await paused_with(run)
+        await run.cancel()
+        with pytest.raises(RunCancelled):
+            await run.result()
+        assert check_history(shop.app.registry, await run.events()) is None
+
+
+@pytest.mark.contract("WF-7", "WF-4")
+async def test_a_mistake_inside_a_saga_undoes_nothing_until_the_run_is_cancelled(variant: EngineVariant) -> None:
+    shop = Shop(looks_up)
+    async with variant.opened() as store, shop.node(store, cached_runs=variant.cached_runs):
+        run = await shop.app.start(shop.trip)
+        error = await paused_with(run)
+        assert "the code in a saga raised KeyError" in error.message
+        assert shop.done == ["pay 1"]
+        await run.cancel()
+        with pytest.raises(RunCancelled):
+            await run.result()
+        assert shop.done == ["pay 1", "refund 1"]
+        assert check_history(shop.app.registry, await run.events()) is None
+
+
+@pytest.mark.contract("WF-7", "WF-4")
+async def test_a_saga_goes_on_once_its_code_is_mended(variant: EngineVariant) -> None:
+    async with variant.opened() as store:
+        broken = Shop(looks_up)
+        async with broken.node(store, cached_runs=variant.cached_runs):
+            await paused_with(await broken.app.start(broken.trip, run_id="t-1"))
+        mended = Shop()
+        async with mended.node(store, cached_runs=variant.cached_runs):
+            assert await mended.app.run("t-1").result() == "gone"
+        assert mended.done == []
+
+
+def raises(problem: BaseException) -> Callable[[dict[str, int]], None]:
+    """Return what raises it."""
+
+    def bug(prices: dict[str, int]) -> None:
+        raise problem
+
+    return bug
+
+
+class OutOfStock(hf.WorkflowFailed):
+    """A failure of its own name."""
+
+
+@pytest.mark.contract("WF-7")
+@pytest.mark.parametrize(
+    ("problem", "options", "code"),
+    [
+        (hf.WorkflowFailed("sold out"), {}, "WorkflowFailed"),
+        (OutOfStock("sold out"), {}, "OutOfStock"),
+        (InsufficientFunds("sold out"), {"failures": (InsufficientFunds,)}, "InsufficientFunds"),
+        (InsufficientFunds("sold out"), {"failures": InsufficientFunds}, "InsufficientFunds"),
+        (KeyError("sold out"), {"on_error": "fail"}, "KeyError"),
+        (TimeoutError("sold out"), {}, "TimeoutError"),
+        (ExceptionGroup("both", [OutOfStock("sold out"), TimeoutError()]), {}, "ExceptionGroup"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+async def test_a_run_fails_by_what_its_author_declared(
+    variant: EngineVariant, problem: Exception, options: dict[str, Any], code: str
+) -> None:
+    shop = Shop(raises(problem), **options)
+    async with variant.opened() as store, shop.node(store, cached_runs=variant.cached_runs):
+        run = await shop.app.start(shop.order)
+        with pytest.raises(RunFailed) as failed:
+            await run.result()
+        assert failed.value.info.code == code
+        trip = await shop.app.start(shop.trip)
+        with pytest.raises(RunFailed):
+            await trip.result()
+        assert shop.done[-2:] == ["pay 1", "refund 1"], "what fails a run undoes what was done"
+
+
+@pytest.mark.contract("WF-7", "ACT-1")
+async def test_exhausted_retries_fail_the_run_and_so_does_a_failed_child(variant: EngineVariant) -> None:
+    shop = Shop(raises(hf.WorkflowFailed("no")))
+    async with variant.opened() as store, shop.node(store, cached_runs=variant.cached_runs):
+        workflows: list[Any] = [shop.declined, shop.parent]
+        for workflow in workflows:
+            run = await shop.app.start(workflow)
+            with pytest.raises(RunFailed):
+                await run.result()
+            assert await run.status() is FAILED
+
+
+@pytest.mark.contract("WF-7")
+async def test_a_group_with_a_mistake_in_it_pauses_the_run(variant: EngineVariant) -> None:
+    shop = Shop(raises(ExceptionGroup("both", [hf.WorkflowFailed("no"), KeyError("x")])))
+    async with variant.opened() as store, shop.node(store, cached_runs=variant.cached_runs):
+        error = await paused_with(await shop.app.start(shop.order))
+        assert error.cause is not None
+        assert error.cause.code == "ExceptionGroup"
+
+
+@pytest.mark.contract("WF-7", "WF-4")
+async def test_a_paused_child_keeps_its_parent_waiting(variant: EngineVariant) -> None:
+    async with variant.opened() as store:
+        broken = Shop(looks_up)
+        async with broken.node(store, cached_runs=variant.cached_runs):
+            run = await broken.app.start(broken.parent, run_id="p-1")
+            await wait_for_event(run, "ChildStarted")
+            await paused_with(broken.app.run("p-1/order"))
+            assert [step.kind for step in (await run.snapshot()).steps] == ["child"]
+        mended = Shop()
+        async with mended.node(store, cached_runs=variant.cached_runs):
+            assert await mended.app.run("p-1").result() == sum(range(STEPS + 1))
+
+
+@pytest.mark.contract("WF-7")
+async def test_an_app_chooses_for_all_its_workflows_and_a_workflow_for_itself(variant: EngineVariant) -> None:
+    app = hf.App("fails", on_error="fail")
+
+    @app.workflow
+    async def fails() -> None:
+        raise KeyError("x")
+
+    @app.workflow(on_error="pause")
+    async def pauses() -> None:
+        raise KeyError("x")
+
+    async with variant.node(app):
+        with pytest.raises(RunFailed, match="KeyError"):
+            await (await app.start(fails)).result()
+        await paused_with(await app.start(pauses))
+    for wrong in ({"on_error": "ignore"}, {"failures": "KeyError"}, {"failures": (int,)}):
+        with pytest.raises(InvalidInput):
+            app.workflow(name="wrong", **wrong)(pauses.definition.function)
+    with pytest.raises(InvalidInput, match="on_error is one of pause, fail"):
+        hf.App("x", on_error="ignore")  # type: ignore[arg-type]
+
+
+@pytest.mark.contract("WF-7")
+async def test_a_background_task_that_failed_unnoticed_pauses_the_run_at_its_end(variant: EngineVariant) -> None:
+    app = hf.App("background")
+    fails = [True]
+
+    async def watch() -> None:
+        await hf.sleep(0.001)
+        if fails[0]:
+            raise KeyError("watched")
+
+    @app.workflow
+    async def main() -> str:
+        task = asyncio.create_task(watch(), name="watcher")
+        await hf.sleep(0.002)
+        assert task.done()
+        return "done"
+
+    @app.workflow
+    async def handles() -> str:
+        task = asyncio.create_task(watch())
+        try:
+            await task
+        except KeyError:
+            return "handled"
+        return "nothing"
+
+    async with variant.node(app):
+        run = await app.start(main)
+        error = await paused_with(run)
+        assert "'watcher', a task that nothing has awaited, raised KeyError" in error.message
+        assert await (await app.start(handles)).result() == "handled"
+        fails[0] = False
+        await run.resume()
+        assert await run.result() == "done"
+
+
+@pytest.mark.contract("WF-7", "WF-4")
+async def test_a_mistake_while_a_run_is_cancelled_pauses_it_and_it_can_be_terminated(variant: EngineVariant) -> None:
+    app = hf.App("cleanup")
+
+    @app.workflow
+    async def cleans() -> None:
+        try:
+            await hf.sleep(600)
+        finally:
+            raise KeyError("cleanup")
+
+    async with variant.node(app):
+        run = await app.start(cleans)
+        await wait_for_event(run, "TimerStarted")
+        await run.cancel()
+        assert "KeyError: 'cleanup'" in (await paused_with(run)).message
+        await run.terminate("give up")
+        await wait_for_status(run, CANCELLED)
+
+
+@pytest.mark.contract("WF-7", "WF-3")
+async def test_a_node_with_other_code_that_is_up_takes_the_run_over(store: Store) -> None:
+    broken, mended = Shop(looks_up), Shop(lambda prices: prices["here"])
+    async with broken.node(store):
+        run = await broken.app.start(broken.order)
+        async with mended.node(store):
+            assert await run.result() == sum(range(STEPS + 1))
+
+
+@pytest.mark.contract("WF-7", "FMT-1")
+async def test_a_history_that_failed_before_stays_valid_with_code_that_would_pause(variant: EngineVariant) -> None:
+    async with variant.opened() as store:
+        before = Shop(looks_up, on_error="fail")
+        async with before.node(store, cached_runs=variant.cached_runs):
+            runs = [await before.app.start(workflow) for workflow in (before.order, before.trip)]
+            for run in runs:
+                with pytest.raises(RunFailed):
+                    await run.result()
+            histories = [await run.events() for run in runs]
+        assert "refund 1" in before.done
+        now = Shop(looks_up)
+        assert [check_history(now.app.registry, history) for history in histories] == [None, None]
+
+
+@pytest.mark.contract("WF-7", "WF-6")
+async def test_an_update_whose_handler_raises_is_answered_and_the_run_goes_on(variant: EngineVariant) -> None:
+    app = hf.App("update")
+
+    async def change() -> None:
+        raise KeyError("x")
+
+    @app.workflow
+    async def takes() -> str:
+        hf.on_update("change", change)
+        return await hf.wait_signal("close", str)
+
+    async with variant.node(app):
+        run = await app.start(takes)
+        with pytest.raises(hf.errors.UpdateFailed, match="KeyError"):
+            await run.update("change")
+        await run.signal("close", "done")
+        assert await run.result() == "done"
+        assert await run.status() is COMPLETED
