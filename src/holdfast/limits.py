@@ -142,6 +142,9 @@ SEARCH_WORDS = 10
 SEARCH_CHARS = 200
 """How many words a search may have, and how long it may be: each word is looked for in every row."""
 
+WHERE_CHARS = 2_000
+"""How long the text of the conditions may be."""
+
 SEARCH_CONDITIONS = 10
 """How many conditions on attributes a search may have."""
 

@@ -167,7 +167,7 @@ def test_a_query_that_cannot_be_read_is_refused(text: str) -> None:
 
 def test_an_order_is_read() -> None:
     assert parse_order("cents", TYPES) == Order("cents", "n", False)
-    assert parse_order("-region", TYPES) == Order("region", "s", True)
+    assert parse_order("-region", TYPES) == parse_order("region desc", TYPES) == Order("region", "s", True)
     assert parse_order("-finished_at", TYPES) == Order("finished_at", None, True)
     assert parse_order("reference.customer", TYPES) == Order("reference.customer", "s", False)
     for wrong in ("parts", "other", "", "-", "status"):

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -59,7 +60,7 @@ DRAWN = Graph(
 
 def make_app(limits: hf.Limits | None = None) -> App:
     """Return an app whose workflows wait, answer, ask humans and fail."""
-    app = App("shop", limits=limits)
+    app = App("shop", limits=limits, attributes={"cents": int, "region": str, "due": datetime})
 
     @app.activity(on_failure="pause", retry=hf.Retry(max_attempts=1))
     async def charge(order_id: str) -> str:

@@ -148,6 +148,46 @@ async def _list(server: InProcessServer, call: Caller) -> None:
     await expect_problem(call, "runs.list", {"limit": 501}, "InvalidInput", 422)
 
 
+@case("runs.count")
+async def _count(server: InProcessServer, call: Caller) -> None:
+    asks: list[dict[str, Any]] = [
+        {"cents": 5, "region": "eu", "due": "2026-01-31T09:00:00Z"},
+        {"cents": 1_500, "region": "eu"},
+        {"cents": 20, "region": "us"},
+    ]
+    for number, attributes in enumerate(asks):
+        start = {"workflow": "patient", "run_id": f"r{number}", "attributes": attributes}
+        await expect_answer(call, "runs.start", {**start, "reference_parts": {"customer": str(number)}}, 201)
+    run = await expect_answer(call, "runs.get", {"run_id": "r0"})
+    assert run["attributes"] == {"cents": 5, "region": "eu", "due": "2026-01-31T09:00:00Z"}
+    assert run["reference_parts"] == {"customer": "0"}
+    for where, order_by, expected in (
+        ("cents>5", "", ["r2", "r1"]),
+        ("region=eu", "", ["r1", "r0"]),
+        ("region=eu", "cents", ["r0", "r1"]),
+        ("", "cents desc", ["r1", "r2", "r0"]),
+        ("due<2026-02-01", "", ["r0"]),
+        ("reference.customer=2", "created_at", ["r2"]),
+        ("", "finished_at", []),
+    ):
+        found: list[str] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            ask = {"where": where, "order_by": order_by, "limit": 1, "cursor": cursor}
+            page = await expect_answer(call, "runs.list", ask)
+            found += [each["run_id"] for each in page["items"]]
+            cursor = page["next"]
+        assert found == expected, (where, order_by)
+    counts = await expect_answer(call, "runs.count", {"where": "region=eu cents<100000"})
+    assert (counts["total"], counts["by_workflow"], counts["is_whole"]) == (2, {"patient": 2}, True)
+    assert sum(counts["by_status"].values()) == 2
+    for bad in ({"where": "cents"}, {"where": "cents=many"}, {"order_by": "colour"}):
+        await expect_problem(call, "runs.list", bad, "InvalidInput", 422)
+    await expect_problem(call, "runs.count", {"where": "cents>>1"}, "InvalidInput", 422)
+    for wrong in ({"cents": "5"}, {"colour": "red"}):
+        await expect_problem(call, "runs.start", {"workflow": "patient", "attributes": wrong}, "InvalidInput", 422)
+
+
 @case("runs.events")
 async def _events(server: InProcessServer, call: Caller) -> None:
     run_id = await finished(server, "echo", value="x")

@@ -78,6 +78,7 @@ WAITS = ("run_id", "workflow", "step_id", "name", "since", "until")
 COMMAND_SPECS: dict[str, CommandSpec] = {
     "runs.start": CommandSpec(words="run start", arguments=("workflow",), rest="input"),
     "runs.list": CommandSpec(words="run list", columns=("run_id", "workflow", "status", "created_at", "waiting_kind")),
+    "runs.count": CommandSpec(words="run count"),
     "runs.get": CommandSpec(words="run get", arguments=RUN),
     "runs.snapshot": CommandSpec(words="run snapshot", arguments=RUN),
     "runs.graph": CommandSpec(

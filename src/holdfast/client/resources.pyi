@@ -14,7 +14,7 @@ from holdfast.service.operations.dead_letters import LetterPage, OpenedLetter, S
 from holdfast.service.operations.deletions import DeletedView
 from holdfast.service.operations.plans import PlanCheck, PlanGraph, PlanPage, PlanVersion, PlanView, SchemaView
 from holdfast.service.operations.retention import ArchivedRunPage, ArchivedRunView, RetentionReportView, RetentionView
-from holdfast.service.operations.runs import Answered, EventPage, RunOutcome, RunPage
+from holdfast.service.operations.runs import Answered, EventPage, RunCounts, RunOutcome, RunPage
 from holdfast.service.operations.signals import (
     MailPage,
     ReceiptView,
@@ -51,6 +51,8 @@ class Runs:
         reference_key: str | None = ...,
         tags: Sequence[str] = ...,
         priority: int = ...,
+        reference_parts: dict[str, Any] = ...,
+        attributes: dict[str, Any] = ...,
     ) -> RunStarted: ...
     async def get(self, run_id: str) -> RunView: ...
     async def list(
@@ -63,11 +65,30 @@ class Runs:
         parent_run_id: str | None = ...,
         created_from: datetime | None = ...,
         created_until: datetime | None = ...,
+        finished_from: datetime | None = ...,
+        finished_until: datetime | None = ...,
+        where: str = ...,
         text: str | None = ...,
         order: Literal["id", "newest"] = ...,
+        order_by: str = ...,
         cursor: str = ...,
         limit: int = ...,
     ) -> RunPage: ...
+    async def count(
+        self,
+        *,
+        workflow: str | None = ...,
+        status: RunStatus | None = ...,
+        reference_key: str | None = ...,
+        tag: str | None = ...,
+        parent_run_id: str | None = ...,
+        created_from: datetime | None = ...,
+        created_until: datetime | None = ...,
+        finished_from: datetime | None = ...,
+        finished_until: datetime | None = ...,
+        where: str = ...,
+        text: str | None = ...,
+    ) -> RunCounts: ...
     async def events(self, run_id: str, *, after: int = ..., limit: int = ...) -> EventPage: ...
     async def snapshot(self, run_id: str) -> SnapshotView: ...
     async def graph(self, run_id: str, *, expand: Sequence[str] = ..., collapse: Sequence[str] = ...) -> GraphView: ...
@@ -132,6 +153,8 @@ class SyncRuns:
         reference_key: str | None = ...,
         tags: Sequence[str] = ...,
         priority: int = ...,
+        reference_parts: dict[str, Any] = ...,
+        attributes: dict[str, Any] = ...,
     ) -> RunStarted: ...
     def get(self, run_id: str) -> RunView: ...
     def list(
@@ -144,11 +167,30 @@ class SyncRuns:
         parent_run_id: str | None = ...,
         created_from: datetime | None = ...,
         created_until: datetime | None = ...,
+        finished_from: datetime | None = ...,
+        finished_until: datetime | None = ...,
+        where: str = ...,
         text: str | None = ...,
         order: Literal["id", "newest"] = ...,
+        order_by: str = ...,
         cursor: str = ...,
         limit: int = ...,
     ) -> RunPage: ...
+    def count(
+        self,
+        *,
+        workflow: str | None = ...,
+        status: RunStatus | None = ...,
+        reference_key: str | None = ...,
+        tag: str | None = ...,
+        parent_run_id: str | None = ...,
+        created_from: datetime | None = ...,
+        created_until: datetime | None = ...,
+        finished_from: datetime | None = ...,
+        finished_until: datetime | None = ...,
+        where: str = ...,
+        text: str | None = ...,
+    ) -> RunCounts: ...
     def events(self, run_id: str, *, after: int = ..., limit: int = ...) -> EventPage: ...
     def snapshot(self, run_id: str) -> SnapshotView: ...
     def graph(self, run_id: str, *, expand: Sequence[str] = ..., collapse: Sequence[str] = ...) -> GraphView: ...
@@ -223,6 +265,8 @@ class Signals:
         reference_key: str | None = ...,
         tags: Sequence[str] = ...,
         priority: int = ...,
+        reference_parts: dict[str, Any] = ...,
+        attributes: dict[str, Any] = ...,
         signal_payload: Any = ...,
         signal_id: str = ...,
     ) -> StartedWithSignal: ...
@@ -266,6 +310,8 @@ class SyncSignals:
         reference_key: str | None = ...,
         tags: Sequence[str] = ...,
         priority: int = ...,
+        reference_parts: dict[str, Any] = ...,
+        attributes: dict[str, Any] = ...,
         signal_payload: Any = ...,
         signal_id: str = ...,
     ) -> StartedWithSignal: ...
@@ -477,6 +523,8 @@ class Plans:
         reference_key: str | None = ...,
         tags: Sequence[str] = ...,
         priority: int = ...,
+        reference_parts: dict[str, Any] = ...,
+        attributes: dict[str, Any] = ...,
     ) -> RunStarted: ...
     async def diff(self, plan_id: str, from_version: str, to_version: str, *, tenant: str = ...) -> PlanDifference: ...
     async def graph(
@@ -518,6 +566,8 @@ class SyncPlans:
         reference_key: str | None = ...,
         tags: Sequence[str] = ...,
         priority: int = ...,
+        reference_parts: dict[str, Any] = ...,
+        attributes: dict[str, Any] = ...,
     ) -> RunStarted: ...
     def diff(self, plan_id: str, from_version: str, to_version: str, *, tenant: str = ...) -> PlanDifference: ...
     def graph(
@@ -734,6 +784,7 @@ class Lists:
         ]
         | None = ...,
         settled: bool = ...,
+        where: str = ...,
     ) -> AsyncIterator[tuple[str, Any]]: ...
 
 class SyncLists:
@@ -763,6 +814,7 @@ class SyncLists:
         ]
         | None = ...,
         settled: bool = ...,
+        where: str = ...,
     ) -> Iterator[tuple[str, Any]]: ...
 
 class Artifacts:

@@ -86,8 +86,9 @@ def parse_conditions(text: str, types: Mapping[str, AttributeType]) -> tuple[Con
 
 
 def parse_order(text: str, types: Mapping[str, AttributeType]) -> Order:
-    """Return the order that a text names: an attribute or `finished_at`, with `-` before it from the greatest down."""
-    name, descending = text.removeprefix("-"), text.startswith("-")
+    """Return the order that a text names: `cents`; from the greatest down `-cents` or `cents desc`."""
+    name = text.removeprefix("-").removesuffix(" desc").strip()
+    descending = text.startswith("-") or text.endswith(" desc")
     if name in OF_RUN:
         return Order(name, None, descending)
     if types.get(name) not in (None, "list") or name.startswith(REFERENCE):

@@ -65,7 +65,7 @@ async def read_page(
     most, bounds = context.page_bytes, query.__struct_fields__
     if "most_bytes" in bounds:
         query = replace(query, most_bytes=most)
-    search = _Search(context) if getattr(query, "text", None) is not None else None
+    search = _Search(context) if getattr(query, "text", None) is not None or getattr(query, "where", None) else None
     if search is not None:
         query = replace(query, look=min(LOOK_ROWS, search.rows_left))
     rows: store.Found[Row] = store.Found()
@@ -85,6 +85,28 @@ async def read_page(
         if is_enough and len(rows) <= limit:
             return rows, encode_cursor(kind, behind)
     return store.Found(rows[:limit], None, rows.unreadable), encode_cursor(kind, place_of(rows[limit - 1]))
+
+
+async def read_ordered(
+    context: RequestContext, query: store.RunQuery, order_by: str, *, cursor: str, limit: int
+) -> Found[store.RunHead]:
+    """Return a page of runs in an order, and the cursor of the next one: the store's answers have their ends."""
+    kind = f"runs by {order_by}"
+    behind = decode_cursor(kind, cursor, tuple[str | float, int, str]) if cursor else None
+    search = _Search(context)
+    rows: store.Found[store.RunHead] = store.Found()
+    while len(rows) < limit:
+        asked = replace(query, behind=behind, limit=limit - len(rows), look=LOOK_ROWS, most_bytes=context.page_bytes)
+        more = await context.store.find(asked)
+        rows += more
+        rows.unreadable += more.unreadable
+        more.log(kind)
+        behind = more.cursor
+        if behind is None:
+            return rows, None
+        if search.is_enough():
+            break
+    return rows, encode_cursor(kind, behind)
 
 
 class _Search:

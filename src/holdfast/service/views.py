@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from holdfast.core import codec
+from holdfast.core.attributes import REFERENCE, Attributes, parts_of, plain
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import (
     NULL,
@@ -132,6 +133,8 @@ class RunView(Struct, frozen=True, kw_only=True):
     node: str | None = None
     failed_step_ids: tuple[str, ...] = ()
     """Failed steps that wait for an operator to retry or skip them."""
+    reference_parts: dict[str, str] = {}
+    attributes: dict[str, Any] = {}
 
 
 def run_view(head: RunHead) -> RunView:
@@ -150,7 +153,13 @@ def run_view(head: RunHead) -> RunView:
         last_error=failure_of(snapshot.last_error) if snapshot else None,
         node=None if head.lease_owner is None else name_of(head.lease_owner),
         failed_step_ids=snapshot.failed_step_ids if snapshot else (),
+        reference_parts=parts_of(snapshot.attributes) if snapshot else {},
+        attributes=_attributes_of(snapshot.attributes) if snapshot and snapshot.attributes else {},
     )
+
+
+def _attributes_of(attributes: Attributes) -> dict[str, Any]:
+    return {name: plain(value) for name, value in attributes.items() if not name.startswith(REFERENCE)}
 
 
 class EngineRef(Struct, frozen=True):

@@ -4,6 +4,7 @@ Only what callers may do is here; every other verb is refused. A new verb of the
 until it is allowed or refused here.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Never, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.core.plans import RegisteredPlan
+from holdfast.core.state import RunStatus
 from holdfast.errors import InvalidInput, NotPermitted
 from holdfast.store.decisions import no_such_letter, no_such_run, no_such_sink
 from holdfast.store.port import (
@@ -34,6 +36,8 @@ from holdfast.store.port import (
     Plan,
     Query,
     Refused,
+    RunCount,
+    RunCountQuery,
     RunHead,
     RunQuery,
     Store,
@@ -51,6 +55,9 @@ from holdfast.store.types import (
 )
 from holdfast.store.validation import finder_of
 from holdfast.store.wakeups import Wakeups
+
+COUNTED_AT_ONCE = 500
+"""How many runs of one project or environment are read at a time to be counted."""
 
 
 class _OfRun(Protocol):
@@ -139,6 +146,7 @@ class TenantView:
         self.environment = environment
         self._finders: dict[type, Callable[[Any], Awaitable[Found[Any]]]] = {
             RunQuery: self._find_runs,
+            RunCountQuery: self._count_runs,
             WaitQuery: self._find_waits,
             MailboxQuery: self._find_mailbox,
             TaskQuery: self._find_tasks,
@@ -183,12 +191,26 @@ class TenantView:
         finder = finder_of(self._finders, query)
         return await finder(query)
 
+    async def _count_runs(self, query: RunCountQuery) -> Found[RunCount]:
+        """Count the tenant's runs; those of one project or environment one by one, because no store counts these."""
+        if self.project is None and self.environment is None:
+            return await self._store.find(replace(query, runs=replace(query.runs, tenant=self.tenant)))
+        counts: Counter[tuple[str, RunStatus]] = Counter()
+        runs = replace(query.runs, newest=True, order=None, look=COUNTED_AT_ONCE, limit=COUNTED_AT_ONCE)
+        for _ in range(0, query.look, COUNTED_AT_ONCE):
+            page = await self._find_runs(runs)
+            counts.update((head.plan_id, head.status) for head in page)
+            if page.cursor is None and not page:
+                return Found(RunCount(*key, count) for key, count in sorted(counts.items()))
+            runs = replace(runs, before=page.cursor or (page[-1].created_at, page[-1].run_id))
+        return Found((RunCount(*key, count) for key, count in sorted(counts.items())), True)
+
     async def _find_runs(self, query: RunQuery) -> Found[RunHead]:
         query = replace(query, tenant=self.tenant)
         while True:
             page = await self._store.find(query)
             own = [head for head in page if belongs_to(self, head)]
-            if own or not page or page.cursor is not None:
+            if own or not page or page.cursor is not None or query.order is not None:
                 is_bound = self.project is not None or self.environment is not None
                 return Found(own, page.cursor, () if is_bound else page.unreadable)
             last = page[-1]

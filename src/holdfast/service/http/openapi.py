@@ -200,6 +200,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "plans.graph": {"plan_id": "etl", "plan_version": "2", "from_version": "1"},
     "runs.start": _START,
     "runs.get": _OF_RUN,
+    "runs.count": {"workflow": "order", "where": "cents>1000 region=eu"},
     "runs.list": {"workflow": "order", "status": "PAUSED", "created_from": "2026-01-28T12:00:00Z", "order": "newest"},
     "runs.events": {**_OF_RUN, "after": 12, "limit": 100},
     "runs.snapshot": _OF_RUN,

@@ -28,7 +28,7 @@ from holdfast.program.plan.model import plan_schema
 from holdfast.program.plan.text import PlanProblem
 from holdfast.service.auth.tenancy import check_chosen_id
 from holdfast.service.context import RequestContext
-from holdfast.service.operations.runs import MOST_EXPANDED
+from holdfast.service.operations.runs import MOST_EXPANDED, AttributesGiven
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import Name, Request, RunId, operation
 from holdfast.service.views import GraphNodeView, Moment, RunStarted, moment, shown
@@ -265,6 +265,8 @@ class StartPlan(Request, frozen=True, kw_only=True):
     reference_key: Name | None = None
     tags: Annotated[tuple[Name, ...], Meta(max_length=TAGS)] = ()
     priority: Annotated[int, Meta(ge=-100, le=100, description="Higher goes first where runs wait for room.")] = 0
+    reference_parts: dict[str, str] = field(default_factory=dict)
+    attributes: AttributesGiven = field(default_factory=dict)
 
 
 @operation(
@@ -299,6 +301,8 @@ async def start(context: RequestContext, request: StartPlan) -> RunStarted:
         tags=request.tags,
         priority=request.priority,
         names_version=request.plan_version is not None,
+        reference_parts=request.reference_parts,
+        attributes=request.attributes,
     )
     definition, uri = await _chosen(context, request, tenant)
     values = context.runtime.registry.values

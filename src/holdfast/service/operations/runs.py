@@ -1,14 +1,17 @@
 """Runs: starting them, looking at them, asking them."""
 
 import logging
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import NULL
 from holdfast.core.plans import is_plan
+from holdfast.core.search import parse_conditions, parse_order
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.engine.history import head_of
 from holdfast.engine.inbox.signals import FirstSignal
@@ -27,12 +30,12 @@ from holdfast.errors import (
     RunTerminal,
     UpdateFailed,
 )
-from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS, TAGS
+from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS, TAGS, WHERE_CHARS
 from holdfast.program.flow.definition import FlowDefinition
 from holdfast.service.auth.tenancy import check_chosen_id
 from holdfast.service.context import RequestContext
 from holdfast.service.live.projections import Drawable
-from holdfast.service.paging import Cursor, PageSize, read_page
+from holdfast.service.paging import Cursor, PageSize, read_ordered, read_page
 from holdfast.service.registry import OF_A_RUN, Name, Request, RunId, SignalId, WaitSeconds, given, operation
 from holdfast.service.views import (
     TASK_CONTENTS,
@@ -51,7 +54,7 @@ from holdfast.service.views import (
     snapshot_view,
 )
 from holdfast.store.payloads import concealed
-from holdfast.store.port import Delivered, RunHead, RunQuery
+from holdfast.store.port import Delivered, RunCountQuery, RunHead, RunQuery
 
 HEAD_BYTES = 1_000
 """How large a run is in a list, about, without its error."""
@@ -63,6 +66,11 @@ MOST_EXPANDED = 100
 """How many groups of a graph one request may name."""
 
 logger = logging.getLogger("holdfast.service")
+
+
+AttributesGiven = Annotated[
+    dict[str, Any], Meta(description="Search attributes, of the types that the app declares; instants as texts.")
+]
 
 
 class StartRun(Request, frozen=True, kw_only=True):
@@ -79,6 +87,8 @@ class StartRun(Request, frozen=True, kw_only=True):
     reference_key: Name | None = None
     tags: Annotated[tuple[Name, ...], Meta(max_length=TAGS)] = ()
     priority: Annotated[int, Meta(ge=-100, le=100, description="Higher goes first where runs wait for room.")] = 0
+    reference_parts: dict[str, str] = field(default_factory=dict)
+    attributes: AttributesGiven = field(default_factory=dict)
 
 
 async def start_run(
@@ -100,6 +110,8 @@ async def start_run(
         priority=request.priority,
         with_signal=with_signal,
         names_version=request.workflow_version is not None,
+        reference_parts=request.reference_parts,
+        attributes=request.attributes,
     )
     packed = definition.signature.pack((), request.input)
     started = await context.runtime.start(definition, packed, options, context.principal)
@@ -142,8 +154,11 @@ _WORDS = (
 )
 
 
-class ListRuns(Request, frozen=True, kw_only=True):
-    """Which runs to list; what is left out may be anything."""
+_WHERE = 'Conditions on search attributes, with spaces between: cents>1000 region=eu city="New York" vip=* due!=*'
+
+
+class RunFilter(Request, frozen=True, kw_only=True):
+    """Which runs are meant; what is left out may be anything."""
 
     workflow: str | None = None
     status: RunStatus | None = None
@@ -152,10 +167,42 @@ class ListRuns(Request, frozen=True, kw_only=True):
     parent_run_id: str | None = None
     created_from: Moment | None = None
     created_until: Moment | None = None
+    finished_from: Moment | None = None
+    finished_until: Moment | None = None
+    where: Annotated[str, Meta(max_length=WHERE_CHARS, description=_WHERE)] = ""
     text: Annotated[str, Meta(min_length=1, max_length=SEARCH_CHARS, description=_WORDS)] | None = None
+
+
+class ListRuns(RunFilter, frozen=True, kw_only=True):
+    """Which runs to list, and in which order."""
+
     order: Annotated[Literal["id", "newest"], Meta(description="By their ids, or the newest first.")] = "id"
+    order_by: Annotated[
+        str,
+        Meta(
+            max_length=100,
+            description="Instead: an attribute, created_at or finished_at; `cents desc` from the greatest.",
+        ),
+    ] = ""
     cursor: Cursor = ""
     limit: PageSize = 100
+
+
+def run_query(context: RequestContext, request: RunFilter) -> RunQuery:
+    """Return what a filter means to a store."""
+    return RunQuery(
+        workflow=request.workflow,
+        status=request.status,
+        reference_key=request.reference_key,
+        tag=request.tag,
+        parent_run_id=request.parent_run_id,
+        created_from=instant_of(request.created_from),
+        created_until=instant_of(request.created_until),
+        finished_from=instant_of(request.finished_from),
+        finished_until=instant_of(request.finished_until),
+        where=parse_conditions(request.where, context.runtime.registry.attributes),
+        text=request.text,
+    )
 
 
 class RunPage(Struct, frozen=True):
@@ -171,22 +218,20 @@ class RunPage(Struct, frozen=True):
 
 @operation("runs.list", "GET /v1/runs", scope="runs:read")
 async def list_(context: RequestContext, request: ListRuns) -> RunPage:
-    """Find runs by workflow, status, reference, tag, parent, time of creation and text, in the order that is asked for.
+    """Find runs by workflow, status, reference, attributes, tag, parent, times of creation and end, and text.
 
     A cursor goes with the order that it was given out for. A search looks at so many runs at a time: an answer with
-    `next` may have few items, or none, and there may be more behind it all the same.
+    `next` may have few items, or none, and there may be more behind it all the same. A search by attributes has the
+    newest runs first unless `order_by` says otherwise; runs that lack what that names are left out.
     """
-    query = RunQuery(
-        workflow=request.workflow,
-        status=request.status,
-        reference_key=request.reference_key,
-        tag=request.tag,
-        parent_run_id=request.parent_run_id,
-        created_from=instant_of(request.created_from),
-        created_until=instant_of(request.created_until),
-        text=request.text,
-        newest=request.order == "newest",
-    )
+    query = run_query(context, request)
+    query = replace(query, newest=request.order == "newest" or bool(query.where))
+    if request.order_by:
+        query = replace(query, order=parse_order(request.order_by, context.runtime.registry.attributes))
+        found, next_page = await read_ordered(
+            context, query, request.order_by, cursor=request.cursor, limit=request.limit
+        )
+        return RunPage([run_view(head) for head in found], next_page, found.unreadable)
     kind, place_of, place = ("newest runs", _birth_of, "before") if query.newest else ("runs", _id_of, "after")
     rows, following = await read_page(
         context,
@@ -200,6 +245,33 @@ async def list_(context: RequestContext, request: ListRuns) -> RunPage:
         size_of=_head_bytes,
     )
     return RunPage([run_view(head) for head in rows], following, rows.unreadable)
+
+
+class RunCounts(Struct, frozen=True, kw_only=True):
+    """How many runs there are. If `is_whole` is false, so many were looked at, the newest ones, and there are more."""
+
+    total: int
+    by_status: dict[str, int]
+    by_workflow: dict[str, int]
+    is_whole: bool
+
+
+@operation("runs.count", "GET /v1/run-counts", scope="runs:read", reads_much=True)
+async def count(context: RequestContext, request: RunFilter) -> RunCounts:
+    """Count the runs that a search finds, by status and by workflow."""
+    query = RunCountQuery(runs=run_query(context, request), look=context.service.options.search_rows, limit=500)
+    found = await context.store.find(query)
+    by_status: Counter[str] = Counter()
+    by_workflow: Counter[str] = Counter()
+    for each in found:
+        by_status[each.status] += each.count
+        by_workflow[each.workflow] += each.count
+    return RunCounts(
+        total=by_status.total(),
+        by_status=dict(by_status),
+        by_workflow=dict(by_workflow),
+        is_whole=found.cursor is None and len(found) < query.limit,
+    )
 
 
 def _head_bytes(head: RunHead) -> int:

@@ -8,10 +8,12 @@ from msgspec import Meta
 
 from holdfast.core.dead_letters import Reason
 from holdfast.core.messages import Actor
+from holdfast.core.search import matches, parse_conditions
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.core.tasks import is_effective
 from holdfast.engine.history import head_of
 from holdfast.errors import InvalidInput, NotPermitted, RateLimited
+from holdfast.limits import WHERE_CHARS
 from holdfast.service.auth.tenancy import belongs_to
 from holdfast.service.context import RequestContext
 from holdfast.service.live.changefeed import ChangeFeed, FollowedRun
@@ -129,6 +131,7 @@ class WatchLists(Request, frozen=True, kw_only=True):
     actor: ActorName = ""
     reason: Reason | None = None
     settled: bool = False
+    where: Annotated[str, Meta(max_length=WHERE_CHARS, description="Conditions on search attributes of runs.")] = ""
 
     def names(self, head: RunHead) -> bool:
         """Return whether a run is among those that are watched, whatever its status."""
@@ -197,9 +200,15 @@ async def watch_lists(context: RequestContext, request: WatchLists) -> RunView:
     for kind in kinds:
         context.principal.require(KINDS[kind])
     actor = context.actor(request.actor) if request.mine or not context.principal.is_admin else None
+    conditions = parse_conditions(request.where, context.runtime.registry.attributes)
+
+    def has_attributes(head: RunHead) -> bool:
+        attributes = {} if head.snapshot is None else head.snapshot.attributes
+        return all(matches(attributes, condition) for condition in conditions)
+
     listing = ListSubscription(
         kinds,
         lambda head: belongs_to(context.principal, head) and request.names(head),
-        lambda change: request.lists(change, actor),
+        lambda change: request.lists(change, actor) and (change.kind != "runs" or has_attributes(change.head)),
     )
     return ListStream(context, context.service.change_feeds.of(context.runtime), listing)  # type: ignore[return-value]

@@ -25,7 +25,7 @@ export function filterBar(changed) {
 
   const search = h("input", {
     type: "search",
-    placeholder: "Search id, reference, workflow, tag, error",
+    placeholder: "Search id, reference, workflow, tag, error; cents>1000 region=eu",
     "aria-label": "Search runs",
     value: filter.text,
     "aria-keyshortcuts": "/",

@@ -28,6 +28,18 @@ export function nowOf(run) {
   return h("span", { class: "row-waits" }, icon(kind), h("span", {}, WAITS[kind] ?? kind, until));
 }
 
+const MOST_ATTRIBUTES = 4;
+
+function attributesOf(run) {
+  return [...Object.entries(run.reference_parts ?? {}).map(([name, value]) => [`reference.${name}`, value]), ...Object.entries(run.attributes ?? {})]
+    .flatMap(([name, value]) => [value].flat().map((each) => [name, each]))
+    .slice(0, MOST_ATTRIBUTES);
+}
+
+function conditionOf(name, value) {
+  return `${name}=${typeof value === "string" ? JSON.stringify(value) : value}`;
+}
+
 export function runRow(run, { isSelected, onSelect, canSelect }) {
   const address = runAddress(run.run_id);
   const name = run.reference_key ?? shortId(run.run_id);
@@ -57,6 +69,9 @@ export function runRow(run, { isSelected, onSelect, canSelect }) {
         .slice(0, 3)
         .map((tag) => h("a", { class: "tag", tabindex: "-1", href: `/runs?tag=${encodeURIComponent(tag)}` }, tag)),
       run.tags.length > 3 && h("span", { class: "quiet" }, `+${run.tags.length - 3}`),
+      attributesOf(run).map(([name, value]) =>
+        h("a", { class: "tag attribute", tabindex: "-1", href: `/runs?text=${encodeURIComponent(conditionOf(name, value))}` }, h("span", { class: "quiet" }, name), ` ${value}`),
+      ),
     ),
     h("div", { class: "c-age", role: "cell" }, ageOf(run.created_at)),
     h("div", { class: "c-took", role: "cell" }, elapsedOf(run.created_at, run.finished_at)),

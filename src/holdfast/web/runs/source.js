@@ -16,6 +16,7 @@ export class RunSource {
   constructor(filter, signal) {
     this.filter = filter;
     this.signal = signal;
+    this.asked = wordsAndConditions(filter.text ?? "");
     this.since = SPANS[filter.time] ? new Date(nowMs() - SPANS[filter.time]).toISOString() : null;
     this.clear();
   }
@@ -30,16 +31,16 @@ export class RunSource {
   // What the stream is asked; the rest of the filter is applied here.
   get watched() {
     const { workflow, status, tag } = this.filter;
-    return { kinds: "runs", workflow, status, tag };
+    return { kinds: "runs", workflow, status, tag, where: this.asked.where };
   }
 
   has(run) {
-    return (!this.since || run.created_at >= this.since) && matches(run, this.filter.text);
+    return (!this.since || run.created_at >= this.since) && matches(run, this.asked.text);
   }
 
   async more() {
-    const { workflow, status, tag, text } = this.filter;
-    const asked = { workflow, status, tag, text: text?.trim(), created_from: this.since };
+    const { workflow, status, tag } = this.filter;
+    const asked = { workflow, status, tag, ...this.asked, created_from: this.since };
     const found = await readAgain((cursor) => call("runs.list", { ...asked, cursor, order: "newest", limit: PAGE }, this.signal), 1, this.cursor);
     this.cursor = found.next ?? "";
     this.isWhole = found.next === null;
@@ -80,6 +81,15 @@ export class RunSource {
     );
     return true;
   }
+}
+
+const CONDITION = /(?<=^|\s)[A-Za-z][\w.]*(?:<=|>=|!=|=|<|>)(?:"(?:[^"\\]|\\.)*"|[^\s"]\S*)(?=\s|$)/g;
+
+// What was typed, as words to look for and conditions on attributes: `ann cents>1000 region=eu`. The service reads these.
+export function wordsAndConditions(typed) {
+  const where = (typed.match(CONDITION) ?? []).join(" ");
+  const text = typed.replace(CONDITION, " ").trim().replace(/\s+/g, " ");
+  return { text, where };
 }
 
 const lowered = (text) => text.replace(/[A-Z]/g, (letter) => letter.toLowerCase());
