@@ -32,7 +32,8 @@ def find_server() -> Path:
 class NatsServer:
     """A server on a port of 127.0.0.1 that stays the same when it starts again. It dies with the test session."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, jetstream: bool = False) -> None:
+        self._jetstream = jetstream
         self._program = find_server()
         self._folder = ServerFolder.make()
         self._port = free_port()
@@ -46,8 +47,9 @@ class NatsServer:
     def start(self) -> None:
         """Start it, and wait until it takes connections."""
         pid = self._folder.path / "nats.pid"
+        streams = ["-js", "-sd", str(self._folder.path)] if self._jetstream else []
         self._process = subprocess.Popen(
-            [self._program, "--addr", "127.0.0.1", "--port", str(self._port), "--pid", pid],
+            [self._program, "--addr", "127.0.0.1", "--port", str(self._port), "--pid", pid, *streams],
             stderr=subprocess.PIPE,
             text=True,
         )

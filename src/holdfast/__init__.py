@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast import errors
 from holdfast.app import Activity, App, Flow, Workflow
 from holdfast.core.audit import Caller
+from holdfast.core.bus import Sink
 from holdfast.core.events import ArtifactRef as Artifact
 from holdfast.core.events import Event
 from holdfast.core.messages import Actor
@@ -125,6 +126,7 @@ __all__ = [
     "ServiceOptions",
     "Settings",
     "Signal",
+    "Sink",
     "Sleep",
     "SqliteStore",
     "StoredObject",

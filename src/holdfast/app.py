@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from holdfast.clock import Ids, Rng, SystemIds, SystemRng
 from holdfast.core.attributes import declared_types
+from holdfast.core.bus import Sink, SinkKind
 from holdfast.core.dead_letters import DeadLetter, Reason
 from holdfast.core.events import ArtifactRef
 from holdfast.core.graph import Graph
@@ -88,6 +89,7 @@ PlanDocument = dict[str, Any] | str | bytes
 
 Failures = type[Exception] | tuple[type[Exception], ...]
 """Exceptions that fail a run."""
+ProjectionFunction = TypeVar("ProjectionFunction", bound=Callable[[list[dict[str, Any]]], Any])
 
 LIFE_DIGITS = 12
 """How many characters of a new id distinguish one life of a node from others of the same name."""
@@ -150,6 +152,14 @@ class Flow(Workflow[[S], S], Generic[S]):
     def mermaid(self) -> str:
         """Return the tree as a flowchart of Mermaid."""
         return self.definition.graph().mermaid()
+
+
+def _sink(**given: Any) -> Sink:
+    fields: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    try:
+        return Sink(**fields)
+    except TypeError as problem:
+        raise InvalidInput(f"a sink has no such option: {problem}", field="options") from None
 
 
 def checked_close_policy(close_policy: ClosePolicy) -> ClosePolicy:
@@ -484,6 +494,36 @@ class App:
 
         return register if function is None else register(function)
 
+    def sink(self, name: str, address: str, *, secret: Secret | str = "", **options: Any) -> Sink:
+        """Declare a sink of the event bus: where events of runs go. Nodes of this app store it when they start.
+
+        `address` is the URL of a webhook, `nats://host:4222/SUBJECT`, or `redis://host:6379/STREAM`. `secret` is what a
+        webhook is signed with, or the password of a broker. Other options are the fields of `Sink`.
+        """
+        kinds: dict[str, SinkKind] = {"http": "webhook", "nats": "nats", "tls": "nats", "redis": "redis"}
+        scheme = str(address).partition("://")[0]
+        kind = kinds.get(scheme if scheme in kinds else scheme.removesuffix("s"))
+        if kind is None:
+            raise InvalidInput("the address of a sink begins with https://, nats:// or redis://", field="address")
+        reference = secret.name if isinstance(secret, Secret) else secret
+        sink = _sink(name=name, kind=kind, address=address, secret=reference, **options)
+        self.registry.add_sink(sink)
+        return sink
+
+    def projection(self, name: str, **options: Any) -> Callable[[ProjectionFunction], ProjectionFunction]:
+        """Register a function that gets the events of runs, as CloudEvents, in order for each run.
+
+        What it has not got yet is kept in the store: after a crash it goes on there. It may get an event twice, with
+        the same id. It is called on one node at a time, with events of one run, and may be async; what raises is
+        retried. Options are the fields of `Sink`.
+        """
+
+        def register(function: ProjectionFunction) -> ProjectionFunction:
+            self.registry.add_sink(_sink(name=name, kind="projection", **options), function)
+            return function
+
+        return register
+
     def run(self, run_id: str | None = None) -> RunHandle[Any]:
         """Return the handle of a run that is there already. Inside a workflow it can be signalled, durably.
 
@@ -607,7 +647,8 @@ class App:
             node = Node(self._life_of(name), opened, registry, self._rng, options, limits)
             retention = self.retention or Retention.from_settings(_settings(None, None).retention)
             runtime = Runtime(
-                opened, node, registry, self.authoriser, self._ids, artifacts, self._plan_sources, retention
+                *(opened, node, registry, self.authoriser, self._ids, artifacts, self._plan_sources, retention),
+                rng=self._rng,
             )
             await runtime.open()
             self._runtime = runtime
@@ -642,7 +683,7 @@ class App:
     @asynccontextmanager
     async def connect(self, store: str | port.Store | None = None) -> AsyncIterator[None]:
         """Start runs, send to them and wait for them while the context is open, and leave the work to others' nodes."""
-        async with self.node(store, options=NodeOptions(takes_runs=False)):
+        async with self.node(store, options=NodeOptions(takes_runs=False, relays=False)):
             yield
 
     async def serve(

@@ -4,12 +4,14 @@ A node, `check-histories`, a queue worker and the service look definitions up he
 registration (the bounds of an installation, the seconds of a turn) it gets with `bounded`, which shares the entries.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from msgspec import Raw
 
 from holdfast.core import events as e
 from holdfast.core.attributes import AttributeType
+from holdfast.core.bus import Sink, check_sink
 from holdfast.core.plans import is_plan
 from holdfast.errors import InvalidInput, NotFound, VersionMismatch
 from holdfast.limits import Limits
@@ -41,7 +43,9 @@ class Registry:
         "attributes",
         "built_in",
         "plans",
+        "projections",
         "secrets",
+        "sinks",
         "values",
         "workflow_limits",
         "workflows",
@@ -67,6 +71,10 @@ class Registry:
         """The limits of the workflows that have some, by name: those of the version that was registered last."""
         self.allow_cross_tenant_signals = allow_cross_tenant_signals
         """Whether runs may signal runs of other tenants, projects and environments."""
+        self.sinks: dict[str, Sink] = {}
+        """The sinks of the event bus that the app declares, by name."""
+        self.projections: dict[str, Callable[[list[dict[str, Any]]], Any]] = {}
+        """The functions that are sinks, by name."""
         self.secrets: SecretProvider | None = None
         """Where the secrets of activities come from."""
         self.values = values
@@ -90,6 +98,8 @@ class Registry:
         bounded.activities = self.activities
         bounded.plans = self.plans
         bounded.workflow_limits = self.workflow_limits
+        bounded.sinks = self.sinks
+        bounded.projections = self.projections
         bounded.secrets = self.secrets
         bounded.attributes = self.attributes
         return bounded
@@ -110,6 +120,14 @@ class Registry:
         if definition.name in self.activities:
             raise InvalidInput(f"activity {definition.name!r} is registered twice")
         self.activities[definition.name] = definition
+
+    def add_sink(self, sink: Sink, projection: Callable[[list[dict[str, Any]]], Any] | None = None) -> None:
+        """Add a sink of the event bus, or a function that is one."""
+        if check_sink(sink).name in self.sinks:
+            raise InvalidInput(f"sink {sink.name!r} is declared twice", field="name")
+        self.sinks[sink.name] = sink
+        if projection is not None:
+            self.projections[sink.name] = projection
 
     def workflow(self, name: str, version: str | None = None) -> WorkflowDefinition:
         """Return a workflow by its name; without a version, the one that was registered last."""

@@ -59,6 +59,12 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     artifact_sweep_s: float = 3_600.0
     """How often artifacts and large values that belong to no run are looked for, to delete them."""
 
+    relays: bool | None = None
+    """Whether the event bus is relayed here; None: if it takes runs."""
+
+    relay_events_s: int = 500
+    """How many events a second each relay sends while the node executes runs. A node at rest has no bound."""
+
     tune_gc: bool = False
     """Whether the garbage collector of the whole process runs less often while the node works, which saves time."""
 
@@ -68,7 +74,14 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
         if grace_s is not None and not (isinstance(grace_s, int | float) and 0 < grace_s <= DURATION_MS / 1_000):
             text = f"definition_grace_s is a number of seconds above 0, or None, not {grace_s!r}"
             raise InvalidInput(text, field="definition_grace_s")
-        for field in ("lease_ms", "claim_runs", "activities_at_once", "visible_ms", "write_latency_budget_ms"):
+        for field in (
+            "lease_ms",
+            "claim_runs",
+            "activities_at_once",
+            "visible_ms",
+            "write_latency_budget_ms",
+            "relay_events_s",
+        ):
             value = getattr(self, field)
             if type(value) is not int or value < 1:
                 raise InvalidInput(f"{field} is a whole number from 1, not {value!r}", field=field)

@@ -21,6 +21,7 @@ from holdfast.core.reconciliation import OPERATOR
 from holdfast.core.tasks import is_effective
 from holdfast.engine.history import head_of
 from holdfast.engine.inbox.tasks import Tasks
+from holdfast.engine.observe.metrics import observer_of
 from holdfast.engine.start.runtime import Runtime
 from holdfast.errors import AnswerTooLarge, EngineError, HoldfastError, InvalidInput, NotPermitted
 from holdfast.service.auth.roles import OF_ALL_TENANTS
@@ -200,6 +201,9 @@ def make_service(
 ) -> Service:
     """Return a service for an app. It answers while the app has a node or a connection open."""
     alerts, stops, in_flight, options = Alerts(), asyncio.Event(), InFlight(), options or ServiceOptions()
+    alerts.forward = lambda alert: observer_of(app.runtime().store).alerts.note(
+        alert.code, alert.priority, alert.detail, alert.run_id
+    )
     return Service(
         app=app,
         options=options,

@@ -23,6 +23,7 @@ from msgspec import Struct
 from holdfast.core.audit import AuditEntry
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.state import TERMINAL
+from holdfast.engine.observe.alerts import AlertForwarder
 from holdfast.store import validation
 from holdfast.store.port import (
     CommitConflict,
@@ -137,6 +138,7 @@ class WriteLatency:
         self.slowest_s = 0.0
         """How long the slowest of them took, as far as they have ended."""
         self.alerts: deque[WriteAlert] = deque(maxlen=MOST_ALERTS)
+        self.on_alert: Callable[[str], None] = lambda detail: None
         self._recent: deque[tuple[float, float]] = deque(maxlen=1_000)
         self._quiet_until = 0.0
         self._unsaid = 0
@@ -165,6 +167,7 @@ class WriteLatency:
         detail = f"a {verb} of {items} is not answered after {self.budget_ms} ms{more}"
         logger.warning("writes to the store exceed write_latency_budget_ms: %s", detail)
         self.alerts.append(WriteAlert(detail, now))
+        self.on_alert(detail)
         self._quiet_until, self._unsaid = now + QUIET_S, 0
 
     def _ended(self, took_s: float, now: float) -> None:
@@ -218,6 +221,9 @@ class ObservedStore(StoreProxy):
         self.counts = Counts()
         self.observers: tuple[CommitObserver, ...] = ()
         self.write_latency = WriteLatency(budget_ms)
+        self.alerts = AlertForwarder(self.raise_alerts)
+        """What puts alerts of this process on the bus."""
+        self.write_latency.on_alert = lambda detail: self.alerts.note("WRITE_LATENCY_HIGH", 2, detail)
 
     def subscribe(self, observer: CommitObserver) -> Callable[[], None]:
         """Call this observer after each commit, until the function that is returned is called."""

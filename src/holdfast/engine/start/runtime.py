@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from holdfast.clock import Ids
+from holdfast.clock import Ids, Rng, SystemRng
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.attributes import Attributes, to_parts, to_values
@@ -36,6 +36,7 @@ from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRe
 from holdfast.core.plans import STORE_PLAN, workflow_of
 from holdfast.core.state import TERMINAL
 from holdfast.engine.activities.async_completion import report_error, report_result
+from holdfast.engine.bus.relays import Relays
 from holdfast.engine.history import head_of, read_history, wait_for_event
 from holdfast.engine.inbox.authorization import Authoriser, Authorizer
 from holdfast.engine.inbox.dead_letters import DeadLetterHandle, find_dead_letters, settle_dead_letter
@@ -143,7 +144,9 @@ class Runtime:
         artifacts: Artifacts | None = None,
         plan_sources: PlanSources | None = None,
         retention: Retention | None = None,
+        rng: Rng | None = None,
     ) -> None:
+        self._rng = rng or SystemRng()
         self.store = store
         self.registry = registry
         self.ids = ids
@@ -155,6 +158,8 @@ class Runtime:
         """The plans of the installation."""
         registry.built_in[STORE_PLAN] = self.plans.activity()
         self._sweeping: asyncio.Task[None] | None = None
+        self.relays: Relays | None = None
+        """The relays of the event bus, if this node has them."""
         self._authorizer = Authorizer(authoriser, store, ids)
         self._signals = SignalSender(store, registry, self._authorizer, node.expect)
         self._commands = CommandSender(store, registry, self._authorizer, ids, self._create_again)
@@ -174,6 +179,15 @@ class Runtime:
         await self._node.start()
         if self.artifacts is not None and self._node.options.takes_runs:
             self._sweeping = asyncio.create_task(self._sweep_artifacts(self.artifacts), name="artifacts")
+        await self._start_relays()
+
+    async def _start_relays(self) -> None:
+        node = self._node
+        has_relays = node.options.takes_runs if node.options.relays is None else node.options.relays
+        if has_relays:
+            relays = Relays(node.name, self.store, self.registry, self._rng, node.options, lambda: node.is_at_rest)
+            await relays.start()
+            self.relays = relays
 
     async def _sweep_artifacts(self, artifacts: Artifacts) -> None:
         """Delete what no run owns any more, now and then. It is safe on several nodes at once."""
@@ -197,6 +211,8 @@ class Runtime:
         if self._sweeping is not None:
             self._sweeping.cancel()
         try:
+            if self.relays is not None:
+                await self.relays.stop()
             await self._signals.stop()
         finally:
             await self._node.stop()

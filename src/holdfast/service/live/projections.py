@@ -53,6 +53,8 @@ class Alerts:
         self._latest: deque[RaisedAlert] = deque(maxlen=MOST_ALERTS)
         self._number = 0
         self.counts: dict[str, int] = {}
+        self.forward: Callable[[Alert], None] = lambda alert: None
+        """Puts an alert on the event bus."""
 
     def add(self, alerts: Iterable[Alert], now: Instant) -> None:
         """Keep alerts, and count them by code."""
@@ -60,6 +62,8 @@ class Alerts:
             self._number += 1
             self.counts[alert.code] = self.counts.get(alert.code, 0) + 1
             self._latest.append(RaisedAlert(number=self._number, raised_at=now, alert=alert))
+            if alert.code != "WRITE_LATENCY_HIGH":  # which its node has put there
+                self.forward(alert)
 
     def after(self, number: int, limit: int) -> list[RaisedAlert]:
         """Return alerts in the order they were raised, those after a number."""

@@ -1,0 +1,298 @@
+"""A relay: sends what the outbox holds for one sink, in order for each run, and settles it.
+
+It runs under the sink's host lock, so usually one relay works for a sink. Nothing depends on it: an entry is deleted
+after its events have arrived, and only as it was found, so a relay that dies or is overtaken sends some events twice,
+and loses none. Runs are taken in turn, whatever their backlog; of one that has failed, nothing is sent before its time.
+
+While the node executes runs, its relays send no more than `relay_events_s`: runs come first.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.clock import Rng
+from holdfast.core.bus import (
+    ALERTS,
+    REJECTIONS,
+    BusAlert,
+    OutboxEntry,
+    OutboxSettlement,
+    OutgoingEvent,
+    Sink,
+    SinkProgress,
+    SinkStatus,
+    alert_of,
+    by_run,
+    first_missing,
+    letter_of,
+    outgoing_alert,
+    outgoing_event,
+    pause_ms,
+)
+from holdfast.core.instants import Instant
+from holdfast.engine.bus.targets import Target
+from holdfast.engine.bus.webhook import SendFailed
+from holdfast.engine.host_locks import HeldLock
+from holdfast.errors import SecretNotFound, SecretsUnavailable, StoreCorrupt
+from holdfast.limits import PROJECTOR_LAG_MS
+from holdfast.store.payloads import concealed
+from holdfast.store.port import Store
+from holdfast.store.types import AlertQuery, OutboxQuery, SinkQuery
+
+PAGE_ENTRIES = 200
+"""How many entries are read at a time."""
+
+PAGE_EVENTS = 100
+PAGE_BYTES = 1024 * 1024
+"""How much of a history is read at a time."""
+
+RUNS_AT_ONCE = 8
+"""For how many runs events are sent at the same time."""
+
+START = (-1, 0)
+LAST = 2**61
+
+logger = logging.getLogger("holdfast.bus")
+
+
+class BusCounts:
+    """What the relays of a process have done, by sink."""
+
+    def __init__(self) -> None:
+        self.delivered: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self.dead_letters: Counter[str] = Counter()
+
+
+class _Outcome(Struct):
+    """What became of the entries of one run."""
+
+    settlements: list[OutboxSettlement]
+    delivered: int = 0
+    failure: str = ""
+    is_rejected: bool = False
+
+
+class Relay:
+    """Sends the events of one sink."""
+
+    def __init__(
+        self,
+        sink: str,
+        store: Store,
+        concealing: Store,
+        open_target: Callable[[Sink], Target],
+        rng: Rng,
+        counts: BusCounts,
+        safety_poll_s: float,
+        pace: Callable[[int], float],
+    ) -> None:
+        self.name = sink
+        self.wake = asyncio.Event()
+        self._store = store
+        self._concealing = concealing
+        self._open_target = open_target
+        self._rng = rng
+        self._counts = counts
+        self._safety_poll_s = safety_poll_s
+        self._pace = pace
+        self._target: tuple[Sink, Target] | None = None
+        self._after = START
+        self._is_late = False
+
+    async def work(self, held: HeldLock) -> None:
+        """Send what there is, and then what comes, until the sink is gone or paused, or this is cancelled."""
+        try:
+            while True:
+                self.wake.clear()
+                found = await self._store.find(SinkQuery(name=self.name))
+                if not found or found[0].sink.is_paused:
+                    return
+                status, now = found[0], await self._store.now()
+                if status.due_at > now:
+                    await self._wait(status.due_at, now)
+                    continue
+                held.check()
+                next_at = await self._round(status, now)
+                if next_at != 0:
+                    await self._wait(next_at, now)
+        finally:
+            await self._close()
+
+    async def _wait(self, until: Instant | None, now: Instant) -> None:
+        wait_s = self._safety_poll_s if until is None else min(self._safety_poll_s, max(until - now, 0) / 1_000_000)
+        try:
+            async with asyncio.timeout(wait_s):
+                await self.wake.wait()
+        except TimeoutError:
+            return
+
+    async def _close(self) -> None:
+        if self._target is not None:
+            (_, target), self._target = self._target, None
+            await target.close()
+
+    async def _target_of(self, sink: Sink) -> Target:
+        """Return the target of the sink as it is now."""
+        if self._target is None or self._target[0] != sink:
+            await self._close()
+            self._target = sink, self._open_target(sink)
+        return self._target[1]
+
+    async def _round(self, status: SinkStatus, now: Instant) -> Instant | None:
+        """Send one page of entries. Return when to go on: 0 is at once, and None when something new comes."""
+        limit = 1 if status.failures else PAGE_ENTRIES  # a sink that failed is tried with one run
+        began, next_at = self._after, None
+        while True:
+            page = await self._store.find(OutboxQuery(sink=self.name, after=self._after, limit=limit))
+            groups = [group for group in by_run(page) if group[0].due_at <= now]
+            waiting = [group[0].due_at for group in by_run(page) if group[0].due_at > now]
+            next_at = min([*waiting, *([] if next_at is None else [next_at])], default=None)
+            if groups:
+                break
+            if page:
+                self._after = (page[-1].number, LAST)  # never into the middle of a run
+            elif self._after == START:
+                return next_at
+            elif began == START:
+                self._after = START
+                return next_at
+            else:
+                self._after, began = START, START
+        self._after = (page[-1].number, LAST)
+        await self._send_page(status, groups, now)
+        return 0
+
+    async def _send_page(self, status: SinkStatus, groups: Sequence[list[OutboxEntry]], now: Instant) -> None:
+        sink = status.sink
+        places = asyncio.Semaphore(RUNS_AT_ONCE)
+        target = await self._target_of(sink)
+
+        async def send(group: list[OutboxEntry]) -> _Outcome:
+            async with places:
+                return await self._send_run(sink, target, group)
+
+        outcomes = await asyncio.gather(*map(send, groups))
+        delivered = sum(outcome.delivered for outcome in outcomes)
+        failed = [outcome for outcome in outcomes if outcome.failure]
+        is_down = bool(failed) and not any(each.delivered or each.is_rejected or not each.failure for each in outcomes)
+        failures = status.failures + 1 if is_down else 0
+        now = await self._store.now()
+        progress = SinkProgress(
+            failures=failures,
+            due_at=now + pause_ms(sink, failures, self._rng.fraction()) * 1_000 if failures else 0,
+            error=failed[0].failure if failed else "",
+            delivered=delivered,
+        )
+        items = [item for outcome in outcomes for item in outcome.settlements]
+        await self._store.settle_outbox(self.name, items, progress)
+        self._counts.delivered[self.name] += delivered
+        self._counts.failures[self.name] += len(failed)
+        await self._alert(sink, failures, progress.error, items, groups, now)
+        pause_s = self._pace(delivered)
+        if pause_s:
+            await asyncio.sleep(pause_s)
+
+    async def _send_run(self, sink: Sink, target: Target, group: Sequence[OutboxEntry]) -> _Outcome:
+        """Send the entries of one run, up to the first event that cannot be sent."""
+        outcome = _Outcome([])
+        for entry in group:
+            after = entry.from_seq - 1
+            try:
+                while after < entry.to_seq:
+                    last, events = await self._read(sink, entry, after)
+                    if last is None:  # the run was deleted
+                        break
+                    try:
+                        await target.send(events)
+                    except SendFailed as problem:
+                        after = events[problem.sent].sequence - 1
+                        outcome.delivered += problem.sent
+                        raise
+                    outcome.delivered += len(events)
+                    after = last
+            except (SendFailed, SecretNotFound, SecretsUnavailable, StoreCorrupt) as problem:
+                outcome.failure = problem.detail if isinstance(problem, SendFailed) else problem.message
+                outcome.is_rejected = isinstance(problem, SendFailed) and problem.is_rejected
+                outcome.settlements.append(await self._failed(sink, entry, after, outcome))
+                return outcome
+            outcome.settlements.append(OutboxSettlement(entry=entry))
+        return outcome
+
+    async def _failed(self, sink: Sink, entry: OutboxEntry, after: int, outcome: _Outcome) -> OutboxSettlement:
+        """Return what becomes of an entry of which the events up to `after` were sent: it is retried, or given up."""
+        has_advanced = after >= entry.from_seq
+        attempts = 1 if has_advanced else entry.attempts + 1
+        rest = replace(entry, from_seq=after + 1, attempts=attempts)
+        most = min(REJECTIONS, sink.max_attempts) if outcome.is_rejected else sink.max_attempts
+        now = await self._store.now()
+        if attempts >= most:
+            self._counts.dead_letters[self.name] += 1
+            logger.error(
+                "sink %s: events %d to %d of run %s are given up after %d attempts: %s",
+                *(sink.name, rest.from_seq, rest.to_seq, rest.run_id or "(alerts)", attempts, outcome.failure),
+            )
+            return OutboxSettlement(entry=entry, letter=letter_of(sink, rest, outcome.failure, now))
+        due_at = now + pause_ms(sink, attempts, self._rng.fraction()) * 1_000
+        return OutboxSettlement(entry=entry, rest=replace(rest, due_at=due_at))
+
+    async def _read(self, sink: Sink, entry: OutboxEntry, after: int) -> tuple[int | None, list[OutgoingEvent]]:
+        """Return the next events of an entry that the sink wants, and the number of the last that was read.
+
+        None for a run that was deleted. Raise `SendFailed` at a gap, which is never skipped.
+        """
+        limit = min(PAGE_EVENTS, entry.to_seq - after)
+        if entry.number == 0:
+            alerts = await self._store.find(AlertQuery(after=after, limit=limit))
+            wanted = [alert for alert in alerts if alert.number <= entry.to_seq]
+            return entry.to_seq, [outgoing_alert(alert) for alert in wanted]
+        store = self._store if sink.payloads == "opened" else self._concealing
+        events = await store.read_events(entry.run_id, after, limit, PAGE_BYTES) if entry.run_id != ALERTS else []
+        if not events:
+            if entry.run_id != ALERTS and (await self._store.load([entry.run_id]))[0] is not None:
+                await self._note_gap(entry, after + 1)
+            return None, []
+        missing = first_missing(events, after + 1)
+        if missing is not None:
+            await self._note_gap(entry, missing)
+        sent = [outgoing_event(concealed(event), entry) for event in events if sink.wants_event(event.event_type)]
+        return events[-1].run_seq, sent
+
+    async def _note_gap(self, entry: OutboxEntry, missing: int) -> None:
+        detail = f"event {missing} is missing, and the run has events up to {entry.to_seq}"
+        await self._raise([alert_of("PROJECTOR_GAP_DETECTED", 1, detail, run_id=entry.run_id, of=missing)])
+        raise SendFailed(detail)
+
+    async def _alert(
+        self,
+        sink: Sink,
+        failures: int,
+        error: str,
+        items: Sequence[OutboxSettlement],
+        groups: Sequence[list[OutboxEntry]],
+        now: Instant,
+    ) -> None:
+        """Raise the alerts that follow from a page."""
+        alerts = [
+            alert_of("BUS_DEAD_LETTER", 2, item.letter.detail, run_id=item.letter.run_id, sink=sink.name, of=now)
+            for item in items
+            if item.letter is not None and item.letter.run_id != ALERTS
+        ]
+        if failures == sink.max_attempts:
+            alerts.append(alert_of("BUS_SINK_FAILING", 1, f"{failures} failures: {error}", sink=sink.name, of=now))
+        if sink.kind == "projection":
+            lag_ms = max((now - entry.at) // 1_000 for group in groups for entry in group)
+            if lag_ms > PROJECTOR_LAG_MS and not self._is_late:
+                logger.warning("projection %s is %d ms behind", sink.name, lag_ms)
+                alerts.append(alert_of("PROJECTOR_LAG_HIGH", 2, f"{lag_ms} ms behind", sink=sink.name, of=now))
+            self._is_late = lag_ms > PROJECTOR_LAG_MS
+        await self._raise(alerts)
+
+    async def _raise(self, alerts: Sequence[BusAlert]) -> None:
+        if alerts:
+            await self._store.raise_alerts(alerts)

@@ -1,0 +1,188 @@
+"""The relays of one node: one for each sink that is stored, under the sink's host lock.
+
+Which sinks there are is read from the store: when the node starts, when it is notified, and every `safety_poll_s`. If
+there is none, a node does nothing else. A relay is woken by commits of its own node and by the store's notifications.
+A node whose commits others relay notifies them, a few times a second at most.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from holdfast.clock import Rng
+from holdfast.core.bus import Sink, SinkStatus
+from holdfast.engine.activities.secrets import resolve_secrets
+from holdfast.engine.bus.relay import BusCounts, Relay
+from holdfast.engine.bus.targets import Target, open_target
+from holdfast.engine.host_locks import HostDuty
+from holdfast.engine.observe.metrics import observer_of
+from holdfast.engine.options import NodeOptions
+from holdfast.errors import Conflict, HoldfastError, StoreError
+from holdfast.program.secrets import Secret, SecretScope
+from holdfast.registry import Registry
+from holdfast.store.payloads import SealingStore
+from holdfast.store.port import Store, Turn
+from holdfast.store.types import SinkQuery, pages
+
+LOOK_S = 0.5
+"""How often at most a node looks for new sinks because it was notified."""
+
+NUDGE_S = 0.2
+"""How often at most a node notifies others of its commits."""
+
+LOCK_PREFIX = "bus/"
+
+logger = logging.getLogger("holdfast.bus")
+
+
+class Relays:
+    """Keeps the relays of a node running."""
+
+    def __init__(
+        self,
+        node: str,
+        store: Store,
+        registry: Registry,
+        rng: Rng,
+        options: NodeOptions,
+        is_at_rest: Callable[[], bool],
+    ) -> None:
+        self.counts = BusCounts()
+        self._node = node
+        self._store = store
+        self._concealing = _under_the_seal(store)
+        self._registry = registry
+        self._rng = rng
+        self._options = options
+        self._is_at_rest = is_at_rest
+        self._running: dict[str, tuple[Relay, HostDuty, asyncio.Task[None]]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._nudge: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Store the sinks that the app declares, and begin."""
+        await self.declare(list(self._registry.sinks.values()))
+        self._task = asyncio.create_task(self._run(), name="relays")
+
+    async def stop(self) -> None:
+        """End every relay, and give up its lock."""
+        tasks = [task for _, _, task in self._running.values()]
+        for task in [*tasks, *([] if self._task is None else [self._task])]:
+            task.cancel()
+        if self._nudge is not None:
+            self._nudge.cancel()
+        await asyncio.gather(*tasks, *([] if self._task is None else [self._task]), return_exceptions=True)
+
+    async def declare(self, sinks: Sequence[Sink]) -> None:
+        """Store sinks of the app's code, where they are not stored like that. Whether one is paused stays as it is."""
+        stored = {status.sink.name: status.sink for status in await find_sinks(self._store)} if sinks else {}
+        for sink in sinks:
+            known = stored.get(sink.name)
+            if known is not None:
+                sink = replace(
+                    sink, is_paused=known.is_paused, created_at=known.created_at, created_by=known.created_by
+                )
+            if sink != known:
+                try:
+                    await self._store.put_sink(sink)
+                except Conflict:
+                    logger.exception("the sink %s of this app cannot be stored", sink.name)
+
+    async def _run(self) -> None:
+        listener = self._store.wakeups.listen()
+        end_observing = observer_of(self._store).subscribe(self._committed)
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                began = loop.time()
+                try:
+                    self._keep(await find_sinks(self._store))
+                except StoreError:
+                    logger.warning("node %s: sinks cannot be read; retrying", self._node, exc_info=True)
+                await listener.wait(self._options.safety_poll_s)
+                self._wake()
+                await asyncio.sleep(max(0.0, LOOK_S - (loop.time() - began)))
+                self._wake()
+        finally:
+            end_observing()
+            listener.close()
+
+    def _keep(self, sinks: Sequence[SinkStatus]) -> None:
+        """Have a relay for each sink that can be served here, and none for others."""
+        for name in [name for name, (_, _, task) in self._running.items() if task.done()]:
+            del self._running[name]
+        wanted = {status.sink.name: status.sink for status in sinks if not status.sink.is_paused}
+        for name, (_, _, task) in self._running.items():
+            if name not in wanted:
+                task.cancel()
+        for name, sink in wanted.items():
+            if name in self._running or (sink.kind == "projection" and name not in self._registry.projections):
+                continue
+            relay = Relay(
+                name,
+                self._store,
+                self._concealing,
+                self._target_of,
+                self._rng,
+                self.counts,
+                self._options.safety_poll_s,
+                self._pace,
+            )
+            lease_ms, safety_poll_s = self._options.lease_ms, self._options.safety_poll_s
+            duty = HostDuty(LOCK_PREFIX + name, self._node, self._store, relay.work, lease_ms, safety_poll_s)
+            task = asyncio.create_task(self._serve(name, duty), name=f"relay {name}")
+            self._running[name] = relay, duty, task
+
+    async def _serve(self, name: str, duty: HostDuty) -> None:
+        try:
+            await duty.run()
+        except HoldfastError:  # the next look at the sinks begins it again
+            logger.exception("the relay of sink %s has failed; it is begun again", name)
+
+    def _target_of(self, sink: Sink) -> Target:
+        async def secret() -> str:
+            scope = SecretScope(sink.tenant or "default", "default")
+            resolved = await resolve_secrets(self._registry.secrets, [Secret(sink.secret)], scope)
+            return resolved.value_of(Secret(sink.secret))
+
+        return open_target(sink, secret, self._store.now, self._registry.projections)
+
+    def _pace(self, events: int) -> float:
+        """Return how long a relay pauses after so many events: not at all while the node has nothing else to do."""
+        return 0.0 if self._is_at_rest() else events / self._options.relay_events_s
+
+    def _committed(self, turns: Sequence[Turn]) -> None:
+        if not self._running:
+            return
+        self._wake()
+        if self._nudge is None and not all(duty.is_held for _, duty, _ in self._running.values()):
+            self._nudge = asyncio.get_running_loop().call_later(NUDGE_S, self._notify_others)
+
+    def _notify_others(self) -> None:
+        self._nudge = None
+        self._store.wakeups.notify()
+
+    def _wake(self) -> None:
+        for relay, _, _ in self._running.values():
+            relay.wake.set()
+
+
+async def find_sinks(store: Store, query: SinkQuery | None = None) -> list[SinkStatus]:
+    """Return all sinks."""
+    found: list[SinkStatus] = []
+    async for page in pages(store.find, query or SinkQuery(), lambda status: status.sink.name):
+        found += page
+        page.log("sinks")
+    return found
+
+
+def _under_the_seal(store: Store) -> Store:
+    """Return the store whose values are as they are stored: what is encrypted there is not opened."""
+    inner: Store | None = store
+    while inner is not None:
+        if isinstance(inner, SealingStore):
+            return inner.inner
+        inner = getattr(inner, "inner", None)
+    return store

@@ -1,0 +1,329 @@
+"""Relays: every event arrives, in order for each run, whatever fails on the way (BUS-1)."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+import holdfast as hf
+from holdfast.core.bus import OutboxSettlement, Sink, SinkProgress
+from holdfast.core.events import Event
+from holdfast.engine.activities.secrets import EnvironmentSecrets
+from holdfast.engine.observe.metrics import observer_of
+from holdfast.engine.options import NodeOptions
+from holdfast.store.payloads import SealingStore
+from holdfast.store.port import Store
+from holdfast.store.proxy import StoreProxy
+from holdfast.store.types import AlertQuery, BusDeadLetterQuery, OutboxQuery, SinkQuery
+from tests.bus.webhook_server import KEY, Receiver, until
+
+OPTIONS = NodeOptions(safety_poll_s=0.2, lease_ms=2_000, drain_s=2.0)
+QUICK = {"first_ms": 5, "most_ms": 40, "allow_private": True}
+
+
+def make_app(*, codecs: Any = ()) -> tuple[hf.App, Any]:
+    """Return an app, and a workflow of some steps."""
+    app = hf.App("shop", secrets=EnvironmentSecrets("S_", {"S_HOOK": KEY}), codecs=codecs)
+
+    @app.activity
+    async def charge(amount: int) -> str:
+        return f"charged {amount}"
+
+    @app.workflow
+    async def order(amount: int) -> str:
+        await charge(amount)
+        return await charge(amount + 1)
+
+    return app, order
+
+
+def hook(receiver: Receiver, **fields: Any) -> Sink:
+    """Return a sink that sends to a receiver."""
+    given = {"name": "hook", "kind": "webhook", "address": receiver.url, "secret": "hook", **QUICK, **fields}
+    return Sink(**given)
+
+
+async def status_of(store: Store, name: str = "hook") -> Any:
+    [found] = await store.find(SinkQuery(name=name, counted=True))
+    return found
+
+
+async def until_sent(store: Store, name: str = "hook") -> None:
+    async with asyncio.timeout(60):
+        while (await status_of(store, name)).backlog:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def running(app: hf.App, store: Store, options: NodeOptions = OPTIONS) -> Any:
+    async with asyncio.timeout(90), app.node(store, options=options):
+        yield
+
+
+@pytest.mark.contract("BUS-1")
+async def test_every_event_arrives_signed_and_in_order(store: Store) -> None:
+    """As CloudEvents whose ids are those of the events."""
+    app, order = make_app()
+    async with Receiver().serve() as receiver:
+        app.sink("hook", receiver.url, secret=hf.Secret("hook"), **QUICK)
+        async with running(app, store):
+            runs = [await app.start(order, number, tenant="acme") for number in range(10)]
+            for run in runs:
+                await run.result()
+            await until_sent(store)
+            histories = {run.run_id: await run.events() for run in runs}
+        assert receiver.unsigned == 0
+        for run_id, history in histories.items():
+            assert receiver.of(run_id) == [event.run_seq for event in history]
+        known = {event.event_id for history in histories.values() for event in history}
+        assert {event["id"] for event in receiver.events} == known
+        last = receiver.events[-1]
+        assert (last["specversion"], last["source"], last["datacontenttype"]) == (
+            *("1.0", "/holdfast/acme/default/default"),
+            "application/json",
+        )
+        assert {event["type"] for event in receiver.events} >= {"holdfast.RunQueued", "holdfast.StepCompleted"}
+        assert (last["workflow"], last["tenant"], last["data"]["run_seq"]) == ("order", "acme", int(last["sequence"]))
+        assert "application/cloudevents+json" in receiver.head
+        assert "POST /hook?x=1" in receiver.head
+
+
+@pytest.mark.contract("BUS-1")
+async def test_a_sink_that_fails_often_gets_everything_in_order(store: Store) -> None:
+    """And duplicates have equal ids."""
+    app, order = make_app()
+    async with Receiver(failing=0.3).serve() as receiver:
+        await store.put_sink(hook(receiver))
+        async with running(app, store):
+            runs = [await app.start(order, number) for number in range(10)]
+            for run in runs:
+                await run.result()
+            await until_sent(store)
+            for run in runs:
+                assert receiver.of(run.run_id) == [event.run_seq for event in await run.events()]
+        assert all(len(ids) == 1 for ids in receiver.ids().values())
+        assert receiver.requests > len(receiver.events)
+        assert await store.find(BusDeadLetterQuery()) == []
+        assert (await status_of(store)).delivered == sum(len(each) for each in [receiver.ids()])
+
+
+@pytest.mark.contract("BUS-1")
+async def test_a_sink_that_is_away_holds_up_neither_runs_nor_other_sinks(store: Store) -> None:
+    """What waits is visible; when the sink is back it gets it."""
+    app, order = make_app()
+    async with Receiver().serve() as receiver:
+        away = Receiver()
+        async with away.serve():
+            pass
+        await store.put_sink(hook(receiver))
+        await store.put_sink(hook(away, name="away", most_ms=100, max_attempts=10_000))
+        async with running(app, store):
+            run = await app.start(order, 1)
+            assert await run.result() == "charged 2"
+            await until_sent(store)
+            async with asyncio.timeout(60):
+                while not (await status_of(store, "away")).failures:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            status = await status_of(store, "away")
+            assert status.backlog >= 1
+            assert status.oldest_at is not None
+            assert "Connect" in status.error or "refused" in status.error
+            async with away.serve():
+                await until_sent(store, "away")
+        assert away.of(run.run_id) == receiver.of(run.run_id)
+        assert (await status_of(store, "away")).failures == 0
+
+
+@pytest.mark.contract("BUS-1")
+async def test_what_a_sink_rejects_becomes_a_dead_letter_and_an_alert_and_can_be_requeued(store: Store) -> None:
+    """Other runs go on meanwhile; the later events of the run follow without it."""
+    app, order = make_app()
+    async with Receiver().serve() as receiver, Receiver().serve() as pager:
+        await store.put_sink(hook(receiver, event_types=("RunQueued", "RunCompleted")))
+        await store.put_sink(hook(pager, name="pager", alerts=True, workflows=("none",)))
+        receiver.answer_of = lambda event: 422 if event["data"].get("run_id") == "bad" else 200
+        async with running(app, store):
+            bad = await app.start(order, 1, run_id="bad")
+            good = await app.start(order, 2)
+            await bad.result()
+            await good.result()
+            async with asyncio.timeout(60):
+                while not await store.find(BusDeadLetterQuery()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await until_sent(store)
+            letters = await store.find(BusDeadLetterQuery())
+            assert {letter.run_id for letter in letters} == {"bad"}
+            assert (letters[0].attempts, letters[0].detail) == (3, "the answer is 422")
+            await until(lambda: any(event["type"] == "holdfast.Alert" for event in pager.events))
+            [alert, *_] = [event for event in pager.events if event["type"] == "holdfast.Alert"]
+            assert (alert["data"]["code"], alert["data"]["sink"]) == ("BUS_DEAD_LETTER", "hook")
+            assert not any(event["type"] == "holdfast.Alert" for event in receiver.events)
+            receiver.answer_of = lambda event: 200
+            await store.settle_bus_dead_letters([letter.letter_id for letter in letters], "requeue")
+            await until_sent(store)
+            assert receiver.of("bad") == [
+                event.run_seq for event in await bad.events() if event.event_type in ("RunQueued", "RunCompleted")
+            ]
+            assert len(receiver.of(good.run_id)) == 2
+
+
+@pytest.mark.contract("BUS-1")
+async def test_after_so_many_failures_what_cannot_be_sent_is_given_up(store: Store) -> None:
+    """Then the next is tried."""
+    app, order = make_app()
+    async with Receiver().serve() as receiver:
+        receiver.status = 500
+        await store.put_sink(hook(receiver, max_attempts=3, first_ms=1, most_ms=2, event_types=("RunQueued",)))
+        async with running(app, store):
+            run = await app.start(order, 1)
+            await run.result()
+            async with asyncio.timeout(60):
+                while not await store.find(BusDeadLetterQuery()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        [letter] = await store.find(BusDeadLetterQuery())
+        assert (letter.from_seq, letter.attempts, letter.detail) == (1, 3, "the answer is 500")
+
+
+@pytest.mark.contract("BUS-1", "SEC-1")
+async def test_of_encrypted_values_nothing_leaves_unless_the_sink_may_open_them(store: Store) -> None:
+    """What an event says beside them does."""
+    app, order = make_app(codecs=[hf.Encryption({"k": b"1" * 32})])
+    async with Receiver().serve() as receiver, Receiver().serve() as trusted:
+        await store.put_sink(hook(receiver))
+        await store.put_sink(hook(trusted, name="trusted", payloads="opened"))
+        async with running(app, store):
+            run = await app.start(order, 41)
+            await run.result()
+            await until_sent(store)
+            await until_sent(store, "trusted")
+            is_sealed = isinstance(app.runtime().store.inner, SealingStore)  # type: ignore[attr-defined]
+        assert is_sealed
+        assert "charged 42" not in str(receiver.events)
+        assert "encrypted" in str(receiver.events)
+        assert "charged 42" in str(trusted.events)
+
+
+@pytest.mark.contract("BUS-1", "PRJ-3")
+async def test_a_projection_goes_on_where_it_was_when_its_process_ended(store: Store) -> None:
+    """It gets each run's events in order, and none is left out."""
+    seen: list[tuple[str, int]] = []
+    failing = [True]
+
+    def build() -> tuple[hf.App, Any]:
+        app, order = make_app()
+
+        @app.projection("totals", first_ms=1, most_ms=5)
+        async def totals(events: list[dict[str, Any]]) -> None:
+            if failing[0] and len(seen) >= 8:
+                raise RuntimeError("the projector is ill")
+            seen.extend((event["subject"], int(event["sequence"])) for event in events)
+
+        return app, order
+
+    app, order = build()
+    async with running(app, store):
+        runs = [await app.start(order, number) for number in range(4)]
+        for run in runs:
+            await run.result()
+        await until(lambda: len(seen) >= 8)
+    assert (await status_of(store, "totals")).backlog
+    failing[0] = False
+    app, _ = build()
+    async with running(app, store):
+        await until_sent(store, "totals")
+        for run in runs:
+            history = [event.run_seq for event in await app.run(run.run_id).events()]
+            assert list(dict.fromkeys(seq for run_id, seq in seen if run_id == run.run_id)) == history
+
+
+@pytest.mark.contract("PRJ-3", "BUS-1")
+async def test_a_projection_that_is_far_behind_is_an_alert(store: Store) -> None:
+    """Once, until it has caught up."""
+    app, order = make_app()
+    seen: list[dict[str, Any]] = []
+    app.projection("late", first_ms=1, most_ms=5)(seen.extend)
+    app.projection("pager", alerts=True, workflows=("none",))(lambda events: None)
+    async with running(app, store):
+        run = await app.start(order, 1)
+        await run.result()
+        await until_sent(store, "late")
+    await store.replay_outbox("late", run_id=run.run_id)
+    [entry] = await store.find(OutboxQuery(sink="late"))
+    aged = OutboxSettlement(entry=entry, rest=replace(entry, at=entry.at - 60_000_000, attempts=1))
+    assert await store.settle_outbox("late", [aged], SinkProgress()) == [True]
+    async with running(app, store):
+        await until_sent(store, "late")
+        await until_alert(store, "PROJECTOR_LAG_HIGH")
+
+
+class Holey(StoreProxy):
+    """A store that has lost an event, for as long as it is said."""
+
+    is_whole = False
+
+    async def read_events(
+        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+    ) -> list[Event]:
+        found = await self._store.read_events(run_id, after, limit, most_bytes)
+        return found if self.is_whole or most_bytes is None else [event for event in found if event.run_seq != 3]
+
+
+@pytest.mark.contract("PRJ-3", "PRJ-2", "BUS-1")
+async def test_a_gap_is_an_alert_and_is_never_skipped(store: Store) -> None:
+    """What is behind it is sent when it has closed."""
+    app, order = make_app()
+    numbers: list[int] = []
+    app.projection("pager", alerts=True, workflows=("none",))(lambda events: None)
+    app.projection("all", first_ms=1, most_ms=5, max_attempts=10_000)(
+        lambda events: numbers.extend(int(event["sequence"]) for event in events)
+    )
+    holey = Holey(store)
+    async with running(app, holey):
+        run = await app.start(order, 1)
+        await run.result()
+        await until_alert(store, "PROJECTOR_GAP_DETECTED")
+        assert not [number for number in numbers if number > 2]
+        holey.is_whole = True
+        await until_sent(store, "all")
+        assert list(dict.fromkeys(numbers)) == [event.run_seq for event in await run.events()]
+
+
+@pytest.mark.contract("BUS-1", "LAT-1")
+async def test_alerts_of_a_process_are_put_on_the_bus(store: Store) -> None:
+    """Those about slow writes among them."""
+    app, _ = make_app()
+    app.projection("pager", alerts=True, workflows=("none",))(lambda events: None)
+    async with running(app, store):
+        observer_of(app.runtime().store).write_latency.on_alert("a commit is slow")
+        await until_alert(store, "WRITE_LATENCY_HIGH")
+
+
+async def until_alert(store: Store, code: str) -> None:
+    async with asyncio.timeout(60):
+        while code not in [alert.code for alert in await store.find(AlertQuery())]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.contract("BUS-1", "OWN-4")
+async def test_a_sink_is_relayed_by_one_node_and_by_another_when_that_stops(store: Store) -> None:
+    """A sink that is paused gets nothing until it is resumed; one that is removed has no relay."""
+    async with Receiver().serve() as receiver:
+        first, order = make_app()
+        second, _ = make_app()
+        await store.put_sink(hook(receiver))
+        async with running(second, store):
+            async with running(first, store):
+                run = await first.start(order, 1)
+                await run.result()
+                await until_sent(store)
+                assert [lock.name for lock in await store.find_locks() if lock.name.startswith("bus/")] == ["bus/hook"]
+            await store.put_sink(hook(receiver, is_paused=True))
+            await store.replay_outbox("hook", run_id=run.run_id)
+            assert (await status_of(store)).backlog == 1
+            await store.put_sink(hook(receiver))
+            await until_sent(store)
+        assert len(receiver.events) == 2 * len(receiver.of(run.run_id))
