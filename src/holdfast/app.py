@@ -44,7 +44,7 @@ from holdfast.engine.plans import body_of
 from holdfast.engine.retention import Retention
 from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.start.runtime import Runtime, StartOptions
-from holdfast.errors import CallerError, InvalidInput
+from holdfast.errors import CallerError, InvalidInput, NotDurable
 from holdfast.limits import SECRETS, Limits
 from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import (
@@ -53,6 +53,7 @@ from holdfast.program.definitions import (
     ClosePolicy,
     LimitOptions,
     OnError,
+    StartRequest,
     WorkflowDefinition,
     WorkflowLimit,
     checked_key,
@@ -732,7 +733,7 @@ class App:
         `reference_key` and `reference_parts` are what the business calls it, and `attributes` are of the types that the
         app declares: runs are found by them (docs/search.md).
         """
-        refuse_inside("start", "call the workflow to run it as a child")
+        refuse_inside("start", "call the workflow to run it as a child, or hf.start to start it on its own")
         runtime = self.runtime()  # it may be closed while this waits
         definition = self._known(workflow)
         if workflow_version is not None:
@@ -768,6 +769,53 @@ class App:
         if self._runtime is None:
             raise InvalidInput("no node is open: use `async with app.node(...)` or `app.connect(...)`")
         return self._runtime
+
+
+async def start(
+    workflow: Workflow[..., R] | PlanRef | str,
+    *args: Any,
+    request_id: str | None = None,
+    run_id: str | None = None,
+    reference_key: str | None = None,
+    tags: tuple[str, ...] = (),
+    priority: int = 0,
+    attributes: Mapping[str, Any] | None = None,
+    workflow_version: str | None = None,
+    **kwargs: Any,
+) -> RunHandle[R]:
+    """Start a run from inside a workflow that is no child: nothing waits for it, and it goes on when this one ends.
+
+    A workflow or a flow, with its arguments; by its name with keyword arguments; or a plan, by a `PlanRef`, with its
+    inputs. The run is of the same tenant, project and environment. It is started once, whatever crashes: by its
+    `request_id`, as with `App.start`, or by the step. A start that is refused raises `StartRefused`.
+    """
+    program = current_program()
+    if program is None:
+        raise NotDurable("hf.start can only be used inside a workflow; outside of one call app.start")
+    request = StartRequest(
+        request_id=request_id or "",
+        run_id=run_id,
+        reference_key=reference_key,
+        tags=tuple(tags),
+        priority=priority,
+        attributes=None if attributes is None else dict(attributes),
+        version=workflow_version,
+    )
+    values = program.definition.values
+    if isinstance(workflow, PlanRef):
+        if len(args) > 1 or kwargs:
+            raise InvalidInput("a plan is started with its inputs: hf.start(PlanRef(…), {…})", field="inputs")
+        request = replace(request, plan=workflow, input=values.encode(dict(args[0]) if args else {}))
+    elif isinstance(workflow, str):
+        if args:
+            problem = f"workflow {workflow!r} is started by its name: give its arguments by name too"
+            raise InvalidInput(problem, field="args")
+        require_step_name("workflow", workflow)
+        request = replace(request, workflow=workflow, input=values.encode(kwargs))
+    else:
+        definition = workflow.definition
+        request = replace(request, workflow=definition.name, input=definition.signature.pack(args, kwargs))
+    return run_from_inside(await program.start_run(request))
 
 
 @contextmanager

@@ -27,6 +27,7 @@
     │   ├── CorruptHistory          an event that cannot follow the ones before it
     │   ├── HistoryTooNew           an event was written by a newer version of Holdfast, and has another meaning there
     │   ├── ActivityFailed          a step's activity failed for good; raised inside the workflow
+    │   │   └── StartRefused        a run that the workflow wanted to start was refused; raised inside the workflow
     │   ├── ChildFailed             a child run failed or was cancelled; raised inside the parent
     │   ├── SignalHandlerFailed     the handler of a wait raised; raised inside the workflow
     │   ├── UpdateFailed            an update was refused or failed; raised to who sent it
@@ -197,6 +198,13 @@ class _Recorded(RunError):
 
 class ActivityFailed(_Recorded):
     """A step's activity failed for good. Raised inside the workflow, which may catch it."""
+
+
+class StartRefused(ActivityFailed):
+    """A run that the workflow wanted to start was refused. Raised inside the workflow; `info.code` says why.
+
+    That is the code of what a caller would get: `Conflict`, `Overloaded`, `NotFound`, `InvalidInput` and others.
+    """
 
 
 class ChildFailed(_Recorded):

@@ -37,6 +37,7 @@ from holdfast.errors import (
     PayloadTooLarge,
     QueryFailed,
     RunError,
+    StartRefused,
 )
 from holdfast.limits import (
     DURATION_MS,
@@ -46,9 +47,12 @@ from holdfast.limits import (
     Limits,
 )
 from holdfast.program.definitions import (
+    START_RUN,
+    STARTING_A_RUN,
     STORING_A_PLAN,
     ActivityDefinition,
     Signature,
+    StartRequest,
     WorkflowDefinition,
     child_run_id,
     encode_options,
@@ -392,6 +396,23 @@ class CoroutineProgram:
             )
         )
         return None if result is None else codec.decode(result, object)
+
+    async def start_run(self, request: StartRequest) -> str:
+        """Start a run that has nothing to do with this one any more, and return its id; raise `StartRefused`."""
+        name = request.workflow or (request.plan.plan_id if request.plan is not None else "") or "plan"
+        step_id = self.name_step(f"start:{name}")
+        if not request.request_id:  # the same on every replay, and of no other step
+            request = replace(request, request_id=f"{START_RUN}:{codec.digest(f'{self.run_id}/{step_id}'.encode())}")
+        input = self.bounded(codec.encode({"request": request}), f"the input of {name!r}")
+        self._bytes += len(input)
+        options = encode_options(STARTING_A_RUN)
+        try:
+            result = await self.step(c.RunActivity(step_id=step_id, name=START_RUN, input=input, options=options))
+        except ActivityFailed as problem:
+            raise StartRefused(f"step {step_id}: {problem.info.code}: {problem.info.message}", problem.info) from None
+        if result is None:
+            raise InvalidInput(f"no run was started by step {step_id!r}: an operator has skipped it")
+        return codec.decode(result, str)
 
     def _note_signature(self, step_id: str, signature: Signature) -> None:
         self._signatures = self._signatures or {}

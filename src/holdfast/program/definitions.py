@@ -18,8 +18,10 @@ from msgspec.structs import asdict
 from holdfast.core import codec
 from holdfast.core.admission import AdmissionRequest, Overload, RunLimit, check_admission_request, check_limit
 from holdfast.core.attributes import AttributeType
+from holdfast.core.events import NULL
 from holdfast.core.graph import Graph
 from holdfast.core.keys import check_idempotency_key
+from holdfast.core.plans import PlanRef
 from holdfast.core.timing import NO_RETRY, Retry
 from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS, NAME_BYTES, VERIFY_TIMEOUT_MS
@@ -268,6 +270,38 @@ STORING_A_PLAN = ActivityOptions(
     retry=Retry(max_attempts=0, initial_ms=200, most_ms=10_000, non_retryable=("NotFound", "NotPermitted", "Conflict"))
 )
 """How the body of a plan is stored: until the store takes it. What is wrong with the plan itself is not retried."""
+
+
+START_RUN = "holdfast.start"
+"""The activity that starts a run of its own for a workflow."""
+
+STARTING_A_RUN = ActivityOptions(
+    retry=Retry(
+        max_attempts=0,
+        initial_ms=200,
+        most_ms=10_000,
+        non_retryable=(
+            *("Conflict", "InvalidInput", "NotFound", "NotPermitted", "Overloaded", "PayloadTooLarge", "PlanInvalid"),
+            *("RateLimited", "RunTerminal"),
+        ),
+    )
+)
+"""How a workflow starts a run: until the store takes it. A refusal is final: the workflow gets it."""
+
+
+class StartRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a workflow asks for when it starts a run of its own."""
+
+    request_id: str
+    workflow: str = ""
+    version: str | None = None
+    input: Raw = NULL
+    plan: PlanRef | None = None
+    run_id: str | None = None
+    reference_key: str | None = None
+    tags: tuple[str, ...] = ()
+    priority: int = 0
+    attributes: Any = None
 
 
 @lru_cache(maxsize=1_024)

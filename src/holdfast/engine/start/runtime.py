@@ -36,6 +36,7 @@ from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRe
 from holdfast.core.plans import STORE_PLAN, workflow_of
 from holdfast.core.state import TERMINAL
 from holdfast.engine.activities.async_completion import report_error, report_result
+from holdfast.engine.activities.context import activity_context
 from holdfast.engine.bus.relays import Relays
 from holdfast.engine.history import head_of, read_history, wait_for_event
 from holdfast.engine.inbox.authorization import Authoriser, Authorizer
@@ -63,7 +64,13 @@ from holdfast.errors import (
     UpdateFailed,
 )
 from holdfast.limits import PRIORITY, TAGS, Limits
-from holdfast.program.definitions import WorkflowDefinition
+from holdfast.program.definitions import (
+    START_RUN,
+    ActivityDefinition,
+    ActivityOptions,
+    StartRequest,
+    WorkflowDefinition,
+)
 from holdfast.program.plan.definition import PlanDefinition
 from holdfast.registry import Registry
 from holdfast.store import port
@@ -157,6 +164,7 @@ class Runtime:
         self.plans = Plans(store, registry, plan_sources or PlanSources())
         """The plans of the installation."""
         registry.built_in[STORE_PLAN] = self.plans.activity()
+        registry.built_in[START_RUN] = ActivityDefinition(self._start_for_run, START_RUN, ActivityOptions())
         self._sweeping: asyncio.Task[None] | None = None
         self.relays: Relays | None = None
         """The relays of the event bus, if this node has them."""
@@ -315,6 +323,29 @@ class Runtime:
             sent = [replace(signal, run_id=answer.run_id) for signal in new.signals]
             signals = tuple([port.Accepted(await self._signals.send(signal, None, caller)) for signal in sent])
         return Started(answer.run_id, version, signals)
+
+    async def _start_for_run(self, request: StartRequest) -> str:
+        """Start a run that a workflow asks for: of the same tenant, project and environment, and on its own."""
+        head = await head_of(self.store, activity_context().run_id)
+        options = StartOptions(
+            request_id=request.request_id,
+            run_id=request.run_id,
+            tenant=head.tenant,
+            project=head.project,
+            environment=head.environment,
+            reference_key=request.reference_key,
+            tags=request.tags,
+            priority=request.priority,
+            names_version=request.version is not None,
+            attributes=request.attributes or {},
+        )
+        if request.plan is not None:
+            plan, uri = await self.plans.resolve(head.tenant, request.plan)
+            given = plan.check_inputs(codec.decode(request.input, dict[str, Any]))
+            return (await self.start(plan, self.registry.values.encode(given), options, uri=uri)).run_id
+        definition = self.registry.workflow(request.workflow, request.version)
+        definition.signature.unpack(request.input)
+        return (await self.start(definition, request.input, options)).run_id
 
     def _attributes(self, options: StartOptions) -> Attributes:
         """Return the search attributes of a run, with the parts of its reference."""
