@@ -31,6 +31,7 @@ from bench import (
     plans,
     postgres,
     recovery,
+    retention,
     signals,
     streams,
 )
@@ -61,6 +62,10 @@ ON_DISK: dict[str, tuple[str, Callable[[Effort, Path], Awaitable[Rows]]]] = {
     "recovery": ("Runs in flight when their process is killed, finished by one that is started then", recovery.measure),
     "paths": ("Runs of three steps with each special path switched off, beside all on", paths.measure),
     "plans": ("Plans of many steps: a chain, a fan-out, and layers", plans.measure),
+    "retention": (
+        "Commits of a node while retention deletes finished runs beside it (--retention-runs for how many there are)",
+        retention.measure,
+    ),
     "long": ("A turn of a run with a long history, in memory and after a restart", engine.measure_long),
 }
 CORE_TITLE = "The core alone"
@@ -76,6 +81,7 @@ def main() -> int:
         return 2
     effort = QUICK if options.quick else FULL
     effort = replace(effort, analysts_s=options.analysts_s or effort.analysts_s)
+    effort = replace(effort, retention_runs=options.retention_runs or effort.retention_runs)
     names = [name for name in NAMES if name in (options.only or NAMES)]
     results: dict[str, Rows] = {}
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.folder) as folder:
@@ -115,6 +121,7 @@ def _options() -> argparse.Namespace:
         "--dir", dest="folder", type=Path, default=disk.default_folder(), help="where the files are made (%(default)s)"
     )
     parser.add_argument("--analysts-s", type=float, help="for how long transactions are kept open")
+    parser.add_argument("--retention-runs", type=int, help="how many finished runs there are for retention to delete")
     parser.add_argument("--allow-memory", action="store_true", help="accept a file system in memory")
     return parser.parse_args()
 

@@ -31,6 +31,8 @@ class Effort(Struct, frozen=True, kw_only=True):
     stream_rounds: int
     stream_runs: int
     plan_steps: int
+    retention_runs: int
+    retention_s: float
 
 
 FULL = Effort(
@@ -59,6 +61,8 @@ FULL = Effort(
     stream_rounds=5,
     stream_runs=2_000,
     plan_steps=10_000,
+    retention_runs=100_000,
+    retention_s=20.0,
 )
 
 QUICK = Effort(
@@ -87,4 +91,6 @@ QUICK = Effort(
     stream_rounds=1,
     stream_runs=300,
     plan_steps=400,
+    retention_runs=2_000,
+    retention_s=0.6,
 )

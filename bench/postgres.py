@@ -63,7 +63,7 @@ async def measure(effort: Effort, folder: Path) -> Rows:
             filled = 0
             for finished in (0, effort.postgres_finished):
                 progress(f"postgres: filling up to {finished:,} finished runs")
-                await _fill(connection, filled, finished)
+                await fill(connection, filled, finished)
                 filled = finished
                 progress(f"postgres: {finished:,} finished runs")
                 rows[f"{finished:,} finished runs"] = await _all(store, count, effort)
@@ -99,7 +99,7 @@ async def opened(dsn: str) -> AsyncIterator[tuple[PostgresStore, Any]]:
         await connection.close()
 
 
-async def _fill(connection: Any, first: int, last: int) -> None:
+async def fill(connection: Any, first: int, last: int) -> None:
     for start in range(first + 1, last + 1, CHUNK):
         for statement in (FILL, FILL_EVENTS):
             await connection.execute(statement, start, min(start + CHUNK - 1, last), timeout=600)

@@ -42,6 +42,7 @@ FIGURES = {
         {f"{shape}, 400 steps" for shape in ("chain", "fan-out", "layered")},
         {"ms/step", "first tenth", "last tenth", "ms/step by tenths", "MB"},
     ),
+    "retention": ({"SQLite", "PostgreSQL"}, {"runs deleted/s", "p99 ms alone", "p99 ms beside", "ratio"}),
     "core": ({"decide, apply commands and fold, one step at a time", "fold of 2,001 events"}, {"events/s"}),
 }
 

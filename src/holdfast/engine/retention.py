@@ -61,7 +61,7 @@ BATCH_EVENTS = 500
 BATCH_ROWS = 250
 """How many rows of other kinds one commit deletes at most."""
 
-SLOW_S = 0.1
+SLOW_S = 0.25
 """A commit that takes longer halves the next ones."""
 
 REST = 4.0

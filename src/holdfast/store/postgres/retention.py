@@ -16,7 +16,7 @@ from holdfast.store.port import (
     RunHead,
 )
 from holdfast.store.postgres import audit, bus, plans
-from holdfast.store.postgres.columns import askable
+from holdfast.store.postgres.columns import askable, columns
 from holdfast.store.postgres.pool import Db, Transaction
 from holdfast.store.postgres.queries import read_page
 from holdfast.store.sql import Where
@@ -53,6 +53,19 @@ _INDEX = (
 _BELONGING = (
     *("events", "signals", "acceptance_records", "tasks", "waits", "messages", "activity_records", "jobs"),
     *("dead_letters", "agenda", "plan_uses", "run_attributes", "runs"),
+)
+# One round trip, because others wait for the locks of a purge. No table refers to another.
+_DELETE = (
+    "WITH "
+    + ", ".join(f"of_{table} AS (DELETE FROM holdfast.{table} WHERE run_no = ANY ($1))" for table in _BELONGING)
+    + " SELECT 1"
+)
+_REMEMBER = (
+    f"INSERT INTO holdfast.archived_runs ({sql.ARCHIVED}) SELECT * FROM unnest($1::text[], $2::text[], $3::text[], "
+    "$4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[], $9::bigint[], $10::bigint[], $11::text[], "
+    "$12::bigint[], $13::bigint[], $14::bigint[]) ON CONFLICT (run_id, created_at) DO UPDATE SET "
+    'object_key = excluded.object_key, "offset" = excluded."offset", size_bytes = excluded.size_bytes, '
+    "archived_at = excluded.archived_at"
 )
 _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 
@@ -110,7 +123,7 @@ async def purge(
         )
     )
     bodies = await plans.unused(transaction, policy, doomed, now)
-    belonging = {table: await _count(transaction, table, doomed) for table in _COUNTED}
+    belonging = await _count(transaction, doomed)
     outbox, has_more_entries = await bus.purge(transaction, policy, doomed, now)
     report = PurgeReport(
         runs=len(doomed),
@@ -133,9 +146,12 @@ async def purge(
         return report
     await _delete_runs(transaction, policy, gone[:limit], now)
     await _delete_parts(transaction, tasks[:limit], states[:limit], letters[:limit], archived[:limit])
-    await _forget(transaction, expired[:limit], now)
-    await audit.forget(transaction, entries[:limit])
-    await plans.forget(transaction, bodies[:limit], policy)
+    if expired:
+        await _forget(transaction, expired[:limit], now)
+    if entries:
+        await audit.forget(transaction, entries[:limit])
+    if bodies or policy.plans:
+        await plans.forget(transaction, bodies[:limit], policy)
     if policy.tokens:
         await transaction.fetch("DELETE FROM holdfast.access_tokens WHERE tenant = $1", tenant)
     if entry is not None:
@@ -148,17 +164,10 @@ async def _delete_runs(transaction: Transaction, policy: PurgePolicy, gone: list
     if not gone:
         return
     doomed = [run_no for run_no, _, _ in gone]
-    for table in _BELONGING:
-        await transaction.fetch(f"DELETE FROM holdfast.{table} WHERE run_no = ANY ($1)", doomed)
+    await transaction.fetch(_DELETE, doomed)
     runs = decisions.archived_of(policy, {run_id: created_at for _, run_id, created_at in gone}, now)
-    for run in runs:
-        values = ", ".join(f"${number}" for number in range(1, 15))
-        await transaction.fetch(
-            f"INSERT INTO holdfast.archived_runs ({sql.ARCHIVED}) VALUES ({values}) ON CONFLICT (run_id, created_at) "
-            'DO UPDATE SET object_key = excluded.object_key, "offset" = excluded."offset", '
-            "size_bytes = excluded.size_bytes, archived_at = excluded.archived_at",
-            *sql.archived_row(run),
-        )
+    if runs:
+        await transaction.fetch(_REMEMBER, *columns([sql.archived_row(run) for run in runs], 14))
 
 
 async def _delete_parts(
@@ -225,9 +234,13 @@ async def _forget(transaction: Transaction, expired: list[Any], now: Instant) ->
     )
 
 
-async def _count(db: Db, table: str, doomed: list[int]) -> int:
-    [[count]] = await db.fetch(f"SELECT count(*) FROM holdfast.{table} WHERE run_no = ANY ($1)", doomed)
-    return int(count)
+async def _count(db: Db, doomed: list[int]) -> dict[str, int]:
+    """Return how much of each kind these runs have."""
+    if not doomed:
+        return dict.fromkeys(_COUNTED, 0)
+    counts = ", ".join(f"(SELECT count(*) FROM holdfast.{table} WHERE run_no = ANY ($1))" for table in _COUNTED)
+    [row] = await db.fetch(f"SELECT {counts}", doomed)
+    return dict(zip(_COUNTED, map(int, row), strict=True))
 
 
 async def _tokens(db: Db, tenant: str) -> int:

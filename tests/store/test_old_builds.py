@@ -1,0 +1,190 @@
+"""Upgrades with real old code: nodes of an earlier build beside nodes of this one, on one store (FMT-1).
+
+The earlier builds are wheels in `old_builds`. Each node is a process that imports one of them, or the present code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core.state import COMPLETED, RUNNING
+from holdfast.store.port import FinishedRunQuery, PurgePolicy, RunQuery
+from tests.store.upgrade_node import make_app
+
+pytestmark = [pytest.mark.process, pytest.mark.contract("FMT-1")]
+
+TOP = Path(__file__).parents[2]
+OLD_BUILDS = sorted((Path(__file__).parent / "old_builds").glob("*.whl"))
+NODE = Path(__file__).parent / "upgrade_node.py"
+NEW = TOP / "src"
+MOST_SECONDS = 60.0
+
+
+@pytest.fixture(scope="session", params=OLD_BUILDS, ids=lambda path: path.name.split("+")[1].split("-")[0])
+def old_build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with an earlier build in it."""
+    folder = tmp_path_factory.mktemp("old-build")
+    zipfile.ZipFile(request.param).extractall(folder)
+    return folder
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the address of a store that is not there yet."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/store.db"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+class NodeProcess:
+    """A node of some build."""
+
+    def __init__(self, name: str, address: str, build: Path) -> None:
+        environ = {**os.environ, "PYTHONPATH": str(build), "PYTHONSAFEPATH": "1"}
+        command = [sys.executable, str(NODE), name, address]
+        self.name = name
+        self._process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+
+    def wait_for(self, text: str) -> str:
+        """Return the first line with this text."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line)
+            if text in line:
+                return line
+        raise AssertionError(f"{self.name} has ended without saying {text!r}: {self.lines}")
+
+    def end(self, *, kill: bool = False) -> None:
+        """End the process: in order, or at once."""
+        if kill:
+            self._process.kill()
+        else:
+            self._process.terminate()
+        rest, _ = self._process.communicate(timeout=MOST_SECONDS)
+        self.lines += rest.splitlines()
+
+
+@contextmanager
+def node(name: str, address: str, build: Path) -> Iterator[NodeProcess]:
+    """Run a node until the context ends."""
+    process = NodeProcess(name, address, build)
+    try:
+        assert str(build) in process.wait_for("works")
+        yield process
+    finally:
+        process.end(kill=True)
+
+
+@asynccontextmanager
+async def client(address: str) -> AsyncIterator[tuple[hf.App, Any]]:
+    """Look at the store with the present code, which brings its schema up to date, and run nothing."""
+    app, order = make_app("client")
+    async with asyncio.timeout(MOST_SECONDS), app.connect(address):
+        yield app, order
+
+
+async def until(is_so: Callable[[], Any]) -> None:
+    """Wait until something is so."""
+    while not await is_so():  # noqa: ASYNC110 - another process makes it so
+        await asyncio.sleep(0.05)
+
+
+async def waits(app: hf.App, run_ids: list[str]) -> None:
+    """Wait until these runs wait for their signal."""
+
+    async def all_wait() -> bool:
+        waiting = {wait.run_id async for wait in app.waits(name="go")}
+        return waiting >= set(run_ids)
+
+    await until(all_wait)
+
+
+async def test_runs_of_an_old_build_go_on_with_this_one_and_back(old_build: Path, address: str) -> None:
+    """An upgrade, and a downgrade: the old build reads what this one has written, in the new format."""
+    with node("old", address, old_build) as old:
+        async with client(address) as (app, order):
+            runs = [await app.start(order, number, run_id=f"run-{number}") for number in range(3)]
+            await waits(app, [run.run_id for run in runs])
+            old.end()
+            with node("new", address, NEW) as new:
+                await runs[0].signal("go", 10)
+                assert await runs[0].result() == 12
+                runs.append(await app.start(order, 7, run_id="run-7", tags=("blue",), reference_key="order-7"))
+                await waits(app, ["run-7"])
+                new.end()
+            with node("old", address, old_build):
+                for number, run in ((1, runs[1]), (7, runs[3])):
+                    await run.signal("go", 10, signal_id="click")
+                    assert await run.result() == number + 12
+            with node("new", address, NEW):
+                await runs[2].signal("go", 10)
+                assert await runs[2].result() == 14
+            store = app.runtime().store
+            assert {head.status for head in await store.find(RunQuery())} == {COMPLETED}
+
+
+async def test_old_and_new_nodes_share_the_work_and_take_over_from_each_other(old_build: Path, address: str) -> None:
+    """Both are alive, each is killed once, and every run ends with its result."""
+    async with client(address) as (app, order):
+        with node("old", address, old_build) as old, node("new", address, NEW) as new:
+            runs = [await app.start(order, number, run_id=f"run-{number}") for number in range(20)]
+            await waits(app, [run.run_id for run in runs])
+            old.end(kill=True)
+            await app.signal_many([{"run_id": run.run_id, "name": "go", "payload": 1} for run in runs[:10]])
+            assert [await run.result() for run in runs[:10]] == [number + 3 for number in range(10)]
+            with node("old", address, old_build) as again:
+                new.end(kill=True)
+                await app.signal_many([{"run_id": run.run_id, "name": "go", "payload": 1} for run in runs[10:]])
+                assert [await run.result() for run in runs[10:]] == [number + 3 for number in range(10, 20)]
+                again.end()
+                assert any("adds to" in line for line in again.lines)
+
+
+async def test_runs_that_need_more_are_not_claimed_by_an_old_node(old_build: Path, address: str) -> None:
+    """A plan is a kind of run that the old build does not have: it waits, unharmed, for a node that does."""
+    document = "plan: sums\nversion: '1'\nsteps:\n  - {id: one, activity: add, input: {number: 1}}\n"
+    with node("old", address, old_build):
+        async with client(address) as (app, order):
+            plan = await app.plans.start(document, run_id="plan-1")
+            simple = await app.start(order, 1, run_id="simple")
+            await waits(app, ["simple"])  # the old node has looked at what is ready
+            store = app.runtime().store
+            [head] = await store.find(RunQuery(run_ids=("plan-1",)))
+            assert (head.lease_owner, head.losses, head.status in (RUNNING, "PENDING")) == (None, 0, True)
+            assert len(await plan.events()) == head.version
+            with node("new", address, NEW):
+                await plan.result()
+                await simple.signal("go", 1)
+                assert await simple.result() == 4
+
+
+async def test_retention_of_this_build_beside_an_old_node(old_build: Path, address: str) -> None:
+    """What is deleted is gone for the old node too, and what it runs goes on."""
+    with node("old", address, old_build) as old:
+        async with client(address) as (app, order):
+            runs = [await app.start(order, number, run_id=f"run-{number}") for number in range(3)]
+            await waits(app, [run.run_id for run in runs])
+            await runs[0].signal("go", 1)
+            await runs[0].result()
+            store = app.runtime().store
+            [done] = await store.find(FinishedRunQuery(until=await store.now()))
+            assert (await store.purge(PurgePolicy(run_ids=(done.run_id,), finished_run_ms=0))).runs == 1
+            again = await app.start(order, 5, run_id="run-0")
+            await waits(app, ["run-0"])
+            for number, run in ((5, again), (1, runs[1]), (2, runs[2])):
+                await run.signal("go", 1)
+                assert await run.result() == number + 3
+            old.end()
+            assert sum("adds to" in line for line in old.lines) == 8
