@@ -52,6 +52,10 @@ const OPERATIONS = {
   "system.locks": "GET /v1/locks",
   "system.alerts": "GET /v1/alerts",
   "audit.list": "GET /v1/audit",
+  "retention.show": "GET /v1/retention",
+  "retention.preview": "GET /v1/retention/preview",
+  "archive.get": "GET /v1/archive/{run_id}",
+  "archive.events": "GET /v1/archive/{run_id}/events",
 };
 
 export const OWN_HEADER = { "X-Holdfast-Request": "page" };

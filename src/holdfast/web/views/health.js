@@ -9,6 +9,7 @@ import { denied, failed, loading } from "../lib/states.js";
 import { showConnection } from "../shell.js";
 import { Chart } from "../health/chart.js";
 import { alertList, concerns, limitList, lockList, nodeList, queueList, runCounts, verdict, work } from "../health/panels.js";
+import { RetentionPanel } from "../health/retention.js";
 import { EVERY_MS, samples } from "../health/samples.js";
 
 const RANGES = [["5", "5 min"], ["15", "15 min"], ["60", "1 h"]];
@@ -42,6 +43,7 @@ class HealthView {
     this.range = RANGES.some(([minutes]) => minutes === asked) ? asked : "15";
     this.verdict = h("div", { role: "status" });
     this.panels = h("div", { class: "panels" });
+    this.retention = new RetentionPanel(signal);
     put(place, loading("Taking the first sample"));
     samples.listen(() => this.draw(), signal);
     if (samples.latest !== null) this.draw();
@@ -92,8 +94,8 @@ class HealthView {
     this.judge(problem);
     const until = nowMs();
     for (const chart of this.charts) chart.draw(points, until - Number(this.range) * 60_000, until);
-    const focused = [...this.panels.querySelectorAll("a")].indexOf(document.activeElement);
-    put(this.panels, nodeList(samples), lockList(samples), runCounts(samples), work(samples), queueList(samples), limitList(samples, this.workflows), alertList(samples));
-    if (focused >= 0) this.panels.querySelectorAll("a")[focused]?.focus({ preventScroll: true });
+    const focused = [...this.panels.querySelectorAll("a, button")].indexOf(document.activeElement);
+    put(this.panels, nodeList(samples), lockList(samples), runCounts(samples), work(samples), queueList(samples), limitList(samples, this.workflows), alertList(samples), this.retention.element);
+    if (focused >= 0) this.panels.querySelectorAll("a, button")[focused]?.focus({ preventScroll: true });
   }
 }

@@ -5,6 +5,7 @@ import { debounced, h, on, perFrame, put } from "../lib/dom.js";
 import { getQuery, setQuery } from "../lib/router.js";
 import { failed, loading } from "../lib/states.js";
 import { stepActions } from "../run/actions.js";
+import { showArchived } from "../run/archived.js";
 import { Asking } from "../run/asking.js";
 import { eventDetail, nodeDetail, stepDetail } from "../run/detail.js";
 import { failuresToSettle, timeOf } from "../run/fold.js";
@@ -29,6 +30,7 @@ export function showRun(place, signal, { run_id: runId }) {
       await page.model.open();
       page.begin();
     } catch (problem) {
+      if (problem.status === 404 && (await showArchived(place, signal, runId))) return;
       if (problem.code !== undefined) put(place, failed(problem, open));
       else if (problem.name !== "AbortError") throw problem;
     }
