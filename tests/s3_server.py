@@ -160,12 +160,14 @@ class Guarded:
     def __init__(self, application: Callable[[Environ, Answer], Iterable[bytes]], secret: str) -> None:
         self._application = application
         self._secret = secret
+        self._one_at_a_time = threading.Lock()  # moto compares and writes in two steps
 
     def __call__(self, environ: Environ, answer: Answer) -> Iterable[bytes]:
         """Answer a request."""
         code = self._refusal(environ)
         if code is None:
-            return self._application(environ, answer)
+            with self._one_at_a_time:
+                return list(self._application(environ, answer))
         answer("403 Forbidden", [("Content-Type", "application/xml"), ("Connection", "close")])
         return [f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>refused</Message></Error>".encode()]
 

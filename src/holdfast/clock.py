@@ -55,6 +55,11 @@ class SystemClock:
         return self._latest
 
 
+def elapsed_us() -> int:
+    """Return microseconds since some moment: a measure of how long something takes, and no time of day."""
+    return time.monotonic_ns() // 1_000
+
+
 class SystemIds:
     """UUIDs of version 7: 48 bits of time, then chance."""
 

@@ -109,7 +109,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set. Make it with `load_settings`, or directly in code."""
 
     store: str = "sqlite:///holdfast.db"
-    """Where histories are kept: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://…` or `memory://`."""
+    """Where histories are kept: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://…`,
+    `s3://bucket/prefix` or `memory://`."""
 
     checkpoint_ownership: Ownership = "cas-required"
     """Refuse a store that cannot guard commits against a second owner."""

@@ -435,6 +435,8 @@ async def settle(world: World) -> None:
 async def change_bus(world: World) -> None:
     """Store sinks and remove them, raise alerts, and let a sink get events again. Commits write the outbox."""
     values = world.values
+    if any("outbox" in subject.store.capabilities.lacking for subject in world.subjects):
+        return
     name = values.pick(SINKS)
     sink = Sink(
         name=name if values.happens(0.9) else "",

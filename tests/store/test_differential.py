@@ -10,18 +10,23 @@ import os
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from obstore.store import MemoryStore as ObjectsInMemory
 
 from holdfast.limits import Limits
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Store
+from holdfast.store.s3 import S3Store
+from holdfast.store.s3.bucket import Bucket
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import VirtualClock
 from tests.store.differential import LIMITS, Subject, World
+from tests.store.s3_tampering import lose_record as lose_s3_record
 from tests.store.sqlite_tampering import lose_record
 
 STEPS = 150
@@ -56,6 +61,13 @@ async def make_shared_sqlite(folder: Path, clock: VirtualClock, limits: Limits) 
     return Subject("shared sqlite", cast("Store", TakingTurns(ways)), lambda *scope: lose_record(path, *scope))
 
 
+async def make_s3(folder: Path, clock: VirtualClock, limits: Limits) -> Subject:
+    """Two processes on one bucket, each asked in turn."""
+    objects = ObjectsInMemory()
+    ways = [S3Store(Bucket(objects), clock, limits) for _ in range(2)]
+    return Subject("s3", cast("Store", BucketsTakingTurns(ways)), partial(lose_s3_record, ways[0]))
+
+
 class TakingTurns:
     """Several ways to one store, as several processes have them: each call takes the next one."""
 
@@ -72,6 +84,17 @@ class TakingTurns:
     async def close(self) -> None:
         for way in self._ways:
             await way.close()
+
+
+class BucketsTakingTurns(TakingTurns):
+    """Several processes on one bucket. One that has not looked knows another's lease as shorter than it is."""
+
+    async def next_due(self, *arguments: Any) -> Any:
+        way = next(self._next)
+        assert isinstance(way, S3Store)
+        await way.now()
+        await way._mirror.fetch_nodes()
+        return await way.next_due(*arguments)
 
 
 SUBJECTS: tuple[MakeSubject, ...] = (make_memory, make_sqlite, make_shared_sqlite)
@@ -136,6 +159,16 @@ async def test_all_stores_answer_alike_whatever_they_are_asked(tmp_path: Path) -
         folder.mkdir()
         reached += await run_sequence(seed, folder, SUBJECTS)
     assert not missing(reached), f"from seed {first} on, these were never reached: {missing(reached)}"
+
+
+@pytest.mark.slow
+@pytest.mark.contract("STO-1", "EVT-1", "OWN-1", "SIG-5", "INV")
+async def test_a_bucket_answers_as_the_reference_does(tmp_path: Path) -> None:
+    first = int(os.environ.get("TEST_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
+    for seed in range(first, first + max(1, SEQUENCES // 5)):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        await run_sequence(seed, folder, (make_memory, make_s3))
 
 
 async def seeds_that_reach_all(first: int, folder: Path) -> list[int]:

@@ -96,12 +96,12 @@ async def _open(settings: Settings) -> Store:
         return await SqliteStore.open(path, limits=settings.limits, busy_ms=settings.busy_ms, wakeups=wakeups)
     if separator and scheme in ("postgres", "postgresql"):
         return await _open_postgres(settings)
+    if separator and scheme == "s3":
+        return await _open_s3(settings)
     shown = repr(without_password(settings.store))
-    if scheme == "s3":
-        raise InvalidInput(f"the store {shown}: {scheme} is not there yet", field="store")
     raise InvalidInput(
         f"the store {shown} is not known: use sqlite:///relative.db, sqlite:////absolute.db, "
-        "postgresql://host/database or memory://",
+        "postgresql://host/database, s3://bucket/prefix or memory://",
         field="store",
     )
 
@@ -116,3 +116,10 @@ async def _open_postgres(settings: Settings) -> Store:
         raise StoreUnavailable(text, missing="asyncpg") from problem
     wakeups = open_wakeups(settings.wakeups)
     return await PostgresStore.open(settings.store, limits=settings.limits, busy_ms=settings.busy_ms, wakeups=wakeups)
+
+
+async def _open_s3(settings: Settings) -> Store:
+    from holdfast.store.s3 import S3Store  # the package is an extra, and says so where it is missing
+
+    wakeups = open_wakeups(settings.wakeups)
+    return await S3Store.open(settings.store, limits=settings.limits, busy_ms=settings.busy_ms, wakeups=wakeups)

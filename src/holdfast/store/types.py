@@ -43,6 +43,8 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     atomic_batch: bool
     read_after_write: bool
     scan_consistency: Literal["snapshot", "eventual"]
+    lacking: frozenset[str] = frozenset()
+    """What the store refuses, by name, such as `outbox`: a verb that needs it raises, and stores nothing."""
 
 
 # --- what goes in -------------------------------------------------------------------------------------------------

@@ -70,6 +70,17 @@ def require_conditional_batch(store: RunStore, feature: str) -> None:
         )
 
 
+def lacks(store: object, capability: str, feature: str) -> CheckpointOwnershipCapabilityError:
+    """Return the error of a feature that a store refuses, because it lacks a capability."""
+    name = type(store).__name__
+    return CheckpointOwnershipCapabilityError(
+        f"{feature} needs the store capability {capability}, and {name} does not have it: use another store for it",
+        capability=capability,
+        feature=feature,
+        store=name,
+    )
+
+
 def require_for_signals(store: RunStore, requests: Iterable[Any]) -> None:
     """Refuse signals with an id on a store that could not distinguish a retry from a second signal."""
     if store.capabilities.conditional_batch:

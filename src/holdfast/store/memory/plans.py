@@ -40,6 +40,10 @@ class Plans:
         self._registered[plan.tenant, plan.plan_id, plan.plan_version] = stored
         return stored
 
+    def restore(self, plan: RegisteredPlan) -> None:
+        """Put back a version as it was registered."""
+        self._registered[plan.tenant, plan.plan_id, plan.plan_version] = plan
+
     def find(self, query: PlanQuery) -> list[RegisteredPlan]:
         """Return the versions that the query names."""
         found = [

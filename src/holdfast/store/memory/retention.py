@@ -58,7 +58,7 @@ def purge(
     deleted = [runs[run_id] for run_id in gone[: policy.limit]]
     report = PurgeReport(
         runs=len(deleted),
-        events=sum(len(run.events) for run in deleted),
+        events=sum(run.head.version for run in deleted),
         signals=sum(len(run.signals) for run in deleted),
         tasks=sum(len(run.tasks) for run in deleted) + len(tasks[: policy.limit]),
         runtime_states=len(states[: policy.limit]),

@@ -1,0 +1,161 @@
+"""Changing runs: decide on a copy, replace the head if it has not changed, and decide again if it has.
+
+Every change of a run goes through `Heads.change`. What was decided on a head that others have replaced meanwhile is
+thrown away. What a decision leaves as it was (a refusal, a duplicate) is decided on a head that was read for it, never
+on what this process remembers.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from holdfast.clock import Secrets
+from holdfast.core.events import Event
+from holdfast.core.instants import Instant
+from holdfast.errors import StoreCorrupt
+from holdfast.store import port
+from holdfast.store.s3.bucket import Bucket
+from holdfast.store.s3.head import OlderEventsNeeded, StoredRun, decode_run, decode_segment, encode_run
+from holdfast.store.s3.mirror import Held, Mirror, head_key
+
+T = TypeVar("T")
+
+SEGMENTS_KEPT = 64
+"""How many segments a process remembers. They never change."""
+
+
+class Heads:
+    """The heads of all runs, and the changes of them that are still to be announced."""
+
+    def __init__(self, bucket: Bucket, mirror: Mirror, secrets: Secrets) -> None:
+        self._bucket = bucket
+        self._mirror = mirror
+        self._secrets = secrets
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._segments: dict[str, list[Event]] = {}
+        self._changed: dict[str, str] = {}
+        self._grown: list[port.Change] = []
+        self._nodes: dict[str, None] = {}
+        self._announcing = asyncio.Lock()
+
+    # --- changing
+
+    async def change(self, run_id: str, decide: Callable[[StoredRun], T]) -> T | None:
+        """Decide on a run, and write what the decision changes. None: there is no such run.
+
+        `decide` changes the run that it is given, and may be called several times.
+        """
+        lock = self._locks.setdefault(run_id, asyncio.Lock())
+        async with lock:  # only to spare requests: the condition of the write is what counts
+            held = self._mirror.runs.get(run_id)
+            is_fresh = held is None
+            if held is None:
+                held = await self._mirror.fetch(run_id)
+            while held is not None:
+                run = held.run.copy()
+                try:
+                    answer = decide(run)
+                except OlderEventsNeeded:
+                    held = Held(await self._with_older(held.run), held.etag)
+                    continue
+                if _is_same(run, held.run):
+                    if is_fresh:
+                        return answer
+                elif await self._replace(run, held):
+                    return answer
+                held, is_fresh = await self._mirror.fetch(run_id), True
+            return None
+
+    async def _replace(self, run: StoredRun, held: Held) -> bool:
+        mark = self._secrets.new_secret()[:24]
+        cut = run.with_segment(mark)
+        if cut is not None:
+            segment, events = cut
+            await self._bucket.put(segment.key, events)
+        run.older = None
+        data = encode_run(run, mark)
+        written = await self._bucket.replace(head_key(run.head.run_id), data, held.etag, mark.encode())
+        if written is None:
+            return False
+        if written.data is not data:  # others have written since
+            run = decode_run(written.data, head_key(run.head.run_id))
+        self._mirror.put(run, written.etag)
+        self.note(run, held.run.head.version, written.etag)
+        return True
+
+    async def create(self, run: StoredRun) -> bool:
+        """Write the first head of a run. False: there is another run with its id."""
+        mark = self._secrets.new_secret()[:24]
+        data = encode_run(run, mark)
+        written = await self._bucket.create(head_key(run.head.run_id), data, mark.encode())
+        if written is None:
+            return False
+        if written.data is not data:
+            run = decode_run(written.data, head_key(run.head.run_id))
+        self._mirror.put(run, written.etag)
+        self.note(run, 0, written.etag)
+        return True
+
+    async def delete(self, run: StoredRun, keys: Iterable[str]) -> None:
+        """Delete a run: what leads to it first, then what belongs to it, then its head."""
+        run_id = run.head.run_id
+        await self._bucket.delete([f"requests/{run.request_key}"])
+        await self._bucket.delete([*keys])
+        await self._bucket.delete([head_key(run_id)])
+        self._mirror.forget(run_id)
+        self._changed[run_id] = ""
+
+    # --- older events
+
+    async def events(self, run: StoredRun, after: int, most: int) -> list[Event]:
+        """Return events of a run, those in segments too."""
+        found: list[Event] = []
+        for segment in run.segments:
+            if segment.last > after and len(found) < most:
+                found += [event for event in await self._segment(run, segment.key) if event.run_seq > after]
+        found += run.events[max(0, after + 1 - run.first_in_tail) :]
+        return found[:most]
+
+    async def _with_older(self, run: StoredRun) -> StoredRun:
+        copy = run.copy()
+        copy.older = [event for segment in run.segments for event in await self._segment(run, segment.key)]
+        return copy
+
+    async def _segment(self, run: StoredRun, key: str) -> list[Event]:
+        if key not in self._segments:
+            found = await self._bucket.get(key)
+            if found is None:
+                raise StoreCorrupt(f"the segment {key} is missing", key=key)
+            while len(self._segments) >= SEGMENTS_KEPT:
+                del self._segments[next(iter(self._segments))]
+            self._segments[key] = decode_segment(run.head.run_id, found.data, key)
+        return self._segments[key]
+
+    # --- announcing
+
+    def note(self, run: StoredRun, before: int, etag: str) -> None:
+        """Note that a run was changed, to be announced with others."""
+        self._changed[run.head.run_id] = etag
+        new = [event for event in run.events if event.run_seq > before]
+        if new:
+            has_tasks = any(event.event_type.startswith("Task") for event in new)
+            self._grown.append(port.Change(run.head.run_id, run.head.version, has_tasks))
+
+    def note_node(self, node: str) -> None:
+        """Note that a node's lease was given or ended, to be announced with others."""
+        self._nodes[node] = None
+
+    async def announce(self, now: Instant) -> bool:
+        """Announce what was changed, by whichever call; return whether there was something."""
+        async with self._announcing:
+            if not self._changed and not self._nodes:
+                return False
+            changed, grown, nodes = self._changed, self._grown, self._nodes
+            self._changed, self._grown, self._nodes = {}, [], {}
+            await self._mirror.announce(changed, grown, nodes, now)
+            return True
+
+
+def _is_same(run: StoredRun, before: StoredRun) -> bool:
+    return vars(run) == vars(before)

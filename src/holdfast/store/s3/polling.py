@@ -1,0 +1,76 @@
+"""Wake-ups for a bucket, which notifies no process: while someone listens, look for changes now and then.
+
+Within a process, and through NATS if it is configured, notifications arrive at once. What other processes do is found
+by the next look, one listing each. All heads are compared much less often.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from holdfast.errors import EngineError
+from holdfast.store.wakeups import Listener, LocalWakeups, Wakeups
+
+FIRST_LOOK_S = 1.0
+LOOK_S = 5.0
+"""How often to look for changes: at first, and after some looks in vain. So late is found at most what others do."""
+
+NOTIFIED_LOOK_S = 30.0
+"""The same where other processes notify this one."""
+
+SWEEP_S = 600.0
+"""How often all heads are compared."""
+
+REQUESTS_PER_LOOK = 2
+"""A listing of changes, and one of signals that were put into the bucket."""
+
+REQUESTS_FOR_TIME = 240
+"""In an hour: a probe of the server's time is two requests, twice in a minute."""
+
+logger = logging.getLogger("holdfast.wakeups")
+
+
+class PollingWakeups:
+    """Notifies its listeners of what other processes have changed, some time later."""
+
+    def __init__(self, look: Callable[[bool], Awaitable[bool]], others: Wakeups | None = None) -> None:
+        self._look = look
+        self._wakeups: Wakeups = others or LocalWakeups()
+        self.most_s = LOOK_S if others is None else NOTIFIED_LOOK_S
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def notify(self) -> None:
+        self._wakeups.notify()
+
+    def listen(self) -> Listener:
+        if self._task is None and not self._is_closed:
+            self._task = asyncio.create_task(self._poll(), name="look for changes in the bucket")
+        return self._wakeups.listen()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._wakeups.close()
+        if self._task is not None:
+            self._task.cancel()
+
+    def requests_per_hour(self, runs: int) -> int:
+        """Return how many requests the looks of an hour cost if nothing happens."""
+        looks, sweeps = 3_600 / self.most_s * REQUESTS_PER_LOOK, 3_600 / SWEEP_S * (2 + runs // 1_000)
+        return round(looks + sweeps) + REQUESTS_FOR_TIME
+
+    async def _poll(self) -> None:
+        pause_s, waited_s = FIRST_LOOK_S, 0.0
+        while True:
+            await asyncio.sleep(pause_s)
+            waited_s += pause_s
+            is_sweep = waited_s >= SWEEP_S
+            try:
+                has_news = await self._look(is_sweep)
+            except EngineError as problem:
+                logger.warning("the bucket could not be asked for changes: %s", problem)
+                continue
+            waited_s = 0.0 if is_sweep else waited_s
+            pause_s = FIRST_LOOK_S if has_news else min(1.5 * pause_s, self.most_s)
+            if has_news:
+                self._wakeups.notify()

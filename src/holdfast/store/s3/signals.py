@@ -1,0 +1,142 @@
+"""Signals that were put into the bucket: `workflow/{id}/signals/{name}/{timestamp}_{uuid}.json`, by any S3 client.
+
+Such an object, `{"id", "name", "payload", "created_at"}`, is a signal as soon as it is there. A node accepts it into
+its run: it gets its place in the run's order then, and stays in the bucket until the run is deleted. The timestamp is
+the store's time in a fixed width. A signal whose suffix is not above the cursor of its name was written too late: those
+behind it have been consumed already. It is reported, and becomes a dead letter of its run. So does an object that is no
+signal.
+
+Signals that are sent through the API are accepted into the head itself, by one conditional write, and have no object.
+"""
+
+import asyncio
+import logging
+import re
+from urllib.parse import unquote
+
+import msgspec
+from msgspec import Raw, Struct
+
+from holdfast.core import codec
+from holdfast.core.dead_letters import DeadLetter, Reason, letter_id
+from holdfast.core.events import NULL
+from holdfast.core.instants import Instant
+from holdfast.core.keys import storage_key
+from holdfast.core.messages import SignalRequest
+from holdfast.limits import Limits
+from holdfast.store import decisions, port, validation
+from holdfast.store.s3.bucket import Bucket
+from holdfast.store.s3.head import StoredRun
+from holdfast.store.s3.heads import Heads
+from holdfast.store.s3.mirror import Mirror
+
+WORKFLOW = "workflow"
+_SUFFIX = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z_[A-Za-z0-9-]{1,100}")
+
+logger = logging.getLogger("holdfast.signals")
+
+
+class SignalObject(Struct, frozen=True):
+    """What the object of a signal holds."""
+
+    id: str
+    name: str
+    payload: Raw = NULL
+    created_at: str = ""
+
+
+class SignalObjects:
+    """The signals in the bucket, and which of them this process knows to be accepted."""
+
+    def __init__(self, bucket: Bucket, mirror: Mirror, heads: Heads, limits: Limits) -> None:
+        self._bucket = bucket
+        self._mirror = mirror
+        self._heads = heads
+        self._limits = decisions.without_rate(limits)
+        self._done: set[str] = set()
+
+    async def keys_of(self, run_id: str) -> list[str]:
+        """Return the keys of a run's signals in the bucket."""
+        return [each.key for each in await self._bucket.list(storage_key(WORKFLOW, run_id))]
+
+    async def collect(self, now: Instant) -> bool:
+        """Accept all signals that are new in the bucket; return whether there were some."""
+        listed = [each.key for each in await self._bucket.list(WORKFLOW)]
+        new = [key for key in listed if key not in self._done]
+        self._done &= set(listed)
+        by_run: dict[str, list[str]] = {}
+        for key in new:
+            parts = key.split("/")
+            if len(parts) == 5 and parts[2] == "signals" and parts[4].endswith(".json"):
+                by_run.setdefault(unquote(parts[1]), []).append(key)
+        await asyncio.gather(*(self._accept(run_id, sorted(keys), now) for run_id, keys in by_run.items()))
+        return bool(by_run)
+
+    async def _accept(self, run_id: str, keys: list[str], now: Instant) -> None:
+        found = await asyncio.gather(*(self._bucket.get(key) for key in keys))
+        objects = {key: stored.data for key, stored in zip(keys, found, strict=True) if stored is not None}
+
+        def decide(run: StoredRun) -> list[DeadLetter]:
+            return [letter for key, data in objects.items() if (letter := self._take(run, key, data, now)) is not None]
+
+        letters = await self._heads.change(run_id, decide)
+        if letters is None:  # the run may still be created; its signals are looked at again
+            return
+        self._done |= set(objects)
+        for letter in letters:
+            logger.warning("run %s: a signal in the bucket was not accepted: %s", run_id, letter.detail)
+
+    def _take(self, run: StoredRun, key: str, data: bytes, now: Instant) -> DeadLetter | None:
+        """Accept a signal into its run, once; return the dead letter if it cannot be."""
+        _, _, _, name_part, file = key.split("/")
+        name, suffix = unquote(name_part), file.removesuffix(".json")
+        signal_id = suffix.rpartition("_")[2]
+        dead = letter_id(run.head.run_id, "object", key)
+        if dead in run.letters or (name, signal_id) in run.acceptances:
+            return None
+        if any((signal.name, signal.signal_id) == (name, signal_id) for signal in run.signals):
+            return None
+        problem = self._problem(run, name, suffix, data)
+        if problem is None:
+            content = msgspec.json.decode(data, type=SignalObject)
+            request = SignalRequest(run_id=run.head.run_id, name=name, payload=content.payload, signal_id=signal_id)
+            answer = run.deliver_signal(request, self._limits, now)
+            if not isinstance(answer, port.Refused):
+                return None
+            reason, detail = _refused(f"{answer.error.code}: {answer.error.message}")
+        else:
+            reason, detail = problem
+        run.letters[dead] = letter = DeadLetter(
+            letter_id=dead,
+            run_id=run.head.run_id,
+            envelope=data,
+            reason=reason,
+            detail=f"signal {key}: {detail}",
+            node="store",
+            died_at=now,
+        )
+        return letter
+
+    def _problem(self, run: StoredRun, name: str, suffix: str, data: bytes) -> tuple[Reason, str] | None:
+        """Return why an object is no signal that can be accepted now, or None."""
+        if not _SUFFIX.fullmatch(suffix):
+            return "undecodable", "its key does not end in a timestamp of fixed width, _, and an id"
+        try:
+            content = msgspec.json.decode(data, type=SignalObject)
+            codec.refuse_sealed(content.payload)
+        except (msgspec.MsgspecError, UnicodeError) as problem:
+            return "undecodable", f"it is no signal: {problem}"
+        request = SignalRequest(run_id=run.head.run_id, name=name, payload=content.payload, signal_id="object")
+        unfit = validation.check_item(request, self._limits)
+        if unfit is not None:
+            return "undecodable", unfit.message
+        if content.name != name:
+            return "undecodable", "its name is not that of its key"
+        cursor = "" if run.head.snapshot is None else run.head.snapshot.signals.get(name, "")
+        if suffix <= cursor:
+            return _refused(f"it lies behind the cursor {cursor}: later ones were consumed before it was written")
+        return None
+
+
+def _refused(detail: str) -> tuple[Reason, str]:
+    return "refused", detail

@@ -1,0 +1,893 @@
+"""The store in a bucket: every verb of the port on conditional writes of objects.
+
+* `bucket` has the objects and their conditions; `server_time` the time;
+* `head` is a run as one object, and `heads` changes it: to replace the head is to commit;
+* `create`, `relay` and `signals` are what takes more than one object: a request and its run, what a run sends to
+  others, signals that were put into the bucket by any S3 client;
+* `mirror` is what a process knows of all runs, for everything that has to be found;
+* `documents` has what is not part of a run.
+
+What the rules say about a run is decided by the reference model (`memory/run.py`). Atomicity is per run. Runs of a
+batch are changed at the same time, and those of one run in one write.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.clock import Clock, Secrets, SystemSecrets
+from holdfast.core import codec
+from holdfast.core.access import AccessToken, is_expired_session, merge_tokens
+from holdfast.core.admission import RunLimit
+from holdfast.core.audit import AuditEntry, letter_entry, run_entry
+from holdfast.core.dead_letters import Settled, Settlement
+from holdfast.core.declarations import WorkflowDeclaration
+from holdfast.core.events import Event
+from holdfast.core.instants import Instant
+from holdfast.core.messages import Message, SignalRequest
+from holdfast.core.plans import RegisteredPlan, definition_of
+from holdfast.errors import StoreUnavailable
+from holdfast.limits import SUSPECT_LOSSES, Limits
+from holdfast.store import decisions, health, port, validation
+from holdfast.store.memory import queries
+from holdfast.store.memory.health import examine
+from holdfast.store.memory.host_locks import HostLocks
+from holdfast.store.memory.jobs import acquire
+from holdfast.store.memory.plans import Plans
+from holdfast.store.memory.retention import find_finished
+from holdfast.store.memory.run import Run
+from holdfast.store.memory.tokens import Tokens
+from holdfast.store.s3.admission import Admission
+from holdfast.store.s3.bucket import Bucket
+from holdfast.store.s3.bus import OUTBOX, WithoutBus, nothing
+from holdfast.store.s3.create import Creator, deliver_all
+from holdfast.store.s3.documents import (
+    Document,
+    LocksDocument,
+    Objects,
+    PlansDocument,
+    TokensDocument,
+    locks_document,
+    locks_of,
+)
+from holdfast.store.s3.head import FORMAT, StoredRun, note_audit
+from holdfast.store.s3.heads import Heads
+from holdfast.store.s3.mirror import HeldNode, Mirror, NodeRecord, node_key
+from holdfast.store.s3.polling import PollingWakeups
+from holdfast.store.s3.relay import Relay
+from holdfast.store.s3.retention import ArchiveDocument, Retention
+from holdfast.store.s3.server_time import ServerTime
+from holdfast.store.s3.signals import SignalObjects
+from holdfast.store.types import within
+from holdfast.store.wakeups import Wakeups, creations_may_wake_others, may_wake_others
+
+T = TypeVar("T")
+Row = TypeVar("Row")
+
+FRESH = 1_000_000
+"""How old, in microseconds, what is known may be when a node asks how long it can sleep, or whom it can admit."""
+
+LOOKED = 4_000_000
+"""How recently, in microseconds, a node must have claimed for a look of its own to be spared."""
+
+
+class S3Store(WithoutBus):
+    """A store in a bucket. Make it with `open`."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        clock: Clock | None = None,
+        limits: Limits | None = None,
+        wakeups: Wakeups | None = None,
+        secrets: Secrets | None = None,
+    ) -> None:
+        self.capabilities = port.Capabilities(
+            conditional_batch=True,
+            atomic_batch=False,
+            read_after_write=True,
+            scan_consistency="eventual",
+            lacking=frozenset({OUTBOX}),
+        )
+        self.extend_lease = None  # a lease is renewed by a request, which needs the loop
+        self.bucket = bucket
+        self._clock = clock
+        self._limits = limits or Limits()
+        self._secrets = secrets or SystemSecrets()
+        writer = self._secrets.new_secret()[:12]
+        self._time = ServerTime(bucket, writer)
+        self._mirror = Mirror(bucket, writer)
+        self._heads = Heads(bucket, self._mirror, self._secrets)
+        self._admission = Admission(bucket, self._mirror, self._heads, self._secrets)
+        self._creator = Creator(bucket, self._mirror, self._heads, self._admission, self._secrets, self._limits)
+        self._relay = Relay(self._mirror, self._heads, self._creator, self._limits)
+        self._signals = SignalObjects(bucket, self._mirror, self._heads, self._limits)
+        self._objects = Objects(bucket)
+        self._tokens = Document(bucket, self._secrets, "tokens.json", TokensDocument())
+        self._locks = Document(bucket, self._secrets, "locks.json", LocksDocument())
+        self._plans = Document(bucket, self._secrets, "plans.json", PlansDocument())
+        self._retention = Retention(
+            self._mirror,
+            self._heads,
+            self._objects,
+            self._signals,
+            self._tokens,
+            self._plans,
+            Document(bucket, self._secrets, "archive.json", ArchiveDocument()),
+        )
+        self.wakeups: Wakeups = PollingWakeups(self._look, wakeups)
+        self._is_closed = False
+        self._finders: dict[type, Callable[[Any], Awaitable[port.Found[Any]]]] = {
+            port.RunQuery: self._finder(queries.find_runs),
+            port.RunCountQuery: self._finder(queries.count_runs),
+            port.WaitQuery: self._finder(queries.find_waits),
+            port.MailboxQuery: self._finder(queries.find_mailbox),
+            port.TaskQuery: self._finder(queries.find_tasks),
+            port.DeadLetterQuery: self._finder(queries.find_dead_letters),
+            port.FinishedRunQuery: self._finder(lambda runs, query: find_finished(runs, _never_held, query)),
+            port.ArchivedRunQuery: self._retention.find_archived,
+            port.AuditQuery: self._retention.find_audit,
+            port.SinkQuery: nothing,
+            port.OutboxQuery: nothing,
+            port.AlertQuery: nothing,
+            port.BusDeadLetterQuery: nothing,
+        }
+
+    def _finder(self, find: Callable[[Any, Any], port.Found[Any]]) -> Callable[[Any], Awaitable[port.Found[Any]]]:
+        async def find_in_mirror(query: Any) -> port.Found[Any]:
+            return find(self._mirror.ordered(), query)
+
+        return find_in_mirror
+
+    @classmethod
+    async def open(
+        cls,
+        address: str,
+        *,
+        limits: Limits | None = None,
+        busy_ms: int = 30_000,
+        wakeups: Wakeups | None = None,
+    ) -> "S3Store":
+        """Open the store at `s3://bucket/prefix`, once its server has proved that it honours conditions."""
+        bucket = Bucket.at(address, patience_s=max(1.0, busy_ms / 1_000))
+        await bucket.check_conditions()
+        return cls(bucket, limits=limits, wakeups=wakeups)
+
+    # --- RunStore
+
+    async def now(self) -> Instant:
+        return await self._now()
+
+    async def _now(self) -> Instant:
+        if self._is_closed:
+            raise StoreUnavailable("the store is closed")
+        return await self._time.now() if self._clock is None else self._clock.now()
+
+    async def create(
+        self, runs: Sequence[port.NewRun], claim_for: str | None = None
+    ) -> list[port.Created | port.Existing | port.Refused]:
+        now = await self._now()
+        validation.check_batch(runs, self._limits)
+        validation.require_for_signals(self, (signal for new in runs for signal in getattr(new, "signals", ())))
+        validation.require_for_records(self, runs)
+        if claim_for is not None:
+            await self._check_node(claim_for, now)
+        order = self._mirror.next_order(now)
+        answers: list[Any] = [None] * len(runs)
+        in_turn = [getattr(new, "admission", None) is not None for new in runs]
+        for wave in _waves([_names_of_request(new) for new in runs], in_turn):
+            created = [self._creator.create(runs[place], claim_for, now, order + place) for place in wave]
+            for place, answer in zip(wave, await asyncio.gather(*created), strict=True):
+                answers[place] = answer
+        await self._announce(now, creations_may_wake_others(runs, answers))
+        return answers
+
+    async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
+        now = await self._now()
+        validation.check_ids(run_ids, self._limits)
+        held = dict(
+            zip(run_ids, await asyncio.gather(*(self._mirror.fetch(run_id) for run_id in run_ids)), strict=True)
+        )
+        return [None if (found := held[run_id]) is None else found.run.loaded(now) for run_id in run_ids]
+
+    async def read_events(
+        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+    ) -> list[Event]:
+        validation.check_values(run_id=run_id, after=after)
+        validation.check_bound("most_bytes", most_bytes)
+        await self._now()
+        most = self._limits.page_items if limit is None else validation.check_page(limit)
+        held = await self._mirror.fetch(run_id) if run_id else None
+        events = [] if held is None else await self._heads.events(held.run, max(after, 0), most)
+        return list(within(events, most_bytes, lambda event: len(codec.encode_body(event.data))))
+
+    async def deliver(
+        self, items: Sequence[SignalRequest | Message]
+    ) -> list[port.Accepted | port.Duplicate | port.Refused]:
+        now = await self._now()
+        validation.check_batch(items, self._limits)
+        validation.require_for_signals(self, (item for item in items if isinstance(item, SignalRequest)))
+        answers: list[Any] = [None] * len(items)
+        by_run: dict[str, list[int]] = {}
+        for place, item in enumerate(items):
+            problem = validation.check_item(item, self._limits)
+            if problem is None:
+                by_run.setdefault(item.run_id, []).append(place)
+            else:
+                answers[place] = port.Refused(problem)
+
+        async def to_run(run_id: str, places: list[int]) -> None:
+            mine = [items[place] for place in places]
+            given = await self._heads.change(run_id, lambda run: deliver_all(run, mine, self._limits, now))
+            missing = port.Refused(decisions.no_such_run(run_id))
+            for place, answer in zip(places, given or [missing] * len(places), strict=True):
+                answers[place] = answer
+
+        await asyncio.gather(*(to_run(run_id, places) for run_id, places in by_run.items()))
+        await self._announce(now)
+        return answers
+
+    async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
+        now = await self._now()
+        validation.check_batch(turns, self._limits)
+        validation.require_for_records(self, turns)
+        answers: list[Any] = [None] * len(turns)
+        for wave in _waves([{turn.run_id} for turn in turns], [bool(turn.starts or turn.sends) for turn in turns]):
+            committed = await asyncio.gather(*(self._commit(turns[place], now) for place in wave))
+            for place, answer in zip(wave, committed, strict=True):
+                answers[place] = answer
+        await self._announce(now, any(map(may_wake_others, turns)))
+        return answers
+
+    async def _commit(self, turn: port.Turn, now: Instant) -> port.Committed | port.CommitConflict:
+        def decide(run: StoredRun) -> tuple[port.Committed | port.CommitConflict, StoredRun | None]:
+            before, was_begun = run.head.version, run.has_begun
+            answer = run.commit(turn, now)
+            if isinstance(answer, port.CommitConflict):
+                return answer, None
+            if before == turn.expected_version:
+                run.keep_outgoing(turn, now)
+            has_moved = run.is_finished or run.has_begun != was_begun
+            return answer, run if run.admission is not None and has_moved else None
+
+        decided = await self._heads.change(turn.run_id, decide)
+        if decided is None:
+            return port.CommitConflict("no such run")
+        answer, moved = decided
+        if moved is not None:
+            await self._admission.moved(moved, now)
+        if isinstance(answer, port.Committed) and (turn.starts or turn.sends):
+            await self._relay.relay(turn.run_id, now)
+        return answer
+
+    async def claim(self, node: str, limit: int, plans: Sequence[port.Plan] | None = None) -> list[port.LoadedRun]:
+        validation.check_values(node=node)
+        validation.check_plans(plans)
+        now = await self._now()
+        validation.check_page(limit)
+        await self._follow(now)
+        await self._check_node(node, now)
+        await self._relay.relay_abandoned(now)
+        await self._mirror.check_leases(now, node)
+        eligible = [
+            (since, run.order, run_id)
+            for run_id in self._mirror.active
+            if _is_of(run := self._mirror.runs[run_id].run, plans)
+            and (since := self._eligible_since(run, node, now)) is not None
+        ]
+        eligible.sort()
+        claimed: list[port.LoadedRun] = []
+        while eligible and len(claimed) < limit:
+            wave, eligible = eligible[: limit - len(claimed)], eligible[limit - len(claimed) :]
+            took = await asyncio.gather(*(self._claim(run_id, node, now) for _, _, run_id in wave))
+            claimed += [run for run in took if run is not None]
+        await self._announce(now, notify=False)
+        return claimed
+
+    async def _claim(self, run_id: str, node: str, now: Instant) -> port.LoadedRun | None:
+        def decide(run: StoredRun) -> port.LoadedRun | None:
+            if self._eligible_since(run, node, now) is None:
+                return None
+            owner, losses = run.head.lease_owner, run.head.losses
+            epoch = run.head.lease_epoch + (owner != node)
+            if owner is not None and owner != node:
+                losses = max(losses, min(losses + 1, SUSPECT_LOSSES))
+            run.head = replace(run.head, lease_owner=node, lease_epoch=epoch, losses=losses)
+            run.wake(now)
+            return run.loaded(now)
+
+        return await self._heads.change(run_id, decide)
+
+    def _eligible_since(self, run: StoredRun, node: str, now: Instant) -> Instant | None:
+        """Return since when the node may claim the run, or None if it may not."""
+        owner = run.head.lease_owner
+        since = run.head.ready_at if owner is None or owner == node else self._mirror.lease_end(owner, now)
+        return since if since is not None and since <= now else None
+
+    async def renew(
+        self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None, is_start: bool = False
+    ) -> Instant:
+        now = await self._now()
+        validation.check_lease(node, lease_ms, plans)
+        if not self._mirror.is_loaded or is_start:
+            await self._follow(now)
+        held = self._mirror.nodes.get(node)
+        if held is None or self._mirror.lease_end(node, now) <= now:
+            await self._follow(now)
+            held = await self._mirror.fetch_node(node)
+        while True:
+            others = [name for name in self._mirror.nodes if decisions.is_another_life(node, name)]
+            has_lease = self._mirror.lease_end(node, now) > now
+            if is_start:
+                await self._end_lives(node, others, now)
+            elif not has_lease and any(self._mirror.lease_end(name, now) > now for name in others):
+                raise decisions.superseded(node)
+            known = None if held is None else held.record.plans
+            published = known if plans is None else tuple(plans)
+            until = now + lease_ms * 1_000
+            if await self._put_node(node, until, published, held):
+                break
+            await self._follow(now)
+            held = await self._mirror.fetch_node(node)
+        is_shorter = held is not None and until < held.record.lease_until
+        if held is None or held.record.plans != published or is_start or is_shorter or not has_lease:
+            self._heads.note_node(node)
+            await self._drop_nodes(now)
+        await self._announce(now, notify=is_start)
+        return until
+
+    async def _put_node(
+        self, node: str, until: Instant, plans: tuple[port.Plan, ...] | None, held: HeldNode | None
+    ) -> bool:
+        mark = self._secrets.new_secret()[:24]
+        record = NodeRecord(node, until, plans, mark)
+        data = msgspec.json.encode(record)
+        if held is None:
+            written = await self.bucket.create(node_key(node), data, mark.encode())
+        else:
+            written = await self.bucket.replace(node_key(node), data, held.etag, mark.encode())
+        if written is not None:
+            self._mirror.nodes[node] = HeldNode(record, written.etag)
+        return written is not None
+
+    async def _end_lives(self, node: str, others: Sequence[str], now: Instant) -> None:
+        """End the leases of other lives of a node, and make the jobs that they had acquired visible."""
+        for name in others:
+            held: HeldNode | None = self._mirror.nodes.get(name)
+            while held is not None and held.record.lease_until > now:
+                if await self._put_node(name, now, held.record.plans, held):
+                    self._heads.note_node(name)
+                    break
+                held = await self._mirror.fetch_node(name)
+
+        def show(run: StoredRun) -> None:
+            for step_id, work in run.work.items():
+                is_theirs = work.taken_by is not None and decisions.is_another_life(node, work.taken_by)
+                if is_theirs and work.visible_at is not None and work.visible_at > now:
+                    run.work[step_id] = replace(work, visible_at=now)
+
+        busy = [
+            run_id
+            for run_id in self._mirror.active
+            for work in self._mirror.runs[run_id].run.work.values()
+            if work.taken_by is not None and decisions.is_another_life(node, work.taken_by)
+        ]
+        await asyncio.gather(*(self._heads.change(run_id, show) for run_id in dict.fromkeys(busy)))
+        await self._change_locks(lambda locks: locks.end_lives(node, now))
+
+    async def _drop_nodes(self, now: Instant) -> None:
+        """Delete what is left of nodes that have no lease and own nothing."""
+        owners = {self._mirror.runs[run_id].run.head.lease_owner for run_id in self._mirror.active}
+        gone = [node for node in self._mirror.nodes if self._mirror.lease_end(node, now) <= now and node not in owners]
+        await self.bucket.delete([node_key(node) for node in gone])
+        for node in gone:
+            del self._mirror.nodes[node]
+            self._heads.note_node(node)
+
+    async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
+        validation.check_values(node=node)
+        validation.check_ids(run_ids or ())
+        now = await self._now()
+        await self._follow(now)
+
+        def decide(run: StoredRun) -> bool:
+            if run.head.lease_owner != node:
+                return False
+            run.head = replace(run.head, lease_owner=None, lease_epoch=run.head.lease_epoch + 1)
+            run.wake(now)
+            return True
+
+        active = list(self._mirror.active)
+        named = active if run_ids is None else [run_id for run_id in dict.fromkeys(run_ids) if run_id]
+        owned = [
+            run_id
+            for run_id in named
+            if run_id in self._mirror.runs and self._mirror.runs[run_id].run.head.lease_owner == node
+        ]
+        released = await asyncio.gather(*(self._heads.change(run_id, decide) for run_id in owned))
+        if run_ids is None:
+            await self.bucket.delete([node_key(node)])
+            self._mirror.nodes.pop(node, None)
+            self._heads.note_node(node)
+        await self._announce(now)
+        return sum(map(bool, released))
+
+    async def hand_over(self, node: str, run_ids: Sequence[str], to: str) -> list[str]:
+        validation.check_values(node=node, to=to)
+        validation.check_ids(run_ids, self._limits)
+        now = await self._now()
+        await self._follow(now)
+        await self._mirror.fetch_node(to)
+        if self._mirror.lease_end(to, now) <= now:
+            return []
+
+        def decide(run: StoredRun) -> bool:
+            if run.head.lease_owner != node or node == to:
+                return False
+            run.head = replace(run.head, lease_owner=to, lease_epoch=run.head.lease_epoch + 1)
+            run.wake(now)
+            return True
+
+        named = [run_id for run_id in dict.fromkeys(run_ids) if run_id in self._mirror.runs]
+        given = await asyncio.gather(*(self._heads.change(run_id, decide) for run_id in named))
+        await self._announce(now)
+        return sorted(run_id for run_id, is_given in zip(named, given, strict=True) if is_given)
+
+    async def next_due(
+        self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()
+    ) -> Instant | None:
+        validation.check_values(node=node)
+        validation.check_plans(plans)
+        validation.check_names("queues", queues, self._limits)
+        now = await self._now()
+        await self._follow(now, FRESH)
+        await self._mirror.check_leases(now, node)
+        instants: list[Instant] = []
+        for run_id in self._mirror.active:
+            run = self._mirror.runs[run_id].run
+            jobs = [work for work in run.work.values() if work.job is not None and work.job.queue in queues]
+            instants += [work.visible_at for work in jobs if work.visible_at is not None]
+            owner, ready_at = run.head.lease_owner, run.head.ready_at
+            if not _is_of(run, plans):
+                continue
+            if owner is not None and owner != node:
+                instants.append(self._mirror.lease_end(owner, now))
+            elif ready_at is not None:
+                instants.append(ready_at)
+        return min(instants, default=None)
+
+    # --- JobQueue
+
+    async def acquire_jobs(
+        self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
+    ) -> list[port.Job]:
+        validation.check_acquire(node, queues, activities, limit, visible_ms, self._limits)
+        now = await self._now()
+        if not queues or not activities:
+            return []
+        await self._follow(now)
+        visible_until = now + visible_ms * 1_000
+
+        async def take(run_id: str, step_ids: Sequence[str]) -> list[port.Job] | None:
+            return await self._heads.change(
+                run_id, lambda run: _acquire(run, step_ids, activities, node, visible_until, now)
+            )
+
+        taken: list[port.Job] = []
+        wanted = self._visible(queues, activities, now)
+        while wanted and len(taken) < limit:
+            wave, wanted = wanted[: limit - len(taken)], wanted[limit - len(taken) :]
+            by_run: dict[str, list[str]] = {}
+            for _, _, run_id, step_id in wave:
+                by_run.setdefault(run_id, []).append(step_id)
+            found = await asyncio.gather(*(take(run_id, step_ids) for run_id, step_ids in by_run.items()))
+            jobs = {(job.run_id, job.step_id): job for jobs in found for job in jobs or ()}
+            taken += [jobs[run_id, step_id] for _, _, run_id, step_id in wave if (run_id, step_id) in jobs]
+        await self._announce(now, notify=False)
+        return taken
+
+    def _visible(
+        self, queues: Sequence[str], activities: Sequence[str], now: Instant
+    ) -> list[tuple[Instant, int, str, str]]:
+        """Return the jobs that may be acquired, as (visible since, order of the run, run id, step id), in order."""
+        found = []
+        for run_id in self._mirror.active:
+            run = self._mirror.runs[run_id].run
+            for step_id, work in run.work.items():
+                job = work.job
+                if job is not None and job.queue in queues and job.activity in activities and work.is_visible(now):
+                    found.append((work.visible_at or 0, run.order, run_id, step_id))
+        return sorted(found)
+
+    async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
+        validation.check_release(node, jobs, self._limits)
+        now = await self._now()
+
+        async def give_back(job: port.Job) -> bool:
+            def decide(run: StoredRun) -> bool:
+                work = run.work.get(job.step_id)
+                if work is None or not work.is_taken_by(node, job.engine_attempt_id):
+                    return False
+                run.work[job.step_id] = work.returned(job.engine_attempt_id, now)
+                return True
+
+            return bool(await self._heads.change(job.run_id, decide))
+
+        released = await asyncio.gather(*map(give_back, jobs))
+        await self._announce(now)
+        return sum(released)
+
+    async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], visible_ms: int) -> list[bool]:
+        validation.check_heartbeats(node, beats, visible_ms, self._limits)
+        now = await self._now()
+        visible_until = now + visible_ms * 1_000
+        kept: list[bool] = [False] * len(beats)
+        by_run: dict[str, list[int]] = {}
+        for place, beat in enumerate(beats):
+            by_run.setdefault(beat.run_id, []).append(place)
+
+        async def beat_in(run_id: str, places: list[int]) -> None:
+            found = await self._heads.change(
+                run_id, lambda run: [run.beat(node, beats[place], visible_until) for place in places]
+            )
+            for place, is_kept in zip(places, found or [False] * len(places), strict=True):
+                kept[place] = is_kept
+
+        await asyncio.gather(*(beat_in(run_id, places) for run_id, places in by_run.items()))
+        await self._announce(now, notify=False)
+        return kept
+
+    async def admit(
+        self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
+    ) -> tuple[list[port.Admitted], Instant | None]:
+        validation.check_admit(limits, limit, claim_for, self._limits)
+        now = await self._now()
+        if claim_for is not None:
+            await self._check_node(claim_for, now)
+        if not limits:
+            return [], None
+        await self._follow(now, FRESH)
+        admitted, next_at = await self._admission.admit(limits, limit, claim_for, now)
+        await self._announce(now, notify=bool(admitted))
+        return admitted, next_at
+
+    # --- Index
+
+    async def find(self, query: port.Query[Row]) -> port.Found[Row]:
+        finder = validation.finder_of(self._finders, query)
+        now = await self._now()
+        await self._follow(now)
+        most = min(validation.check_page(query.limit), self._limits.page_items)
+        if isinstance(query, port.RunCountQuery) or getattr(query, "order", None) is not None:
+            return await finder(replace(query, limit=most))  # it has a bound, and a cursor of its own
+        found = await finder(query)
+        page = queries.page_of(found, query, most)
+        return port.Found(page, found.cursor if len(page) == len(found) < query.limit else None)
+
+    async def find_nodes(self) -> list[port.NodePlans]:
+        now = await self._now()
+        await self._follow(now)
+        await self._mirror.fetch_nodes()
+        return [
+            port.NodePlans(node, frozenset(held.record.plans))
+            for node, held in sorted(self._mirror.nodes.items())
+            if held.record.plans is not None and self._mirror.lease_end(node, now) > now
+        ]
+
+    async def find_orphaned(self, late_ms: int) -> list[port.OrphanedDefinition]:
+        validation.check_late(late_ms)
+        now = await self._now()
+        await self._follow(now)
+        await self._mirror.fetch_nodes()
+        leases = self._leases()
+        known = {
+            node: frozenset(held.record.plans)
+            for node, held in self._mirror.nodes.items()
+            if held.record.plans is not None
+        }
+        owners = {held.run.head.lease_owner for held in self._mirror.runs.values()}
+        leases |= {owner: 0 for owner in owners if owner is not None and owner not in leases}
+        return queries.find_orphaned(self._mirror.ordered().values(), leases, known, late_ms, now)
+
+    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
+        validation.check_plans(plans)
+        await self._now()
+        return list(await asyncio.gather(*map(self._objects.get_definition, plans)))
+
+    async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
+        now = await self._now()
+        most = min(validation.check_page(limit), self._limits.page_items)
+        await self._follow(now)
+        return await self._mirror.since(cursor, most) if cursor else port.Changes(self._mirror.cursor())
+
+    async def stats(self) -> port.Stats:
+        now = await self._now()
+        await self._follow(now)
+        await self._mirror.fetch_nodes()
+        runs = list(self._mirror.ordered().values())
+        jobs = [work.job for run in runs for work in run.work.values() if work.job is not None]
+        ready = [run.head.ready_at for run in runs if run.head.ready_at is not None and run.head.ready_at <= now]
+        leases = self._leases()
+        alive = {node: end for node, end in leases.items() if decisions.lease_end(end, now) > now}
+        return port.Stats(
+            runs=dict(Counter(str(run.head.status) for run in runs)),
+            ready=len(ready),
+            leased=sum(run.head.lease_owner is not None for run in runs),
+            messages=sum(len(run.messages) for run in runs),
+            signals=sum(signal.consumed_seq is None for run in runs for signal in run.signals),
+            open_tasks=sum(task.status == "OPEN" for run in runs for task in run.tasks.values()),
+            jobs=len(jobs),
+            queued=sum(run.head.queued_at is not None for run in runs),
+            dead_letters=sum(letter.settled is None for run in runs for letter in run.letters.values()),
+            nodes=len(alive),
+            oldest_ready_at=min(ready, default=None),
+            queues=dict(Counter(job.queue for job in jobs)),
+            leases=alive,
+        )
+
+    async def health(self, bounds: health.Bounds, *, thorough: bool = False) -> health.Facts:
+        now = await self._now()
+        await self._follow(now)
+        runs: Mapping[str, Run] = self._mirror.ordered()
+        facts = examine(runs, self._leases(), bounds, now)
+        return replace(
+            facts,
+            software="S3",
+            schema_version=FORMAT,
+            latest_version=FORMAT,
+            findings=(
+                health.fine(
+                    "store",
+                    f"its server honours conditional writes; this process has sent {self.bucket.requests.total()} "
+                    f"requests; waiting, it sends {self.idle_requests_per_hour()} an hour, beside those of leases",
+                ),
+            ),
+        )
+
+    def idle_requests_per_hour(self) -> int:
+        """Return how many requests a process sends in an hour in which nothing happens, beside those of leases."""
+        polling: Any = self.wakeups
+        return int(polling.requests_per_hour(len(self._mirror.runs)))
+
+    # --- Admin
+
+    async def migrate(self) -> int:
+        await self._now()
+        return FORMAT
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.wakeups.close()
+        if self._clock is None:
+            await self._time.close()
+
+    async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
+        validation.check_definitions(definitions, self._limits)
+        await self._now()
+        await self._objects.put_definitions(definitions)
+
+    async def settle_dead_letters(
+        self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
+    ) -> list[Settled | port.Refused]:
+        validation.check_settlement(ids, action, actor, self._limits)
+        validation.check_audit(() if audit is None else (audit,), self._limits)
+        now = await self._now()
+        await self._follow(now)
+        answers = [await self._settle(letter_id, action, actor, now, audit) for letter_id in ids]
+        await self._announce(now)
+        return answers
+
+    async def _settle(
+        self, letter_id: str, action: Settlement, actor: str, now: Instant, audit: AuditEntry | None
+    ) -> Settled | port.Refused:
+        def decide(run: StoredRun) -> Settled | port.Refused | None:
+            before = run.letters.get(letter_id)
+            if before is None:
+                return None
+            answer = run.settle(before, action, actor, now)
+            if audit is not None and isinstance(answer, Settled) and before.settled is None:
+                whose = (run.head.tenant, run.head.project, run.head.environment)
+                note_audit(run, [run_entry(letter_entry(audit, letter_id), run.head.run_id, whose, now)])
+            return answer
+
+        holders = [run_id for run_id, held in self._mirror.runs.items() if letter_id in held.run.letters]
+        for run_id in holders:
+            answer = await self._heads.change(run_id, decide)
+            if answer is not None:
+                return answer
+        return port.Refused(decisions.no_such_letter(letter_id))
+
+    async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
+        validation.check_audit(entries, self._limits)
+        now = await self._now()
+        await self._objects.append_audit(replace(entry, at=now) for entry in entries)
+
+    async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
+        validation.check_purge(policy, audit, self._limits)
+        now = await self._now()
+        await self._follow(now)
+        report = await self._retention.purge(policy, audit, now)
+        await self._announce(now)
+        return report
+
+    async def acquire_lock(self, name: str, owner: str, lease_ms: int) -> port.HostLock | None:
+        validation.check_lock(name, owner, lease_ms)
+        now = await self._now()
+        return await self._change_locks(lambda locks: locks.acquire(name, owner, lease_ms, now))
+
+    async def release_lock(self, name: str, owner: str, epoch: int) -> bool:
+        validation.check_lock(name, owner, epoch=epoch)
+        await self._now()
+        return await self._change_locks(lambda locks: locks.release(name, owner, epoch))
+
+    async def find_locks(self) -> list[port.HostLock]:
+        await self._now()
+        return locks_of(await self._locks.read()).find()
+
+    async def _change_locks(self, decide: Callable[[HostLocks], T]) -> T:
+        def on_document(document: LocksDocument, mark: str) -> tuple[LocksDocument, T]:
+            locks = locks_of(document)
+            answer = decide(locks)
+            changed = locks_document(locks, document.mark)
+            return (document if changed == document else locks_document(locks, mark)), answer
+
+        return await self._locks.change(on_document)
+
+    # --- TokenStore
+
+    async def put_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
+        validation.check_tokens(tokens, self._limits)
+        validation.check_audit(audit, self._limits)
+        now = await self._now()
+
+        def decide(document: TokensDocument, mark: str) -> tuple[TokensDocument, list[AccessToken]]:
+            kept = {id_: token for id_, token in document.tokens.items() if not is_expired_session(token, now)}
+            for token in tokens:
+                kept[token.token_id] = merge_tokens(kept.get(token.token_id, token), token)
+            return TokensDocument(kept, mark), [kept[token.token_id] for token in tokens]
+
+        stored = await self._tokens.change(decide)
+        await self._objects.append_audit(replace(entry, at=now) for entry in audit)
+        return stored
+
+    async def find_tokens(self, query: port.TokenQuery) -> port.Found[AccessToken]:
+        validation.check_query(query)
+        await self._now()
+        tokens = Tokens()
+        tokens.put(list((await self._tokens.read()).tokens.values()), 0)
+        return port.Found(self._page(tokens.find(query), query.limit))
+
+    async def put_key(self, name: str, key: str) -> str:
+        validation.check_key(name, key)
+        await self._now()
+        return await self._objects.put_key(name, key)
+
+    async def get_key(self, name: str) -> str | None:
+        validation.check_names("name", [name])
+        await self._now()
+        return await self._objects.get_key(name)
+
+    # --- PlanStore
+
+    async def put_plan(self, tenant: str, sha256: str, body: bytes) -> None:
+        validation.check_plan_body(tenant, sha256, body)
+        await self._objects.put_body(tenant, sha256, body, await self._now())
+
+    async def get_plan(self, tenant: str, sha256: str) -> bytes | None:
+        validation.check_plan_body(tenant, sha256)
+        await self._now()
+        return await self._objects.get_body(tenant, sha256)
+
+    async def register_plan(self, plan: RegisteredPlan, audit: AuditEntry | None = None) -> RegisteredPlan:
+        validation.check_registered_plan(plan)
+        validation.check_audit(() if audit is None else (audit,), self._limits)
+        now = await self._now()
+        has_body = await self._objects.get_body(plan.tenant, plan.sha256) is not None
+
+        def decide(document: PlansDocument, mark: str) -> tuple[PlansDocument, RegisteredPlan]:
+            plans = Plans()
+            if has_body:
+                plans.put(plan.tenant, plan.sha256, b"", now)
+            for each in document.plans:
+                plans.restore(each)
+            stored = plans.register(plan, now)
+            is_new = all(each != stored for each in document.plans)
+            return PlansDocument((*document.plans, *([stored] if is_new else [])), mark), stored
+
+        stored = await self._plans.change(decide)
+        if audit is not None:
+            await self._objects.append_audit([replace(audit, at=now)])
+        return stored
+
+    async def find_plans(self, query: port.PlanQuery) -> port.Found[RegisteredPlan]:
+        validation.check_query(query)
+        await self._now()
+        plans = Plans()
+        for each in (await self._plans.read()).plans:
+            plans.restore(each)
+        return port.Found(self._page(plans.find(query), query.limit))
+
+    # --- what several verbs need
+
+    def _page(self, found: list[T], limit: int) -> list[T]:
+        return found[: min(validation.check_page(limit), self._limits.page_items)]
+
+    def _leases(self) -> dict[str, Instant]:
+        return {node: held.record.lease_until for node, held in self._mirror.nodes.items()}
+
+    async def _check_node(self, node: str, now: Instant) -> None:
+        if self._mirror.lease_end(node, now) <= now:
+            await self._mirror.fetch_node(node)
+        if self._mirror.lease_end(node, now) <= now:
+            raise decisions.lease_expired(node)
+
+    async def _follow(self, now: Instant, fresh: int = 0) -> bool:
+        """Look for what others have changed, unless a claim, or another call, has done so as recently as this."""
+        is_fresh = self._clock is None and self._mirror.is_loaded and now - self._mirror.followed_at < fresh
+        return False if is_fresh else await self._mirror.follow(now)
+
+    async def _announce(self, now: Instant, notify: bool = True) -> None:
+        await self._heads.announce(now)
+        if notify:
+            self.wakeups.notify()
+
+    async def _look(self, thoroughly: bool) -> bool:
+        """Look for what others have changed; return whether there was something."""
+        now = await self._now()
+        has_news = await self._follow(now, LOOKED)
+        has_signals = await self._signals.collect(now)
+        if thoroughly:
+            for run_id in await self._mirror.sweep(now):
+                held = self._mirror.runs.get(run_id)
+                if held is not None:
+                    self._heads.note(held.run, held.run.first_in_tail - 1, held.etag)
+                has_news = True
+        await self._heads.announce(now)
+        return has_news or has_signals
+
+
+def _acquire(
+    run: StoredRun, step_ids: Sequence[str], activities: Sequence[str], node: str, until: Instant, now: Instant
+) -> list[port.Job]:
+    taken = []
+    for step_id in step_ids:
+        work = run.work.get(step_id)
+        if work is not None and work.job is not None and work.job.activity in activities and work.is_visible(now):
+            run.work[step_id], given = acquire(work, work.job, node, until)
+            taken.append(given)
+    return taken
+
+
+def _never_held(run_id: str, after: Instant) -> bool:
+    """Return whether a sink has yet to get a run: there are none."""
+    return False
+
+
+def _is_of(run: StoredRun, plans: Sequence[port.Plan] | None) -> bool:
+    return plans is None or definition_of(run.head.plan_id, run.head.plan_version) in plans
+
+
+def _names_of_request(new: Any) -> set[str]:
+    return {f"run {getattr(new, 'run_id', '')}", f"request {getattr(new, 'request_key', '')}"}
+
+
+def _waves(names: Sequence[set[str]], alone: Sequence[bool] = ()) -> list[list[int]]:
+    """Cut a batch so that no two items of a part have a name in common, and those that concern other runs are alone."""
+    waves: list[list[int]] = []
+    taken: set[str] = set()
+    is_closed = True
+    for place, mine in enumerate(names):
+        is_alone = bool(alone) and alone[place]
+        if is_closed or is_alone or not taken.isdisjoint(mine):
+            waves.append([])
+            taken = set()
+        waves[-1].append(place)
+        taken |= mine
+        is_closed = is_alone
+    return waves

@@ -1,0 +1,576 @@
+"""What a bucket's server may do, from forgetting conditions to not answering, and what the store makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import obstore
+import pytest
+from msgspec.structs import replace
+from obstore.exceptions import GenericError
+from obstore.store import LocalStore
+from obstore.store import MemoryStore as ObjectsInMemory
+
+from holdfast.clock import SystemClock
+from holdfast.core.bus import Sink
+from holdfast.core.instants import format_instant
+from holdfast.core.keys import signal_storage_key, signal_suffix
+from holdfast.errors import (
+    CheckpointOwnershipCapabilityError,
+    InvalidInput,
+    StoreCorrupt,
+    StoreTooNew,
+    StoreUnavailable,
+)
+from holdfast.limits import Limits
+from holdfast.settings import Settings
+from holdfast.store.open import open_store
+from holdfast.store.port import Accepted, CommitConflict, Committed, DeadLetterQuery, MailboxQuery, RunQuery, Store
+from holdfast.store.s3 import S3Store
+from holdfast.store.s3.bucket import Bucket, Stored
+from holdfast.store.s3.head import TAIL_EVENTS
+from holdfast.store.s3.polling import PollingWakeups
+from holdfast.store.s3.server_time import ServerTime
+from holdfast.testing import VirtualClock
+from holdfast.testing.samples import SampleNode, complete, marker, new_run, read_history, read_picture, signal, wait
+from holdfast.testing.store_suite.commit import CommitSuite
+from holdfast.testing.store_suite.families import CHILD, child
+from holdfast.testing.store_suite.host_locks import HostLockSuite
+from tests.s3_server import S3Server
+from tests.store.s3_tampering import lose_record
+
+Fault = Callable[[str], str | None]
+
+
+class FaultyObjects:
+    """Objects in memory behind a server that fails as its plan says: before a request, after it, or in its answer."""
+
+    def __init__(self, inner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.inner = inner
+        self.plan: Fault = lambda kind: None
+        self.log: list[str] = []
+        put, get = obstore.put_async, obstore.get_async
+
+        async def put_async(store: Any, path: str, data: bytes, **options: Any) -> Any:
+            return await self._pass("PUT", path, lambda: put(self.inner, path, data, **options))
+
+        async def get_async(store: Any, path: str, **options: Any) -> Any:
+            return await self._pass("GET", path, lambda: get(self.inner, path, **options))
+
+        monkeypatch.setattr(obstore, "put_async", put_async)
+        monkeypatch.setattr(obstore, "get_async", get_async)
+        monkeypatch.setattr(obstore, "list", lambda store, *a, **o: _list(self.inner, *a, **o))
+        monkeypatch.setattr(obstore, "delete_async", lambda store, paths: _delete(self.inner, paths))
+
+    async def _pass(self, kind: str, path: str, send: Callable[[], Any]) -> Any:
+        fault = self.plan(f"{kind} {path}")
+        self.log.append(f"{kind} {path} {fault}")
+        if fault == "before":
+            raise GenericError("503 Slow Down")
+        answer = await send()
+        if fault == "after":
+            raise GenericError("the request timed out")
+        return answer
+
+
+_list, _delete = obstore.list, obstore.delete_async
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.store.s3.bucket.FIRST_PAUSE_S", 0.0001)
+    monkeypatch.setattr("holdfast.store.s3.bucket.MOST_PAUSE_S", 0.001)
+
+
+@pytest.fixture
+def objects(monkeypatch: pytest.MonkeyPatch) -> FaultyObjects:
+    return FaultyObjects(ObjectsInMemory(), monkeypatch)
+
+
+def opened(objects: FaultyObjects | Any, clock: VirtualClock | None = None, patience_s: float = 5.0) -> S3Store:
+    return S3Store(Bucket(objects, patience_s=patience_s), clock or VirtualClock())
+
+
+# --- the self-test
+
+
+@pytest.mark.contract("OWN-2", "STO-1", "STO-2")
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("create", "it created an object over one that was there"),
+        ("replace", "it replaced an object that had changed"),
+        ("race", "of four replacements at the same time it accepted"),
+    ],
+)
+async def test_a_server_that_ignores_a_condition_is_refused_with_what_it_did(
+    monkeypatch: pytest.MonkeyPatch, mode: str, words: str
+) -> None:
+    put = obstore.put_async
+
+    async def careless(store: Any, path: str, data: bytes, mode_: Any = None, **options: Any) -> Any:
+        condition = options.get("mode")
+        if (mode == "create" and condition == "create") or (mode == "replace" and isinstance(condition, dict)):
+            options.pop("mode")
+        if mode == "race" and data.startswith(b"rival"):
+            options.pop("mode")
+        return await put(store, path, data, **options)
+
+    monkeypatch.setattr(obstore, "put_async", careless)
+    with pytest.raises(CheckpointOwnershipCapabilityError, match=words) as refused:
+        await Bucket(ObjectsInMemory()).check_conditions()
+    assert refused.value.details["capability"] == "conditional_batch"
+    assert refused.value.details["store"] == "S3Store"
+
+
+@pytest.mark.contract("OWN-2")
+async def test_a_backend_without_conditional_replacement_is_refused(tmp_path: Any) -> None:
+    with pytest.raises(CheckpointOwnershipCapabilityError, match="conditional_batch"):
+        await Bucket(LocalStore(tmp_path)).check_conditions()
+
+
+@pytest.mark.contract("STO-1")
+async def test_the_self_test_passes_and_leaves_nothing() -> None:
+    bucket = Bucket(ObjectsInMemory())
+    await bucket.check_conditions()
+    assert await bucket.list("probe") == []
+
+
+# --- unknown outcomes
+
+
+@pytest.mark.contract("OWN-1", "OWN-3", "EVT-1")
+@pytest.mark.parametrize("fault", ["before", "after"])
+async def test_a_request_that_fails_once_is_repeated_and_happens_once(objects: FaultyObjects, fault: str) -> None:
+    """Each request in turn fails: a run is created, a signal without an id delivered, and a turn committed, once."""
+    number = 0
+    while True:
+        objects.inner = ObjectsInMemory()
+        count = -1
+
+        def plan(request: str, number: int = number) -> str | None:
+            nonlocal count
+            count += 1
+            return fault if count == number else None
+
+        objects.plan = plan
+        store = opened(objects)
+        node = SampleNode(store)
+        await node.start("run-1", wait("go"))
+        assert isinstance((await store.deliver([signal("run-1", "go")]))[0], Accepted)
+        await node.step("run-1", complete())
+        history = await read_history(store, "run-1")
+        assert [event.run_seq for event in history] == list(range(1, len(history) + 1))
+        assert history[-1].event_type == "RunCompleted"
+        assert len(await store.find(MailboxQuery(run_id="run-1", consumed=True))) == 1
+        assert len(await store.find(RunQuery())) == 1
+        if count < number:
+            return
+        number += 1
+
+
+@pytest.mark.contract("OWN-1", "SIG-5")
+async def test_a_write_whose_answer_is_lost_and_that_others_follow_is_found_by_its_mark(objects: FaultyObjects) -> None:
+    """The second try is refused, because the head has changed twice; the signal is not accepted again."""
+    clock = VirtualClock()
+    store, other = opened(objects, clock), opened(objects, clock)
+    await store.create([new_run("run-1")])
+    is_first = True
+
+    def plan(request: str) -> str | None:
+        nonlocal is_first
+        if request == "PUT heads/run-1" and is_first:
+            is_first = False
+            return "after"
+        return None
+
+    objects.plan = plan
+    await asyncio.gather(store.deliver([signal("run-1", "go")]), other.deliver([signal("run-1", "stop")]))
+    names = [each.name for each in await store.find(MailboxQuery(run_id="run-1"))]
+    assert sorted(names) == ["go", "stop"]
+
+
+@pytest.mark.contract("OWN-3")
+async def test_a_server_that_stays_away_is_a_typed_error(objects: FaultyObjects) -> None:
+    store = opened(objects, patience_s=0.05)
+    objects.plan = lambda request: "before"
+    with pytest.raises(StoreUnavailable):
+        await store.load(["run-1"])
+
+
+@pytest.mark.contract("OWN-1", "OWN-3", "INV")
+@pytest.mark.parametrize("seed", range(5))
+async def test_two_processes_and_a_server_that_fails_one_request_in_five(objects: FaultyObjects, seed: int) -> None:
+    """No fork, no gap, nothing lost, nothing doubled."""
+    rng = random.Random(seed)
+    clock = VirtualClock()
+    stores = [opened(objects, clock), opened(objects, clock)]
+    objects.plan = lambda request: rng.choice(["before", "after"]) if rng.random() < 0.2 else None
+    nodes = [SampleNode(store, name) for store, name in zip(stores, ("node-a", "node-b"), strict=True)]
+    await asyncio.gather(*(store.create([new_run(f"run-{n}")]) for n, store in enumerate(stores * 3)))
+    sent = 0
+    for _ in range(6):
+        items = [[signal(f"run-{rng.randrange(6)}", "go") for _ in range(3)] for _ in stores]
+        answers = await asyncio.gather(*(store.deliver(mine) for store, mine in zip(stores, items, strict=True)))
+        sent += sum(isinstance(answer, Accepted) for each in answers for answer in each)
+        for node in nodes:
+            for run in await node.claim():
+                await node.store.commit([await node.turn(run, marker(f"m{run.head.version}"), release=True)])
+    objects.plan = lambda request: None
+    pictures = [await read_picture(store, ("node-a", "node-b")) for store in stores]
+    assert pictures[0] == pictures[1]
+    assert sum(head.inbox_seq for head in pictures[0]["runs"]) == sent
+    for head in pictures[0]["runs"]:
+        assert [event.run_seq for event in pictures[0]["events"][head.run_id]] == list(range(1, head.version + 1))
+
+
+# --- crashes between two objects
+
+
+class Killed(BaseException):
+    """The process is killed here."""
+
+
+@pytest.mark.contract("OWN-3", "QUE-1")
+async def test_a_request_whose_run_was_not_created_is_completed_by_a_retry(objects: FaultyObjects) -> None:
+    store, new = opened(objects), new_run("run-1")
+    _kill_at(objects, "PUT heads/run-1")
+    with pytest.raises(Killed):
+        await store.create([new])
+    objects.plan = lambda request: None
+    again = opened(objects)
+    [answer] = await again.create([new_run("run-2", request_id=new.run_request_id)])
+    assert answer.run_id == "run-1"  # type: ignore[union-attr]
+    assert [head.run_id for head in await again.find(RunQuery())] == ["run-1"]
+
+
+@pytest.mark.contract("OWN-3", "MSG-2", "WF-4")
+@pytest.mark.parametrize("nth", range(1, 9))
+async def test_what_a_turn_sends_arrives_once_although_its_process_is_killed(objects: FaultyObjects, nth: int) -> None:
+    """Killed before the nth write after the commit; another process relays what is left, once its time has come."""
+    clock = VirtualClock()
+    store = opened(objects, clock)
+    node = SampleNode(store)
+    await node.start("run-1", child())
+    await node.claim()
+    count = 0
+
+    def plan(request: str) -> str | None:
+        nonlocal count
+        count += request.startswith("PUT")
+        if count == nth:
+            raise Killed
+        return None
+
+    turn = await node.turn(await node.load(CHILD), complete("done"))
+    objects.plan = plan
+    is_killed = False
+    try:
+        await store.commit([turn])
+    except Killed:
+        is_killed = True
+    objects.plan = lambda request: None
+    other = opened(objects, clock)
+    heir = SampleNode(other, "node-b")
+    clock.advance(ms=60_000)
+    await heir.renew()
+    await heir.claim()
+    if nth == 1:
+        [answer] = await other.commit([turn])
+        assert is_killed
+        assert isinstance(answer, CommitConflict)  # it was never committed, and the run has another owner
+        return
+    [parent] = [run for run in await other.load(["run-1"]) if run is not None]
+    assert [message.type for message in parent.messages].count("SubWorkflowCompleted") == 1
+    assert other._mirror.runs[CHILD].run.outgoing == ()
+
+
+def _kill_at(objects: FaultyObjects, request: str, nth: int = 1) -> None:
+    seen: Counter[str] = Counter()
+
+    def plan(asked: str) -> str | None:
+        seen[asked] += 1
+        if asked.startswith(request) and seen[asked] == nth:
+            raise Killed
+        return None
+
+    objects.plan = plan
+
+
+# --- the format
+
+
+@pytest.mark.contract("EVT-1", "EVT-4")
+async def test_older_events_go_into_segments_and_are_read_with_the_others(objects: FaultyObjects) -> None:
+    store = opened(objects)
+    node = SampleNode(store)
+    run = await node.start("run-1", wait("go"))
+    first = None
+    for number in range(TAIL_EVENTS + 20):
+        turn = await node.turn(run, marker(f"m{number}"))
+        first = first or turn
+        assert isinstance((await store.commit([turn]))[0], Committed)
+        run = await node.load("run-1")
+    held = store._mirror.runs["run-1"].run
+    assert held.segments
+    assert len(held.events) < TAIL_EVENTS
+    other = opened(objects)
+    for reader in (store, other):
+        history = await read_history(reader, "run-1")
+        assert [event.run_seq for event in history] == list(range(1, run.head.version + 1))
+    assert first is not None
+    [again] = await other.commit([first])  # a turn of long ago is recognised
+    assert isinstance(again, Committed)
+    later = await node.turn(run, marker("late"))
+    old = replace(first.events[0], engine_run_ref=later.events[0].engine_run_ref)
+    [conflict] = await other.commit([replace(later, events=(old,))])
+    assert isinstance(conflict, CommitConflict)
+    assert (conflict.reason, conflict.existing) == ("event exists", history[first.expected_version])
+
+
+@pytest.mark.contract("FMT-1")
+async def test_a_head_of_a_newer_format_or_a_damaged_one_is_a_typed_error(objects: FaultyObjects) -> None:
+    store = opened(objects)
+    await store.create([new_run("run-1")])
+    found = await store.bucket.get("heads/run-1")
+    assert found is not None
+    newer = json.loads(found.data) | {"format": 99}
+    for data, error in ((json.dumps(newer).encode(), StoreTooNew), (b"{", StoreCorrupt)):
+        await store.bucket.put("heads/run-1", data)
+        with pytest.raises(error):
+            await opened(objects).load(["run-1"])
+
+
+# --- finding
+
+
+async def test_a_change_that_nothing_announced_is_found_by_a_sweep(objects: FaultyObjects) -> None:
+    clock = VirtualClock()
+    store, other = opened(objects, clock), opened(objects, clock)
+    await store.create([new_run("run-1")])
+    assert len(await other.find(RunQuery())) == 1
+    _kill_at(objects, "PUT changes/")
+    with pytest.raises(Killed):
+        await store.create([new_run("run-2")])
+    objects.plan = lambda request: None
+    assert len(await other.find(RunQuery())) == 1
+    assert await other._look(True)
+    assert len(await other.find(RunQuery())) == 2
+    assert [change.run_id for change in (await opened(objects, clock).changes("")).runs] == []
+
+
+@pytest.mark.contract("MSG-4")
+async def test_a_listener_hears_of_what_another_process_did(
+    objects: FaultyObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.store.s3.polling.FIRST_LOOK_S", 0.001)
+    clock = VirtualClock()
+    store, other = opened(objects, clock), opened(objects, clock)
+    listener = other.wakeups.listen()
+    await other.find(RunQuery())
+    await store.create([new_run("run-1")])
+    assert await listener.wait(60)
+    listener.close()
+    await other.close()
+
+
+def test_an_idle_process_says_what_it_costs() -> None:
+    async def look(thoroughly: bool) -> bool:
+        return False
+
+    assert PollingWakeups(look).requests_per_hour(0) == 1_692
+    assert PollingWakeups(look).requests_per_hour(100_000) == 2_292
+
+
+@pytest.mark.contract("STO-2")
+async def test_a_sink_is_refused_with_the_capability_that_is_missing(objects: FaultyObjects) -> None:
+    store = opened(objects)
+    assert store.capabilities.lacking == {"outbox"}
+    assert store.capabilities.scan_consistency == "eventual"
+    sink = Sink(name="hook", kind="webhook", address="https://example.com/hook", secret="hook/key")
+    with pytest.raises(CheckpointOwnershipCapabilityError, match="outbox"):
+        await store.put_sink(sink)
+
+
+# --- signals by any S3 client
+
+
+def _object(run_id: str, name: str, at: int, uuid: str, payload: object) -> tuple[str, bytes]:
+    content = {"id": uuid, "name": name, "payload": payload, "created_at": format_instant(at)}
+    return signal_storage_key(run_id, name, signal_suffix(at, uuid)), json.dumps(content).encode()
+
+
+@pytest.mark.contract("SIG-1", "SIG-3")
+async def test_a_signal_that_is_put_into_the_bucket_is_accepted_once(objects: FaultyObjects) -> None:
+    clock = VirtualClock()
+    store, other = opened(objects, clock), opened(objects, clock)
+    node = SampleNode(store)
+    await node.start("run-1", wait("go"))
+    await store.commit([await node.turn(await node.load("run-1"), release=True)])
+    key, data = _object("run-1", "go", clock.now(), "a1b2c3d4", {"approved": True})
+    await store.bucket.put(key, data)
+    for each in (store, other, store):
+        await each._look(False)
+    [accepted] = await other.find(MailboxQuery(run_id="run-1"))
+    assert (accepted.name, accepted.signal_id) == ("go", "a1b2c3d4")
+    assert json.loads(bytes(accepted.payload)) == {"approved": True}
+    [run] = await node.claim()
+    assert [each.signal_id for each in run.signals] == ["a1b2c3d4"]
+    assert [listed.key for listed in await store.bucket.list("workflow")] == [key]  # it stays, to be looked at
+
+
+@pytest.mark.contract("SIG-1", "MSG-3")
+async def test_a_signal_behind_the_cursor_is_reported_and_dead_lettered(
+    objects: FaultyObjects, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = VirtualClock()
+    store = opened(objects, clock)
+    node = SampleNode(store)
+    await node.start("run-1", wait("go"))
+    early = clock.now()
+    clock.advance(ms=5_000)
+    await store.deliver([signal("run-1", "go")])
+    await node.step("run-1", wait("again"))
+    late = _object("run-1", "go", early, "late", 1)
+    wrong = ("workflow/run-1/signals/go/yesterday_x.json", late[1])
+    broken = (signal_storage_key("run-1", "go", signal_suffix(clock.now(), "broken")), b"{")
+    for key, data in (late, wrong, broken):
+        await store.bucket.put(key, data)
+    for _ in range(2):
+        await store._look(False)
+    letters = await store.find(DeadLetterQuery())
+    assert sorted(letter.reason for letter in letters) == ["refused", "undecodable", "undecodable"]
+    assert any("behind the cursor" in letter.detail for letter in letters)
+    assert "behind the cursor" in caplog.text
+    assert await store.find(MailboxQuery(run_id="run-1")) == []
+
+
+async def test_a_signal_to_a_run_that_is_not_there_waits_for_it(objects: FaultyObjects) -> None:
+    clock = VirtualClock()
+    store = opened(objects, clock)
+    key, data = _object("run-1", "go", clock.now(), "early", 1)
+    await store.bucket.put(key, data)
+    await store._look(False)
+    await store.create([new_run("run-1")])
+    await store._look(False)
+    assert [each.signal_id for each in await store.find(MailboxQuery(run_id="run-1"))] == ["early"]
+
+
+# --- the time
+
+
+@pytest.mark.contract("SIG-2")
+async def test_time_is_the_servers_never_ahead_and_never_goes_back() -> None:
+    elapsed = 0
+    server = 1_000_000_000_000_000
+
+    class Server:
+        """A bucket that says when something was written in whole seconds, as S3 does."""
+
+        written = 0
+
+        async def put(self, key: str, data: bytes) -> str:
+            nonlocal elapsed
+            elapsed += 20_000
+            self.written = (server + elapsed) // 1_000_000 * 1_000_000
+            return ""
+
+        async def get(self, key: str) -> Stored:
+            return Stored(b"", "", self.written)
+
+    bucket: Any = Server()
+    time = ServerTime(bucket, "w", lambda: elapsed)
+    last = 0
+    for _ in range(30):
+        now = await time.now()
+        assert last <= now <= server + elapsed
+        last = now
+        elapsed += 31_337_000
+    assert server + elapsed - await time.now() < 1_000_000
+    server -= 3_600_000_000
+    for _ in range(12):
+        elapsed += 31_000_000
+        now = await time.now()
+        assert now >= last
+        last = now
+
+
+# --- a real server
+
+
+class TestRealServer(CommitSuite, HostLockSuite):
+    """What is committed, on the wire. The whole suite passes there too, and takes minutes."""
+
+    objects: Any
+
+    @pytest.fixture(autouse=True)
+    def _bucket(self, s3_server: S3Server) -> None:
+        self.objects = s3_server.store(s3_server.make_bucket(), prefix="my/prefix")
+
+    async def make_store(self, clock: VirtualClock, limits: Limits) -> Store:
+        return S3Store(Bucket(self.objects), clock, limits)
+
+    async def make_peer(self, store: Store, clock: VirtualClock, limits: Limits) -> Store:
+        return S3Store(Bucket(self.objects), clock, limits)
+
+    async def lose_acceptance_record(self, store: Store, run_id: str, name: str, signal_id: str) -> None:
+        assert isinstance(store, S3Store)
+        await lose_record(store, run_id, name, signal_id)
+
+
+@pytest.mark.contract("STO-1", "SIG-1", "SIG-2")
+async def test_a_store_is_opened_by_its_address_and_takes_the_time_of_its_server(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    address = f"s3://{s3_server.make_bucket()}/shop"
+    store = await open_store(Settings(store=address))
+    now = await store.now()
+    assert abs(now - SystemClock().now()) < 3_000_000
+    await store.create([new_run("run-1")])
+    await store.close()
+    again = await open_store(Settings(store=address))
+    assert [head.run_id for head in await again.find(RunQuery())] == ["run-1"]
+    assert await again.now() >= now
+    await again.close()
+
+
+@pytest.mark.contract("API-2")
+async def test_a_bucket_that_is_missing_or_refuses_is_a_typed_error(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StoreUnavailable, match="no such bucket"):
+        await open_store(Settings(store="s3://there-is-none/shop"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(StoreUnavailable, match="credentials"):
+        await open_store(Settings(store=f"s3://{s3_server.make_bucket()}/shop"))
+    with pytest.raises(InvalidInput):
+        await open_store(Settings(store="s3://"))
+
+
+# --- requests are counted
+
+
+@pytest.mark.contract("STO-1")
+async def test_a_turn_takes_two_requests_and_a_signal_two(objects: FaultyObjects) -> None:
+    store = opened(objects)
+    node = SampleNode(store)
+    run = await node.start("run-1", wait("go"))
+    turn = await node.turn(run, marker("one"))
+    before = store.bucket.requests.copy()
+    await store.commit([turn])
+    assert store.bucket.requests - before == Counter(PUT=2)
+    before = store.bucket.requests.copy()
+    await store.deliver([signal("run-1", "go")])
+    assert store.bucket.requests - before == Counter(PUT=2)
+    before = store.bucket.requests.copy()
+    await store.find(RunQuery())
+    assert store.bucket.requests - before == Counter(LIST=1)
