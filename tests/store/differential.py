@@ -11,11 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core.admission import RunLimit
 from holdfast.core.bus import Sink, alert_of
 from holdfast.core.index_rows import runtime_snapshot
+from holdfast.core.schedules import Schedule, ScheduleSpec
 from holdfast.core.state import TERMINAL, state_of
 from holdfast.errors import HoldfastError
 from holdfast.limits import LEASE_MS, Limits
@@ -33,6 +35,7 @@ from holdfast.store.port import (
     RunCountQuery,
     RunHead,
     RunQuery,
+    ScheduleQuery,
     Store,
     TaskQuery,
     Turn,
@@ -403,6 +406,23 @@ async def lock(world: World) -> None:
     await world.ask("find_locks")
 
 
+async def change_schedule(world: World) -> None:
+    """Commit a schedule from some revision, with runs or without, or delete it."""
+    values = world.values
+    schedule_id, revision = values.pick(("hourly", "nightly")), values.number(0, 3)
+    if values.happens(0.1):
+        await world.ask("delete_schedule", ("default", "default", "default", schedule_id), revision)
+    else:
+        due = values.pick((None, world.clock.now(), world.clock.now() + 5))
+        queued = values.pick(((), (1, 2)))
+        spec = ScheduleSpec(every_ms=values.pick((1_000, 1_000, 60_000, 1)))
+        given = Schedule(
+            schedule_id=schedule_id, app="a", workflow="order", spec=spec, next_due=due, queued=queued, input=Raw(b"1")
+        )
+        await world.ask("commit_schedule", given, revision)
+    await world.ask("find", ScheduleQuery(by_due=values.happens(0.5), waiting=values.happens(0.3)))
+
+
 async def acquire_jobs(world: World) -> None:
     """Let a node take jobs."""
     values = world.values
@@ -564,6 +584,7 @@ OPERATIONS: list[tuple[int, Callable[[World], Awaitable[None]]]] = [
     (3, release),
     (4, hand_over),
     (4, lock),
+    (5, change_schedule),
     (12, acquire_jobs),
     (10, heartbeat),
     (8, settle),

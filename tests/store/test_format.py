@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import codec
@@ -25,6 +26,7 @@ from holdfast.core.events import UnknownBody
 from holdfast.core.index_rows import runtime_snapshot
 from holdfast.core.messages import ActivitySucceeded
 from holdfast.core.plans import RegisteredPlan
+from holdfast.core.schedules import Schedule, ScheduleSpec
 from holdfast.core.snapshot import project_run
 from holdfast.core.state import CANCELLED, COMPLETED, RUNNING, state_of
 from holdfast.errors import SignalAcceptanceIndeterminate, StoreTooNew
@@ -37,6 +39,7 @@ from holdfast.store.port import (
     PurgePolicy,
     Refused,
     RunQuery,
+    ScheduleQuery,
     Store,
     TaskQuery,
 )
@@ -69,6 +72,16 @@ DEFINITION = WorkflowDeclaration(plan_id="order", plan_version="1", signals={"ap
 
 BODY = b'{"plan":"etl","version":"1"}'
 PLAN = RegisteredPlan(tenant="acme", plan_id="etl", plan_version="1", sha256=sha256(BODY).hexdigest(), uri="file:etl")
+SCHEDULE = Schedule(
+    schedule_id="nightly",
+    app="shop",
+    workflow="order",
+    input=Raw(b'{"n":1}'),
+    spec=ScheduleSpec(cron="0 9 * * MON-FRI", tz="Europe/Sofia", jitter_ms=5_000, overlap="queue"),
+    next_due=START + 7,
+    queued=(START,),
+    running=("waiting",),
+)
 
 
 async def write_sample(path: Path) -> None:
@@ -114,6 +127,7 @@ async def fill_with_sample(store: Store, clock: VirtualClock) -> None:
     await store.put_plan("acme", PLAN.sha256, BODY)
     await store.register_plan(PLAN)
     await store.acquire_lock("retention", "node-a#1", 60_000)
+    await store.commit_schedule(SCHEDULE, 0)
 
 
 def restore(dump: Path, path: Path) -> None:
@@ -260,12 +274,15 @@ async def check_plans(store: Store, *, has_some: bool) -> None:
 
 
 @pytest.mark.contract("FMT-1", "OWN-4")
-async def test_locks_can_be_held_in_a_file_of_any_format(old_file: Path, request: pytest.FixtureRequest) -> None:
+async def test_locks_and_schedules_are_in_files_of_any_format(old_file: Path, request: pytest.FixtureRequest) -> None:
     store = await SqliteStore.open(old_file, clock=VirtualClock(START + 100_000_000))
     await store.migrate()
     lock = await store.acquire_lock("retention", "node-b#1", 60_000)
     assert lock is not None
-    assert lock.epoch == (1 if request.node.callspec.params["old_file"].stem == "8" else 2)
+    is_old = request.node.callspec.params["old_file"].stem == "8"
+    assert lock.epoch == (1 if is_old else 2)
+    stored, _ = await store.commit_schedule(SCHEDULE, 0 if is_old else 1)
+    assert await store.find(ScheduleQuery()) == [stored]
     await store.close()
 
 

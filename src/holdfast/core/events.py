@@ -173,6 +173,13 @@ class RetryOf(Struct, frozen=True, omit_defaults=True, gc=False):
     reason: str = ""
 
 
+class ScheduleTick(Struct, frozen=True):
+    """The tick of a schedule that started a run."""
+
+    schedule_id: str
+    tick: int
+
+
 class RunQueued(RunBody, frozen=True):
     """The run exists. It holds everything that the start request said."""
 
@@ -191,6 +198,7 @@ class RunQueued(RunBody, frozen=True):
     plan: PlanSource | None = None
     attributes: dict[str, Value] = {}
     """The search attributes that it is started with, and the parts of its reference."""
+    schedule: ScheduleTick | None = None
 
 
 class RunApproved(RunBody, frozen=True):

@@ -15,6 +15,7 @@ from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import INTEGER_LIMIT, Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
+from holdfast.core.schedules import Schedule
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.errors import (
     CallerError,
@@ -75,6 +76,25 @@ def superseded(node: str) -> NodeSuperseded:
         f"node {name}: another process has started under this name and took over; give each process its own name",
         node=name,
     )
+
+
+def schedule_conflict(schedule: Schedule, known: Schedule | None) -> Conflict:
+    """Return the refusal of a change that was computed from another revision."""
+    what = f"schedule {schedule.schedule_id!r}"
+    if known is None:
+        return Conflict(f"{what} is not there any more", schedule_id=schedule.schedule_id)
+    text = f"{what} exists" if schedule.revision <= 1 else f"{what} was changed meanwhile: read it again"
+    return Conflict(text, schedule_id=schedule.schedule_id, revision=known.revision)
+
+
+def next_schedule(schedule: Schedule, expected: int, known: Schedule | None, now: Instant) -> Schedule | None:
+    """Return the schedule as it is stored; None if this very change is stored already. Raise `Conflict` otherwise."""
+    given = replace(schedule, revision=expected + 1)
+    if (0 if known is None else known.revision) == expected:
+        return replace(given, updated_at=now, created_at=now if known is None else known.created_at)
+    if known is not None and known == replace(given, updated_at=known.updated_at, created_at=known.created_at):
+        return None
+    raise schedule_conflict(given, known)
 
 
 def is_free(lock: HostLock, now: Instant) -> bool:

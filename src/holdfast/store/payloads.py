@@ -32,16 +32,18 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.admission import RunLimit
+from holdfast.core.audit import AuditEntry
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import Body, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import EndedAttempt
 from holdfast.core.messages import Message, Original, Signal, SignalRequest, TaskRequest, payload_type
+from holdfast.core.schedules import Schedule
 from holdfast.core.state import OPENED_BY, CarriedFailure, CarriedStep, CarriedUpdate
 from holdfast.errors import InvalidInput, PayloadsSealed, PayloadUnreadable
 from holdfast.store import port
 from holdfast.store.proxy import StoreProxy
-from holdfast.store.validation import check_plan_body
+from holdfast.store.validation import check_plan_body, check_stored_schedule
 
 T = TypeVar("T")
 Row = TypeVar("Row")
@@ -259,6 +261,8 @@ def _rewrite(item: Any, scope: str, visit: Visit) -> Any:
         scope = item.run_id
     elif kind is port.LoadedRun:
         scope = item.head.run_id
+    elif kind is Schedule:
+        scope = "\0".join(("schedule", *item.place))
     texts, changes = _TEXTS.get(kind, ()), {}
     for field in fields:
         value = getattr(item, field)
@@ -448,6 +452,24 @@ class SealingStore(StoreProxy):
                 names.append(each.name)
         sealed = body if not names else msgspec.json.encode(Seal(names, b64encode(data).decode(), _OF_PLAN))
         await self._store.put_plan(tenant, sha256, sealed)
+
+    async def commit_schedule(
+        self,
+        schedule: Schedule,
+        expected_revision: int,
+        starts: Sequence[port.NewRun] = (),
+        audit: AuditEntry | None = None,
+    ) -> tuple[Schedule, list[port.Created | port.Existing | port.Refused]]:
+        """Keep a schedule with its input sealed, bound to where it is; the input is not kept elsewhere."""
+        given = schedule
+        check_stored_schedule(schedule)
+        if schedule.input != e.NULL and not codec.holds_sealed(schedule.input):
+            if not self._codecs:
+                raise PayloadsSealed("the payloads of this store are encrypted; this process has no keys to store them")
+            own = SealingStore(self._store, [each for each in self._codecs if each.name != LAST_CODEC])
+            [given] = await own._sealed([schedule])
+        stored, answers = await self._store.commit_schedule(given, expected_revision, await self._sealed(starts), audit)
+        return replace(stored, input=schedule.input), answers
 
     # --- on the way back
 

@@ -1,13 +1,13 @@
 """The store port: what every store promises, in prose and in verbs.
 
-The verbs come in seven protocols, so that a caller can ask for no more than it needs:
+The verbs come in protocols, so that a caller can ask for no more than it needs:
 
 * `RunStore`: runs, their histories and inboxes, and who owns them;
 * `JobQueue`: activities in queues, and runs that are queued for admission;
 * `Index`: what can be looked for and counted, across runs;
 * `Admin`: the schema, retention, dead letters, the audit log, host locks;
 * `TokenStore`: access tokens and secret keys;
-* `PlanStore`: plans;
+* `PlanStore`, `ScheduleStore`: plans, and schedules;
 * `BusStore`: sinks, and what they have yet to get.
 
 A `Store` is all of them.
@@ -96,6 +96,7 @@ from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
+from holdfast.core.schedules import Schedule
 from holdfast.store.health import Bounds, Facts
 from holdfast.store.types import Accepted as Accepted
 from holdfast.store.types import Admitted as Admitted
@@ -135,6 +136,7 @@ from holdfast.store.types import RunCount as RunCount
 from holdfast.store.types import RunCountQuery as RunCountQuery
 from holdfast.store.types import RunHead as RunHead
 from holdfast.store.types import RunQuery as RunQuery
+from holdfast.store.types import ScheduleQuery as ScheduleQuery
 from holdfast.store.types import SinkQuery as SinkQuery
 from holdfast.store.types import Stats as Stats
 from holdfast.store.types import TaskQuery as TaskQuery
@@ -498,5 +500,30 @@ class BusStore(Protocol):
         ...
 
 
-class Store(RunStore, JobQueue, Index, Admin, TokenStore, PlanStore, BusStore, Protocol):
+class ScheduleStore(Protocol):
+    """Schedules. They are found by a `ScheduleQuery`, and changed only as a whole, from a revision that was read."""
+
+    async def commit_schedule(
+        self,
+        schedule: Schedule,
+        expected_revision: int,
+        starts: Sequence[NewRun] = (),
+        audit: AuditEntry | None = None,
+    ) -> tuple[Schedule, list[Created | Existing | Refused]]:
+        """Store a schedule with the next revision, and create these runs with it, in one transaction for no node.
+
+        Raise `Conflict` if the revision is not `expected_revision`, 0 for one that does not exist: nothing is changed
+        then. The answers are those of `create`; a run that is refused does not undo the rest. A retry of the same call
+        is recognised. The entry of the audit log is appended in the same commit.
+        """
+        ...
+
+    async def delete_schedule(
+        self, place: tuple[str, str, str, str], expected_revision: int, audit: AuditEntry | None = None
+    ) -> bool:
+        """Delete the schedule of this tenant, project, environment and id. False: it is not there at this revision."""
+        ...
+
+
+class Store(RunStore, JobQueue, Index, Admin, TokenStore, PlanStore, BusStore, ScheduleStore, Protocol):
     """Every verb. `open_store` returns one; `testing.store_suite` checks one."""

@@ -13,6 +13,7 @@ from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
+from holdfast.core.schedules import Schedule
 from holdfast.store import port
 from holdfast.store.health import Bounds, Facts
 from holdfast.store.wakeups import Wakeups
@@ -215,3 +216,19 @@ class StoreProxy:
         self, ids: Sequence[str], action: Settlement, audit: AuditEntry | None = None
     ) -> Answer[list[Settled | port.Refused]]:
         return self._store.settle_bus_dead_letters(ids, action, audit)
+
+    # --- ScheduleStore
+
+    def commit_schedule(
+        self,
+        schedule: Schedule,
+        expected_revision: int,
+        starts: Sequence[port.NewRun] = (),
+        audit: AuditEntry | None = None,
+    ) -> Answer[tuple[Schedule, list[port.Created | port.Existing | port.Refused]]]:
+        return self._store.commit_schedule(schedule, expected_revision, starts, audit)
+
+    def delete_schedule(
+        self, place: tuple[str, str, str, str], expected_revision: int, audit: AuditEntry | None = None
+    ) -> Answer[bool]:
+        return self._store.delete_schedule(place, expected_revision, audit)

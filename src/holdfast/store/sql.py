@@ -19,6 +19,7 @@ from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, Task, Wait
 from holdfast.core.keys import inbox_uuid, signal_suffix
 from holdfast.core.messages import AcceptanceRecord, Message, Signal, SignalRequest
 from holdfast.core.plans import RegisteredPlan
+from holdfast.core.schedules import Schedule
 from holdfast.core.state import RunStatus
 from holdfast.errors import StoreCorrupt
 from holdfast.store.types import (
@@ -35,6 +36,7 @@ from holdfast.store.types import (
     PlanQuery,
     RunHead,
     RunQuery,
+    ScheduleQuery,
     SinkQuery,
     TaskQuery,
     WaitQuery,
@@ -76,6 +78,27 @@ def plan_of(key: str) -> Plan:
     """Return the definition of such a text."""
     plan_id, _, version = key.partition("\n")
     return plan_id, version
+
+
+def schedule_row(schedule: Schedule) -> tuple[Any, ...]:
+    """Return the columns of a schedule, in the order of `SCHEDULE_COLUMNS`."""
+    body = encode_text(schedule)
+    rest = (schedule.next_due, bool(schedule.queued), schedule.revision, body)
+    return (*schedule.place, schedule.app, schedule.workflow, *rest)
+
+
+SCHEDULE_COLUMNS = "tenant, project, environment, schedule_id, app, workflow, next_due, is_waiting, revision, body"
+
+
+def schedule_of(body: str) -> Schedule:
+    """Return the schedule of a row."""
+    try:
+        return _schedules.decode(body)
+    except msgspec.MsgspecError as problem:
+        raise StoreCorrupt(f"a schedule cannot be read: {problem}") from problem
+
+
+_schedules = msgspec.json.Decoder(Schedule)
 
 
 def host_lock_of(row: Any) -> HostLock:
@@ -388,6 +411,7 @@ _IS_LOOKUP: dict[type, Callable[[Any], bool]] = {
     MailboxQuery: lambda query: query.run_id is not None and query.most_bytes is None,
     TaskQuery: lambda query: query.run_id is not None or query.task_id is not None,
     DeadLetterQuery: lambda query: query.run_id is not None or query.letter_id is not None,
+    ScheduleQuery: lambda query: True,
     ArchivedRunQuery: lambda query: query.run_id is not None,
 }
 
@@ -481,6 +505,21 @@ def add_run_conditions(where: Where, query: RunQuery, has_tag: str) -> None:
     where.add_given("created_at < ?", query.created_until)
     where.add_given("finished_at >= ?", query.finished_from)
     where.add_given("finished_at < ?", query.finished_until)
+
+
+def schedule_conditions(query: ScheduleQuery) -> tuple[Where, str]:
+    """Return which schedules are looked for, and in which order."""
+    where = Where()
+    for column in ("tenant", "project", "environment", "schedule_id", "app", "workflow"):
+        where.add_given(f"{column} = ?", getattr(query, column))
+    place = "tenant, project, environment, schedule_id"
+    if query.waiting:
+        where.add("is_waiting")
+    if query.by_due:
+        where.add("next_due IS NOT NULL")
+        return where, f"next_due, {place}"
+    where.add(f"({place}) > (?, ?, ?, ?)", *query.after)
+    return where, place
 
 
 def wait_conditions(query: WaitQuery) -> Where:

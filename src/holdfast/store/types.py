@@ -22,6 +22,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import Effect
 from holdfast.core.messages import AcceptedSignalResult, Message, Signal, SignalRequest
 from holdfast.core.plans import PLAN_PREFIX, RegisteredPlan
+from holdfast.core.schedules import Schedule
 from holdfast.core.search import Condition, Order
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, StoreCorrupt
@@ -707,6 +708,24 @@ class BusDeadLetterQuery(Query[BusDeadLetter], frozen=True, kw_only=True):
 
 COUNTED_ENTRIES = 10_000
 """How many entries of a backlog are counted at most."""
+
+
+class ScheduleQuery(Query[Schedule], frozen=True, kw_only=True):
+    """Which schedules to find; None means any. Ordered by tenant, project, environment and id.
+
+    With `by_due` those that are due at some time, the one that is due first at the head, and not from `after` on. With
+    `waiting` only those that have ticks in their queue.
+    """
+
+    tenant: str | None = None
+    project: str | None = None
+    environment: str | None = None
+    schedule_id: str | None = None
+    app: str | None = None
+    workflow: str | None = None
+    waiting: bool = False
+    by_due: bool = False
+    after: tuple[str, str, str, str] = ("", "", "", "")
 
 
 class Found(list[Row]):

@@ -22,6 +22,7 @@ from holdfast.core.events import Event
 from holdfast.core.keys import check_name
 from holdfast.core.messages import Message, SignalRequest, check_integer, check_message, check_signal
 from holdfast.core.plans import PLAN_PREFIX, RegisteredPlan
+from holdfast.core.schedules import Schedule, check_schedule
 from holdfast.core.search import Condition, Order
 from holdfast.core.state import TERMINAL
 from holdfast.errors import (
@@ -476,6 +477,27 @@ def check_lock(name: Any, owner: Any, lease_ms: Any = 1, epoch: Any = 1) -> None
     check_names("name", [name])
     check_lease(owner, lease_ms)
     check_values(epoch=epoch)
+
+
+def check_committed_schedule(
+    schedule: Any, expected: Any, starts: Sequence[Any], audit: AuditEntry | None, limits: Limits
+) -> None:
+    """Refuse malformed arguments of `commit_schedule`."""
+    check_stored_schedule(schedule)
+    check_values(revision=expected)
+    check_batch(starts, limits)
+    check_audit(() if audit is None else (audit,), limits)
+
+
+def check_stored_schedule(schedule: Any) -> None:
+    """Refuse a schedule that could not be stored, or not be read again."""
+    if not isinstance(schedule, Schedule):
+        raise InvalidInput(f"what is stored is a Schedule, not {type(schedule).__qualname__}", field="schedule")
+    check_types(replace(schedule, input=e.NULL))
+    problem = check_schedule(schedule) or codec.check(schedule.input, "input")
+    if problem is not None:
+        raise problem
+    check_values(note=schedule.note, last_error=schedule.last_error)
 
 
 def check_plan_body(tenant: Any, sha256: Any, body: Any = b"") -> None:

@@ -25,6 +25,7 @@ from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
+from holdfast.core.schedules import Schedule
 from holdfast.errors import HoldfastError, StoreUnavailable
 from holdfast.store import port
 from holdfast.store.health import Bounds, Facts
@@ -221,6 +222,22 @@ class FaultyStore:
 
     async def find_plans(self, query: port.PlanQuery) -> port.Found[RegisteredPlan]:
         return await self._reach(lambda: self._store.find_plans(query))
+
+    async def commit_schedule(
+        self,
+        schedule: Schedule,
+        expected_revision: int,
+        starts: Sequence[port.NewRun] = (),
+        audit: AuditEntry | None = None,
+    ) -> tuple[Schedule, list[port.Created | port.Existing | port.Refused]]:
+        return await self._reach(
+            lambda: self._store.commit_schedule(schedule, expected_revision, starts, audit), may_repeat=audit is None
+        )
+
+    async def delete_schedule(
+        self, place: tuple[str, str, str, str], expected_revision: int, audit: AuditEntry | None = None
+    ) -> bool:
+        return await self._reach(lambda: self._store.delete_schedule(place, expected_revision, audit))
 
     async def find_tokens(self, query: port.TokenQuery) -> port.Found[AccessToken]:
         return await self._reach(lambda: self._store.find_tokens(query))

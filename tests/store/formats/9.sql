@@ -298,6 +298,20 @@ INSERT INTO "runs" VALUES(5,'done','default','default','default','order','1','do
 INSERT INTO "runs" VALUES(6,'queued','default','default','default','order','1','queued',X'B1A1AAFCD8EAFB9B665D9B8FBA082BFAD5C69E195FD3670223C3DD3C3A32C01C',X'A5DA90A869A778A6E0BCD9578A8991243759C16B07445E132F14AB52EBA742A7',NULL,NULL,'[]','PENDING',1,'{"status":"PENDING","state_version":1,"last_executed_by":"starter","last_executed_on":1769601600005000}',1769601600005000,1769601600005000,NULL,0,0,1769601600005000,NULL,0,NULL,0);
 INSERT INTO "runs" VALUES(7,'inside','acme','default','default','limited','1','inside',X'D3DF12E3CDBF548E2937F2F4DEF5D55CCE212D34DF99F5092FA883163E72F751',X'74234E98AFE7498FB5DAF1F36AC2D78ACC339464F950703B8C019892F982B90B',NULL,NULL,'[]','PENDING',1,'{"status":"PENDING","state_version":1,"last_executed_by":"starter","last_executed_on":1769601600005000}',1769601600005000,1769601600005000,NULL,0,0,1769601600005000,NULL,0,NULL,0);
 INSERT INTO "runs" VALUES(8,'in line','acme','default','default','limited','1','in line',X'C80FF58B400963766263CEED03393631FAAA381B44B28874EC425EDD437973AB',X'74234E98AFE7498FB5DAF1F36AC2D78ACC339464F950703B8C019892F982B90B',NULL,NULL,'[]','PENDING',1,'{"status":"PENDING","state_version":1,"last_executed_by":"starter","last_executed_on":1769601600005000}',1769601600005000,1769601600005000,NULL,0,0,NULL,NULL,0,1769601600005000,0);
+CREATE TABLE schedules (
+    tenant      TEXT NOT NULL,
+    project     TEXT NOT NULL,
+    environment TEXT NOT NULL,
+    schedule_id TEXT NOT NULL,
+    app         TEXT NOT NULL,
+    workflow    TEXT NOT NULL,
+    next_due    INTEGER,                           -- NULL while it is paused, and after its end
+    is_waiting  INTEGER NOT NULL,                  -- it has ticks that wait for the run before
+    revision    INTEGER NOT NULL,
+    body        TEXT NOT NULL,                     -- all of it, as JSON; the input is sealed, if payloads are
+    PRIMARY KEY (tenant, project, environment, schedule_id)
+) WITHOUT ROWID;
+INSERT INTO "schedules" VALUES('default','default','default','nightly','shop','order',1769601600000007,1,1,'{"schedule_id":"nightly","app":"shop","workflow":"order","input":{"n":1},"spec":{"cron":"0 9 * * MON-FRI","tz":"Europe/Sofia","jitter_ms":5000,"overlap":"queue"},"created_at":1769601600005000,"updated_at":1769601600005000,"next_due":1769601600000007,"queued":[1769601600000000],"running":["waiting"]}');
 CREATE TABLE signals (
     run_no       INTEGER NOT NULL,
     inbox_seq    INTEGER NOT NULL,
@@ -494,5 +508,6 @@ END;
 CREATE INDEX run_attributes_run ON run_attributes (run_no, name);
 CREATE INDEX run_attributes_number ON run_attributes (name, kind, number, run_no) WHERE number IS NOT NULL;
 CREATE INDEX run_attributes_word ON run_attributes (name, kind, word, run_no) WHERE word IS NOT NULL;
+CREATE INDEX schedules_due ON schedules (app, next_due) WHERE next_due IS NOT NULL;
 DELETE FROM "sqlite_sequence";
 COMMIT;

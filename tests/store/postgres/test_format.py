@@ -20,7 +20,7 @@ from holdfast.core.index_rows import runtime_snapshot
 from holdfast.core.messages import ActivitySucceeded
 from holdfast.core.snapshot import project_run
 from holdfast.core.state import COMPLETED, RUNNING, state_of
-from holdfast.store.port import Accepted, Created, Duplicate, Existing, PurgePolicy, RunQuery, TaskQuery
+from holdfast.store.port import Accepted, Created, Duplicate, Existing, PurgePolicy, RunQuery, ScheduleQuery, TaskQuery
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.migrate import schema as schema_scripts
@@ -30,14 +30,14 @@ from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, access_token, complete, dead_letter, new_run, signal
 from holdfast.testing.store_suite.admission import admit, enqueue
 from tests.store.postgres.tampering import behind, execute
-from tests.store.test_format import DAY_MS, check_plans, check_what_is_not_of_runs, fill_with_sample
+from tests.store.test_format import DAY_MS, SCHEDULE, check_plans, check_what_is_not_of_runs, fill_with_sample
 
 FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"))
 TABLES = (
     *("runs", "agenda", "events", "messages", "signals", "acceptance_records", "waits", "tasks", "activity_records"),
     *("jobs", "dead_letters", "nodes", "access_tokens"),
     *("gates", "gate_starts", "gate_runs", "gate_exits", "gate_lines", "gate_started"),
-    *("audit_log", "store_keys", "definitions", "plan_bodies", "plans", "plan_uses", "host_locks"),
+    *("audit_log", "store_keys", "definitions", "plan_bodies", "plans", "plan_uses", "host_locks", "schedules"),
 )
 
 
@@ -217,11 +217,16 @@ async def test_new_writer_old_reader_ignores_what_it_does_not_know_and_keeps_it(
 
 
 @pytest.mark.contract("FMT-1", "OWN-4")
-async def test_locks_can_be_held_in_a_store_of_any_format(old_address: str, request: pytest.FixtureRequest) -> None:
+async def test_locks_and_schedules_are_in_stores_of_any_format(
+    old_address: str, request: pytest.FixtureRequest
+) -> None:
     store = await opened(old_address, 100_000_000)
     lock = await store.acquire_lock("retention", "node-b#1", 60_000)
     assert lock is not None
-    assert lock.epoch == (1 if request.node.callspec.params["old_address"].stem == "7" else 2)
+    is_old = request.node.callspec.params["old_address"].stem == "7"
+    assert lock.epoch == (1 if is_old else 2)
+    stored, _ = await store.commit_schedule(SCHEDULE, 0 if is_old else 1)
+    assert await store.find(ScheduleQuery()) == [stored]
     await store.close()
 
 

@@ -20,6 +20,7 @@ from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.core.plans import RegisteredPlan
+from holdfast.core.schedules import Schedule
 from holdfast.core.state import RunStatus
 from holdfast.errors import InvalidInput, NotPermitted
 from holdfast.store.decisions import no_such_letter, no_such_run, no_such_sink
@@ -28,11 +29,14 @@ from holdfast.store.port import (
     ArchivedRun,
     ArchivedRunQuery,
     Capabilities,
+    Created,
     Duplicate,
+    Existing,
     Found,
     Index,
     LoadedRun,
     MailboxQuery,
+    NewRun,
     Plan,
     Query,
     Refused,
@@ -49,6 +53,7 @@ from holdfast.store.types import (
     BusDeadLetterQuery,
     DeadLetterQuery,
     PlanQuery,
+    ScheduleQuery,
     SinkQuery,
     TokenQuery,
     pages,
@@ -152,6 +157,7 @@ class TenantView:
             TaskQuery: self._find_tasks,
             DeadLetterQuery: self._find_dead_letters,
             AuditQuery: self._find_audit,
+            ScheduleQuery: self._find_schedules,
             ArchivedRunQuery: self._find_archived,
             SinkQuery: self._find_sinks,
             BusDeadLetterQuery: self._find_bus_dead_letters,
@@ -237,6 +243,27 @@ class TenantView:
 
     async def find_plans(self, query: PlanQuery) -> Found[RegisteredPlan]:
         return await self._store.find_plans(replace(query, tenant=self.tenant))
+
+    async def commit_schedule(
+        self, schedule: Schedule, expected_revision: int, starts: Sequence[NewRun] = (), audit: AuditEntry | None = None
+    ) -> tuple[Schedule, list[Created | Existing | Refused]]:
+        if not belongs_to(self, schedule) or not all(belongs_to(self, new) for new in starts):
+            raise NotPermitted("a tenant keeps schedules of its own")
+        audit = None if audit is None else self._audited(audit)
+        return await self._store.commit_schedule(schedule, expected_revision, starts, audit)
+
+    async def delete_schedule(
+        self, place: tuple[str, str, str, str], expected_revision: int, audit: AuditEntry | None = None
+    ) -> bool:
+        tenant, project, environment, _ = place
+        if tenant != self.tenant or self.project not in (None, project) or self.environment not in (None, environment):
+            return False
+        audit = None if audit is None else self._audited(audit)
+        return await self._store.delete_schedule(place, expected_revision, audit)
+
+    async def _find_schedules(self, query: ScheduleQuery) -> Found[Schedule]:
+        project, environment = self.project or query.project, self.environment or query.environment
+        return await self._store.find(replace(query, tenant=self.tenant, project=project, environment=environment))
 
     def _only(self, tenant: str) -> str:
         if tenant != self.tenant:

@@ -23,6 +23,7 @@ from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan, definition_of
+from holdfast.core.schedules import Schedule
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import SUSPECT_LOSSES, Limits
 from holdfast.store import decisions, health, outgoing, port, validation
@@ -35,6 +36,7 @@ from holdfast.store.memory.host_locks import HostLocks
 from holdfast.store.memory.jobs import acquire
 from holdfast.store.memory.plans import Plans
 from holdfast.store.memory.run import NEVER, Run
+from holdfast.store.memory.schedules import Schedules
 from holdfast.store.memory.tokens import Tokens
 from holdfast.store.types import within
 from holdfast.store.wakeups import LocalWakeups, creations_may_wake_others
@@ -70,6 +72,7 @@ class MemoryStore:
         self._bus = Bus(self._runs)
         self._keys: dict[str, str] = {}
         self._host_locks = HostLocks()
+        self._schedules = Schedules()
         self._changefeed = _Changefeed()
         self._admission_queues: dict[str, AdmissionQueue] = {}
         self._is_closed = False
@@ -83,6 +86,7 @@ class MemoryStore:
             port.DeadLetterQuery: partial(queries.find_dead_letters, self._runs),
             port.AuditQuery: self._audit.find,
             port.FinishedRunQuery: partial(retention.find_finished, self._runs, self._bus.holds),
+            port.ScheduleQuery: self._schedules.find,
             port.ArchivedRunQuery: self._archive.find,
             port.SinkQuery: self._bus.find_sinks,
             port.OutboxQuery: self._bus.find_outbox,
@@ -546,6 +550,7 @@ class MemoryStore:
         )
         if not policy.dry_run:
             self._plans.forget(bodies[: policy.limit], policy.tenant if policy.plans else None)
+            self._schedules.forget(policy.tenant if policy.plans else None)
             self._audit.forget(entries[: policy.limit])
             self._archive.forget(archived[: policy.limit])
             created = {run_id: self._runs[run_id].head.created_at for run_id in gone}
@@ -678,6 +683,34 @@ class MemoryStore:
         answers = self._bus.settle_letters(ids, action, now, note)
         self.wakeups.notify()
         return answers
+
+    # --- ScheduleStore
+
+    async def commit_schedule(
+        self,
+        schedule: Schedule,
+        expected_revision: int,
+        starts: Sequence[port.NewRun] = (),
+        audit: AuditEntry | None = None,
+    ) -> tuple[Schedule, list[port.Created | port.Existing | port.Refused]]:
+        validation.check_committed_schedule(schedule, expected_revision, starts, audit, self._limits)
+        now = self._now()
+        stored = self._schedules.commit(schedule, expected_revision, now)
+        if audit is not None:
+            self._audit.append(replace(audit, at=now))
+        answers = [self._create(new, None, now) for new in starts]
+        self.wakeups.notify()
+        return stored, answers
+
+    async def delete_schedule(
+        self, place: tuple[str, str, str, str], expected_revision: int, audit: AuditEntry | None = None
+    ) -> bool:
+        validation.check_names("schedule", place)
+        now = self._now()
+        is_deleted = self._schedules.delete(place, expected_revision)
+        if audit is not None and is_deleted:
+            self._audit.append(replace(audit, at=now))
+        return is_deleted
 
     # --- what several verbs need
 

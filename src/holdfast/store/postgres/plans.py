@@ -5,6 +5,7 @@ from typing import Any
 from holdfast.core.instants import Instant
 from holdfast.core.plans import RegisteredPlan
 from holdfast.store import decisions
+from holdfast.store.postgres import schedules
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.pool import Db, Transaction
 from holdfast.store.sql import Where, plan_order, registered_plan_of
@@ -88,3 +89,4 @@ async def forget(db: Db, bodies: list[Any], policy: PurgePolicy) -> None:
     )
     if policy.plans:
         await db.fetch("DELETE FROM holdfast.plans WHERE tenant = $1", askable(policy.tenant))
+        await schedules.forget(db, policy.tenant)

@@ -22,6 +22,7 @@ from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
+from holdfast.core.schedules import Schedule
 from holdfast.limits import LIST_S, Limits
 from holdfast.store import port, sql, validation
 from holdfast.store.health import Bounds, Facts
@@ -39,6 +40,7 @@ from holdfast.store.postgres import (
 from holdfast.store.postgres import audit as audit_log
 from holdfast.store.postgres import jobs as job_queue
 from holdfast.store.postgres import plans as stored_plans
+from holdfast.store.postgres import schedules as stored_schedules
 from holdfast.store.postgres import tokens as access_tokens
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.columns import askable
@@ -61,6 +63,7 @@ _FINDERS: dict[type, Callable[[Pool, Any, int], Coroutine[Any, Any, port.Found[A
     port.TaskQuery: queries.find_tasks,
     port.DeadLetterQuery: dead_letters.find,
     port.AuditQuery: audit_log.find,
+    port.ScheduleQuery: stored_schedules.find,
     port.FinishedRunQuery: retention.find_finished,
     port.ArchivedRunQuery: retention.find_archived,
     port.SinkQuery: bus.find_sinks,
@@ -467,6 +470,44 @@ class PostgresStore:
         validation.check_audit(() if audit is None else (audit,), self._limits)
         work = self._transact(lambda transaction, now: bus.settle_letters(transaction, ids, action, now, audit))
         return await self._then_notify(work)
+
+    # --- ScheduleStore
+
+    async def commit_schedule(
+        self,
+        schedule: Schedule,
+        expected_revision: int,
+        starts: Sequence[port.NewRun] = (),
+        audit: AuditEntry | None = None,
+    ) -> tuple[Schedule, list[port.Created | port.Existing | port.Refused]]:
+        validation.check_committed_schedule(schedule, expected_revision, starts, audit, self._limits)
+        now = self._asked()
+
+        async def work(
+            transaction: Transaction,
+        ) -> tuple[Schedule, list[port.Created | port.Existing | port.Refused]]:
+            stored, answers, at = await stored_schedules.commit(
+                transaction, schedule, expected_revision, starts, self._limits, now
+            )
+            if audit is not None:
+                await audit_log.append_now(transaction, [audit], at)
+            return stored, answers
+
+        return await self._pool.finished(self._then_notify(self._ready().transact(work)))
+
+    async def delete_schedule(
+        self, place: tuple[str, str, str, str], expected_revision: int, audit: AuditEntry | None = None
+    ) -> bool:
+        validation.check_names("schedule", place)
+        now = self._asked()
+
+        async def work(transaction: Transaction) -> bool:
+            is_deleted = await stored_schedules.delete(transaction, place, expected_revision)
+            if audit is not None and is_deleted:
+                await audit_log.append_now(transaction, [audit], now)
+            return is_deleted
+
+        return await self._pool.finished(self._ready().transact(work))
 
     # --- what several verbs need
 

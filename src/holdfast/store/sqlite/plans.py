@@ -9,6 +9,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.plans import RegisteredPlan
 from holdfast.store import decisions
 from holdfast.store.sql import Where, plan_order, registered_plan_of
+from holdfast.store.sqlite import schedules
 from holdfast.store.types import Found, PlanQuery, PurgePolicy
 
 COLUMNS = "tenant, plan_id, plan_version, sha256, uri, registered_by, registered_at"
@@ -87,3 +88,4 @@ def forget(db: sqlite3.Connection, bodies: list[Any], policy: PurgePolicy) -> No
     db.executemany("DELETE FROM plan_bodies WHERE tenant = ? AND sha256 = ?", bodies)
     if policy.plans:
         db.execute("DELETE FROM plans WHERE tenant = ?", (policy.tenant,))
+        schedules.forget(db, policy.tenant)

@@ -25,6 +25,7 @@ from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
+from holdfast.core.schedules import Schedule
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.store import port, search, sql, validation
@@ -46,6 +47,7 @@ from holdfast.store.sqlite import (
 from holdfast.store.sqlite import audit as audit_log
 from holdfast.store.sqlite import jobs as job_queue
 from holdfast.store.sqlite import plans as stored_plans
+from holdfast.store.sqlite import schedules as stored_schedules
 from holdfast.store.sqlite import tokens as access_tokens
 from holdfast.store.sqlite.connection import Database
 from holdfast.store.sqlite.migrate import latest_version, migrate, not_migrated, schema_version
@@ -63,6 +65,7 @@ _FINDERS: dict[type, Callable[[sqlite3.Connection, Any, int], port.Found[Any]]] 
     port.TaskQuery: queries.find_tasks,
     port.DeadLetterQuery: dead_letters.find,
     port.AuditQuery: audit_log.find,
+    port.ScheduleQuery: stored_schedules.find,
     port.FinishedRunQuery: retention.find_finished,
     port.ArchivedRunQuery: retention.find_archived,
     port.SinkQuery: bus.find_sinks,
@@ -438,6 +441,38 @@ class SqliteStore:
         validation.check_settlement(ids, action, "", self._limits)
         validation.check_audit(() if audit is None else (audit,), self._limits)
         return await self._write(lambda db, now: bus.settle_letters(db, ids, action, now, audit), notifies=True)
+
+    # --- ScheduleStore
+
+    async def commit_schedule(
+        self,
+        schedule: Schedule,
+        expected_revision: int,
+        starts: Sequence[port.NewRun] = (),
+        audit: AuditEntry | None = None,
+    ) -> tuple[Schedule, list[port.Created | port.Existing | port.Refused]]:
+        validation.check_committed_schedule(schedule, expected_revision, starts, audit, self._limits)
+
+        def work(
+            db: sqlite3.Connection, now: Instant
+        ) -> tuple[Schedule, list[port.Created | port.Existing | port.Refused]]:
+            stored = stored_schedules.commit(db, schedule, expected_revision, now)
+            audit_log.append(db, [] if audit is None else [replace(audit, at=now)])
+            return stored, create.create(db, starts, None, self._limits, now) if starts else []
+
+        return await self._write(work, notifies=True)
+
+    async def delete_schedule(
+        self, place: tuple[str, str, str, str], expected_revision: int, audit: AuditEntry | None = None
+    ) -> bool:
+        validation.check_names("schedule", place)
+
+        def work(db: sqlite3.Connection, now: Instant) -> bool:
+            is_deleted = stored_schedules.delete(db, place, expected_revision)
+            audit_log.append(db, [] if audit is None or not is_deleted else [replace(audit, at=now)])
+            return is_deleted
+
+        return await self._write(work)
 
     # --- how work reaches the file
 

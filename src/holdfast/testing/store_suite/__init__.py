@@ -37,6 +37,7 @@ from holdfast.testing.store_suite.outcomes import OutcomeSuite
 from holdfast.testing.store_suite.plans import PlanSuite
 from holdfast.testing.store_suite.queries import QuerySuite
 from holdfast.testing.store_suite.retention import RetentionSuite
+from holdfast.testing.store_suite.schedules import ScheduleSuite
 from holdfast.testing.store_suite.search import SearchSuite
 from holdfast.testing.store_suite.signals import SignalSuite
 from holdfast.testing.store_suite.stored_plans import StoredPlanSuite
@@ -58,6 +59,7 @@ class StoreSuite(
     HostLockSuite,
     PlanSuite,
     StoredPlanSuite,
+    ScheduleSuite,
     JobSuite,
     AdmissionSuite,
     HeartbeatSuite,

@@ -59,5 +59,6 @@ INSERT INTO holdfast.definitions (plan_id, plan_version, definition) VALUES ('or
 INSERT INTO holdfast.plan_bodies (tenant, sha256, body, put_at) VALUES ('acme', E'\\x303725ad1e11b275e0634296556496e3ac60f2fe716821b6a55f162e30e5dd39', E'\\x7b22706c616e223a2265746c222c2276657273696f6e223a2231227d', '1769601600005000');
 INSERT INTO holdfast.plans (tenant, plan_id, plan_version, sha256, uri, registered_by, registered_at) VALUES ('acme', 'etl', '1', E'\\x303725ad1e11b275e0634296556496e3ac60f2fe716821b6a55f162e30e5dd39', 'file:etl', '', '1769601600005000');
 INSERT INTO holdfast.host_locks (name, owner, epoch, acquired_at, lease_until) VALUES ('retention', 'node-a#1', '1', '1769601600005000', '1769601660005000');
+INSERT INTO holdfast.schedules (tenant, project, environment, schedule_id, app, workflow, next_due, is_waiting, revision, body) VALUES ('default', 'default', 'default', 'nightly', 'shop', 'order', '1769601600000007', 'true', '1', '{"schedule_id":"nightly","app":"shop","workflow":"order","input":{"n":1},"spec":{"cron":"0 9 * * MON-FRI","tz":"Europe/Sofia","jitter_ms":5000,"overlap":"queue"},"created_at":1769601600005000,"updated_at":1769601600005000,"next_due":1769601600000007,"queued":[1769601600000000],"running":["waiting"]}');
 SELECT setval('holdfast.run_numbers', 8);
 SELECT setval('holdfast.gate_numbers', 2);

@@ -123,3 +123,21 @@ CREATE TABLE holdfast.run_attributes (
 CREATE INDEX run_attributes_run ON holdfast.run_attributes (run_no, name);
 CREATE INDEX run_attributes_number ON holdfast.run_attributes (name, kind, number, run_no) WHERE number IS NOT NULL;
 CREATE INDEX run_attributes_word ON holdfast.run_attributes (name, kind, word, run_no) WHERE word IS NOT NULL;
+
+
+-- Schedules: one row each, with the revision from which it is changed.
+
+CREATE TABLE holdfast.schedules (
+    tenant      text COLLATE "C" NOT NULL,
+    project     text COLLATE "C" NOT NULL,
+    environment text COLLATE "C" NOT NULL,
+    schedule_id text COLLATE "C" NOT NULL,
+    app         text COLLATE "C" NOT NULL,
+    workflow    text COLLATE "C" NOT NULL,
+    next_due    bigint,                            -- NULL while it is paused, and after its end
+    is_waiting  boolean NOT NULL,                  -- it has ticks that wait for the run before
+    revision    bigint NOT NULL,
+    body        text NOT NULL,                     -- all of it, as JSON; the input is sealed, if payloads are
+    PRIMARY KEY (tenant, project, environment, schedule_id)
+);
+CREATE INDEX schedules_due ON holdfast.schedules (app, next_due) WHERE next_due IS NOT NULL;

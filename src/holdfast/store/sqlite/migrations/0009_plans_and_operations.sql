@@ -151,3 +151,21 @@ CREATE TABLE run_attributes (
 CREATE INDEX run_attributes_run ON run_attributes (run_no, name);
 CREATE INDEX run_attributes_number ON run_attributes (name, kind, number, run_no) WHERE number IS NOT NULL;
 CREATE INDEX run_attributes_word ON run_attributes (name, kind, word, run_no) WHERE word IS NOT NULL;
+
+
+-- Schedules: one row each, with the revision from which it is changed.
+
+CREATE TABLE schedules (
+    tenant      TEXT NOT NULL,
+    project     TEXT NOT NULL,
+    environment TEXT NOT NULL,
+    schedule_id TEXT NOT NULL,
+    app         TEXT NOT NULL,
+    workflow    TEXT NOT NULL,
+    next_due    INTEGER,                           -- NULL while it is paused, and after its end
+    is_waiting  INTEGER NOT NULL,                  -- it has ticks that wait for the run before
+    revision    INTEGER NOT NULL,
+    body        TEXT NOT NULL,                     -- all of it, as JSON; the input is sealed, if payloads are
+    PRIMARY KEY (tenant, project, environment, schedule_id)
+) WITHOUT ROWID;
+CREATE INDEX schedules_due ON schedules (app, next_due) WHERE next_due IS NOT NULL;

@@ -1,0 +1,210 @@
+"""Schedules: when runs are started by themselves, and which of the due ticks start one.
+
+A *tick* is an instant that a schedule names. Its identity is the schedule and that instant; the version of the
+workflow is no part of it. A schedule is one row with a `revision`. Whatever changes it (a tick, an operator, a
+deployment) is one commit that names the revision which it was computed from and, for ticks, creates the runs. So each
+tick is decided once, whatever crashes, however many nodes try, and also if its run was deleted since: every tick up to
+`watermark` is decided.
+
+`decide_ticks` is that decision. It knows no clock and no calendar: `now` and what follows a tick are arguments
+(`engine/ticks.py` has the calendar).
+"""
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Literal
+
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from holdfast.core.events import NULL
+from holdfast.core.instants import Instant
+from holdfast.core.keys import check_name
+from holdfast.errors import InvalidInput
+from holdfast.limits import DURATION_MS, PRIORITY, TAGS
+
+Overlap = Literal["skip", "queue", "cancel-running", "allow"]
+"""What becomes of a tick while an earlier run of the schedule is not finished."""
+
+Following = Callable[[Instant], Instant | None]
+"""Returns the first tick after an instant, or None if there is none."""
+
+ID_BYTES = 200
+"""How long the id of a schedule is at most, in UTF-8: tags and request ids are made of it."""
+
+QUEUED_TICKS = 1_000
+"""How many ticks wait for their turn at most; beyond that they are skipped."""
+
+STARTS_AT_ONCE = 50
+"""How many runs one decision starts at most. The rest follows at once."""
+
+DAY_MS = 86_400_000
+
+
+class ScheduleSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When to start runs: by `cron`, `every_ms` (counted from `start_at`, else from 1970), or once `at` an instant.
+
+    Cron is read in the time zone `tz`. Only ticks from `start_at` to before `end_at` count. Each is put off by up to
+    `jitter_ms`, always by the same for the same tick. A tick that no node could fire within `catch_up_ms` is missed.
+    """
+
+    cron: str = ""
+    every_ms: int = 0
+    at: Instant | None = None
+    tz: str = "UTC"
+    start_at: Instant | None = None
+    end_at: Instant | None = None
+    jitter_ms: int = 0
+    overlap: Overlap = "skip"
+    catch_up_ms: int = DAY_MS
+
+
+class Schedule(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A schedule as it is stored: what it starts, when, and how far it is.
+
+    `declared` recognises a declaration in code that has not changed. `next_due` is `next_tick` with its jitter, None
+    while it is paused, or ended. `queued` are ticks that wait for the run before, `running` are its runs that may not
+    have finished. `tzdata` is the version of the time zones by which `next_tick` was computed.
+    """
+
+    schedule_id: str
+    tenant: str = "default"
+    project: str = "default"
+    environment: str = "default"
+    app: str
+    workflow: str
+    workflow_version: str | None = None
+    input: Raw = NULL
+    spec: ScheduleSpec
+    reference_key: str | None = None
+    tags: tuple[str, ...] = ()
+    priority: int = 0
+    is_paused: bool = False
+    note: str = ""
+    declared: str = ""
+    tzdata: str = ""
+    revision: int = 1
+    created_at: Instant = 0
+    updated_at: Instant = 0
+    watermark: Instant = 0
+    next_tick: Instant | None = None
+    next_due: Instant | None = None
+    queued: tuple[Instant, ...] = ()
+    running: tuple[str, ...] = ()
+    last_tick: Instant | None = None
+    last_run_id: str = ""
+    started: int = 0
+    skipped: int = 0
+    missed: int = 0
+    last_error: str = ""
+
+    @property
+    def place(self) -> tuple[str, str, str, str]:
+        """Where it is: its tenant, project and environment, and its id there."""
+        return (self.tenant, self.project, self.environment, self.schedule_id)
+
+
+def tag_of(schedule_id: str) -> str:
+    """Return the tag that the runs of a schedule have."""
+    return f"schedule:{schedule_id}"
+
+
+def request_id_of(schedule_id: str, tick: Instant) -> str:
+    """Return the request by which the run of a tick is started: the same for every node, version and retry."""
+    return f"schedule:{schedule_id}:{tick}"
+
+
+def due_at(schedule: Schedule, tick: Instant) -> Instant:
+    """Return when a tick is due: put off by its jitter, which follows from the schedule and the tick."""
+    if not schedule.spec.jitter_ms:
+        return tick
+    digest = sha256("|".join((*schedule.place, str(tick))).encode()).digest()
+    return tick + int.from_bytes(digest[:8], "big") % (schedule.spec.jitter_ms * 1_000 + 1)
+
+
+def with_next(schedule: Schedule, tick: Instant | None) -> Schedule:
+    """Return the schedule with its next tick; one that is paused is not due."""
+    due = None if tick is None or schedule.is_paused else due_at(schedule, tick)
+    return replace(schedule, next_tick=tick, next_due=due)
+
+
+class TickDecision(Struct, frozen=True):
+    """The schedule afterwards, the ticks whose runs are started, and whether running ones are cancelled for that."""
+
+    schedule: Schedule
+    starts: tuple[Instant, ...] = ()
+    cancels: bool = False
+
+
+def decide_ticks(schedule: Schedule, following: Following, now: Instant, *, is_running: bool) -> TickDecision:
+    """Decide the ticks that are due. `is_running`: a run of the schedule has not finished."""
+    spec, tick, watermark = schedule.spec, schedule.next_tick, schedule.watermark
+    starts: list[Instant] = []
+    queued = list(schedule.queued)
+    skipped, missed = schedule.skipped, schedule.missed
+    oldest = now - spec.catch_up_ms * 1_000
+    while tick is not None and due_at(schedule, tick) <= now and len(starts) < STARTS_AT_ONCE:
+        if tick < oldest:
+            missed += 1
+            watermark = max(tick, oldest - 1)
+            tick = following(watermark)
+            continue
+        if spec.overlap == "queue":
+            if len(queued) < QUEUED_TICKS:
+                queued.append(tick)
+            else:
+                skipped += 1
+        elif spec.overlap == "skip" and (is_running or starts):
+            skipped += 1
+        elif spec.overlap == "cancel-running" and starts:
+            skipped += len(starts)
+            starts = [tick]
+        else:
+            starts.append(tick)
+        watermark = tick
+        tick = following(tick)
+    if queued and not is_running and not starts:
+        starts.append(queued.pop(0))
+    changed = replace(
+        schedule, watermark=watermark, queued=tuple(queued), skipped=skipped, missed=missed,
+        started=schedule.started + len(starts), last_tick=starts[-1] if starts else schedule.last_tick,
+    )  # fmt: skip
+    cancels = spec.overlap == "cancel-running" and is_running and bool(starts)
+    return TickDecision(with_next(changed, tick), tuple(starts), cancels)
+
+
+def check_spec(spec: ScheduleSpec) -> InvalidInput | None:
+    """Return what is wrong with when a schedule starts runs, but for the cron expression and the time zone."""
+    if bool(spec.cron) + bool(spec.every_ms) + (spec.at is not None) != 1:
+        return InvalidInput("a schedule has one of cron, every and at", field="cron")
+    for field, least in (("every_ms", 1_000 if spec.every_ms else 0), ("jitter_ms", 0), ("catch_up_ms", 1_000)):
+        value = getattr(spec, field)
+        if type(value) is not int or not least <= value <= DURATION_MS:
+            return InvalidInput(f"{field} is from {least} to {DURATION_MS} milliseconds, not {value!r}", field=field)
+    for field in ("at", "start_at", "end_at"):
+        value = getattr(spec, field)
+        if value is not None and (type(value) is not int or not 0 <= value < 2**53):
+            return InvalidInput(f"{field} is an instant after 1970, not {value!r}", field=field)
+    if spec.overlap not in ("skip", "queue", "cancel-running", "allow"):
+        return InvalidInput("overlap is skip, queue, cancel-running or allow", field="overlap")
+    return None
+
+
+def check_schedule(schedule: Schedule) -> InvalidInput | None:
+    """Return why a schedule could not be stored, or not be found again; None if it can."""
+    for field in ("tenant", "project", "environment", "app", "workflow"):
+        problem = check_name(field, getattr(schedule, field))
+        if problem is not None:
+            return problem
+    problem = check_name("schedule_id", schedule.schedule_id)
+    if problem is None and len(schedule.schedule_id.encode()) > ID_BYTES:
+        problem = InvalidInput(f"the id of a schedule has at most {ID_BYTES} UTF-8 bytes", field="schedule_id")
+    for tag in schedule.tags:
+        problem = problem or check_name("tags", tag)
+    if problem is None and schedule.reference_key is not None:
+        problem = check_name("reference_key", schedule.reference_key)
+    if problem is None and len(schedule.tags) >= TAGS:
+        problem = InvalidInput(f"a schedule has at most {TAGS - 1} tags: its runs have one more", field="tags")
+    if problem is None and not -PRIORITY <= schedule.priority <= PRIORITY:
+        problem = InvalidInput(f"priority is a whole number from -{PRIORITY} to {PRIORITY}", field="priority")
+    return problem or check_spec(schedule.spec)

@@ -1,0 +1,95 @@
+"""The calendar of schedules: which tick follows an instant, by cron in a time zone, by an interval, or once.
+
+Cron is `cronsim`'s: five fields, or six with seconds first, read as Debian's cron reads them. At a change of the clock
+a job at fixed hours that falls into the skipped hour runs right after the change, and one in the repeated hour runs
+once; jobs that run every hour or more often follow the real time. Time zones come from the package `tzdata`, not from
+the machine, so that all nodes agree; its version is stored with each schedule.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from importlib.metadata import version
+from importlib.resources import files
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from holdfast.core.instants import Instant
+from holdfast.core.schedules import ScheduleSpec
+from holdfast.errors import InvalidInput
+
+TZDATA = version("tzdata")
+"""The version of the time zones."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_MACROS = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+
+
+@lru_cache(maxsize=1_024)
+def zone_of(name: str) -> ZoneInfo:
+    """Return a time zone of the package `tzdata` by its name, such as Europe/Sofia."""
+    if name not in _zones():
+        raise InvalidInput(f"there is no time zone {name!r}; names are such as Europe/Sofia and UTC", field="tz")
+    with files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as file:
+        return ZoneInfo.from_file(file, key=name)
+
+
+@lru_cache(maxsize=1)
+def _zones() -> frozenset[str]:
+    return frozenset(files("tzdata").joinpath("zones").read_text().split())
+
+
+def check_calendar(spec: ScheduleSpec) -> None:
+    """Refuse a cron expression or a time zone that cannot be read."""
+    zone_of(spec.tz)
+    if spec.cron:
+        _cron(spec, 0)
+
+
+def following(spec: ScheduleSpec, after: Instant) -> Instant | None:
+    """Return the first tick after an instant, or None if there is none."""
+    if spec.start_at is not None:
+        after = max(after, spec.start_at - 1)
+    if spec.at is not None:
+        tick: Instant | None = spec.at if spec.at > after else None
+    elif spec.every_ms:
+        every, first = spec.every_ms * 1_000, spec.start_at or 0
+        tick = first + ((after - first) // every + 1) * every
+    else:
+        tick = _next_by_cron(spec, after)
+    return None if tick is None or (spec.end_at is not None and tick >= spec.end_at) else tick
+
+
+def ticks_after(spec: ScheduleSpec, after: Instant) -> Iterator[Instant]:
+    """Yield the ticks after an instant, in order."""
+    tick = following(spec, after)
+    while tick is not None:
+        yield tick
+        tick = following(spec, tick)
+
+
+def _next_by_cron(spec: ScheduleSpec, after: Instant) -> Instant | None:
+    ticks = _cron(spec, after)
+    for moment in ticks:
+        tick = (moment.astimezone(UTC) - _EPOCH) // _MICROSECOND
+        if tick > after:  # after a change of the clock two local times can be the same instant
+            return tick
+    return None
+
+
+def _cron(spec: ScheduleSpec, after: Instant) -> CronSim:
+    local = (_EPOCH + timedelta(microseconds=after)).astimezone(zone_of(spec.tz))
+    try:
+        return CronSim(_MACROS.get(spec.cron.strip().lower(), spec.cron), local)
+    except (CronSimError, ValueError) as problem:
+        raise InvalidInput(f"cron: {spec.cron!r} cannot be read: {problem}", field="cron") from problem
