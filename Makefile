@@ -83,6 +83,8 @@ bench: $(DEV_STAMP) ## Measure
 soak: $(DEV_STAMP) ## Play simulated crashes until 100,000 signals were sent into races, and kill 1,000 writers (minutes)
 	@$(BIN)/python -m tests.sim.soak
 	@TEST_KILL_ROUNDS=1000 $(BIN)/pytest -q -s tests/crash/test_kill.py
+	@TEST_SCHEDULE_DAYS=366 $(BIN)/pytest -q -s -n 0 tests/sim/test_schedules.py
+	@TEST_TICK_SECONDS=60 $(BIN)/pytest -q -s -n 0 tests/crash/test_ticks.py
 	@TEST_PAYMENTS=5000 $(BIN)/pytest -q -s tests/payments/test_schedules.py
 
 chaos: $(DEV_STAMP) ## Kill and freeze real nodes at random for five minutes (CHAOS_ARGS='--store failover'; CONTRIBUTING.md)

@@ -11,10 +11,10 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import update_wrapper
 from types import FrameType
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, get_args, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, get_args, overload
 
 from msgspec.structs import replace
 
@@ -27,7 +27,8 @@ from holdfast.core.graph import Graph
 from holdfast.core.index_rows import Wait
 from holdfast.core.keys import check_name, check_signal_name, require_step_name
 from holdfast.core.messages import AcceptedSignalResult
-from holdfast.core.plans import PlanRef, RegisteredPlan
+from holdfast.core.plans import PlanRef, RegisteredPlan, is_plan
+from holdfast.core.schedules import Overlap, Schedule, check_schedule
 from holdfast.core.timing import Retry
 from holdfast.engine.activities.secrets import open_provider
 from holdfast.engine.activities.slots import DaemonExecutor
@@ -42,8 +43,10 @@ from holdfast.engine.options import NodeOptions
 from holdfast.engine.plan_sources import PlanSources
 from holdfast.engine.plans import body_of
 from holdfast.engine.retention import Retention
+from holdfast.engine.schedules import Schedules, instant_of, spec_of
 from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.start.runtime import Runtime, StartOptions
+from holdfast.engine.ticks import check_calendar
 from holdfast.errors import CallerError, InvalidInput, NotDurable
 from holdfast.limits import SECRETS, Limits
 from holdfast.program.coroutine import current_program, refuse_inside
@@ -76,12 +79,13 @@ from holdfast.store.artifacts import Artifacts
 from holdfast.store.decisions import LIFE
 from holdfast.store.open import open_store
 from holdfast.store.payloads import PayloadCodec, SealingStore, sealed
-from holdfast.store.types import DeadLetterQuery, PlanQuery
+from holdfast.store.types import DeadLetterQuery, PlanQuery, ScheduleQuery
 from holdfast.store.validation import check_node_name, check_ownership
 
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
+W = TypeVar("W")
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -275,6 +279,114 @@ class AppPlans:
         return RunHandle(runtime, started.run_id)
 
 
+class SchedulePlace(TypedDict, total=False):
+    """Whose a schedule is; `default` where it is left out."""
+
+    tenant: str
+    project: str
+    environment: str
+
+
+class ScheduleOptions(SchedulePlace, total=False):
+    """When a schedule starts runs, of what, and with what."""
+
+    workflow: "Workflow[..., Any] | str"
+    """A workflow or flow, its name, or `plan:ID` for a registered plan."""
+    input: Mapping[str, Any]
+    """The arguments of the workflow by name, or the inputs of the plan."""
+    every: timedelta
+    at: datetime
+    tz: str
+    start_at: datetime
+    end_at: datetime
+    overlap: Overlap
+    """While an earlier run is not finished: `skip` (the default), `queue`, `cancel-running` or `allow`."""
+    jitter: timedelta
+    """Each tick is put off by up to this, always by the same for the same tick."""
+    catch_up: timedelta
+    """Ticks that no node could fire for longer than this are missed: a day, unless you say otherwise."""
+    workflow_version: str
+    reference_key: str
+    tags: tuple[str, ...]
+    priority: int
+
+
+class AppSchedules:
+    """The schedules of an app, at run time. Each belongs to a tenant, project and environment."""
+
+    def __init__(self, app: "App") -> None:
+        self._app = app
+
+    async def create(self, schedule_id: str, cron: str = "", **options: Unpack[ScheduleOptions]) -> Schedule:
+        """Make a schedule. The options are those of `App.schedule`; `workflow` is needed."""
+        given: dict[str, Any] = {**options}
+        workflow = given.pop("workflow", None)
+        if workflow is None:
+            raise InvalidInput("a schedule starts a workflow: name it", field="workflow")
+        return await self._schedules.create(self._app.scheduled(workflow, cron, schedule_id, **given))
+
+    async def get(
+        self, schedule_id: str, *, tenant: str = "default", project: str = "default", environment: str = "default"
+    ) -> Schedule:
+        """Return a schedule."""
+        return await self._schedules.get((tenant, project, environment, schedule_id))
+
+    async def pause(self, schedule_id: str, note: str = "", **place: Unpack[SchedulePlace]) -> Schedule:
+        """Fire no ticks until it is resumed; those of the meantime are not run."""
+        return await self._schedules.pause(_place(schedule_id, place), note)
+
+    async def resume(self, schedule_id: str, note: str = "", **place: Unpack[SchedulePlace]) -> Schedule:
+        """Fire the ticks from now on."""
+        return await self._schedules.resume(_place(schedule_id, place), note)
+
+    async def trigger(
+        self, schedule_id: str, *, request_id: str = "", **place: Unpack[SchedulePlace]
+    ) -> RunHandle[Any]:
+        """Start a run of it now, beside its ticks and whatever runs."""
+        run_id = await self._schedules.trigger(_place(schedule_id, place), request_id)
+        return RunHandle(self._app.runtime(), run_id)
+
+    async def backfill(
+        self,
+        schedule_id: str,
+        since: datetime,
+        until: datetime,
+        *,
+        overlap: Overlap = "queue",
+        **place: Unpack[SchedulePlace],
+    ) -> int:
+        """Run the ticks of a period that is over; return how many there are. What has run already is not run again."""
+        period = (instant_of("since", since), instant_of("until", until))
+        return await self._schedules.backfill(_place(schedule_id, place), *period, overlap)
+
+    async def delete(self, schedule_id: str, **place: Unpack[SchedulePlace]) -> None:
+        """Delete a schedule. Its runs go on. One that is declared in code is made again by the next node that opens."""
+        await self._schedules.delete(_place(schedule_id, place))
+
+    def next_ticks(self, schedule: Schedule, count: int = 5) -> list[datetime]:
+        """Return when the next ticks are due; none while it is paused."""
+        ticks = self._schedules.next_ticks(schedule, count)
+        return [datetime.fromtimestamp(tick / 1_000_000, UTC) for tick in ticks]
+
+    @property
+    def _schedules(self) -> Schedules:
+        return self._app.runtime().schedules
+
+    async def list(self, *, tenant: str | None = None, workflow: str | None = None) -> list[Schedule]:
+        """Return the schedules of this app, by tenant, project, environment and id."""
+        query = ScheduleQuery(app=self._app.name, tenant=tenant, workflow=workflow)
+        found: Sequence[Schedule] = ()
+        while page := await self._app.runtime().store.find(query):
+            found = [*found, *page]
+            query = replace(query, after=page[-1].place)
+        return [*found]
+
+
+def _place(schedule_id: str, place: "SchedulePlace") -> tuple[str, str, str, str]:
+    tenant, project = place.get("tenant", "default"), place.get("project", "default")
+    return (tenant, project, place.get("environment", "default"), schedule_id)
+
+
 class RegistersWorkflow(Protocol):
     """What `@app.workflow(...)` gives: a decorator that keeps the types of what it decorates."""
 
@@ -347,6 +459,8 @@ class App:
         self.registry.secrets = None if secrets is None else open_provider(secrets)
         self._plan_sources = plan_sources if isinstance(plan_sources, PlanSources) else PlanSources(plan_sources)
         self.plans = AppPlans(self)
+        self.schedules = AppSchedules(self)
+        """Its schedules, while a node is open."""
         """The plans that can be run: documents instead of code."""
         self._runtime: Runtime | None = None
 
@@ -525,6 +639,66 @@ class App:
 
         return register
 
+    def schedule(
+        self, cron: str = "", *, schedule_id: str | None = None, **options: Unpack[ScheduleOptions]
+    ) -> Callable[[W], W]:
+        """Declare a schedule, as a decorator of a workflow or with `workflow=`.
+
+        `@app.schedule("0 9 * * MON-FRI", tz="Europe/Sofia")`, or with `every=` a timedelta, or once `at=` a datetime.
+        It is stored when a node opens, under `schedule_id` or the workflow's name. What operators did to it stays when
+        the code is deployed again: see docs/schedules.md.
+        """
+
+        def declare(workflow: W) -> W:
+            rest: dict[str, Any] = {key: value for key, value in options.items() if key != "workflow"}
+            self.registry.add_schedule(self.scheduled(workflow, cron, schedule_id, **rest))
+            return workflow
+
+        if "workflow" in options:
+            declare(options["workflow"])
+        return declare
+
+    def scheduled(
+        self,
+        workflow: Any,
+        cron: str,
+        schedule_id: str | None = None,
+        *,
+        input: Mapping[str, Any] | None = None,
+        tenant: str = "default",
+        project: str = "default",
+        environment: str = "default",
+        workflow_version: str | None = None,
+        reference_key: str | None = None,
+        tags: tuple[str, ...] = (),
+        priority: int = 0,
+        **when: Any,
+    ) -> Schedule:
+        """Return a schedule of this app, as `schedule` declares it and `schedules.create` makes it."""
+        name = workflow if isinstance(workflow, str) else self._known(workflow).name
+        if is_plan(name):
+            packed = self.registry.values.encode(dict(input or {}))
+        else:
+            packed = self.registry.workflow(name, workflow_version).signature.pack((), dict(input or {}))
+        schedule = Schedule(
+            schedule_id=schedule_id or name,
+            app=self.name,
+            workflow=name,
+            workflow_version=workflow_version,
+            input=packed,
+            spec=spec_of(cron, **when),
+            tenant=tenant,
+            project=project,
+            environment=environment,
+            reference_key=reference_key,
+            tags=tags,
+            priority=priority,
+        )
+        if (problem := check_schedule(schedule)) is not None:
+            raise problem
+        check_calendar(schedule.spec)
+        return schedule
+
     def run(self, run_id: str | None = None) -> RunHandle[Any]:
         """Return the handle of a run that is there already. Inside a workflow it can be signalled, durably.
 
@@ -650,6 +824,7 @@ class App:
             runtime = Runtime(
                 *(opened, node, registry, self.authoriser, self._ids, artifacts, self._plan_sources, retention),
                 rng=self._rng,
+                app=self.name,
             )
             await runtime.open()
             self._runtime = runtime
@@ -720,6 +895,8 @@ class App:
         workflow_version: str | None = None,
         reference_parts: Mapping[str, str] | None = None,
         attributes: Mapping[str, Any] | None = None,
+        at: datetime | None = None,
+        after: timedelta | None = None,
         **kwargs: Any,
     ) -> RunHandle[R]:
         """Start a run with these arguments. The same request again gives the run that is there.
@@ -732,6 +909,8 @@ class App:
         there already, it is sent to it, in the same transaction, and raises why if it is refused.
         `reference_key` and `reference_parts` are what the business calls it, and `attributes` are of the types that the
         app declares: runs are found by them (docs/search.md).
+        With `at`, a datetime with a time zone, or `after` a timedelta, the run is there at once and PENDING, can be
+        cancelled, and starts then by the store's clock, never earlier.
         """
         refuse_inside("start", "call the workflow to run it as a child, or hf.start to start it on its own")
         runtime = self.runtime()  # it may be closed while this waits
@@ -753,6 +932,8 @@ class App:
             names_version=workflow_version is not None,
             reference_parts=reference_parts or {},
             attributes=attributes or {},
+            at=None if at is None else instant_of("at", at),
+            after_ms=None if after is None else milliseconds(after),
         )
         started = await runtime.start(definition, definition.signature.pack(args, kwargs), options)
         for delivered in started.signals:

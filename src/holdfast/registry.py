@@ -13,6 +13,7 @@ from holdfast.core import events as e
 from holdfast.core.attributes import AttributeType
 from holdfast.core.bus import Sink, check_sink
 from holdfast.core.plans import is_plan
+from holdfast.core.schedules import Schedule
 from holdfast.errors import InvalidInput, NotFound, VersionMismatch
 from holdfast.limits import Limits
 from holdfast.program.coroutine import CoroutineProgram
@@ -44,6 +45,7 @@ class Registry:
         "built_in",
         "plans",
         "projections",
+        "schedules",
         "secrets",
         "sinks",
         "values",
@@ -69,6 +71,8 @@ class Registry:
         """The plans that are in memory. Plans are data: they are kept in the store."""
         self.workflow_limits: dict[str, WorkflowLimit] = {}
         """The limits of the workflows that have some, by name: those of the version that was registered last."""
+        self.schedules: dict[tuple[str, str, str, str], Schedule] = {}
+        """The schedules that are declared in code, by tenant, project, environment and id."""
         self.allow_cross_tenant_signals = allow_cross_tenant_signals
         """Whether runs may signal runs of other tenants, projects and environments."""
         self.sinks: dict[str, Sink] = {}
@@ -102,6 +106,7 @@ class Registry:
         bounded.projections = self.projections
         bounded.secrets = self.secrets
         bounded.attributes = self.attributes
+        bounded.schedules = self.schedules
         return bounded
 
     def add_workflow(self, definition: WorkflowDefinition, limit: WorkflowLimit | None = None) -> None:
@@ -128,6 +133,13 @@ class Registry:
         self.sinks[sink.name] = sink
         if projection is not None:
             self.projections[sink.name] = projection
+
+    def add_schedule(self, schedule: Schedule) -> None:
+        """Add a schedule that is declared in code."""
+        if schedule.place in self.schedules:
+            text = f"schedule {schedule.schedule_id!r} is declared twice: give each an id"
+            raise InvalidInput(text, field="schedule_id")
+        self.schedules[schedule.place] = schedule
 
     def workflow(self, name: str, version: str | None = None) -> WorkflowDefinition:
         """Return a workflow by its name; without a version, the one that was registered last."""

@@ -35,6 +35,9 @@ ID_BYTES = 200
 QUEUED_TICKS = 1_000
 """How many ticks wait for their turn at most; beyond that they are skipped."""
 
+TICKS_AT_ONCE = 1_000
+"""How many ticks one decision is about at most. The rest follows at once."""
+
 STARTS_AT_ONCE = 50
 """How many runs one decision starts at most. The rest follows at once."""
 
@@ -143,7 +146,9 @@ def decide_ticks(schedule: Schedule, following: Following, now: Instant, *, is_r
     queued = list(schedule.queued)
     skipped, missed = schedule.skipped, schedule.missed
     oldest = now - spec.catch_up_ms * 1_000
-    while tick is not None and due_at(schedule, tick) <= now and len(starts) < STARTS_AT_ONCE:
+    left = TICKS_AT_ONCE
+    while tick is not None and due_at(schedule, tick) <= now and len(starts) < STARTS_AT_ONCE and left:
+        left -= 1
         if tick < oldest:
             missed += 1
             watermark = max(tick, oldest - 1)

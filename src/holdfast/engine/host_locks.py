@@ -42,15 +42,25 @@ Work = Callable[[HeldLock], Awaitable[None]]
 
 
 class HostDuty:
-    """One duty of one node."""
+    """One duty of one node. With `is_needed` the lock is not even looked at before there is something to do."""
 
-    def __init__(self, name: str, node: str, store: Store, work: Work, lease_ms: int, safety_poll_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        node: str,
+        store: Store,
+        work: Work,
+        lease_ms: int,
+        safety_poll_s: float,
+        is_needed: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
         self.name = name
         self._node = node
         self._store = store
         self._work = work
         self._lease_ms = lease_ms
         self._safety_poll_s = safety_poll_s
+        self._is_needed = is_needed
         self._held: HeldLock | None = None
 
     @property
@@ -63,6 +73,9 @@ class HostDuty:
         pause_s = RETRY_S
         while True:
             try:
+                if self._is_needed is not None and not await self._is_needed():
+                    await asyncio.sleep(self._safety_poll_s)
+                    continue
                 timer = LeaseTimer(self._lease_ms)
                 lock = await self._acquire(timer)
                 pause_s = RETRY_S

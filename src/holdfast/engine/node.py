@@ -12,7 +12,7 @@ delegated: `OwnedRuns` knows the runs and what comes in for them, `Starter` crea
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -311,13 +311,13 @@ class Node:
         self.owned_runs.executor.artifacts = access
         self._queue_worker.use_artifacts(access)
 
-    def add_duty(self, name: str, work: Work) -> None:
+    def add_duty(self, name: str, work: Work, is_needed: Callable[[], Awaitable[bool]] | None = None) -> None:
         """Let this node do what only one node may do at a time, whenever it has the lock of that name.
 
-        Call it before the node starts.
+        Call it before the node starts. With `is_needed` the lock is acquired once that returns true.
         """
         lease_ms, safety_poll_s = self.options.lease_ms, self.options.safety_poll_s
-        self.duties.append(HostDuty(name, self.name, self.store, work, lease_ms, safety_poll_s))
+        self.duties.append(HostDuty(name, self.name, self.store, work, lease_ms, safety_poll_s, is_needed))
 
     # --- life
 

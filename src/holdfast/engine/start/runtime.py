@@ -34,6 +34,7 @@ from holdfast.core.keys import (
 )
 from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRequest
 from holdfast.core.plans import STORE_PLAN, workflow_of
+from holdfast.core.schedules import Schedule
 from holdfast.core.state import TERMINAL
 from holdfast.engine.activities.async_completion import report_error, report_result
 from holdfast.engine.activities.context import activity_context
@@ -51,6 +52,7 @@ from holdfast.engine.plan_sources import PlanSources
 from holdfast.engine.plans import Plans
 from holdfast.engine.retention import LOCK as RETENTION_LOCK
 from holdfast.engine.retention import Retention, RetentionDuty, archive_at
+from holdfast.engine.schedules import Declaration, Schedules, tags_of
 from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.turns.draft import prepare_run, start_key
 from holdfast.errors import (
@@ -63,7 +65,7 @@ from holdfast.errors import (
     StoreUnavailable,
     UpdateFailed,
 )
-from holdfast.limits import PRIORITY, TAGS, Limits
+from holdfast.limits import DURATION_MS, NAME_BYTES, PRIORITY, TAGS, Limits
 from holdfast.program.definitions import (
     START_RUN,
     ActivityDefinition,
@@ -87,6 +89,7 @@ class StartOptions(Struct, frozen=True, kw_only=True):
     A request with the same `request_id` gives the same run, within tenant, project, environment and workflow; with
     `names_version` the version of the workflow is a part of the request too. `with_signal` is in the run's mailbox from
     its beginning. `priority` is the order in which runs of a workflow with limits are admitted, higher first.
+    With `at`, or `after_ms` from now, the run exists at once and starts then.
     """
 
     request_id: str | None = None
@@ -101,6 +104,8 @@ class StartOptions(Struct, frozen=True, kw_only=True):
     names_version: bool = False
     reference_parts: Mapping[str, str] = {}
     attributes: Mapping[str, Any] = {}
+    at: Instant | None = None
+    after_ms: int | None = None
 
     def check(self) -> None:
         """Raise `InvalidInput` if a run cannot be started so, before anything is made of it."""
@@ -124,6 +129,12 @@ class StartOptions(Struct, frozen=True, kw_only=True):
             raise InvalidInput(f"a run is started with at most {TAGS} tags, not {len(tags)}", field="tags")
         if type(self.priority) is not int or not -PRIORITY <= self.priority <= PRIORITY:
             raise InvalidInput(f"priority is a whole number from -{PRIORITY} to {PRIORITY}", field="priority")
+        if self.at is not None and self.after_ms is not None:
+            raise InvalidInput("a run starts at an instant, or after a while, not both", field="at")
+        for field, most in (("at", 2**53), ("after_ms", DURATION_MS)):
+            value = getattr(self, field)
+            if value is not None and (type(value) is not int or not 0 <= value <= most):
+                raise InvalidInput(f"{field} is a whole number from 0 to {most}, not {value!r}", field=field)
 
 
 PLAIN = StartOptions()
@@ -152,6 +163,7 @@ class Runtime:
         plan_sources: PlanSources | None = None,
         retention: Retention | None = None,
         rng: Rng | None = None,
+        app: str = "",
     ) -> None:
         self._rng = rng or SystemRng()
         self.store = store
@@ -177,6 +189,20 @@ class Runtime:
         """What deletes what is past its window. Without a policy nothing but expired acceptance records."""
         if retention is not None and node.options.takes_runs:
             node.add_duty(RETENTION_LOCK, self.retention.run)
+        self.schedules = Schedules(
+            app,
+            store,
+            registry,
+            self.plans,
+            ids,
+            self._prepare_tick,
+            self._cancel_for_tick,
+            self.wait_finished,
+            node.options.safety_poll_s,
+        )
+        """The schedules of the app."""
+        if node.options.takes_runs:
+            node.add_duty(f"schedules of {app}"[:NAME_BYTES], self.schedules.fire, self.schedules.is_needed)
 
     async def open(self) -> None:
         """Publish what the workflows declare, and start the node."""
@@ -184,6 +210,9 @@ class Runtime:
         self._node.turn_processor.declarations = self._signals.declarations
         if self.artifacts is not None and self._node.works:
             await self._node.use_artifacts(self.artifacts)
+        if self._node.options.takes_runs:
+            for declared in self.registry.schedules.values():
+                await self.schedules.declare(Declaration(declared))
         await self._node.start()
         if self.artifacts is not None and self._node.options.takes_runs:
             self._sweeping = asyncio.create_task(self._sweep_artifacts(self.artifacts), name="artifacts")
@@ -308,8 +337,12 @@ class Runtime:
             new, warning = await self._with_signal(new, queued, definition, options, caller)
         if self.registry.workflow_limits:
             new = node.run_queue.with_admission(new, options.priority)
-        is_unheard_of = options.run_id is None and not options.request_id
-        answer = await node.starter.create(new, now, is_unheard_of=is_unheard_of)
+        start_at = options.at if options.after_ms is None else now + options.after_ms * 1_000
+        if start_at is not None and start_at > now:
+            [answer] = await self.store.create([_delayed(new, start_at)])
+        else:
+            is_unheard_of = options.run_id is None and not options.request_id
+            answer = await node.starter.create(new, now, is_unheard_of=is_unheard_of)
         if isinstance(answer, port.Refused):
             raise answer.error
         if new.admission is not None:
@@ -352,6 +385,28 @@ class Runtime:
         if not options.attributes and not options.reference_parts:
             return {}
         return {**to_values(options.attributes, self.registry.attributes), **to_parts(options.reference_parts)}
+
+    def _prepare_tick(self, queued: e.RunQueued, schedule: Schedule, tick: Instant) -> port.NewRun:
+        """Return the run of a tick of a schedule."""
+        run_id = self.ids.new_id()
+        new = prepare_run(
+            run_id,
+            queued,
+            tick,
+            self._node.name,
+            reference_key=schedule.reference_key,
+            tags=tags_of(schedule),
+            key=start_key(run_id, queued, ANY_VERSION),
+        )
+        return self._node.run_queue.with_admission(new, schedule.priority)
+
+    async def _cancel_for_tick(self, run_id: str, signal_id: str) -> None:
+        """Cancel a run of a schedule because its next tick is due."""
+        command = OperatorCommand(name="CANCEL", reason="the next tick of its schedule is due", signal_id=signal_id)
+        try:
+            await self._commands.send(run_id, command, None, wait=False)
+        except CallerError:  # it has finished, or is gone
+            logger.debug("run %s is not cancelled", run_id, exc_info=True)
 
     async def _with_signal(
         self,
@@ -575,6 +630,16 @@ class Runtime:
         if caller is None:
             return None
         return audit_entry(caller, self.ids.new_id, actor=actor, subject=self.activity_token(token).step_id)
+
+
+def _delayed(new: port.NewRun, start_at: Instant) -> port.NewRun:
+    """Return a run whose first turn is due later."""
+    if new.admission is not None:
+        text = (
+            "a run of a workflow with limits cannot be started later: it would use up room; make a schedule with `at`"
+        )
+        raise InvalidInput(text, field="at")
+    return replace(new, messages=tuple(replace(message, due_at=start_at) for message in new.messages))
 
 
 def _with_warning(delivered: port.Delivered, warning: str) -> port.Delivered:

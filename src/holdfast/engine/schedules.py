@@ -1,0 +1,557 @@
+"""Schedules of an app: what callers do to them, and the duty that fires their ticks.
+
+Every change is computed from a schedule that was read, and committed at its revision; one that lost a race reads it
+again. The runs of ticks are created by that same commit (`core/schedules.py` says why that makes each tick happen
+once). So the host lock of the duty is for economy, not for correctness: without it every node would look, and all but
+one would lose.
+
+The duty sleeps until the next due instant, or until it is notified. The runs of a schedule that queues its ticks are
+waited for one after the other.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.clock import Ids
+from holdfast.core import codec
+from holdfast.core import events as e
+from holdfast.core.audit import AuditEntry, Caller, audit_entry
+from holdfast.core.instants import Instant
+from holdfast.core.plans import PLAN_PREFIX, PlanRef, is_plan
+from holdfast.core.schedules import (
+    QUEUED_TICKS,
+    STARTS_AT_ONCE,
+    Overlap,
+    Schedule,
+    ScheduleSpec,
+    check_schedule,
+    decide_ticks,
+    due_at,
+    request_id_of,
+    tag_of,
+    with_next,
+)
+from holdfast.core.state import TERMINAL
+from holdfast.engine.host_locks import HeldLock
+from holdfast.engine.plans import Plans
+from holdfast.engine.ticks import TZDATA, check_calendar, following, ticks_after
+from holdfast.errors import CallerError, Conflict, HoldfastError, InvalidInput, NotFound, StoreError
+from holdfast.registry import Registry
+from holdfast.store import port
+from holdfast.store.port import RunQuery, ScheduleQuery
+
+Place = tuple[str, str, str, str]
+"""A schedule's tenant, project and environment, and its id."""
+
+Change = Callable[[Schedule, Instant], Schedule]
+Prepare = Callable[[e.RunQueued, Schedule, Instant], port.NewRun]
+
+TRIES = 20
+"""How often a change that lost a race is tried again."""
+
+LOOK_S = 1.0
+"""How long the duty rests between two looks at least, however often it is notified."""
+
+DEFER_MS = 5_000
+"""How long a schedule is put off that cannot be fired, because no node has its workflow, or something is wrong."""
+
+RUNNING = 100
+"""How many of its last runs a schedule remembers that may not have finished."""
+
+INPUT_BYTES = 64 * 1024
+"""How large the input of a schedule is at most."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+logger = logging.getLogger("holdfast.schedules")
+
+
+class Declaration(Struct, frozen=True):
+    """A schedule that is declared in code."""
+
+    schedule: Schedule
+
+    @property
+    def digest(self) -> str:
+        """What recognises the declaration when it is made again."""
+        return codec.digest(codec.encode_text(self.schedule).encode())
+
+
+class Schedules:
+    """The schedules that an app has in a store."""
+
+    def __init__(
+        self,
+        app: str,
+        store: port.Store,
+        registry: Registry,
+        plans: Plans,
+        ids: Ids,
+        prepare: Prepare,
+        cancel: Callable[[str, str], Awaitable[None]],
+        wait_finished: Callable[[str], Awaitable[Any]],
+        safety_poll_s: float,
+    ) -> None:
+        self.app = app
+        self._store = store
+        self._registry = registry
+        self._plans = plans
+        self._ids = ids
+        self._prepare = prepare
+        self._cancel = cancel
+        self._wait_finished = wait_finished
+        self._safety_poll_s = safety_poll_s
+        self._changed = asyncio.Event()
+        self._awaited: dict[Place, asyncio.Task[None]] = {}
+        self._finished: set[Place] = set()
+
+    # --- what callers do
+
+    async def create(self, schedule: Schedule, caller: Caller | None = None) -> Schedule:
+        """Store a new schedule. Its first tick is the first one from now on. `Conflict` if there is one of that id."""
+        await self._check(schedule)
+        now = await self._store.now()
+        begun = self._begun(schedule, now)
+        if begun.next_tick is None:
+            raise InvalidInput("the schedule has no tick after this moment", field="at")
+        return await self._commit(begun, 0, (), caller)
+
+    async def get(self, place: Place, store: port.Store | None = None) -> Schedule:
+        """Return a schedule; `NotFound` if there is none."""
+        tenant, project, environment, schedule_id = place
+        query = ScheduleQuery(tenant=tenant, project=project, environment=environment, schedule_id=schedule_id, limit=1)
+        for schedule in await (store or self._store).find(query):
+            return schedule
+        raise NotFound(f"there is no schedule {schedule_id!r}", schedule_id=schedule_id)
+
+    async def update(self, place: Place, change: Change, caller: Caller | None = None) -> Schedule:
+        """Change what a schedule starts, or when. Ticks that are over by now are not run by the new rule."""
+        first = change(await self.get(place), await self._store.now())
+        await self._check(first)
+        return await self._change(place, lambda old, now: self._begun(change(old, now), now), caller)
+
+    async def pause(self, place: Place, note: str = "", caller: Caller | None = None) -> Schedule:
+        """Fire no ticks until it is resumed; those of the meantime are not run."""
+        return await self._change(
+            place, lambda old, _: with_next(replace(old, is_paused=True, note=note), old.next_tick), caller, note
+        )
+
+    async def resume(self, place: Place, note: str = "", caller: Caller | None = None) -> Schedule:
+        """Fire the ticks from now on."""
+
+        def change(old: Schedule, now: Instant) -> Schedule:
+            return self._begun(replace(old, is_paused=False, note=note), now) if old.is_paused else old
+
+        return await self._change(place, change, caller, note)
+
+    async def delete(self, place: Place, caller: Caller | None = None) -> None:
+        """Delete a schedule. Its runs go on."""
+        for _ in range(TRIES):
+            old = await self.get(place)
+            if await self._store.delete_schedule(place, old.revision, self._audit(caller, old)):
+                return
+        raise Conflict("the schedule changes all the time; try again", schedule_id=place[3])
+
+    async def trigger(self, place: Place, request_id: str = "", caller: Caller | None = None) -> str:
+        """Start a run now, beside the ticks and whatever runs; return its id. The same request again: the same run."""
+        for _ in range(TRIES):
+            old, now = await self.get(place), await self._store.now()
+            new = self._prepare(await self._queued(old, now, request_id and f"trigger:{request_id}"), old, now)
+            changed = replace(old, last_run_id=new.run_id, running=_running(old, [new.run_id]), started=old.started + 1)
+            try:
+                _, [answer] = await self._store.commit_schedule(
+                    changed, old.revision, [new], self._audit(caller, old, new.run_id)
+                )
+            except Conflict:
+                continue
+            if isinstance(answer, port.Refused):
+                raise answer.error
+            return answer.run_id
+        raise Conflict("the schedule changes all the time; try again", schedule_id=place[3])
+
+    async def backfill(
+        self, place: Place, since: Instant, until: Instant, overlap: Overlap = "queue", caller: Caller | None = None
+    ) -> int:
+        """Run the ticks from `since` to before `until` that are over: one after the other, or with `allow` at once.
+
+        A tick whose run is still there is not run again. Return how many ticks there are.
+        """
+        if overlap not in ("queue", "allow"):
+            raise InvalidInput("a backfill queues its ticks, or allows them to overlap", field="overlap")
+        now, old = await self._store.now(), await self.get(place)
+        until = min(until, now + 1)
+        within = (tick for tick in ticks_after(old.spec, since - 1))
+        ticks = [tick for tick in islice(within, QUEUED_TICKS + 1) if tick < until]
+        if len(ticks) > QUEUED_TICKS:
+            raise InvalidInput(f"a backfill has at most {QUEUED_TICKS} ticks: shorten the period", field="until")
+        detail = f"{len(ticks)} ticks"
+        if overlap == "allow":
+            for first in range(0, len(ticks), STARTS_AT_ONCE):
+                await self._start_now(place, ticks[first : first + STARTS_AT_ONCE], caller, detail)
+        else:
+            await self._change(place, lambda old, now: _with_queued(old, ticks, now), caller, detail)
+        return len(ticks)
+
+    def next_ticks(self, schedule: Schedule, count: int) -> list[Instant]:
+        """Return when the next ticks are due; none while it is paused."""
+        if schedule.next_tick is None or schedule.is_paused:
+            return []
+        ticks = ticks_after(schedule.spec, schedule.next_tick - 1)
+        return [due_at(schedule, tick) for tick in islice(ticks, count)]
+
+    async def declare(self, declaration: Declaration) -> None:
+        """Store a schedule that is declared in code, or change it if the declaration is another one.
+
+        What operators did stays: a schedule that they have paused is still paused.
+        """
+        given, digest = declaration.schedule, declaration.digest
+        await self._check(given)
+        for _ in range(TRIES):
+            now = await self._store.now()
+            try:
+                old = await self.get(given.place)
+            except NotFound:
+                new, revision = self._begun(replace(given, app=self.app, declared=digest), now), 0
+            else:
+                if old.declared == digest:
+                    return
+                new, revision = self._begun(_redeclared(old, given, digest), now), old.revision
+            try:
+                await self._store.commit_schedule(new, revision)
+            except Conflict:
+                continue
+            self._changed.set()
+            return
+        raise Conflict("the schedule changes all the time; try again", schedule_id=given.schedule_id)
+
+    # --- how a change is made
+
+    def _begun(self, schedule: Schedule, now: Instant) -> Schedule:
+        """Return a schedule that begins, or begins anew: every tick up to now is decided."""
+        moved = replace(schedule, watermark=max(now, schedule.watermark), tzdata=TZDATA, last_error="")
+        return with_next(moved, following(schedule.spec, moved.watermark))
+
+    async def _check(self, schedule: Schedule) -> None:
+        """Refuse a schedule that could not be stored, read or run."""
+        problem = check_schedule(schedule) or codec.check(schedule.input, "input")
+        if problem is not None:
+            raise problem
+        check_calendar(schedule.spec)
+        codec.bounded(schedule.input, INPUT_BYTES, f"the input of schedule {schedule.schedule_id!r}")
+        if is_plan(schedule.workflow):
+            definition, _ = await self._plan(schedule)
+            definition.check_inputs(codec.decode(schedule.input, dict[str, Any]))
+        else:
+            self._registry.workflow(schedule.workflow, schedule.workflow_version)
+
+    async def _plan(self, schedule: Schedule) -> Any:
+        plan_id = schedule.workflow.removeprefix(PLAN_PREFIX)
+        ref = PlanRef(plan_id=plan_id, plan_version=schedule.workflow_version or "")
+        return await self._plans.resolve(schedule.tenant, ref)
+
+    async def _change(self, place: Place, change: Change, caller: Caller | None, detail: str = "") -> Schedule:
+        for _ in range(TRIES):
+            old = await self.get(place)
+            try:
+                changed = change(old, await self._store.now())
+                return await self._commit(changed, old.revision, (), caller, detail)
+            except Conflict:
+                continue
+        raise Conflict("the schedule changes all the time; try again", schedule_id=place[3])
+
+    async def _commit(
+        self,
+        schedule: Schedule,
+        revision: int,
+        starts: Sequence[port.NewRun],
+        caller: Caller | None = None,
+        detail: str = "",
+    ) -> Schedule:
+        stored, _ = await self._store.commit_schedule(schedule, revision, starts, self._audit(caller, schedule, detail))
+        self._changed.set()
+        return stored
+
+    def _audit(self, caller: Caller | None, schedule: Schedule, detail: str = "") -> AuditEntry | None:
+        entry = audit_entry(caller, self._ids.new_id, subject=schedule.schedule_id, detail=detail)
+        if entry is None:
+            return None
+        tenant, project, environment, _ = schedule.place
+        return replace(entry, tenant=tenant, project=project, environment=environment)
+
+    async def _start_now(self, place: Place, ticks: Sequence[Instant], caller: Caller | None, detail: str) -> None:
+        for _ in range(TRIES):
+            old = await self.get(place)
+            news = [self._prepare(await self._queued(old, tick), old, tick) for tick in ticks]
+            changed = replace(old, started=old.started + len(news))
+            try:
+                await self._store.commit_schedule(changed, old.revision, news, self._audit(caller, old, detail))
+            except Conflict:
+                continue
+            return
+        raise Conflict("the schedule changes all the time; try again", schedule_id=place[3])
+
+    # --- the duty
+
+    async def is_needed(self) -> bool:
+        """Return whether the app has schedules."""
+        return bool(await self._store.find(ScheduleQuery(app=self.app, limit=1)))
+
+    async def fire(self, held: HeldLock) -> None:
+        """Fire the ticks of all schedules of the app when they are due, for as long as the lock is held."""
+        listener = self._store.wakeups.listen()
+        try:
+            await self._take_over()
+            while True:
+                wait_s = await self._fire_due(held)
+                if wait_s > 0:
+                    await self._rest(listener, min(wait_s, self._safety_poll_s))
+        finally:
+            listener.close()
+            for task in self._awaited.values():
+                task.cancel()
+            await asyncio.gather(*self._awaited.values(), return_exceptions=True)
+            self._awaited.clear()
+
+    async def _take_over(self) -> None:
+        """Go on where the node before stopped: wait for runs, and compute by the time zones that are here."""
+        query = ScheduleQuery(app=self.app)
+        while page := await self._store.find(query):
+            for schedule in page:
+                if schedule.queued:
+                    self._finished.add(schedule.place)
+                if schedule.tzdata != TZDATA and schedule.spec.cron and schedule.next_tick is not None:
+                    moved = replace(schedule, tzdata=TZDATA)
+                    await self._try(with_next(moved, following(schedule.spec, schedule.watermark)), schedule.revision)
+            query = replace(query, after=page[-1].place)
+
+    async def _fire_due(self, held: HeldLock) -> float:
+        """Fire what is due; return how long nothing else is."""
+        for place in sorted(self._finished):
+            self._finished.discard(place)
+            held.check()
+            try:
+                await self._fire(await self.get(place))
+            except NotFound:
+                continue
+        self._changed.clear()
+        found = await self._store.find(ScheduleQuery(app=self.app, by_due=True, limit=100))
+        now = await self._store.now()
+        for schedule in found:
+            assert schedule.next_due is not None
+            if schedule.next_due > now:
+                return (schedule.next_due - now) / 1_000_000
+            held.check()
+            await self._fire(schedule)
+        return 0.0 if found else self._safety_poll_s
+
+    async def _fire(self, schedule: Schedule) -> None:
+        """Decide the due ticks of one schedule, and start their runs."""
+        if schedule.is_paused:
+            return
+        try:
+            await self._fire_ticks(schedule)
+        except Conflict:
+            logger.debug("schedule %s was changed meanwhile", schedule.schedule_id)
+        except (StoreError, asyncio.CancelledError):
+            raise
+        except HoldfastError as problem:
+            logger.warning("schedule %s cannot be fired: %s", schedule.schedule_id, problem)
+            due = await self._store.now() + DEFER_MS * 1_000
+            await self._try(replace(schedule, next_due=due, last_error=str(problem)[:500]), schedule.revision)
+
+    async def _fire_ticks(self, schedule: Schedule) -> None:
+        running = await self._unfinished(schedule.running)
+        now = await self._store.now()
+        decision = decide_ticks(schedule, partial(following, schedule.spec), now, is_running=bool(running))
+        news = [self._prepare(await self._queued(schedule, tick), schedule, tick) for tick in decision.starts]
+        if decision.cancels:
+            for run_id in running:
+                await self._cancel(run_id, request_id_of(schedule.schedule_id, decision.starts[-1]))
+        new_ids = [new.run_id for new in news]
+        changed = replace(
+            decision.schedule,
+            running=_running(replace(schedule, running=tuple(running)), new_ids),
+            last_run_id=new_ids[-1] if new_ids else schedule.last_run_id,
+            last_error="",
+        )
+        stored, answers = await self._store.commit_schedule(changed, schedule.revision, news)
+        await self._correct(stored, news, answers)
+        if stored.queued:
+            self._await_run(stored)
+
+    async def _correct(
+        self,
+        stored: Schedule,
+        news: Sequence[port.NewRun],
+        answers: Sequence[port.Created | port.Existing | port.Refused],
+    ) -> None:
+        """Record which runs ticks have that were not created by this commit: earlier ones, or none."""
+        other = {
+            new.run_id: answer
+            for new, answer in zip(news, answers, strict=True)
+            if isinstance(answer, port.Refused) or answer.run_id != new.run_id
+        }
+        if not other:
+            return
+        renamed = {run_id: answer.run_id for run_id, answer in other.items() if isinstance(answer, port.Existing)}
+        refused = [answer.error for answer in other.values() if isinstance(answer, port.Refused)]
+        for problem in refused:
+            logger.warning("schedule %s: a tick starts no run: %s", stored.schedule_id, problem)
+        kept = [renamed.get(run_id, run_id) for run_id in stored.running if run_id not in other or run_id in renamed]
+        last = renamed.get(stored.last_run_id, "" if stored.last_run_id in other else stored.last_run_id)
+        error = str(refused[-1])[:500] if refused else ""
+        await self._try(replace(stored, running=tuple(kept), last_run_id=last, last_error=error), stored.revision)
+
+    async def _try(self, schedule: Schedule, revision: int) -> None:
+        """Store a change that is made again if it is lost."""
+        try:
+            await self._store.commit_schedule(schedule, revision)
+        except Conflict:
+            logger.debug("schedule %s was changed meanwhile", schedule.schedule_id)
+
+    async def _unfinished(self, run_ids: Sequence[str]) -> list[str]:
+        """Return those of the runs that have not finished."""
+        if not run_ids:
+            return []
+        heads = await self._store.find(RunQuery(run_ids=tuple(run_ids), limit=len(run_ids)))
+        unfinished = {head.run_id for head in heads if head.status not in TERMINAL}
+        return [run_id for run_id in run_ids if run_id in unfinished]
+
+    async def _queued(self, schedule: Schedule, tick: Instant, request: str = "") -> e.RunQueued:
+        """Return the first event of the run of a tick. `request` replaces the tick in what recognises a retry."""
+        workflow, plan = schedule.workflow, None
+        if is_plan(workflow):
+            definition, uri = await self._plan(schedule)
+            version, plan = definition.version, e.PlanSource(definition.sha256, uri)
+        else:
+            version = await self._version(schedule)
+        own = f"schedule:{schedule.schedule_id}:{request}" if request else request_id_of(schedule.schedule_id, tick)
+        return e.RunQueued(
+            workflow,
+            version,
+            schedule.tenant,
+            schedule.project,
+            schedule.environment,
+            run_request_id=own,
+            input=schedule.input,
+            plan=plan,
+            schedule=e.ScheduleTick(schedule.schedule_id, tick),
+        )
+
+    async def _version(self, schedule: Schedule) -> str:
+        """Return the version to start: the one here, else one that a live node has."""
+        name, wanted = schedule.workflow, schedule.workflow_version
+        try:
+            return self._registry.workflow(name, wanted).version
+        except NotFound:
+            plans = {plan for node in await self._store.find_nodes() for plan in node.plans}
+            versions = sorted(version for of, version in plans if of == name and wanted in (None, version))
+            if not versions:
+                raise
+            return versions[-1]
+
+    def _await_run(self, schedule: Schedule) -> None:
+        """Look at the schedule again when its run has finished: the next tick in its queue follows."""
+        if schedule.place in self._awaited or not schedule.running:
+            return
+        run_id = schedule.running[-1]
+
+        async def wait() -> None:
+            try:
+                await self._wait_finished(run_id)
+            except CallerError:
+                logger.debug("run %s of schedule %s is gone", run_id, schedule.schedule_id)
+            self._awaited.pop(schedule.place, None)
+            self._finished.add(schedule.place)
+            self._changed.set()
+
+        self._awaited[schedule.place] = asyncio.create_task(wait(), name="scheduled run")
+
+    async def _rest(self, listener: Any, wait_s: float) -> None:
+        """Sleep until then, until a schedule is changed here, or until a notification, but not more than that often."""
+        loop = asyncio.get_running_loop()
+        end, soonest = loop.time() + wait_s, loop.time() + LOOK_S
+        changed = asyncio.ensure_future(self._changed.wait())
+        heard = asyncio.ensure_future(listener.wait(wait_s))
+        try:
+            await asyncio.wait({changed, heard}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if not changed.done() and (left_s := min(soonest, end) - loop.time()) > 0:
+                await asyncio.wait({changed}, timeout=left_s)
+        finally:
+            changed.cancel()
+            heard.cancel()
+            await asyncio.gather(changed, heard, return_exceptions=True)
+
+
+def _running(schedule: Schedule, new_ids: Sequence[str]) -> tuple[str, ...]:
+    return (*schedule.running, *new_ids)[-RUNNING:]
+
+
+def _with_queued(schedule: Schedule, ticks: Sequence[Instant], now: Instant) -> Schedule:
+    """Return the schedule with more ticks in its queue, due now."""
+    queued = tuple(sorted({*schedule.queued, *ticks}))
+    if len(queued) > QUEUED_TICKS:
+        raise InvalidInput(f"a schedule has at most {QUEUED_TICKS} ticks in its queue", field="until")
+    return replace(schedule, queued=queued, next_due=now if queued and not schedule.is_paused else schedule.next_due)
+
+
+def _redeclared(old: Schedule, given: Schedule, digest: str) -> Schedule:
+    """Return a schedule as its declaration has it now, with what is its own: pause, queue, counts."""
+    return replace(
+        old,
+        workflow=given.workflow,
+        workflow_version=given.workflow_version,
+        input=given.input,
+        spec=given.spec,
+        reference_key=given.reference_key,
+        tags=given.tags,
+        priority=given.priority,
+        declared=digest,
+    )
+
+
+def spec_of(
+    cron: str = "",
+    every: timedelta | None = None,
+    at: Any = None,
+    start_at: Any = None,
+    end_at: Any = None,
+    jitter: timedelta | None = None,
+    catch_up: timedelta | None = None,
+    **more: Any,
+) -> ScheduleSpec:
+    """Return when a schedule starts runs, from datetimes and timedeltas as code writes them."""
+    durations = {"every_ms": every, "jitter_ms": jitter, "catch_up_ms": catch_up}
+    given: dict[str, Any] = {
+        field: _milliseconds(field, value) for field, value in durations.items() if value is not None
+    }
+    moments = {"at": at, "start_at": start_at, "end_at": end_at}
+    given |= {field: instant_of(field, value) for field, value in moments.items() if value is not None}
+    return ScheduleSpec(cron=cron, **given, **more)
+
+
+def _milliseconds(field: str, value: Any) -> int:
+    if not isinstance(value, timedelta):
+        raise InvalidInput(f"{field.removesuffix('_ms')} is a timedelta, not {value!r}", field=field)
+    return value // timedelta(milliseconds=1)
+
+
+def instant_of(field: str, moment: Any) -> Instant:
+    """Return the instant of a datetime, which has a time zone."""
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise InvalidInput(f"{field} is a datetime with a time zone, not {moment!r}", field=field)
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def tags_of(schedule: Schedule) -> tuple[str, ...]:
+    """Return the tags of the runs of a schedule."""
+    return (*schedule.tags, tag_of(schedule.schedule_id))

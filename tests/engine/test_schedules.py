@@ -1,0 +1,324 @@
+"""Schedules of a real node: declared in code and made at run time; overlap, operators, deployments, tenants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core.schedules import Schedule
+from holdfast.core.state import CANCELLED, COMPLETED, PENDING, RUNNING
+from holdfast.engine.ticks import TZDATA
+from holdfast.errors import Conflict, InvalidInput, NotFound
+from holdfast.store.port import RunHead, RunQuery, Store
+
+SECOND = timedelta(seconds=1)
+OPTIONS = hf.NodeOptions(safety_poll_s=0.2, lease_ms=2_000, drain_s=0.5)
+
+
+async def until(condition: Callable[[], Awaitable[Any]]) -> Any:
+    """Wait until a condition holds, and return what it gave."""
+    async with asyncio.timeout(60):
+        while not (found := await condition()):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        return found
+
+
+async def runs_of(store: Store, schedule_id: str) -> list[RunHead]:
+    """Return the runs of a schedule, the oldest first."""
+    found = await store.find(RunQuery(tag=f"schedule:{schedule_id}", newest=True))
+    return found[::-1]
+
+
+async def tick_of(app: hf.App, run_id: str) -> tuple[str, int]:
+    """Return the schedule and the tick that a run knows."""
+    first: Any = (await app.run(run_id).events())[0].data
+    return first.schedule.schedule_id, first.schedule.tick
+
+
+def an_app(name: str = "clock") -> hf.App:
+    """Return an app with a workflow that ends, and one that waits."""
+    app = hf.App(name)
+
+    @app.workflow
+    async def report(n: int = 0) -> int:
+        return n
+
+    @app.workflow
+    async def hold() -> None:
+        await hf.wait_signal("go")
+
+    return app
+
+
+@pytest.mark.contract("TMR-2")
+async def test_what_is_declared_in_code_starts_runs_that_know_their_tick(store: Store) -> None:
+    app = hf.App("clock")
+
+    @app.schedule(every=SECOND, tags=("eu",), reference_key="r-7", input={"n": 7})
+    @app.workflow
+    async def report(n: int = 0) -> int:
+        return n
+
+    async with app.node(store, options=OPTIONS):
+        runs = await until(lambda: _at_least(store, "report", 2))
+        assert await app.run(runs[0].run_id).result() == 7
+        ticks = []
+        for head in runs:
+            schedule_id, tick = await tick_of(app, head.run_id)
+            assert schedule_id == "report"
+            ticks.append(tick)
+            assert head.created_at >= ticks[-1]
+            assert (head.tags, head.reference_key) == (("eu", "schedule:report"), "r-7")
+        assert ticks == [ticks[0] + number * 1_000_000 for number in range(len(ticks))]
+        [schedule] = await app.schedules.list()
+        assert (schedule.tzdata, schedule.started >= 2) == (TZDATA, True)
+        locks = await store.find_locks()
+        assert [lock.name for lock in locks] == ["schedules of clock"]
+
+
+async def _at_least(store: Store, schedule_id: str, count: int) -> list[RunHead]:
+    runs = await runs_of(store, schedule_id)
+    return runs if len(runs) >= count else []
+
+
+@pytest.mark.contract("TMR-2")
+async def test_a_node_without_schedules_takes_no_lock(store: Store) -> None:
+    app = an_app()
+    async with app.node(store, options=OPTIONS):
+        await app.start(_workflow_object(app, "report"), 1)
+        assert await store.find_locks() == []
+        made = await app.schedules.create("soon", workflow="report", every=SECOND)
+        assert made.revision == 1
+        await until(lambda: _at_least(store, "soon", 1))
+
+
+def _workflow_object(app: hf.App, name: str) -> Any:
+    return hf.Workflow(app.registry.workflow(name))
+
+
+@pytest.mark.contract("TMR-2")
+@pytest.mark.parametrize("overlap", ["skip", "queue", "cancel-running", "allow"])
+async def test_what_becomes_of_ticks_while_a_run_is_not_finished(store: Store, overlap: Any) -> None:
+    app = an_app()
+    async with app.node(store, options=OPTIONS):
+        await app.schedules.create("tick", workflow="hold", every=SECOND, overlap=overlap)
+        if overlap == "skip":
+            skipped = await until(lambda: _when(app, lambda schedule: schedule.skipped >= 2))
+            [run] = await runs_of(store, "tick")
+            assert skipped.running == (run.run_id,)
+            await app.run(run.run_id).signal("go")
+            assert len(await until(lambda: _at_least(store, "tick", 2))) == 2
+        elif overlap == "queue":
+            queued = await until(lambda: _when(app, lambda schedule: len(schedule.queued) >= 2))
+            [run] = await runs_of(store, "tick")
+            await app.schedules.pause("tick")
+            await app.schedules.resume("tick")
+            await app.run(run.run_id).signal("go")
+            _, second, *more = await until(lambda: _at_least(store, "tick", 2))
+            assert more == []
+            assert await tick_of(app, second.run_id) == ("tick", queued.queued[0])
+        elif overlap == "cancel-running":
+            runs = await until(lambda: _at_least(store, "tick", 3))
+            await until(lambda: _status(store, runs[0].run_id, CANCELLED))
+            await until(lambda: _status(store, runs[1].run_id, CANCELLED))
+        else:
+            runs = await until(lambda: _at_least(store, "tick", 3))
+            await until(lambda: _status(store, runs[0].run_id, RUNNING))
+        await app.schedules.delete("tick")
+
+
+async def _when(app: hf.App, condition: Callable[[Schedule], bool]) -> Schedule | None:
+    schedule = await app.schedules.get("tick")
+    return schedule if condition(schedule) else None
+
+
+async def _status(store: Store, run_id: str, status: Any) -> bool:
+    [head] = await store.find(RunQuery(run_ids=(run_id,)))
+    return bool(head.status == status)
+
+
+@pytest.mark.contract("TMR-2")
+async def test_what_operators_did_stays_when_code_is_deployed_again(store: Store) -> None:
+    def deployed(every: timedelta) -> hf.App:
+        app = an_app()
+        app.schedule(every=every, workflow="report", schedule_id="s")
+        return app
+
+    app = deployed(timedelta(hours=1))
+    async with app.node(store, options=OPTIONS):
+        first = await app.schedules.pause("s", "the bank is down")
+        assert (first.is_paused, first.next_due) == (True, None)
+    app = deployed(timedelta(hours=1))
+    async with app.node(store, options=OPTIONS):
+        assert await app.schedules.get("s") == first
+    app = deployed(timedelta(hours=2))
+    async with app.node(store, options=OPTIONS):
+        changed = await app.schedules.get("s")
+        assert (changed.spec.every_ms, changed.is_paused, changed.note) == (7_200_000, True, "the bank is down")
+        assert app.schedules.next_ticks(changed) == []
+        resumed = await app.schedules.resume("s")
+        assert resumed.next_due == resumed.next_tick
+        [due, *_] = app.schedules.next_ticks(resumed)
+        assert due > datetime.fromtimestamp(resumed.updated_at / 1_000_000, UTC)
+
+
+@pytest.mark.contract("TMR-2")
+async def test_a_schedule_is_triggered_beside_its_ticks_and_once_for_each_request(store: Store) -> None:
+    app = an_app()
+    async with app.node(store, options=OPTIONS):
+        await app.schedules.create("far", "0 0 1 1 *", workflow="report", input={"n": 3}, tz="Europe/Sofia")
+        run = await app.schedules.trigger("far", request_id="click-1")
+        again = await app.schedules.trigger("far", request_id="click-1")
+        other = await app.schedules.trigger("far")
+        assert run.run_id == again.run_id != other.run_id
+        assert await run.result() == 3
+        with pytest.raises(NotFound):
+            await app.schedules.trigger("nothing")
+        with pytest.raises(Conflict):
+            await app.schedules.create("far", "@daily", workflow="report")
+
+
+@pytest.mark.contract("TMR-2", "FMT-2")
+@pytest.mark.parametrize("overlap", ["queue", "allow"])
+async def test_a_backfill_runs_what_has_not_run(store: Store, overlap: Any) -> None:
+    app = an_app()
+    async with app.node(store, options=OPTIONS):
+        await app.schedules.create("daily", "@daily", workflow="report")
+        now = datetime.fromtimestamp(await store.now() / 1_000_000, UTC)
+        since = now.replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=3)
+        assert await app.schedules.backfill("daily", since, now, overlap=overlap) == 4
+        runs = await until(lambda: _at_least(store, "daily", 4))
+        for run in runs:
+            await app.run(run.run_id).result()
+        assert await app.schedules.backfill("daily", since - timedelta(days=1), now, overlap="allow") == 5
+        assert len(await until(lambda: _at_least(store, "daily", 5))) == 5
+        with pytest.raises(InvalidInput):
+            await app.schedules.backfill("daily", since - timedelta(days=5_000), now)
+
+
+GREETING = """
+plan: greeting
+version: "1"
+inputs:
+  who: {type: string}
+steps:
+  - id: say
+    activity: greet
+    input: {who: "${inputs.who}"}
+"""
+
+
+@pytest.mark.contract("TMR-2", "WF-1")
+async def test_a_plan_runs_on_a_schedule(store: Store) -> None:
+    app = hf.App("clock")
+
+    @app.activity
+    async def greet(who: str) -> str:
+        return f"hello {who}"
+
+    async with app.node(store, options=OPTIONS):
+        await app.plans.register(GREETING)
+        with pytest.raises(InvalidInput):
+            await app.schedules.create("plan", workflow="plan:greeting", every=SECOND, input={})
+        await app.schedules.create("plan", workflow="plan:greeting", every=SECOND, input={"who": "Ada"})
+        [run, *_] = await until(lambda: _at_least(store, "plan", 1))
+        await app.run(run.run_id).result()
+
+
+@pytest.mark.contract("TMR-2", "QUE-2")
+async def test_a_tick_that_is_refused_is_over_and_shown(store: Store) -> None:
+    app = hf.App("clock")
+
+    @app.workflow(at_once=1, overload="reject")
+    async def hold() -> None:
+        await hf.wait_signal("go")
+
+    async with app.node(store, options=OPTIONS):
+        await app.start(hold)
+        await app.schedules.create("tick", workflow=hold, every=SECOND)
+        shown = await until(lambda: _when(app, lambda schedule: bool(schedule.last_error)))
+        assert (shown.running, shown.last_run_id) == ((), "")
+
+
+@pytest.mark.contract("TMR-2", "API-2")
+async def test_what_cannot_be_scheduled_is_refused() -> None:
+    app = an_app()
+    with pytest.raises(InvalidInput):
+        app.schedule("* * * * *", every=SECOND, workflow="report")
+    with pytest.raises(InvalidInput):
+        app.schedule("@daily", tz="Nowhere/City", workflow="report")
+    with pytest.raises(InvalidInput):
+        app.schedule("@daily", workflow="report", input={"m": 1})
+    with pytest.raises(NotFound):
+        app.schedule("@daily", workflow="nothing")
+    app.schedule("@daily", workflow="report")
+    with pytest.raises(InvalidInput, match="twice"):
+        app.schedule("@hourly", workflow="report")
+    past = datetime(2020, 1, 1, tzinfo=UTC)
+    async with app.node("memory://", options=OPTIONS):
+        with pytest.raises(InvalidInput, match="no tick"):
+            await app.schedules.create("late", workflow="report", at=past)
+        with pytest.raises(InvalidInput, match="time zone"):
+            await app.schedules.create("late", workflow="report", at=datetime(2030, 1, 1))  # noqa: DTZ001
+
+
+# --- runs that are started later
+
+
+@pytest.mark.contract("TMR-1", "TMR-2")
+async def test_a_delayed_run_is_there_and_starts_when_it_is_due(store: Store) -> None:
+    app = an_app()
+    async with app.node(store, options=OPTIONS):
+        run = await app.start(_workflow_object(app, "report"), 5, after=timedelta(milliseconds=400), request_id="r-1")
+        again = await app.start(_workflow_object(app, "report"), 5, after=timedelta(hours=1), request_id="r-1")
+        assert run.run_id == again.run_id
+        [head] = await store.find(RunQuery(run_ids=(run.run_id,)))
+        assert (head.status, head.lease_owner) == (PENDING, None)
+        assert await run.result() == 5
+        started = next(event for event in await run.events() if event.event_type == "RunStarted")
+        assert head.ready_at is not None
+        assert started.persisted_at >= head.ready_at > head.created_at
+
+
+@pytest.mark.contract("TMR-2", "SIG-3", "SIG-13")
+async def test_a_delayed_run_can_be_cancelled_and_signalled_and_survives_its_node(store: Store) -> None:
+    app = an_app()
+    hold, report = _workflow_object(app, "hold"), _workflow_object(app, "report")
+    moment = datetime.fromtimestamp(await store.now() / 1_000_000, UTC)
+    async with app.node(store, options=OPTIONS):
+        far = await app.start(report, at=moment + timedelta(days=400))
+        await far.cancel()
+        await until(lambda: _status(store, far.run_id, CANCELLED))
+        early = await app.start(hold, at=moment + timedelta(seconds=1.5))
+        await early.signal("go")
+        past = await app.start(report, 2, at=moment - timedelta(days=1))
+        assert await past.result() == 2
+        [head] = await store.find(RunQuery(run_ids=(early.run_id,)))
+        assert head.status in (PENDING, COMPLETED)
+    async with app.node(store, options=OPTIONS):
+        await app.run(early.run_id).result()
+        started = next(event for event in await app.run(early.run_id).events() if event.event_type == "RunStarted")
+        assert started.persisted_at >= (moment + timedelta(seconds=1.5)).timestamp() * 1_000_000
+
+
+@pytest.mark.contract("TMR-2", "API-2")
+async def test_how_a_run_cannot_be_delayed() -> None:
+    app = hf.App("clock")
+
+    @app.workflow(at_once=1)
+    async def limited() -> None: ...
+
+    async with app.node("memory://"):
+        for wrong in (
+            {"at": datetime(2030, 1, 1)},  # noqa: DTZ001
+            {"after": timedelta(seconds=-1)},
+            {"after": timedelta(hours=1), "at": datetime(2030, 1, 1, tzinfo=UTC)},
+            {"after": timedelta(hours=1)},
+        ):
+            with pytest.raises(InvalidInput):
+                await app.start(limited, **wrong)
