@@ -732,6 +732,10 @@ class TurnProcessor:
 
 def _has_sealed(run: LoadedRun) -> bool:
     """Return whether something that waits for the run could not be opened."""
-    if run.messages and any(holds_sealed(message.payload) for message in run.messages):
-        return True
-    return bool(run.signals) and any(holds_sealed(signal.payload) for signal in run.signals)
+    for message in run.messages:  # asked for each turn: generators would take longer than the loops
+        if holds_sealed(message.payload):
+            return True
+    for signal in run.signals:  # noqa: SIM110
+        if holds_sealed(signal.payload):
+            return True
+    return False
