@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench import paths
+from bench import instructions, paths
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,3 +98,8 @@ def test_a_file_system_in_memory_is_refused() -> None:
 
     assert done.returncode == 2
     assert "in memory" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["steps", "signals"])
+async def test_what_instructions_are_counted_of_runs_to_its_end(kind: str) -> None:
+    await instructions.load(kind, "memory://", 1)
