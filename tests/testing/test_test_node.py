@@ -10,6 +10,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import InvalidInput, RunFailed
+from holdfast.store.port import RunQuery
 from holdfast.testing import NothingDue, TestNode
 
 DAY = timedelta(days=1)
@@ -190,6 +191,32 @@ async def test_a_limited_workflow_is_admitted_in_virtual_time() -> None:
         for run in runs:
             await run.result()
         assert node.now - begun >= 3 * DAY
+
+
+@pytest.mark.contract("TMR-2")
+async def test_schedules_have_their_ticks_and_late_starts_begin_in_virtual_time() -> None:
+    app = hf.App("shop")
+
+    @app.schedule("0 9 * * *", tz="Europe/Sofia")
+    @app.workflow
+    async def daily() -> str:
+        return hf.now().isoformat()
+
+    @app.workflow
+    async def waits() -> None:
+        await hf.wait_signal("never", str)
+
+    async with TestNode(app, at=datetime(2026, 3, 27, 12, tzinfo=UTC)) as node:
+        await node.advance(days=3)
+        heads = await node.store.find(RunQuery(workflow="daily"))
+        results = [await app.run(head.run_id).result() for head in heads]
+        days = ["2026-03-28T07:00", "2026-03-29T06:00", "2026-03-30T06:00"]  # the clocks change on the 29th
+        assert sorted(result[:16] for result in results) == days
+        begun = node.now
+        later = await app.start(daily, after=timedelta(hours=1))
+        assert await later.result() == (begun + timedelta(hours=1)).isoformat()
+        with pytest.raises(NothingDue):
+            await (await app.start(waits)).result()
 
 
 async def test_mistakes_are_named() -> None:

@@ -476,6 +476,10 @@ class Schedules:
 
         self._awaited[schedule.place] = asyncio.create_task(wait(), name="scheduled run")
 
+    def look(self) -> None:
+        """Look at the schedules at once: the clock was moved."""
+        self._changed.set()
+
     async def _rest(self, listener: Any, wait_s: float) -> None:
         """Sleep until then, until a schedule is changed here, or until a notification, but not more than that often."""
         loop = asyncio.get_running_loop()

@@ -262,10 +262,9 @@ class _Stage:
     async def _live(self, process: SimProcess) -> None:
         queues = {each.options.queue for each in self._app.registry.activities.values()} - {""}
         options = replace(PATIENT, queues=tuple(sorted(queues)))
-        store = _CrashingStore(self._store, self)
-        async with self._app.node(store, name="explore", options=options) as node:
-            self._nodes.append(node)
-            await asyncio.get_running_loop().create_future()
+        opening = self._app.node(_CrashingStore(self._store, self), name="explore", options=options)
+        self._nodes.append(await opening.__aenter__())  # it is never left: a process that is killed does not clean up
+        await asyncio.get_running_loop().create_future()
 
     async def reach(self, point: str) -> None:
         """Note a point, and crash if it is the one."""

@@ -23,7 +23,7 @@ from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput
 from holdfast.limits import LEASE_MS
 from holdfast.store.memory import MemoryStore
-from holdfast.store.port import RunQuery, WaitQuery
+from holdfast.store.port import RunQuery, ScheduleQuery, WaitQuery
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.fakes import MISSING, ActivityCalls, Call, Fake
 
@@ -34,6 +34,10 @@ REST_ROUNDS = 12
 
 PATIENCE_S = 30.0
 """How long an activity may be under way, in real time, before an error names the one that holds up the test."""
+
+
+FOREVER: Instant = 10 * 366 * 86_400 * 1_000_000
+"""How much time passes, at most, while a test waits for a run: schedules go on for ever."""
 
 
 class NothingDue(AssertionError):
@@ -143,6 +147,7 @@ class TestNode:
     async def _move_until_done(self, work: Coroutine[Any, Any, T], run_id: str) -> T:
         """Wait for the end of a run, and move time whenever nothing else can happen."""
         waiting = asyncio.ensure_future(work)
+        begun = self._clock.now()
         try:
             while not waiting.done():
                 async with self._moving:
@@ -150,7 +155,8 @@ class TestNode:
                     if waiting.done():
                         break
                     due = await self._next_due()
-                    if due is None and not await self.app.dequeue_and_start():
+                    is_stuck = await self._next_turn() is None or self._clock.now() > begun + FOREVER
+                    if is_stuck and not await self.app.dequeue_and_start():
                         raise NothingDue(await self._why_not(run_id))
                     if due is not None:
                         await self._jump(due)
@@ -184,6 +190,12 @@ class TestNode:
         return due is not None and due <= self._clock.now()
 
     async def _next_due(self) -> Instant | None:
+        """Return when something happens next by itself: to a run, or because a schedule has a tick."""
+        found = await self.store.find(ScheduleQuery(by_due=True, limit=1))
+        ticks = [schedule.next_due for schedule in found]
+        return min((due for due in (await self._next_turn(), *ticks) if due is not None), default=None)
+
+    async def _next_turn(self) -> Instant | None:
         node = self._open()
         return await self.store.next_due(node.name, node.definition_filter.plans(), self._queues)
 
@@ -192,6 +204,7 @@ class TestNode:
         self._clock.advance(us=max(0, at - self._clock.now()))
         await self.store.renew(self._open().name, LEASE_MS)
         self.store.wakeups.notify()
+        self.app.runtime().schedules.look()
         await asyncio.sleep(0)
 
     async def _why_not(self, run_id: str) -> str:
@@ -204,7 +217,7 @@ class TestNode:
                 error = None if head.snapshot is None else head.snapshot.last_error
                 state = f"waits for the signal {names}" if names else f"is {head.status}"
                 lines.append(f"  run {head.run_id} ({head.plan_id}) {state}" + (f": {error.message}" if error else ""))
-        text = f"run {run_id} has not finished, no timer is running, and no activity is under way:"
+        text = f"run {run_id} has not finished, and nothing that is due will end it:"
         return "\n".join([text, *lines])
 
     def _open(self) -> Node:
