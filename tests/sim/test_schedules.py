@@ -63,7 +63,7 @@ def schedules_of(store: Store, ids: SeededIds, node: str) -> Schedules:
         raise AssertionError("nothing is cancelled, and no run is awaited")
 
     plans: Any = None
-    return Schedules("sim", store, FixedVersion(), plans, ids, prepare, never, never, 3_600.0)
+    return Schedules("sim", store, FixedVersion(), plans, ids, prepare, never, never, never, 3_600.0)
 
 
 def declared(number: int) -> Schedule:

@@ -99,6 +99,7 @@ class Schedules:
         prepare: Prepare,
         cancel: Callable[[str, str], Awaitable[None]],
         wait_finished: Callable[[str], Awaitable[Any]],
+        permit: Callable[[e.RunQueued, Caller | None], Awaitable[None]],
         safety_poll_s: float,
     ) -> None:
         self.app = app
@@ -109,6 +110,7 @@ class Schedules:
         self._prepare = prepare
         self._cancel = cancel
         self._wait_finished = wait_finished
+        self._permit = permit
         self._safety_poll_s = safety_poll_s
         self._changed = asyncio.Event()
         self._awaited: dict[Place, asyncio.Task[None]] = {}
@@ -119,6 +121,7 @@ class Schedules:
     async def create(self, schedule: Schedule, caller: Caller | None = None) -> Schedule:
         """Store a new schedule. Its first tick is the first one from now on. `Conflict` if there is one of that id."""
         await self._check(schedule)
+        await self._permit(await self._queued(schedule, 0), caller)
         now = await self._store.now()
         begun = self._begun(schedule, now)
         if begun.next_tick is None:
@@ -137,6 +140,7 @@ class Schedules:
         """Change what a schedule starts, or when. Ticks that are over by now are not run by the new rule."""
         first = change(await self.get(place), await self._store.now())
         await self._check(first)
+        await self._permit(await self._queued(first, 0), caller)
         return await self._change(place, lambda old, now: self._begun(change(old, now), now), caller)
 
     async def pause(self, place: Place, note: str = "", caller: Caller | None = None) -> Schedule:
@@ -165,6 +169,7 @@ class Schedules:
         """Start a run now, beside the ticks and whatever runs; return its id. The same request again: the same run."""
         for _ in range(TRIES):
             old, now = await self.get(place), await self._store.now()
+            await self._permit(await self._queued(old, now), caller)
             new = self._prepare(await self._queued(old, now, request_id and f"trigger:{request_id}"), old, now)
             changed = replace(old, last_run_id=new.run_id, running=_running(old, [new.run_id]), started=old.started + 1)
             try:
@@ -188,6 +193,7 @@ class Schedules:
         if overlap not in ("queue", "allow"):
             raise InvalidInput("a backfill queues its ticks, or allows them to overlap", field="overlap")
         now, old = await self._store.now(), await self.get(place)
+        await self._permit(await self._queued(old, now), caller)
         until = min(until, now + 1)
         within = (tick for tick in ticks_after(old.spec, since - 1))
         ticks = [tick for tick in islice(within, QUEUED_TICKS + 1) if tick < until]

@@ -198,6 +198,7 @@ class Runtime:
             self._prepare_tick,
             self._cancel_for_tick,
             self.wait_finished,
+            self._permit_start,
             node.options.safety_poll_s,
         )
         """The schedules of the app."""
@@ -399,6 +400,11 @@ class Runtime:
             key=start_key(run_id, queued, ANY_VERSION),
         )
         return self._node.run_queue.with_admission(new, schedule.priority)
+
+    async def _permit_start(self, queued: e.RunQueued, caller: Caller | None) -> None:
+        """Ask the authoriser whether the caller may have such runs started."""
+        if self._authorizer.is_needed:
+            await self._authorizer.check_start(queued, None, caller)
 
     async def _cancel_for_tick(self, run_id: str, signal_id: str) -> None:
         """Cancel a run of a schedule because its next tick is due."""

@@ -24,6 +24,14 @@ class Schedules:
         self._by_place[schedule.place] = stored
         return stored
 
+    def restore(self, schedule: Schedule) -> None:
+        """Put back a schedule as it was stored."""
+        self._by_place[schedule.place] = schedule
+
+    def all(self) -> tuple[Schedule, ...]:
+        """Return all schedules, in order."""
+        return tuple(schedule for _, schedule in sorted(self._by_place.items()))
+
     def delete(self, place: Place, expected: int) -> bool:
         """Delete a schedule, if it has this revision."""
         known = self._by_place.get(place)

@@ -30,6 +30,7 @@ from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan, definition_of
+from holdfast.core.schedules import Schedule
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import SUSPECT_LOSSES, Limits
 from holdfast.store import decisions, health, port, validation
@@ -60,6 +61,7 @@ from holdfast.store.s3.mirror import HeldNode, Mirror, NodeRecord, node_key
 from holdfast.store.s3.polling import PollingWakeups
 from holdfast.store.s3.relay import Relay
 from holdfast.store.s3.retention import ArchiveDocument, Retention
+from holdfast.store.s3.schedules import SchedulesDocument, StoredSchedules
 from holdfast.store.s3.server_time import ServerTime
 from holdfast.store.s3.signals import SignalObjects
 from holdfast.store.types import within
@@ -110,6 +112,8 @@ class S3Store(WithoutBus):
         self._tokens = Document(bucket, self._secrets, "tokens.json", TokensDocument())
         self._locks = Document(bucket, self._secrets, "locks.json", LocksDocument())
         self._plans = Document(bucket, self._secrets, "plans.json", PlansDocument())
+        schedules = Document(bucket, self._secrets, "schedules.json", SchedulesDocument())
+        self._schedules = StoredSchedules(schedules, self.create)
         self._retention = Retention(
             self._mirror,
             self._heads,
@@ -131,6 +135,7 @@ class S3Store(WithoutBus):
             port.FinishedRunQuery: self._finder(lambda runs, query: find_finished(runs, _never_held, query)),
             port.ArchivedRunQuery: self._retention.find_archived,
             port.AuditQuery: self._retention.find_audit,
+            port.ScheduleQuery: self._schedules.find,
             port.SinkQuery: nothing,
             port.OutboxQuery: nothing,
             port.AlertQuery: nothing,
@@ -713,6 +718,8 @@ class S3Store(WithoutBus):
         now = await self._now()
         await self._follow(now)
         report = await self._retention.purge(policy, audit, now)
+        if policy.plans and not policy.dry_run:
+            await self._schedules.forget(policy.tenant)
         await self._announce(now)
         return report
 
@@ -812,6 +819,33 @@ class S3Store(WithoutBus):
         for each in (await self._plans.read()).plans:
             plans.restore(each)
         return port.Found(self._page(plans.find(query), query.limit))
+
+    # --- ScheduleStore
+
+    async def commit_schedule(
+        self,
+        schedule: Schedule,
+        expected_revision: int,
+        starts: Sequence[port.NewRun] = (),
+        audit: AuditEntry | None = None,
+    ) -> tuple[Schedule, list[port.Created | port.Existing | port.Refused]]:
+        validation.check_committed_schedule(schedule, expected_revision, starts, audit, self._limits)
+        now = await self._now()
+        stored, answers = await self._schedules.commit(schedule, expected_revision, starts, now)
+        if audit is not None:
+            await self._objects.append_audit([replace(audit, at=now)])
+        await self._announce(now)
+        return stored, answers
+
+    async def delete_schedule(
+        self, place: tuple[str, str, str, str], expected_revision: int, audit: AuditEntry | None = None
+    ) -> bool:
+        validation.check_names("schedule", place)
+        now = await self._now()
+        is_deleted = await self._schedules.delete(place, expected_revision)
+        if audit is not None and is_deleted:
+            await self._objects.append_audit([replace(audit, at=now)])
+        return is_deleted
 
     # --- what several verbs need
 

@@ -1,0 +1,99 @@
+"""Schedules in a bucket: one object for all of them, with the runs that a commit has yet to create.
+
+A conditional write is about one object, so a schedule and the runs of its ticks cannot be written together. The runs
+stand in the object of the schedules first, in the write that moves the schedule on, and are created after it. A process that
+reads schedules creates those that another one left behind. A run is created once by its request.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from msgspec import Struct
+
+from holdfast.core.instants import Instant
+from holdfast.core.schedules import Schedule
+from holdfast.store import port, validation
+from holdfast.store.memory.schedules import Place, Schedules
+from holdfast.store.s3.documents import Document
+from holdfast.store.s3.head import StartRecord, start_of, start_record
+
+Answer = port.Created | port.Existing | port.Refused
+Create = Callable[[Sequence[port.NewRun]], Awaitable[list[Answer]]]
+
+
+class SchedulesDocument(Struct, frozen=True):
+    """All schedules, and the runs that are not created yet."""
+
+    schedules: tuple[Schedule, ...] = ()
+    starts: tuple[StartRecord, ...] = ()
+    mark: str = ""
+
+
+def _schedules_of(document: SchedulesDocument) -> Schedules:
+    schedules = Schedules()
+    for schedule in document.schedules:
+        schedules.restore(schedule)
+    return schedules
+
+
+class StoredSchedules:
+    """The object with the schedules."""
+
+    def __init__(self, document: Document[SchedulesDocument], create: Create) -> None:
+        self._document = document
+        self._create = create
+
+    async def commit(
+        self, schedule: Schedule, expected: int, starts: Sequence[port.NewRun], now: Instant
+    ) -> tuple[Schedule, list[Answer]]:
+        """Store a schedule with the next revision, then create its runs."""
+        await self._create_left()
+        kept = tuple(start_record(new) for new in starts if validation.check_new_run(new) is None)
+
+        def decide(document: SchedulesDocument, mark: str) -> tuple[SchedulesDocument, Schedule]:
+            schedules = _schedules_of(document)
+            stored = schedules.commit(schedule, expected, now)
+            return SchedulesDocument(schedules.all(), (*document.starts, *kept), mark), stored
+
+        stored = await self._document.change(decide)
+        answers = await self._create(starts) if starts else []
+        if kept:
+            await self._forget({record.run_id for record in kept})
+        return stored, answers
+
+    async def delete(self, place: Place, expected: int) -> bool:
+        """Delete a schedule, if it has this revision."""
+
+        def decide(document: SchedulesDocument, mark: str) -> tuple[SchedulesDocument, bool]:
+            schedules = _schedules_of(document)
+            if not schedules.delete(place, expected):
+                return document, False
+            return SchedulesDocument(schedules.all(), document.starts, mark), True
+
+        return await self._document.change(decide)
+
+    async def find(self, query: port.ScheduleQuery) -> port.Found[Schedule]:
+        """Return the schedules that match the query."""
+        await self._create_left()
+        return _schedules_of(await self._document.read()).find(query)
+
+    async def forget(self, tenant: str | None) -> None:
+        """Delete all schedules of a tenant."""
+
+        def decide(document: SchedulesDocument, mark: str) -> tuple[SchedulesDocument, None]:
+            left = tuple(schedule for schedule in document.schedules if schedule.tenant != tenant)
+            return (document if left == document.schedules else SchedulesDocument(left, document.starts, mark)), None
+
+        await self._document.change(decide)
+
+    async def _create_left(self) -> None:
+        left = (await self._document.read()).starts
+        if left:
+            await self._create([start_of(record) for record in left])
+            await self._forget({record.run_id for record in left})
+
+    async def _forget(self, run_ids: set[str]) -> None:
+        def decide(document: SchedulesDocument, mark: str) -> tuple[SchedulesDocument, None]:
+            left = tuple(record for record in document.starts if record.run_id not in run_ids)
+            return (document if left == document.starts else SchedulesDocument(document.schedules, left, mark)), None
+
+        await self._document.change(decide)
