@@ -1,8 +1,8 @@
 """Schedules in a bucket: one object for all of them, with the runs that a commit has yet to create.
 
 A conditional write is about one object, so a schedule and the runs of its ticks cannot be written together. The runs
-stand in the object of the schedules first, in the write that moves the schedule on, and are created after it. A process that
-reads schedules creates those that another one left behind. A run is created once by its request.
+stand in the object of the schedules first, in the write that moves the schedule on, and are created after it. A process
+that reads schedules creates those that another one left behind. A run is created once by its request.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
