@@ -24,11 +24,14 @@ from holdfast.settings import load_settings
 from holdfast.store.archive import Archive
 from holdfast.store.artifacts import Artifacts
 from holdfast.store.memory import MemoryStore
+from holdfast.store.object_artifacts import ObjectArtifacts
 from holdfast.store.payloads import SealingStore
 from holdfast.store.port import ArchivedRunQuery, AuditQuery, PurgePolicy, PurgeReport, RunQuery, Store
 from holdfast.store.proxy import StoreProxy
+from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, complete, fail, read_history, signal, task, wait
+from tests.s3_server import S3Server
 
 NOW = timedelta(0)
 DAY_MS = 86_400_000
@@ -375,6 +378,44 @@ async def test_encrypted_values_stay_encrypted_and_offloaded_ones_come_along(tmp
         assert secret.encode() not in await archive.export(archived)
         assert b"xxxx" not in await archive.export(archived)
         assert (await archive.read(archived)).events == history
+
+
+@pytest.mark.contract("FMT-2")
+async def test_histories_are_archived_in_a_bucket(s3_server: S3Server) -> None:
+    """And one of them is read from it by a request for its part."""
+    store = MemoryStore()
+    node = SampleNode(store)
+    for number in range(5):
+        await node.start(f"run-{number}", complete())
+    histories = {run_id: await read_history(store, run_id) for run_id in await left(store)}
+    archive = Archive(ObjectArtifacts(s3_server.store(s3_server.make_bucket())), store)
+    assert (await duty(store, Retention(finished=NOW), archive).sweep()).archived == 5
+    found = await store.find(ArchivedRunQuery())
+    assert {run.run_id: (await archive.read(run)).events for run in found} == histories
+    assert len({run.object_key for run in found}) == 1
+    assert await archive.delete_tenant("default") == 1
+    with pytest.raises(ArtifactMissing):
+        await archive.read(found[0])
+
+
+# --- size
+
+
+@pytest.mark.contract("FMT-2")
+async def test_a_file_does_not_grow_as_long_as_as_much_goes_as_comes(tmp_path: Path) -> None:
+    """SQLite uses the pages again that a purge leaves."""
+    path = tmp_path / "store.db"
+    store = await SqliteStore.open(path)
+    await store.migrate()
+    node, sizes = SampleNode(store), list[int]()
+    for cycle in range(8):
+        for number in range(40):
+            await node.start(f"run-{cycle}-{number}", task("approve"), complete())
+        assert (await duty(store, Retention(finished=NOW, audit=NOW)).sweep()).runs == 40
+        [[pages]] = store._database.connection.execute("PRAGMA page_count").fetchall()
+        sizes.append(pages)
+    await store.close()
+    assert sizes[-1] <= 1.05 * sizes[1], sizes
 
 
 # --- nodes

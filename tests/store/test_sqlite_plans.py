@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.core.admission import Overload, RunLimit
 from holdfast.core.events import NULL
-from holdfast.store.port import Heartbeat, MailboxQuery, RunQuery, TaskQuery
+from holdfast.store.port import FinishedRunQuery, Heartbeat, MailboxQuery, PurgePolicy, RunQuery, TaskQuery
 from holdfast.store.sqlite import SqliteStore, queries
 from holdfast.store.sqlite.admission import FIRST
 from holdfast.store.sqlite.leases import NEXT_VISIBLE
@@ -242,3 +242,36 @@ async def test_each_index_serves_its_question_without_sorting(tmp_path: Path, st
     db.close()
     assert len(details) == 1, details
     assert index in details[0]
+
+
+@pytest.mark.contract("FMT-2")
+async def test_retention_walks_no_table(tmp_path: Path) -> None:
+    """Neither what looks for runs that are past their window, nor what deletes them by their ids."""
+    store = await SqliteStore.open(tmp_path / "store.db")
+    await store.migrate()
+    node = SampleNode(store)
+    for number in range(20):
+        await node.start(f"run-{number}", task("approve"), wait("go"))
+        await store.deliver([signal(f"run-{number}", "other", signal_id="s")])
+        await node.step(f"run-{number}", complete())
+    recorder = Recorder()
+    store._list = store._read  # type: ignore[method-assign]  # on the connection that is looked at
+    store._database.connection.set_trace_callback(recorder)
+    now = await store.now()
+    heads = await store.find(FinishedRunQuery(until=now, look=10, limit=10, held_after=now))
+    kept = PurgePolicy(task_ms=0, runtime_state_ms=0, dead_letter_ms=0, audit_ms=0, archived_run_ms=0)
+    await store.purge(replace(kept, run_ids=tuple(head.run_id for head in heads[:3])))
+    await store.purge(PurgePolicy(run_ids=tuple(head.run_id for head in heads), finished_run_ms=0))
+    await store.purge(replace(kept, limit=2))
+    store._database.connection.set_trace_callback(None)
+    assert await store.find(RunQuery(limit=1)) != []
+    db = store._database.connection
+    walked = [
+        f"{detail}: {statement}"
+        for statement in recorder.statements
+        for *_, detail in db.execute(f"EXPLAIN QUERY PLAN {statement}")
+        if detail.startswith("SCAN") and not detail.startswith((*MAY_BE_WALKED, "SCAN s "))
+    ]
+    assert len(recorder.statements) > 15
+    assert walked == []
+    await store.close()

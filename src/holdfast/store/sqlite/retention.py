@@ -63,10 +63,16 @@ class _Selection:
         self._policy = policy
         self._now = now
         self.doomed = "[]"
+        self.gone = 0
+
+    @property
+    def _all_go(self) -> bool:
+        """Whether all runs that are named go whole: then nothing is left of them to look for."""
+        return self._policy.run_ids is not None and 0 < len(self._policy.run_ids) <= self.gone
 
     def rows(self, select: str, column: str, window_ms: int | None, *conditions: str) -> list[Any]:
         """Return the rows whose instant in this column is past the window, the oldest first."""
-        if window_ms is None:
+        if window_ms is None or (select is not _INDEX and self._all_go):
             return []
         policy, where = self._policy, Where()
         is_named = policy.run_ids is not None  # then their ids lead to the rows, and not the index of the column
@@ -88,6 +94,7 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
     held = bus.held(now - policy.sink_hold_ms * 1_000)
     gone = selection.rows(_GONE, "runs.finished_at", policy.finished_run_ms, _FAMILY_HAS_ENDED, f"NOT {held}")
     doomed = selection.doomed = queries.listing(run_no for run_no, _, _ in gone[:limit])
+    selection.gone = len(gone[:limit])
     tasks = selection.rows(_TASKS, "runs.finished_at", policy.task_ms)
     states = selection.rows(_STATES, "runs.finished_at", policy.runtime_state_ms)
     expired = selection.rows(_EXPIRED, "expires_at", 0)
