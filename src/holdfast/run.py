@@ -1,5 +1,6 @@
 """`RunHandle`: one run, seen from outside."""
 
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from msgspec import Raw
@@ -232,6 +233,32 @@ class RunHandle(Generic[R]):
         """Do a finished run again, with the same input, as a new run; return that. An unfinished one: `Conflict`."""
         command = OperatorCommand(name="RETRY_RUN", reason=reason, actor=actor, signal_id=signal_id)
         run_id = await self._outside().retry_run(self.run_id, command, self._caller)
+        return RunHandle(self._runtime, run_id, self._definition, self._caller)
+
+    async def fork(
+        self,
+        *,
+        at: int | None = None,
+        input: Mapping[str, Any] | None = None,
+        request_id: str = "",
+        reason: str = "",
+        actor: str = "",
+    ) -> "RunHandle[R]":
+        """Start a run that begins with the recorded results of this one up to event `at`, and return it.
+
+        A history is cut where a commit ended: the fork begins at the last such event that is not after `at`. Without
+        `at` it is cut as late as it can be before the run's end, so that a step that has failed is done again. `input`
+        holds other arguments by their names. The same `request_id` again gives the same fork.
+        """
+        packed = None
+        if input is not None:
+            if self._definition is None:
+                raise InvalidInput("input: the workflow of this run is not known here", field="input")
+            packed = self._definition.signature.pack((), dict(input))
+        command = OperatorCommand(name="RETRY_RUN", reason=reason, actor=actor)
+        run_id, _ = await self._outside().fork_run(
+            self.run_id, command, self._caller, at=at, input=packed, request_id=request_id
+        )
         return RunHandle(self._runtime, run_id, self._definition, self._caller)
 
     async def _command(

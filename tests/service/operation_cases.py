@@ -357,6 +357,47 @@ async def _retry(server: InProcessServer, call: Caller) -> None:
     await expect_problem(call, "runs.retry", {"run_id": await waiting_order(server)}, "Conflict", 409)
 
 
+@case("runs.fork")
+async def _fork(server: InProcessServer, call: Caller) -> None:
+    run_id = await finished(server, "echo", value="x")
+    ask = {"run_id": run_id, "at": 1, "request_id": "click"}
+    fork = await expect_answer(call, "runs.fork", ask, 201)
+    assert fork == await expect_answer(call, "runs.fork", ask, 201)
+    assert (fork["forked_from"], fork["run_seq"]) == (run_id, 1)
+    outcome = await expect_answer(call, "runs.result", {"run_id": fork["run_id"], "wait_s": 10})
+    assert outcome["result"] == "x"
+    for at in (0, 9_999):
+        await expect_problem(call, "runs.fork", {**ask, "at": at}, "InvalidInput", 422)
+    await expect_problem(call, "runs.fork", {"run_id": "nowhere"}, "NotFound", 404)
+
+
+@case("runs.fork_many")
+async def _fork_many(server: InProcessServer, call: Caller) -> None:
+    run_id = await finished(server, "echo", value="x")
+    ask = {"run_ids": [run_id, "nowhere"], "request_id": "mend"}
+    answers = await expect_answer(call, "runs.fork_many", ask)
+    assert answers["items"][0] == (await expect_answer(call, "runs.fork_many", ask))["items"][0]
+    assert answers["items"][0]["forked_from"] == run_id
+    assert answers["items"][1]["error"]["code"] == "NotFound"
+    assert (await expect_answer(call, "runs.fork_many", {"request_id": "mend", "workflow": "echo"}))["items"] == []
+    found = await expect_answer(
+        call, "runs.fork_many", {"request_id": "all", "workflow": "echo", "status": "COMPLETED"}
+    )
+    assert [item["forked_from"] for item in found["items"]] == [run_id]
+
+
+@case("runs.diff")
+async def _diff(server: InProcessServer, call: Caller) -> None:
+    one, other = await finished(server, "echo", value="x"), await finished(server, "echo", value="y")
+    fork = await expect_answer(call, "runs.fork", {"run_id": one, "at": 1, "request_id": "click"}, 201)
+    await expect_answer(call, "runs.result", {"run_id": fork["run_id"], "wait_s": 10})
+    same = await expect_answer(call, "runs.diff", {"run_id": one, "other_run_id": fork["run_id"]})
+    assert (same["parts_at"], same["is_whole"]) == (None, True)
+    parted = await expect_answer(call, "runs.diff", {"run_id": one, "other_run_id": other})
+    assert (parted["parts_at"], parted["event_type"], parted["is_whole"]) == (1, "RunQueued", True)
+    await expect_problem(call, "runs.diff", {"run_id": one, "other_run_id": "nowhere"}, "NotFound", 404)
+
+
 # --- signals
 
 

@@ -40,7 +40,7 @@ EVERYBODY, VIEWER, OPERATOR, ENGINEER, ADMIN = "everybody", *ROLES
 LEAST = {
     **dict.fromkeys(["system.health", "activities.complete", "activities.fail"], EVERYBODY),
     **dict.fromkeys(
-        "runs.get runs.list runs.count runs.events runs.snapshot runs.graph runs.result runs.query signals.receipt "
+        "runs.get runs.list runs.count runs.diff runs.events runs.snapshot runs.graph runs.result runs.query signals.receipt "
         "signals.waiting signals.waits signals.mailbox signals.unconsumed tasks.list tasks.get tasks.history "
         "letters.list letters.get workflows.list workflows.get plans.schema plans.validate plans.list plans.get "
         "plans.diff plans.graph "
@@ -50,7 +50,7 @@ LEAST = {
         VIEWER,
     ),
     **dict.fromkeys(
-        "runs.cancel runs.pause runs.resume runs.approve runs.terminate runs.retry_step runs.skip_step runs.retry "
+        "runs.cancel runs.pause runs.resume runs.approve runs.terminate runs.retry_step runs.skip_step runs.retry runs.fork runs.fork_many "
         "tasks.assign tasks.claim tasks.release tasks.reassign tasks.complete tasks.comment letters.requeue "
         "letters.drop".split(),
         OPERATOR,
@@ -215,7 +215,7 @@ MAKES = {"runs.start", "signals.start_with", "tokens.create", "plans.register"}
 SHARED = {"runs.count", "workflows.list", "workflows.get", "system.health", "plans.schema", "plans.validate"}
 BEARERS = {"activities.complete", "activities.fail"}
 """What is asked by who has a completion token, whoever they are otherwise."""
-MANY = {"signals.send_many", "tokens.revoke_leaked", "tenants.delete", "retention.run"}
+MANY = {"runs.fork_many", "signals.send_many", "tokens.revoke_leaked", "tenants.delete", "retention.run"}
 
 
 def clocked() -> AbstractAsyncContextManager[InProcessServer]:

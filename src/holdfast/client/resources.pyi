@@ -9,7 +9,7 @@ from holdfast.core.events import RunStatus
 from holdfast.program.plan.difference import PlanDifference
 from holdfast.service.operations.activities import OutcomeAccepted
 from holdfast.service.operations.audit import AuditPage
-from holdfast.service.operations.controls import Commanded
+from holdfast.service.operations.controls import Commanded, RunDifference, RunForked, RunsForked
 from holdfast.service.operations.dead_letters import LetterPage, OpenedLetter, SettledLetter
 from holdfast.service.operations.deletions import DeletedView
 from holdfast.service.operations.plans import PlanCheck, PlanGraph, PlanPage, PlanVersion, PlanView, SchemaView
@@ -134,6 +134,37 @@ class Runs:
         result: Any = ...,
     ) -> Commanded: ...
     async def retry(self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ...) -> RunStarted: ...
+    async def fork(
+        self,
+        run_id: str,
+        *,
+        at: int | None = ...,
+        input: dict[str, Any] | None = ...,
+        request_id: str = ...,
+        reason: str = ...,
+        actor: str = ...,
+    ) -> RunForked: ...
+    async def fork_many(
+        self,
+        request_id: str,
+        *,
+        workflow: str | None = ...,
+        status: RunStatus | None = ...,
+        reference_key: str | None = ...,
+        tag: str | None = ...,
+        parent_run_id: str | None = ...,
+        created_from: datetime | None = ...,
+        created_until: datetime | None = ...,
+        finished_from: datetime | None = ...,
+        finished_until: datetime | None = ...,
+        where: str = ...,
+        text: str | None = ...,
+        run_ids: Sequence[str] = ...,
+        limit: int = ...,
+        reason: str = ...,
+        actor: str = ...,
+    ) -> RunsForked: ...
+    async def diff(self, run_id: str, other_run_id: str) -> RunDifference: ...
     async def delete(self, run_id: str, *, dry_run: bool = ...) -> DeletedView: ...
     def stream(self, run_id: str, *, after: int = ...) -> AsyncIterator[EventView]: ...
 
@@ -234,6 +265,37 @@ class SyncRuns:
         result: Any = ...,
     ) -> Commanded: ...
     def retry(self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ...) -> RunStarted: ...
+    def fork(
+        self,
+        run_id: str,
+        *,
+        at: int | None = ...,
+        input: dict[str, Any] | None = ...,
+        request_id: str = ...,
+        reason: str = ...,
+        actor: str = ...,
+    ) -> RunForked: ...
+    def fork_many(
+        self,
+        request_id: str,
+        *,
+        workflow: str | None = ...,
+        status: RunStatus | None = ...,
+        reference_key: str | None = ...,
+        tag: str | None = ...,
+        parent_run_id: str | None = ...,
+        created_from: datetime | None = ...,
+        created_until: datetime | None = ...,
+        finished_from: datetime | None = ...,
+        finished_until: datetime | None = ...,
+        where: str = ...,
+        text: str | None = ...,
+        run_ids: Sequence[str] = ...,
+        limit: int = ...,
+        reason: str = ...,
+        actor: str = ...,
+    ) -> RunsForked: ...
+    def diff(self, run_id: str, other_run_id: str) -> RunDifference: ...
     def delete(self, run_id: str, *, dry_run: bool = ...) -> DeletedView: ...
     def stream(self, run_id: str, *, after: int = ...) -> Iterator[EventView]: ...
 

@@ -180,6 +180,14 @@ class ScheduleTick(Struct, frozen=True):
     tick: int
 
 
+class ForkedFrom(Struct, frozen=True, omit_defaults=True, gc=False):
+    """The run whose recorded results a fork begins with, up to which event, and the run whose ids and draws it has."""
+
+    run_id: str
+    run_seq: int
+    seed: str = ""
+
+
 class RunQueued(RunBody, frozen=True):
     """The run exists. It holds everything that the start request said."""
 
@@ -199,6 +207,7 @@ class RunQueued(RunBody, frozen=True):
     attributes: dict[str, Value] = {}
     """The search attributes that it is started with, and the parts of its reference."""
     schedule: ScheduleTick | None = None
+    forked_from: ForkedFrom | None = None
 
 
 class RunApproved(RunBody, frozen=True):

@@ -192,6 +192,8 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     """The keyed steps that were closed last, to notice a second success."""
     attributes: Attributes = {}
     """The search attributes of the run, and the parts of its reference. Replaced as a whole, never written to."""
+    forked_from: e.ForkedFrom | None = None
+    """The run with whose history it began, if it is a fork."""
 
     @property
     def is_finished(self) -> bool:
@@ -277,6 +279,7 @@ CARRIED = (
     "last_error",
     "unknown_events",
     "attributes",
+    "forked_from",
 )
 """The fields of a state that hold after a rotation too: its event carries them over."""
 
@@ -351,6 +354,8 @@ def carried(state: RunState, update_ids: Sequence[str] = (), step_ids: Sequence[
     fields: dict[str, Any] = {field: getattr(state, field) for field in CARRIED}
     if not state.attributes:  # as most runs, whose rotations are as they were before there were any
         del fields["attributes"]
+    if state.forked_from is None:
+        del fields["forked_from"]
     if updates:
         fields["updates"] = updates
     if step_ids is not None:
@@ -509,6 +514,8 @@ def _queued(draft: RunState, event: Event) -> None:
     _set(draft, "depth", body.depth)
     if body.attributes:
         _set(draft, "attributes", body.attributes)
+    if body.forked_from is not None:
+        _set(draft, "forked_from", body.forked_from)
 
 
 def _attributes_set(draft: RunState, event: Event) -> None:

@@ -206,6 +206,15 @@ def schedule(step_id: str, task: e.TaskCreated, writer: EventWriter) -> None:
         _schedule(step_id, _escalation(task), writer.now + task.escalation.after_ms * 1_000, writer)
 
 
+def schedule_again(step: OpenStep, writer: EventWriter) -> None:
+    """Schedule the next reminder and the escalation of a task that is open already."""
+    task, remind_at, escalate_at = _created(step), _remind_at(step), _escalate_at(step)
+    if remind_at is not None:
+        _schedule(step.step_id, _reminder(task, _progress(step).reminders + 1), remind_at, writer)
+    if escalate_at is not None:
+        _schedule(step.step_id, _escalation(task), escalate_at, writer)
+
+
 def next_instants(step: OpenStep) -> list[Instant]:
     """Return when the next reminder and the escalation of an open task are due; for any other step, nothing."""
     if not isinstance(step.body, e.TaskCreated):

@@ -15,13 +15,15 @@ from holdfast.clock import Ids
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.audit import Caller, audit_entry
-from holdfast.core.events import NULL, OPENING, Event
+from holdfast.core.events import NULL, OPENING, EngineRunRef, Event
+from holdfast.core.fork import find_cut, fork
+from holdfast.core.index_rows import index_changes, record_changes, runtime_snapshot
 from holdfast.core.instants import Instant
 from holdfast.core.keys import check_name, check_signal_id, signal_uuid
 from holdfast.core.messages import ControlName, SignalRequest
 from holdfast.core.operator_commands import OVERRIDES, certain_objection_to_retry, objection_to_resume
-from holdfast.core.state import TERMINAL, state_of
-from holdfast.engine.history import find_event, head_of, read_since_rotation, wait_for_event
+from holdfast.core.state import TERMINAL, RunState, state_of
+from holdfast.engine.history import find_event, head_of, read_history, read_since_rotation, wait_for_event
 from holdfast.engine.inbox.authorization import OVERRIDE, Authorizer, ControlRequest, has_override, refusal_id
 from holdfast.engine.plans import input_of_retry
 from holdfast.engine.turns.draft import control_request, prepare_run
@@ -29,6 +31,7 @@ from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted, R
 from holdfast.limits import NAME_BYTES
 from holdfast.registry import Registry
 from holdfast.store import port
+from holdfast.store.payloads import refuse_sealed
 
 OF_A_STEP: frozenset[ControlName] = frozenset({"RETRY_STEP", "SKIP_STEP"})
 """The commands that are about one step of a run."""
@@ -272,6 +275,63 @@ class CommandSender:
             raise answer.error
         return answer.run_id
 
+    async def fork_run(
+        self,
+        run_id: str,
+        at: int | None,
+        caller: Caller | None,
+        node: str,
+        *,
+        request_id: str = "",
+        input: Raw | None = None,
+        command: OperatorCommand,
+    ) -> tuple[str, int]:
+        """Start a run with the recorded results of another up to an event, once for each request.
+
+        Return its id, and the last event that it has of the other: a history is cut where a commit ended. Without `at`
+        it is cut as late as it can be before its end: a step that has failed, and so ended the run, is open again.
+        """
+        await self._authorise(run_id, command, "", caller)
+        head = await head_of(self._store, run_id)
+        if at is not None and not 1 <= at <= head.version:
+            raise InvalidInput(f"at: the run has the events 1 to {head.version}, not {at}", field="at")
+        history = await read_history(self._store, run_id)
+        refuse_sealed(history)
+        cut = find_cut(history, head.version if at is None else at)
+        request_id = request_id or self._ids.new_id()
+        number = codec.digest(f"{run_id}|fork|{request_id}".encode())
+        fork_id = _fitting(f"{run_id}/fork-{number[:12]}", f"fork-{number}")
+        now = await self._store.now()
+        forked = fork(history, fork_id, cut, now, EngineRunRef(node), input)
+        queued = forked.events[0].data
+        assert isinstance(queued, e.RunQueued)
+        changes = index_changes(RunState(run_id=fork_id), forked.state, forked.events)
+        tags = tuple(tag for tag in head.tags if not tag.startswith((RETRY_TAG, FORK_TAG)))
+        new = port.NewRun(
+            run_id=fork_id,
+            tenant=head.tenant,
+            project=head.project,
+            environment=head.environment,
+            plan_id=head.plan_id,
+            plan_version=head.plan_version,
+            run_request_id=f"fork:{number}",
+            request_key=number,
+            input_sha256=codec.digest(f"{run_id}|{cut}|{codec.value_digest(queued.input)}".encode()),
+            snapshot=runtime_snapshot(forked.state),
+            events=forked.events,
+            messages=forked.messages,
+            waits_opened=changes.waits_opened,
+            tasks=tuple(task for task in changes.tasks if task.status == "OPEN"),
+            records=record_changes(RunState(run_id=fork_id), forked.events),
+            reference_key=head.reference_key,
+            tags=(*tags, fork_tag(run_id)),
+            audit=audit_entry(caller, self._ids.new_id, actor=command.actor, subject=run_id, detail=command.reason),
+        )
+        [answer] = await self._store.create([new])
+        if isinstance(answer, port.Refused):
+            raise answer.error
+        return answer.run_id, cut
+
 
 def _decision_by(answer: port.Accepted | port.Duplicate) -> Callable[[Event], bool]:
     """Return what recognises the event that records the decision about a command."""
@@ -294,6 +354,12 @@ def _conflict(run_id: str, command: OperatorCommand, reason: str) -> Conflict:
 
 
 RETRY_TAG = "retry_of:"
+FORK_TAG = "forked_from:"
+
+
+def fork_tag(run_id: str) -> str:
+    """Return the tag by which the forks of a run are found."""
+    return _fitting(FORK_TAG + run_id, FORK_TAG + codec.digest(run_id.encode()))
 
 
 def retry_tag(run_id: str) -> str:

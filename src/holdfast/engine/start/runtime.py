@@ -597,6 +597,21 @@ class Runtime:
         """Do a finished run again, with the same input, as a new run; return its id. An unfinished one: `Conflict`."""
         return await self._commands.retry_run(run_id, command, caller, self._node.name)
 
+    async def fork_run(
+        self,
+        run_id: str,
+        command: OperatorCommand,
+        caller: Caller | None = None,
+        *,
+        at: int | None = None,
+        input: Raw | None = None,
+        request_id: str = "",
+    ) -> tuple[str, int]:
+        """Start a run with the recorded results of another up to an event; return its id, and which event that is."""
+        return await self._commands.fork_run(
+            run_id, at, caller, self._node.name, request_id=request_id, input=input, command=command
+        )
+
     def tasks(self, caller: Caller | None = None, store: port.Store | None = None) -> Tasks:
         """Return the tasks of all runs; with a `store`, of the runs that are seen through it."""
         return Tasks(store or self.store, self.registry, self._authorizer, self.ids, caller)

@@ -101,7 +101,7 @@ class _Beginning:
     It does not hold the state: that grows old while the run goes on.
     """
 
-    __slots__ = ("_depth", "_input", "_plan", "_plan_id", "_plan_version", "_registry", "_rotation", "_run_id")
+    __slots__ = ("_depth", "_input", "_plan", "_plan_id", "_plan_version", "_registry", "_rotation", "_run_id", "_seed")
 
     def __init__(self, registry: Registry, state: RunState, input: Raw, rotation: int) -> None:
         self._registry = registry
@@ -112,13 +112,17 @@ class _Beginning:
         self._depth = state.depth
         self._input = input
         self._rotation = rotation
+        self._seed = "" if state.forked_from is None else state.forked_from.seed
 
     def __call__(self, event: Event) -> Program:
         if isinstance(event.data, e.ContinuedAsNew):
             self._rotation += 1
             self._input = event.data.input
         run = self._run_id, self._plan_id, self._plan_version, self._depth
-        return self._registry.begin(*run, self._input, self._rotation, self._plan)
+        program = self._registry.begin(*run, self._input, self._rotation, self._plan)
+        if self._seed:  # a fork: it draws what the run drew whose results it has
+            program.seed = f"{self._seed}|{self._rotation}"
+        return program
 
 
 def rebuild(

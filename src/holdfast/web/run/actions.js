@@ -91,6 +91,7 @@ export function othersFor(model) {
   const isOver = TERMINAL.has(model.state.status);
   return [
     !isOver && may("signals:write") && { name: "signal", word: "Signal", act: () => signalDialog(model) },
+    model.state.status === "FAILED" && may("runs:control") && { name: "fork", word: "Retry from the failed step", act: () => forkRun(model.runId) },
     isOver && may("runs:control") && { name: "retry", word: "Retry", act: () => retryRun(model.runId) },
     may("runs:write") && { name: "again", word: "Start again with another input", act: () => startAgain(model) },
   ].filter(Boolean);
@@ -118,6 +119,16 @@ function retryRun(runId) {
       go(runAddress(run.run_id));
     },
   });
+}
+
+// A run that goes on from the step that failed, with what was recorded before it. A second click gives the same run.
+const forks = new Map();
+
+async function forkRun(runId) {
+  if (!forks.has(runId)) forks.set(runId, requestId());
+  const run = await call("runs.fork", { run_id: runId, request_id: forks.get(runId) });
+  toast("A new run goes on from the failed step.");
+  go(runAddress(run.run_id));
 }
 
 // Which commands there are for a step, as buttons.

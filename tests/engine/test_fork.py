@@ -1,0 +1,164 @@
+"""Forks: runs that begin with the recorded results of another."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core.events import RunQueued
+from holdfast.core.fork import find_cut
+from holdfast.core.state import FAILED, state_of
+from holdfast.errors import Conflict, InvalidInput, RunFailed
+from holdfast.store.port import RunQuery
+from tests.engine.harness import EngineVariant, wait_for_event, wait_for_status
+
+ONCE = hf.Retry(max_attempts=1)
+
+
+def origin_of(events: list[Any]) -> tuple[str, int]:
+    """Return which run a fork is from, and which of its events is the last that it has."""
+    first = events[0].data
+    assert isinstance(first, RunQueued)
+    assert first.forked_from is not None
+    return first.forked_from.run_id, first.forked_from.run_seq
+
+
+@pytest.mark.contract("WF-2", "EVT-4")
+async def test_a_failed_run_goes_on_from_the_step_that_failed(variant: EngineVariant) -> None:
+    app = hf.App("shop", attributes={"cents": int})
+    calls: list[str] = []
+    is_mended = False
+
+    @app.activity(retry=ONCE)
+    async def reserve(key: str) -> str:
+        calls.append("reserve")
+        return key
+
+    @app.activity(retry=ONCE)
+    async def charge(key: str) -> str:
+        calls.append("charge")
+        if not is_mended:
+            raise ValueError("no money")
+        return f"paid {key}"
+
+    @app.workflow
+    async def order() -> str:
+        key = await reserve(str(hf.uuid4()))
+        hf.set_attributes(cents=5)
+        return f"{key}, {await charge(str(hf.uuid4()))}"
+
+    async with variant.node(app):
+        run = await app.start(order, reference_key="o-1", tags=("web",))
+        with pytest.raises(RunFailed):
+            await run.result()
+        await wait_for_status(run, FAILED)
+        before = await run.events()
+        is_mended = True
+        fork = await run.fork(request_id="once", reason="mended")
+        assert (await run.fork(request_id="once")).run_id == fork.run_id
+        result = await fork.result()
+        assert calls == ["reserve", "charge", "charge"]
+        events = await fork.events()
+        origin, cut = origin_of(events)
+        assert origin == run.run_id
+        assert [event.event_type for event in events[:cut]] == [event.event_type for event in before[:cut]]
+        [reserved, _] = [event for event in events if event.event_type == "StepCompleted"]
+        assert result.startswith(bytes(reserved.data.result).decode()[1:-1])  # type: ignore[attr-defined]
+        assert {event.run_id for event in events} == {fork.run_id}
+        assert not {event.event_id for event in events} & {event.event_id for event in before}
+        assert await run.events() == before, "the other run is as it was"
+        assert state_of(fork.run_id, events).status == "COMPLETED"
+        [head] = await app.runtime().store.find(RunQuery(run_ids=(fork.run_id,)))
+        assert head.snapshot is not None
+        assert (head.reference_key, head.snapshot.attributes, head.tags[0]) == ("o-1", {"cents": 5}, "web")
+
+
+@pytest.mark.contract("WF-2")
+async def test_a_fork_at_every_event_goes_on_to_the_same_end(variant: EngineVariant) -> None:
+    app = hf.App("shop")
+
+    @app.activity(retry=ONCE)
+    async def double(value: int) -> int:
+        return 2 * value
+
+    @app.workflow
+    async def child(value: int) -> int:
+        return value + 1
+
+    @app.workflow
+    async def sums(round: int, total: int) -> int:
+        drawn = hf.random().randrange(1_000)
+        parts = await asyncio.gather(double(drawn), double(2))
+        await hf.sleep(timedelta(milliseconds=1))
+        parts.append(await double(hf.random().randrange(1_000)))
+        await hf.sleep(timedelta(milliseconds=1))
+        parts.append(await child(3))
+        if round < 1:
+            hf.continue_as_new(round + 1, total + sum(parts))
+        return total + sum(parts)
+
+    async with variant.node(app):
+        run = await app.start(sums, 0, 0)
+        expected = await run.result()
+        history = await run.events()
+        cuts = sorted({find_cut(history, at) for at in range(1, len(history) + 1)})
+        assert len(cuts) > 3
+        for cut in cuts:
+            fork = await run.fork(at=cut)
+            assert origin_of(await fork.events()) == (run.run_id, cut)
+            assert await fork.result() == expected
+            again = await fork.fork(at=cut)
+            assert await again.result() == expected
+
+
+@pytest.mark.contract("SIG-4", "TSK-1", "TMR-1")
+async def test_waits_tasks_and_timers_are_open_in_a_fork(variant: EngineVariant) -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def asks() -> list[Any]:
+        first = await hf.wait_signal("first", str)
+        answers = await asyncio.gather(
+            hf.wait_signal("second", str),
+            hf.task("approve", bool, roles=["boss"]),
+            hf.wait_signal("third", str, timeout=0.5, on_timeout=str),
+        )
+        return [first, *answers]
+
+    async with variant.node(app):
+        run = await app.start(asks)
+        await run.signal("first", "one")
+        await wait_for_event(run, "TaskCreated")
+        await run.signal("second", "of the other run")
+        fork = await run.fork(at=[event.event_type for event in await run.events()].index("TaskCreated") + 2)
+        tasks = await app.tasks.list()
+        own = [task for task in tasks if task.run_id == fork.run_id]
+        assert len(own) == 1
+        assert own[0].task_id not in {task.task_id for task in tasks if task.run_id == run.run_id}
+        await fork.signal("second", "two")
+        await app.tasks.complete(own[0].task_id, True, actor=hf.Actor("ann", ("boss",)))
+        assert await fork.result() == ["one", "two", True, ""]
+        assert (await run.snapshot()).status == "RUNNING"
+
+
+async def test_what_cannot_be_forked_is_refused(variant: EngineVariant) -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def order(number: int) -> int:
+        await hf.wait_signal("go")
+        return number
+
+    async with variant.node(app):
+        run = await app.start(order, 1)
+        await wait_for_event(run, "SignalWaiting")
+        for at in (0, -1, 99):
+            with pytest.raises(InvalidInput):
+                await run.fork(at=at)
+        first = await run.fork(at=1, request_id="r", input={"number": 2})
+        with pytest.raises(Conflict):
+            await run.fork(at=3, request_id="r", input={"number": 3})
+        await first.signal("go")
+        assert await first.result() == 2
