@@ -90,7 +90,7 @@ async def test_a_fork_at_every_event_goes_on_to_the_same_end(variant: EngineVari
     @app.workflow
     async def sums(round: int, total: int) -> int:
         drawn = hf.random().randrange(1_000)
-        parts = await asyncio.gather(double(drawn), double(2))
+        parts = list(await asyncio.gather(double(drawn), double(2)))
         await hf.sleep(timedelta(milliseconds=1))
         parts.append(await double(hf.random().randrange(1_000)))
         await hf.sleep(timedelta(milliseconds=1))
