@@ -10,7 +10,7 @@ import holdfast as hf
 from holdfast.core.events import RunQueued
 from holdfast.core.fork import find_cut
 from holdfast.core.state import FAILED, state_of
-from holdfast.errors import Conflict, InvalidInput, RunFailed
+from holdfast.errors import Conflict, InvalidInput, RunFailed, StoreUnavailable
 from holdfast.store.port import RunQuery
 from tests.engine.harness import EngineVariant, wait_for_event, wait_for_status
 
@@ -162,3 +162,39 @@ async def test_what_cannot_be_forked_is_refused(variant: EngineVariant) -> None:
             await run.fork(at=3, request_id="r", input={"number": 3})
         await first.signal("go")
         assert await first.result() == 2
+
+
+@pytest.mark.contract("QUE-1")
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_a_fork_whose_write_was_lost_is_made_once(is_stored: bool) -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def order() -> str:
+        await hf.wait_signal("go")
+        return "done"
+
+    class Losing(hf.MemoryStore):
+        loses = False
+
+        async def create(self, runs: Any, claim_for: str | None = None) -> Any:
+            if self.loses and not is_stored:
+                raise StoreUnavailable("lost before it was written")
+            answers = await super().create(runs, claim_for)
+            if self.loses:
+                raise StoreUnavailable("lost after it was written")
+            return answers
+
+    store = Losing()
+    async with app.node(store):
+        run = await app.start(order, run_id="a")
+        await wait_for_event(run, "SignalWaiting")
+        store.loses = True
+        with pytest.raises(StoreUnavailable):
+            await run.fork(request_id="once")
+        assert len(await store.find(RunQuery())) == (2 if is_stored else 1)
+        store.loses = False
+        fork = await run.fork(request_id="once")
+        assert len(await store.find(RunQuery())) == 2
+        await fork.signal("go")
+        assert await fork.result() == "done"

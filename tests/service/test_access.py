@@ -40,7 +40,8 @@ EVERYBODY, VIEWER, OPERATOR, ENGINEER, ADMIN = "everybody", *ROLES
 LEAST = {
     **dict.fromkeys(["system.health", "activities.complete", "activities.fail"], EVERYBODY),
     **dict.fromkeys(
-        "runs.get runs.list runs.count runs.diff runs.events runs.snapshot runs.graph runs.result runs.query signals.receipt "
+        "runs.get runs.list runs.count runs.diff runs.events runs.snapshot runs.graph runs.result runs.query "
+        "signals.receipt "
         "signals.waiting signals.waits signals.mailbox signals.unconsumed tasks.list tasks.get tasks.history "
         "letters.list letters.get workflows.list workflows.get plans.schema plans.validate plans.list plans.get "
         "plans.diff plans.graph "
@@ -50,7 +51,8 @@ LEAST = {
         VIEWER,
     ),
     **dict.fromkeys(
-        "runs.cancel runs.pause runs.resume runs.approve runs.terminate runs.retry_step runs.skip_step runs.retry runs.fork runs.fork_many "
+        "runs.cancel runs.pause runs.resume runs.approve runs.terminate runs.retry_step runs.skip_step runs.retry "
+        "runs.fork runs.fork_many "
         "tasks.assign tasks.claim tasks.release tasks.reassign tasks.complete tasks.comment letters.requeue "
         "letters.drop".split(),
         OPERATOR,
