@@ -19,6 +19,7 @@ SAMPLES: list[tuple[Body, str | None]] = [
         e.RunQueued(
             *("order", "1", "acme", "shop", "prod", "req-1", Raw(b"{}"), "parent", "child", "child@4", 2, RETRY, PLAN),
             attributes={"cents": 5, "reference.customer": "42"},
+            schedule=e.ScheduleTick("nightly", 5),
             forked_from=e.ForkedFrom("run-0", 7, "run-00"),
         ),
         None,

@@ -29,8 +29,8 @@ DIGESTS = {
     "v6.expected.json": "3fe58607171f3623876d22ab5fc9f887a1a94d7961ac5317098f579625a56e86",
     "v7.jsonl": "44a6cf67c99c6a076bf19fc7d8ce58861fb54fcf4354b8c0a377e78e86b41799",
     "v7.expected.json": "8587d25bec7107bea1983656ffe5b67496ffd8b2b4161d9dae56d1796219b787",
-    "v8.jsonl": "",
-    "v8.expected.json": "",
+    "v8.jsonl": "5ab5cea233e09b828c9c1e1ed6e042c243af84765e004117df311b6bd9c07bd0",
+    "v8.expected.json": "ddb78abf4b073f0b72e62d5f7278affc7dc526b1dfa4a608f79c67168c78ca20",
 }
 
 

@@ -121,15 +121,13 @@ def _key(event: Event, run_id: str, version: str, counts: dict[str, int]) -> str
 
 def _body(body: e.Body, ids: dict[str, str], origin: e.ForkedFrom, input: Raw | None) -> e.Body:
     if isinstance(body, e.RunQueued):
-        none = {
-            "parent_run_id": None,
-            "parent_step_id": None,
-            "parent_token": None,
-            "depth": 0,
-            "retry_of": None,
-            "schedule": None,
-        }
-        return replace(body, forked_from=origin, input=body.input if input is None else input, **none)
+        return replace(
+            body,
+            forked_from=origin,
+            input=body.input if input is None else input,
+            depth=0,
+            **dict.fromkeys(("parent_run_id", "parent_step_id", "parent_token", "retry_of", "schedule")),
+        )
     if isinstance(body, e.TaskCreated):
         return replace(body, task_id=ids.get(body.task_id, body.task_id))
     if isinstance(body, e.ContinuedAsNew):
