@@ -478,6 +478,7 @@ class App:
         allow_other_signals: bool = False,
         failures: Failures = (),
         on_error: OnError | None = None,
+        requires_approval: bool = False,
         **limits: Unpack[LimitOptions],
     ) -> RegistersWorkflow: ...
 
@@ -491,6 +492,7 @@ class App:
         allow_other_signals: bool = False,
         failures: Failures = (),
         on_error: OnError | None = None,
+        requires_approval: bool = False,
         **limits: Unpack[LimitOptions],
     ) -> Any:
         """Register an async function as a workflow. Use as `@app.workflow` or `@app.workflow(version="2")`.
@@ -499,6 +501,7 @@ class App:
         so is one of another name, unless `allow_other_signals`; then its sender gets a warning.
         `failures` are exceptions that fail a run, beside `WorkflowFailed` and what steps and waits raise. Any other one
         that the code does not handle pauses the run until the code is mended; with `on_error="fail"` it fails the run.
+        With `requires_approval` a run does not start before an operator has approved it (`RunHandle.approve`).
         `limits` (at_once, per_key, key, rate, overload) bound its runs, of all versions: the last one's hold.
         """
         for signal_name in signals or ():
@@ -515,6 +518,7 @@ class App:
                 values=self.registry.values,
                 failures=failures,
                 on_error=self.on_error if on_error is None else on_error,
+                requires_approval=requires_approval,
             )
             require_step_name("a workflow's name", definition.name)
             self.registry.add_workflow(definition, WorkflowLimit(limits, definition.signature) if limits else None)
@@ -533,6 +537,7 @@ class App:
         allow_other_signals: bool = False,
         failures: Failures = (),
         on_error: OnError | None = None,
+        requires_approval: bool = False,
         **limits: Unpack[LimitOptions],
     ) -> Flow[S]:
         """Register a flow: a tree of steps around a state of this type (a dataclass, a Struct, a model of pydantic).
@@ -552,6 +557,7 @@ class App:
             values=self.registry.values,
             failures=failures,
             on_error=self.on_error if on_error is None else on_error,
+            requires_approval=requires_approval,
         )
         self.registry.add_workflow(definition, WorkflowLimit(limits, definition.signature) if limits else None)
         return Flow(definition)

@@ -41,6 +41,7 @@ class Registry:
         "_turn_s",
         "activities",
         "allow_cross_tenant_signals",
+        "approvals",
         "attributes",
         "built_in",
         "plans",
@@ -73,6 +74,8 @@ class Registry:
         """The limits of the workflows that have some, by name: those of the version that was registered last."""
         self.schedules: dict[tuple[str, str, str, str], Schedule] = {}
         """The schedules that are declared in code, by tenant, project, environment and id."""
+        self.approvals: set[tuple[str, str]] = set()
+        """The workflows whose runs do not start before they are approved, by name and version."""
         self.allow_cross_tenant_signals = allow_cross_tenant_signals
         """Whether runs may signal runs of other tenants, projects and environments."""
         self.sinks: dict[str, Sink] = {}
@@ -102,6 +105,7 @@ class Registry:
         bounded.activities = self.activities
         bounded.plans = self.plans
         bounded.workflow_limits = self.workflow_limits
+        bounded.approvals = self.approvals
         bounded.sinks = self.sinks
         bounded.projections = self.projections
         bounded.secrets = self.secrets
@@ -114,6 +118,12 @@ class Registry:
         key = (definition.name, definition.version)
         if key in self.workflows:
             raise InvalidInput(f"workflow {definition.name!r} is registered twice with version {definition.version!r}")
+        requires_approval = definition.requires_approval or any(name == definition.name for name, _ in self.approvals)
+        if limit is not None and requires_approval:
+            problem = f"workflow {definition.name!r} has limits, and a version of it that requires approval: choose one"
+            raise InvalidInput(problem, field="requires_approval")
+        if definition.requires_approval:
+            self.approvals.add(key)
         self.workflows[key] = definition
         definition.attributes = self.attributes
         self.workflow_limits.pop(definition.name, None)

@@ -76,7 +76,8 @@ SAMPLES: list[tuple[Body, str | None]] = [
 
 def run_in(status: RunStatus) -> Driver:
     """Return a run that has come to this status; where it may, with one open step of every kind."""
-    run = Driver()
+    awaits = e.RunQueued("order", "1", input=Raw(b"{}"), requires_approval=True)
+    run = Driver(queued=awaits if status in (RunStatus.PENDING, RunStatus.APPROVED) else None)
     if status is RunStatus.APPROVED:
         run.control("APPROVE")
     elif status is not RunStatus.PENDING:

@@ -47,6 +47,8 @@ NOT_CARRIED = {
     "local_activities",
     "failed_steps",
     "is_held",
+    "requires_approval",
+    "start_at",
     "awaits_definition",
     "steps_since_rotation",
     "last_executed_by",

@@ -91,7 +91,7 @@ async def run_in(status: RunStatus) -> AsyncIterator[RunHandle[Any]]:
     store = hf.MemoryStore()
     if status is PENDING or status is APPROVED:
         node = SampleNode(store)
-        await node.create("run-1")
+        await node.create("run-1", requires_approval=True)
         if status is APPROVED:
             loaded = await node.load("run-1")
             draft = TurnDraft(state_of("run-1", await store.read_events("run-1")), loaded, await store.now(), node.name)

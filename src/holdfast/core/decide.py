@@ -51,8 +51,9 @@ def queue_run(run_id: str, queued: e.RunQueued, now: Instant, by: EngineRunRef) 
     state = RunState(run_id=run_id, plan_version=queued.plan_version)
     writer = EventWriter(state, now, by)
     writer.write(queued)
-    first = m.Message(signal_id="start", run_id=run_id, type="InternalContinue", occurred_at=now, expected_version=1)
-    return writer.decision(messages=(first,))
+    if queued.requires_approval:  # which leaves it that message
+        return writer.decision()
+    return writer.decision(messages=(m.start_message(run_id, now),))
 
 
 def decide(state: RunState, message: Input, now: Instant, by: EngineRunRef) -> Decision | Refusal:

@@ -208,6 +208,10 @@ class RunQueued(RunBody, frozen=True):
     """The search attributes that it is started with, and the parts of its reference."""
     schedule: ScheduleTick | None = None
     forked_from: ForkedFrom | None = None
+    requires_approval: bool = False
+    """The run does not start before an operator has approved it."""
+    start_at: Instant | None = None
+    """Nor, then, before this instant."""
 
 
 class RunApproved(RunBody, frozen=True):

@@ -31,6 +31,7 @@ from holdfast.core.state import (
     RunStatus,
     TaskProgress,
     apply_to_task,
+    awaits_approval,
     fold_onto,
     kept_open,
     own_copy,
@@ -66,6 +67,10 @@ class RuntimeSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """The search attributes of the run, and the parts of its reference."""
 
 
+APPROVAL = "approval"
+"""What a run waits for that does not start before it is approved."""
+
+
 def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
     """Return what the commit of this state stores beside its events."""
     waiting = next(iter(state.open_steps.values()), None)
@@ -73,7 +78,7 @@ def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
     return RuntimeSnapshot(
         status=state.status,
         state_version=state.version,
-        waiting_kind=waiting.kind if waiting else None,
+        waiting_kind=waiting.kind if waiting else APPROVAL if awaits_approval(state) else None,
         waiting_token=waiting.token if waiting else None,
         waiting_until=waiting.due_at if waiting else None,
         active_task_id=waiting.body.task_id if waiting and isinstance(waiting.body, e.TaskCreated) else None,

@@ -30,6 +30,7 @@ from holdfast.core.state import (
     OpenStep,
     RunState,
     RunStatus,
+    awaits_approval,
     carried_by,
     fold_onto,
     kept_open,
@@ -455,7 +456,8 @@ _WAITS_FOR_THE_WORLD = frozenset({"signal", "task", "child"})
 def unfinished_runs_can_go_on(view: RunView) -> list[str]:
     """Find runs that nothing will ever wake, and activities that no node runs.
 
-    A run may wait for a signal, a human, a child, an instant, admission, a definition, or the operator who paused it.
+    A run may wait for a signal, a human, a child, an instant, admission, approval, a definition, or the operator who
+    paused it.
     An activity of the owner is none of these: it needs a node that owns the run, or an instant at which it is retried.
     """
     state = _fold(view)
@@ -468,6 +470,7 @@ def unfinished_runs_can_go_on(view: RunView) -> list[str]:
         if step.kind == "activity" and not _is_elsewhere(step) and not _is_timed(step, view)
     ]
     is_named = view.ready_at is not None or view.queued_at is not None or state.status is PAUSED
+    is_named = is_named or awaits_approval(state)
     if not is_named and not found and not any(s.kind in _WAITS_FOR_THE_WORLD or _is_elsewhere(s) for s in steps):
         found.append(f"the run is {view.status}, and neither leased nor ready nor waiting for anything")
     return found

@@ -157,6 +157,13 @@ class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
         return codec.value_digest(self.payload) if self.original is None else self.original.sha256
 
 
+def start_message(run_id: str, now: Instant, due_at: Instant | None = None) -> Message:
+    """Return the message that starts a run, at once or when it is due."""
+    return Message(
+        signal_id="start", run_id=run_id, type="InternalContinue", occurred_at=now, due_at=due_at, expected_version=1
+    )
+
+
 class Signal(Struct, frozen=True, kw_only=True, gc=False):
     """A signal in a run's mailbox. `id` is the store's, `signal_id` the sender's.
 

@@ -11,6 +11,7 @@ A plan goes on beside a failed step (`on_failure: continue`), and knows what it 
 step of a plan can be retried or skipped later too: the program gets the decision (`Replay`) and reconsiders what it had
 skipped. It is refused once the run is being cancelled or compensated.
 
+APPROVE of a run that requires it leaves the run the message that starts it; without one it waits, with its signals.
 APPROVE of a run that has started, or of a step, answers the task in which a plan asks for the approval, unless the
 task names who may answer it.
 
@@ -52,6 +53,8 @@ def _objection(state: RunState, command: m.Control) -> str:
             return "the run has not started"
         case "APPROVE" if has_begun or (command.step_id is not None and is_plan(state.plan_id)):
             return _objection_to_approval(state, command)
+        case "APPROVE" if state.status is PENDING and not state.requires_approval:
+            return "the run requires no approval"
         case "RESUME" if not command.raise_failure:
             return objection_to_resume(failures_to_settle(state))
         case "RETRY_STEP":
@@ -198,6 +201,7 @@ def _approve(state: RunState, command: m.Control, writer: EventWriter) -> None:
         writer.close(task, e.TaskCompleted(command.actor, _APPROVED), command.id)
     elif state.status is PENDING:
         writer.write(e.RunApproved(command.actor), cause=command.id)
+        writer.messages.append(m.start_message(state.run_id, writer.now, state.start_at))
 
 
 _APPROVED = Raw(b'{"approved":true}')

@@ -29,6 +29,9 @@ from holdfast.limits import PROJECTOR_LAG_MS
 CANCELLING = "CANCELLING"
 """The substatus of a run that is being cancelled and cleans up."""
 
+AWAITING_APPROVAL = "AWAITING_APPROVAL"
+"""The substatus of a run that does not start before it is approved."""
+
 
 UNRESOLVED = "Unresolved"
 """The error code of an open step that waits for an operator: whether its effect has happened is not known."""
@@ -136,6 +139,10 @@ def _project(snapshot: RunSnapshot, event: Event, steps: dict[str, StepSnapshot]
     body, kind = event.data, type(event.data)
     if event.step_id is not None:
         _project_step(event, steps)
+    elif isinstance(body, e.RunQueued) and body.requires_approval:
+        snapshot = replace(snapshot, substatus=AWAITING_APPROVAL)
+    elif kind is e.RunApproved:
+        snapshot = replace(snapshot, substatus=None)
     elif isinstance(body, e.RunPaused):
         snapshot = replace(snapshot, substatus=body.error.code if body.error else body.reason or None)
     elif kind is e.RunCancelRequested:

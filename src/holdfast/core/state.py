@@ -178,6 +178,10 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     cursors: dict[str, str] = {}
     occurrences: dict[str, int] = {}
     is_cancelling: bool = False
+    requires_approval: bool = False
+    """The run does not start before an operator has approved it, and none has."""
+    start_at: Instant | None = None
+    """Nor, then, before this instant."""
     is_held: bool = False
     """A failed step has paused the run, and there is no other reason for the pause."""
     awaits_definition: bool = False
@@ -199,6 +203,11 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     def is_finished(self) -> bool:
         """Whether the status is terminal."""
         return self.status in TERMINAL
+
+
+def awaits_approval(state: RunState) -> bool:
+    """Return whether a run waits to be approved before it starts."""
+    return state.requires_approval and state.status is PENDING
 
 
 def evolve(state: RunState, event: Event) -> RunState:
@@ -512,10 +521,18 @@ def _queued(draft: RunState, event: Event) -> None:
         _set(draft, "parent_step_id", body.parent_step_id)
         _set(draft, "parent_token", body.parent_token)
     _set(draft, "depth", body.depth)
+    if body.requires_approval:
+        _set(draft, "requires_approval", True)
+        _set(draft, "start_at", body.start_at)
     if body.attributes:
         _set(draft, "attributes", body.attributes)
     if body.forked_from is not None:
         _set(draft, "forked_from", body.forked_from)
+
+
+def _approved(draft: RunState, event: Event) -> None:
+    _set(draft, "requires_approval", False)
+    _set(draft, "start_at", None)
 
 
 def _attributes_set(draft: RunState, event: Event) -> None:
@@ -780,6 +797,7 @@ _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
     **{body: _task_changed for body in e.BODIES.values() if body.CHANGES == "task"},
     # What does more than open, close or change a step:
     e.RunQueued: _queued,
+    e.RunApproved: _approved,
     e.RunPaused: _paused,
     e.RunResumed: _resumed,
     e.RunFailed: _record_error,

@@ -560,7 +560,7 @@ class TurnProcessor:
         if not drafts:
             return []
         turns = [draft.finish(release=self._is_let_go(owned, draft)) for owned, _, draft in drafts]
-        if self._registry.workflow_limits:
+        if self._registry.workflow_limits or self._registry.approvals:
             turns = self._run_queue.with_admissions(turns)
         if self._registry.allow_cross_tenant_signals:
             turns = [replace(turn, crosses_tenants=True) if turn.sends else turn for turn in turns]

@@ -189,9 +189,12 @@ class WorkflowDefinition:
         values: Values = PLAIN,
         failures: Any = (),
         on_error: "OnError" = "pause",
+        requires_approval: bool = False,
     ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidInput(f"a workflow is an async function, and {function.__qualname__} is not")
+        self.requires_approval = _checked_flag("requires_approval", requires_approval)
+        """Whether a run does not start before an operator has approved it."""
         self.failures = failure_types(failures)
         """The exceptions that fail a run, beside `WorkflowFailed` and what steps and waits raise."""
         self.on_error: OnError = error_policy(on_error)
@@ -424,6 +427,12 @@ def failure_policy(value: str) -> OnFailure:
     if value not in get_args(OnFailure):
         raise InvalidInput(f"on_failure is one of {', '.join(get_args(OnFailure))}, not {value!r}", field="on_failure")
     return value  # type: ignore[return-value]
+
+
+def _checked_flag(field: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{field} is True or False, not {value!r}", field=field)
+    return value
 
 
 def error_policy(value: str) -> OnError:

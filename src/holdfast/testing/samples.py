@@ -78,6 +78,7 @@ def new_run(
     tags: tuple[str, ...] = (),
     plan: str | None = None,
     attributes: Attributes | None = None,
+    requires_approval: bool = False,
 ) -> NewRun:
     """Return a run to create: queued, with the message that will start it. `value` is its input.
 
@@ -94,6 +95,7 @@ def new_run(
         parent_run_id=parent,
         plan=None if plan is None else PlanSource(plan),
         attributes=attributes or {},
+        requires_approval=requires_approval,
     )
     return prepare_run(run_id, queued, now, "starter", reference_key=reference_key, tags=tags)
 

@@ -19,6 +19,7 @@ from holdfast.core.events import Event, RunQueued, RunStarted
 from holdfast.core.instants import Instant
 from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.engine.options import NodeOptions
+from holdfast.engine.turns.draft import held_for_approval
 from holdfast.errors import InvalidInput, LeaseExpired, StoreError
 from holdfast.registry import Registry
 from holdfast.store.port import LoadedRun, NewRun, Store, Turn
@@ -66,7 +67,9 @@ class RunQueue:
     # --- called by the node
 
     def with_admission(self, new: NewRun, priority: int = 0) -> NewRun:
-        """Return a run with its admission request, if its workflow has limits."""
+        """Return a run with its admission request, if its workflow has limits; or held, if it requires approval."""
+        if (new.plan_id, new.plan_version) in self._registry.approvals:
+            return held_for_approval(new)
         limited, queued = self._limited.get(new.plan_id), new.events[0].data
         if limited is None or not isinstance(queued, RunQueued):
             return new
@@ -92,7 +95,7 @@ class RunQueue:
 
     def with_admissions(self, turns: list[Turn]) -> list[Turn]:
         """Return the turns so that the children that they start have admission requests."""
-        if not self._limited:
+        if not self._limited and not self._registry.approvals:
             return turns
         return [
             replace(turn, starts=tuple(self._child_with_admission(new) for new in turn.starts)) if turn.starts else turn

@@ -336,7 +336,7 @@ class Runtime:
         warning = None
         if options.with_signal is not None:
             new, warning = await self._with_signal(new, queued, definition, options, caller)
-        if self.registry.workflow_limits:
+        if self.registry.workflow_limits or self.registry.approvals:
             new = node.run_queue.with_admission(new, options.priority)
         start_at = options.at if options.after_ms is None else now + options.after_ms * 1_000
         if start_at is not None and start_at > now:
@@ -660,6 +660,9 @@ def _delayed(new: port.NewRun, start_at: Instant) -> port.NewRun:
             "a run of a workflow with limits cannot be started later: it would use up room; make a schedule with `at`"
         )
         raise InvalidInput(text, field="at")
+    first, *others = new.events
+    if isinstance(first.data, e.RunQueued) and first.data.requires_approval:  # its approval leaves it the message
+        return replace(new, events=(replace(first, data=replace(first.data, start_at=start_at)), *others))
     return replace(new, messages=tuple(replace(message, due_at=start_at) for message in new.messages))
 
 

@@ -90,7 +90,7 @@ class FirstTurns:
 
     def take(self, new: NewRun, now: Instant) -> First | None:
         """Take the first turn of a run, or return None if the run has to exist before."""
-        if new.admission is not None or new.signals:
+        if new.admission is not None or new.signals or not new.messages:  # without one it waits for approval
             return None
         node = self._owned_runs.name
         loaded, cached = created_run(new, node, now), self._run_cache.beginning(new)

@@ -7,6 +7,7 @@ current, so each decision sees what the ones before it did.
 from collections.abc import Iterable, Iterator
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
@@ -16,6 +17,7 @@ from holdfast.core.decide import Input, apply_commands, decide, is_taken, queue_
 from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.events import EngineRunRef, Event, RunQueued
 from holdfast.core.index_rows import (
+    APPROVAL,
     CONCERN_INDEX,
     NO_CHANGES,
     ActivityRecord,
@@ -519,6 +521,18 @@ def prepare_run(
         parent_run_id=queued.parent_run_id,
         reference_key=reference_key,
         tags=tags,
+    )
+
+
+def held_for_approval(new: NewRun) -> NewRun:
+    """Return a run that is not to start before an operator has approved it."""
+    first, *others = new.events
+    assert isinstance(first.data, RunQueued)
+    return replace(
+        new,
+        events=(replace(first, data=replace(first.data, requires_approval=True)), *others),
+        messages=(),
+        snapshot=replace(new.snapshot, waiting_kind=APPROVAL),
     )
 
 

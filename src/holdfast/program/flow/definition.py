@@ -152,6 +152,7 @@ class FlowDefinition(WorkflowDefinition):
         values: Values = PLAIN,
         failures: Any = (),
         on_error: OnError = "pause",
+        requires_approval: bool = False,
     ) -> None:
         if not isinstance(root, Step):
             raise InvalidInput(f"flow {name!r}: its root is a step, such as hf.Scene(…), not {root!r}", field="root")
@@ -170,6 +171,7 @@ class FlowDefinition(WorkflowDefinition):
             values=values,
             failures=failures,
             on_error=on_error,
+            requires_approval=requires_approval,
         )
         _require_fields(name, state, values)
         for node in self.nodes.values():

@@ -36,6 +36,7 @@ class WorkflowView(Struct, frozen=True, kw_only=True):
     result: Schema
     signals: dict[str, Schema]
     allow_other_signals: bool
+    requires_approval: bool = False
     queries: dict[str, Handled]
     updates: dict[str, Handled]
     limit: RunLimit | None = None
@@ -60,6 +61,7 @@ def _view(context: RequestContext, definition: WorkflowDefinition, *, has_graph:
         result=result,
         signals={name: definition.values.schema(kind) for name, kind in definition.signals.items()},
         allow_other_signals=definition.allows_other_signals,
+        requires_approval=definition.requires_approval,
         queries=_handled(definition.queries),
         updates=_handled(definition.updates),
         limit=None if limited is None else limited.limit,

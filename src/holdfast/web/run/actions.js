@@ -77,7 +77,9 @@ export function commandsFor(model) {
   const { status } = model.state;
   if (!may("runs:control")) return [];
   const offered = (name) => ({ name, ...COMMANDS[name], act: () => command(model.runId, name) });
-  const names = Object.keys(COMMANDS).filter((name) => COMMANDS[name].on.includes(status));
+  const names = Object.keys(COMMANDS)
+    .filter((name) => COMMANDS[name].on.includes(status))
+    .filter((name) => name !== "approve" || model.state.queued?.requires_approval);
   const [failed] = failuresToSettle(model.state);
   if (failed === undefined) return names.map(offered);
   return [

@@ -42,7 +42,10 @@ export function apply(state, event) {
   } else if (type === "ContinuedAsNew") {
     giveUpOpen(state, event, at, [...(data.carried?.updates ?? []), ...(data.carried?.steps ?? [])]); // which go on
     state.rotations.push({ at, seq: event.run_seq });
-  } else if (type === "RunQueued") state.queued = data;
+  } else if (type === "RunQueued") {
+    state.queued = data;
+    if (data.requires_approval) state.substatus = "AWAITING_APPROVAL";
+  } else if (type === "RunApproved") state.substatus = null;
   changeStatus(state, type, data, event, at);
   state.from ??= at;
   state.last = at;
