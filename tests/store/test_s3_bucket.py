@@ -30,7 +30,16 @@ from holdfast.errors import (
 from holdfast.limits import Limits
 from holdfast.settings import Settings
 from holdfast.store.open import open_store
-from holdfast.store.port import Accepted, CommitConflict, Committed, DeadLetterQuery, MailboxQuery, RunQuery, Store
+from holdfast.store.port import (
+    Accepted,
+    CommitConflict,
+    Committed,
+    DeadLetterQuery,
+    MailboxQuery,
+    PurgePolicy,
+    RunQuery,
+    Store,
+)
 from holdfast.store.s3 import S3Store
 from holdfast.store.s3.bucket import Bucket, Stored
 from holdfast.store.s3.head import TAIL_EVENTS
@@ -364,6 +373,24 @@ async def test_a_change_that_nothing_announced_is_found_by_a_sweep(objects: Faul
     assert [change.run_id for change in (await opened(objects, clock).changes("")).runs] == []
 
 
+async def test_a_process_that_followed_nothing_for_long_reads_everything_again(objects: FaultyObjects) -> None:
+    """What named the changes is deleted meanwhile; a caller that follows the changes learns that some are missing."""
+    clock = VirtualClock()
+    store, other = opened(objects, clock), opened(objects, clock)
+    await store.create([new_run("run-1"), new_run("run-2")])
+    cursor = (await other.changes()).cursor
+    node = SampleNode(store)
+    await node.renew()
+    for run in await node.claim():
+        await store.commit([await node.turn(run, complete())])
+    await store.purge(PurgePolicy(finished_run_ms=0, run_ids=("run-1",)))
+    clock.advance(ms=3_600_000)
+    await store._look(True)
+    assert await store.bucket.list("changes") == []
+    assert [head.run_id for head in await other.find(RunQuery())] == ["run-2"]
+    assert (await other.changes(cursor)).is_lost
+
+
 @pytest.mark.contract("MSG-4")
 async def test_a_listener_hears_of_what_another_process_did(
     objects: FaultyObjects, monkeypatch: pytest.MonkeyPatch
@@ -484,7 +511,7 @@ async def test_time_is_the_servers_never_ahead_and_never_goes_back() -> None:
             return Stored(b"", "", self.written)
 
     bucket: Any = Server()
-    time = ServerTime(bucket, "w", lambda: elapsed)
+    time = ServerTime(bucket, lambda: elapsed)
     last = 0
     for _ in range(30):
         now = await time.now()

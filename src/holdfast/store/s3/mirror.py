@@ -8,7 +8,7 @@ the last look, and idle runs cost no request.
 Names begin with the store's time of their writer, or that of the last name that it has seen. One that arrives late
 sorts before others that were seen already, so each listing begins `OVERLAP` earlier. A writer that is killed between
 the head and the name leaves a change that nothing names: a *sweep* lists all heads now and then, and announces what it
-finds.
+finds. A process that has followed nothing for long compares all heads too.
 
 Everything here may be old, and nothing depends on it: a decision counts when its head was replaced under the condition
 that it had not changed.
@@ -193,6 +193,9 @@ class Mirror:
             if not self.is_loaded:
                 await self._load(now)
                 return True
+            if now - self.followed_at > KEPT // 2:  # some names may be gone that it has not seen
+                await self._load_again(now)
+                return True
             new = await self._names()
             if not new:
                 self.followed_at = now
@@ -229,6 +232,27 @@ class Mirror:
         self.is_loaded = True
         self.followed_at = now
 
+    async def _load_again(self, now: Instant) -> None:
+        """Read what has changed in a while in which nothing was followed. Cursors of before are lost."""
+        self._dropped += len(self._log)
+        self._log, self._places = [], {}
+        self._seen |= dict.fromkeys(each.key for each in await self._bucket.list(CHANGES))
+        await self._compare()
+        await self.fetch_nodes()
+        self._remember(self._name(now), ())
+        self.followed_at = now
+
+    async def _compare(self) -> None:
+        """List all heads and nodes, and read those that this process does not know so."""
+        heads, nodes = await asyncio.gather(self._bucket.list(HEADS), self._bucket.list(NODES))
+        listed = {each.key: each.etag for each in heads}
+        known = {head_key(run_id): held.etag for run_id, held in self.runs.items()}
+        changed = [key for key, etag in listed.items() if known.get(key) != etag]
+        gone = [run_id for run_id in list(self.runs) if head_key(run_id) not in listed]
+        leases = {node_key(node): held.etag for node, held in self.nodes.items()}
+        renewed = [each.key for each in nodes if leases.get(each.key) != each.etag]
+        await asyncio.gather(*map(self._load_head, changed), *map(self.fetch, gone), *map(self._load_node, renewed))
+
     async def _load_head(self, key: str) -> None:
         found = await self._bucket.get(key)
         if found is not None:
@@ -242,12 +266,8 @@ class Mirror:
 
     async def sweep(self, now: Instant) -> list[str]:
         """List all heads, read those that have changed, and return the runs of which nothing had said so."""
-        listed = {each.key: each.etag for each in await self._bucket.list(HEADS)}
-        known = {head_key(run_id): held.etag for run_id, held in self.runs.items()}
-        changed = [key for key, etag in listed.items() if known.get(key) != etag]
-        gone = [run_id for run_id in list(self.runs) if head_key(run_id) not in listed]
         before = {run_id: held.etag for run_id, held in self.runs.items()}
-        await asyncio.gather(*map(self._load_head, changed), *map(self.fetch, gone))
+        await self._compare()
         after = {run_id: held.etag for run_id, held in self.runs.items()}
         old = f"{CHANGES}/{max(0, now - KEPT):020d}"
         names = [each.key for each in await self._bucket.list(CHANGES) if each.key < old]

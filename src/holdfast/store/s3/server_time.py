@@ -1,10 +1,10 @@
 """The time of an object store, from the times that it gives to what is written.
 
 A server says only when an object was written, in whole seconds. A small object is written and read back: at some
-moment between sending and answer the server's clock stood within the second that it names. Each such probe gives the
-least that the server's clock can be ahead of this process's counter of elapsed time. The most of the last probes is
-what counts, so it is never ahead of the server, and behind by less the more probes there were. The machine's wall
-clock is never read.
+moment between sending and answer the server's clock stood within the second that it names. (Another process may have
+written it again meanwhile: then that was the moment.) Each such probe gives the least that the server's clock can be
+ahead of this process's counter of elapsed time. The most of the last probes is what counts, so it is never ahead of the
+server, and behind by less the more probes there were. The machine's wall clock is never read.
 """
 
 from collections import deque
@@ -12,7 +12,11 @@ from collections.abc import Callable
 
 from holdfast.clock import elapsed_us
 from holdfast.core.instants import Instant
+from holdfast.errors import StoreCorrupt
 from holdfast.store.s3.bucket import Bucket
+
+TIME = "time"
+"""The object that is written and read."""
 
 SECOND = 1_000_000
 PROBE_EVERY = 30 * SECOND
@@ -22,9 +26,8 @@ PROBES_KEPT = 10
 class ServerTime:
     """The time of a bucket's server. It never goes back."""
 
-    def __init__(self, bucket: Bucket, writer: str, elapsed: Callable[[], int] = elapsed_us) -> None:
+    def __init__(self, bucket: Bucket, elapsed: Callable[[], int] = elapsed_us) -> None:
         self._bucket = bucket
-        self._key = f"time/{writer}"
         self._elapsed = elapsed
         self._ahead: deque[tuple[int, int]] = deque(maxlen=PROBES_KEPT)
         self._probed_at: int | None = None
@@ -41,16 +44,12 @@ class ServerTime:
     async def _probe(self) -> None:
         sent_at = self._elapsed()
         self._probed_at = sent_at
-        await self._bucket.put(self._key, b"%d" % sent_at)
+        await self._bucket.put(TIME, b"")
+        found = await self._bucket.get(TIME)
         answered_at = self._elapsed()
-        found = await self._bucket.get(self._key)
-        assert found is not None
+        if found is None:
+            raise StoreCorrupt(f"the object {TIME} is gone as soon as it is written", key=TIME)
         least, most = found.modified_at - answered_at, found.modified_at + SECOND - sent_at
         if self._ahead and max(each for each, _ in self._ahead) > most:
             self._ahead.clear()  # the server's clock was set back
         self._ahead.append((least, most))
-
-    async def close(self) -> None:
-        """Delete the object."""
-        if self._ahead:
-            await self._bucket.delete([self._key])

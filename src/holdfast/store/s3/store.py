@@ -101,7 +101,7 @@ class S3Store(WithoutBus):
         self._limits = limits or Limits()
         self._secrets = secrets or SystemSecrets()
         writer = self._secrets.new_secret()[:12]
-        self._time = ServerTime(bucket, writer)
+        self._time = ServerTime(bucket)
         self._mirror = Mirror(bucket, writer)
         self._heads = Heads(bucket, self._mirror, self._secrets)
         self._admission = Admission(bucket, self._mirror, self._heads, self._secrets)
@@ -669,8 +669,6 @@ class S3Store(WithoutBus):
             return
         self._is_closed = True
         self.wakeups.close()
-        if self._clock is None:
-            await self._time.close()
 
     async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
         validation.check_definitions(definitions, self._limits)
