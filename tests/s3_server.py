@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import random
 import secrets
 import signal
 import subprocess
@@ -60,7 +61,9 @@ def signature(
 class S3Server:
     """A server on 127.0.0.1. What is in it is gone when it ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, faults: float = 0.0) -> None:
+        """With `faults`, so many of the requests fail: half of them before they are done, half of them after."""
+        self._faults = faults
         self.secret = secrets.token_hex(20)
         self.url = ""
         self._process: subprocess.Popen[str] | None = None
@@ -71,7 +74,7 @@ class S3Server:
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"S3_SERVER_SECRET": self.secret},
+            env=os.environ | {"S3_SERVER_SECRET": self.secret, "S3_SERVER_FAULTS": str(self._faults)},
             text=True,
         )
         assert self._process.stdout is not None
@@ -157,17 +160,24 @@ class S3Server:
 class Guarded:
     """A WSGI application that refuses what is not signed with the key."""
 
-    def __init__(self, application: Callable[[Environ, Answer], Iterable[bytes]], secret: str) -> None:
+    def __init__(
+        self, application: Callable[[Environ, Answer], Iterable[bytes]], secret: str, faults: float = 0.0
+    ) -> None:
         self._application = application
         self._secret = secret
+        self._faults = faults
         self._one_at_a_time = threading.Lock()  # moto compares and writes in two steps
 
     def __call__(self, environ: Environ, answer: Answer) -> Iterable[bytes]:
         """Answer a request."""
         code = self._refusal(environ)
+        chance = random.random() if str(environ["RAW_URI"]).count("/") > 1 else 1.0  # buckets are made without faults
+        if code is None and chance < self._faults / 2:
+            return _failed(answer, "503 Slow Down")
         if code is None:
             with self._one_at_a_time:
-                return list(self._application(environ, answer))
+                done = list(self._application(environ, answer if chance >= self._faults else _unheard))
+            return done if chance >= self._faults else _failed(answer, "500 Internal Server Error")
         answer("403 Forbidden", [("Content-Type", "application/xml"), ("Connection", "close")])
         return [f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>refused</Message></Error>".encode()]
 
@@ -183,6 +193,15 @@ class Guarded:
         payload = environ.get("HTTP_X_AMZ_CONTENT_SHA256", UNSIGNED)
         proof = signature(self._secret, environ["REQUEST_METHOD"], path, query, headers, scope, payload)
         return None if hmac.compare_digest(proof, said["Signature"]) else "SignatureDoesNotMatch"
+
+
+def _failed(answer: Answer, status: str) -> list[bytes]:
+    answer(status, [("Content-Type", "application/xml")])
+    return [b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>a fault</Message></Error>"]
+
+
+def _unheard(status: str, headers: list[tuple[str, str]]) -> None:
+    """Drop the answer to a request that was done."""
 
 
 def _after_first_word(text: str) -> Iterator[str]:
@@ -204,7 +223,7 @@ def main() -> None:
             """Say nothing."""
 
     application: Any = DomainDispatcherApplication(create_backend_app)
-    guarded: Any = Guarded(application, os.environ["S3_SERVER_SECRET"])
+    guarded: Any = Guarded(application, os.environ["S3_SERVER_SECRET"], float(os.environ["S3_SERVER_FAULTS"]))
     server = make_server("127.0.0.1", 0, guarded, threaded=True, request_handler=Silent)
     sys.stdout.write(f"{server.port}\n")
     sys.stdout.flush()

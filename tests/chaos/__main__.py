@@ -12,7 +12,7 @@ from tests.chaos.harness import Order, play
 def main() -> int:
     """Play one chaos, and say what came of it."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Many processes, killed at random.")
-    parser.add_argument("--store", default="sqlite", help="sqlite, postgres, failover, or an address (empty!)")
+    parser.add_argument("--store", default="sqlite", help="sqlite, postgres, failover, s3, or an address (empty!)")
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--runs", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=300.0, help="how long the storm lasts")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -10,6 +11,7 @@ from threading import Event
 from typing import Protocol
 
 from tests.postgres_server import Installation, Pair
+from tests.s3_server import S3Server
 
 Harm = tuple[str, Callable[[], None]]
 
@@ -112,12 +114,40 @@ class Failover(Address):
         self._installation.remove()
 
 
+class Bucket(Address):
+    """A bucket of an S3 server that fails one request in five, before or after it is done, and is frozen."""
+
+    def __init__(self) -> None:
+        self._server = S3Server(faults=0.2)
+        self._server.start()
+        self._before = {name: os.environ.get(name) for name in self._server.environment()}
+        os.environ.update(self._server.environment())
+        super().__init__(f"s3://{self._server.make_bucket()}/chaos")
+        self.harms = (("frozen", self._freeze),)
+
+    def _freeze(self) -> None:
+        self._server.freeze()
+        Event().wait(1.0)
+        self._server.thaw()
+
+    def close(self) -> None:
+        """Remove it."""
+        self._server.kill()
+        for name, value in self._before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def store_named(name: str, folder: Path) -> HarmedStore:
-    """Return a place by its name (sqlite, postgres, failover), or by the address of a store."""
+    """Return a place by its name (sqlite, postgres, failover, s3), or by the address of a store."""
     if name == "sqlite":
         return File(folder / "chaos.db")
     if name == "postgres":
         return Postgres()
     if name == "failover":
         return Failover()
+    if name == "s3":
+        return Bucket()
     return Address(name)

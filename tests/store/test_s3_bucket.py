@@ -150,6 +150,15 @@ async def test_the_self_test_passes_and_leaves_nothing() -> None:
     assert await bucket.list("probe") == []
 
 
+@pytest.mark.contract("STO-1", "OWN-2")
+@pytest.mark.parametrize("seed", range(5))
+async def test_the_self_test_passes_although_requests_fail(objects: FaultyObjects, seed: int) -> None:
+    """A probe whose answer is lost is not taken for one that the server has refused."""
+    rng = random.Random(seed)
+    objects.plan = lambda request: rng.choice(["before", "after"]) if rng.random() < 0.4 else None
+    await Bucket(objects, patience_s=60.0).check_conditions()
+
+
 # --- unknown outcomes
 
 

@@ -179,7 +179,7 @@ class Bucket:
                 answer = await obstore.put_async(self._objects, key, data, mode=mode)
             except (*_LOST, *_MISSING) as problem:
                 if any(word in str(problem) for word in ("NoSuchBucket", *_RACED)):
-                    raise
+                    raise  # it is sent again, or reported
                 return None
             return Stored(data, answer["e_tag"] or "", 0)
 
@@ -256,23 +256,14 @@ class Bucket:
             await self.delete([key])
 
     async def _tried(self, key: str, data: bytes, mode: Any) -> str | None:
-        async def ask() -> str | None:
-            try:
-                return str((await obstore.put_async(self._objects, key, data, mode=mode))["e_tag"])
-            except (*_LOST, *_MISSING) as problem:
-                if "NoSuchBucket" in str(problem):
-                    raise
-                return None
-            except (NotImplementedError, NotSupportedError) as problem:
-                raise unsafe("it does not know the condition", "If-Match") from problem
-            except BaseError as problem:
-                if any(word in str(problem) for word in _RACED):
-                    return None
-                if "501 Not Implemented" in str(problem):
-                    raise unsafe("it does not know the condition (501)", "If-Match") from problem
+        """Write an object under a condition; return its etag, or None if the write was refused."""
+        try:
+            written = await self._write(key, data, data, mode)
+        except (NotImplementedError, NotSupportedError, StoreUnavailable) as problem:
+            if isinstance(problem, StoreUnavailable) and "501 Not Implemented" not in str(problem.__cause__):
                 raise
-
-        return await self._patiently("PUT", ask)
+            raise unsafe("it does not know the condition", "If-Match") from problem
+        return None if written is None else written.etag
 
 
 def unsafe(what: str, header: str) -> CheckpointOwnershipCapabilityError:
