@@ -19,11 +19,12 @@ from holdfast.core import events as e
 from holdfast.core.decide import decide, wait_for
 from holdfast.core.event_writer import Decision
 from holdfast.core.events import ErrorInfo
-from holdfast.core.messages import Actor, TaskOperation, TaskRequest
+from holdfast.core.messages import ActivityErrored, ActivitySucceeded, Actor, TaskOperation, TaskRequest
 from holdfast.core.state import CANCELLED, COMPLETED, FAILED, RUNNING, OpenStep
+from holdfast.core.timing import NO_RETRY
 from holdfast.program.flow.program import FlowProgram
 from tests.flows.random_flows import Calls, Counts, Shape, build, draw, expected, increase, leaves_of
-from tests.program.core_run import BY, CoreRun
+from tests.program.core_run import BROKEN, BY, CoreRun
 
 pytestmark = pytest.mark.contract("WF-1", "WF-2", "CAN-1")
 
@@ -41,6 +42,16 @@ class FlowRun(CoreRun):
         program = self.replay.program
         assert isinstance(program, FlowProgram)
         return program
+
+    def complete(self, step_id: str, value: Any = None) -> None:
+        """Let the present attempt of an activity return."""
+        attempt = self.state.open_steps[step_id].logical_attempt_id
+        self.handle(ActivitySucceeded(step_id, attempt, codec.encode(value)))
+
+    def fail(self, step_id: str, error: ErrorInfo = BROKEN) -> None:
+        """Let the present attempt of an activity fail for good."""
+        step = self.state.open_steps[step_id]
+        self.handle(ActivityErrored(step_id, step.logical_attempt_id, step.engine_attempt_id, error, NO_RETRY))
 
     def answer(self, step: OpenStep) -> None:
         """Let the world answer one step."""
