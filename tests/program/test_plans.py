@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from holdfast.app import App
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.messages import ActivitySucceeded
@@ -314,6 +315,20 @@ def test_a_run_is_paused_only_after_the_retry_policy_of_the_plan_is_used_up() ->
     hopeless = PlanRun(plan_of({**ONE, "on_failure": "pause"}, retry={"max_attempts": 9}))
     hopeless.fail("a", BROKEN)
     assert hopeless.status == "PAUSED", "an error that no retry can mend pauses at once"
+
+
+@pytest.mark.contract("SIG-13")
+@pytest.mark.parametrize(("on_failure", "status"), [("continue", "COMPLETED"), ("fail", "FAILED"), ("pause", "PAUSED")])
+def test_the_plan_decides_what_a_failure_does_and_not_the_activity(on_failure: str, status: str) -> None:
+    app = App("pausing")
+
+    @app.activity(on_failure="pause")
+    async def x() -> None:
+        """Pause the run of code that calls it and does not say otherwise."""
+
+    run = PlanRun(plan_of({**ONE, "on_failure": on_failure}, output=1), app=app)
+    run.fail("a")
+    assert run.status == status
 
 
 @pytest.mark.contract("ATT-2", "SIG-13")

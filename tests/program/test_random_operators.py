@@ -186,7 +186,8 @@ def test_it_finds_a_rotation_that_forgets_what_has_failed(monkeypatch: pytest.Mo
         plain(self, event)
         self._at.failed.clear()
 
-    monkeypatch.setitem(program._ON_EVENT, e.ContinuedAsNew, forgetful)
+    handlers: dict[Any, Any] = program._ON_EVENT
+    monkeypatch.setitem(handlers, e.ContinuedAsNew, forgetful)
     with pytest.raises(AssertionError):
         play_all()
 

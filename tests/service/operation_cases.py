@@ -1,6 +1,7 @@
 """One case for each operation: what is there before, what is asked, and what must come back. Any transport will do."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -321,6 +322,21 @@ async def _approve(server: InProcessServer, call: Caller) -> None:
     run_id = await waiting_order(server)
     await expect_problem(call, "runs.approve", {"run_id": run_id, "wait": True}, "Conflict", 409)
     await expect_problem(call, "runs.approve", {"run_id": "nowhere"}, "NotFound", 404)
+    gate = {"id": "gate", "sleep": 0.01, "requires_approval": True}
+    plan = {"plan": "gated", "version": "1", "requires_approval": True, "steps": [gate], "output": "gone ahead"}
+    started, given = await call("plans.start", {"plan_id": "gated", "document": json.dumps(plan)})
+    assert started == 201, given
+    about = {"run_id": given["run_id"], "wait": True}
+    for step, task in (({}, ":approval"), ({"step_id": "gate"}, "gate:approval")):
+
+        def is_asked(snapshot: Any, task: str = task) -> bool:
+            return any(each["step_id"] == task for each in snapshot["steps"])
+
+        await server.until("runs.snapshot", {"run_id": given["run_id"]}, is_asked)
+        await expect_problem(call, "runs.approve", {**about, "step_id": "nothing"}, "Conflict", 409)
+        await expect_answer(call, "runs.approve", {**about, **step}, 202)
+    result = await expect_answer(call, "runs.result", {"run_id": given["run_id"], "wait_s": 10})
+    assert result["result"] == "gone ahead"
 
 
 @case("runs.terminate")

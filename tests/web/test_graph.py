@@ -299,6 +299,34 @@ async def test_a_plan_is_drawn_with_the_items_of_its_for_each(page: Page, site: 
     await expect(page.locator(".head-marks")).to_contain_text("Completed")
 
 
+@pytest.mark.contract("SIG-13")
+async def test_a_plan_is_operated_while_it_goes_on(page: Page, site: Site) -> None:
+    """A step is approved, and one that has failed beside others is retried or skipped, where it is drawn."""
+    steps = [
+        {"id": "bad", "activity": "book_courier", "input": {"order_id": "x"}, "on_failure": "continue"},
+        {"id": "after", "signal": "go", "depends_on": ["bad"]},
+        {"id": "gate", "activity": "reserve", "input": {"order_id": "x"}, "requires_approval": True},
+        {"id": "closed", "signal": "go", "requires_approval": {"roles": ["boss"]}},
+    ]
+    run = await site.orchard.app.plans.start({"plan": "operated", "version": "1", "steps": steps})
+    await page.goto(f"/runs/{run.run_id}")
+    await expect(node(page, "bad")).to_have_attribute("data-status", "FAILED")
+    await expect(node(page, "after")).to_have_attribute("data-status", "SKIPPED")
+    await node(page, "closed").click()
+    detail = page.locator(".detail")
+    await expect(detail).to_contain_text("closed:approval")
+    await expect(detail.get_by_role("button", name="Approve")).to_have_count(0)
+    await node(page, "gate").click()
+    await detail.get_by_role("button", name="Approve").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Approve").click()
+    await expect(node(page, "gate")).to_have_attribute("data-status", "SUCCESS")
+    await node(page, "bad").click()
+    await expect(detail.get_by_role("button", name="Retry step")).to_be_visible()
+    await detail.get_by_role("button", name="Skip step").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Skip").click()
+    await expect(node(page, "after")).to_have_attribute("data-status", "WAITING")
+
+
 # --- 10,000 steps
 
 

@@ -114,7 +114,14 @@ class Runs:
         raise_failure: bool = ...,
     ) -> Commanded: ...
     async def approve(
-        self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
+        self,
+        run_id: str,
+        *,
+        reason: str = ...,
+        actor: str = ...,
+        signal_id: str = ...,
+        wait: bool = ...,
+        step_id: str | None = ...,
     ) -> Commanded: ...
     async def terminate(
         self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
@@ -245,7 +252,14 @@ class SyncRuns:
         raise_failure: bool = ...,
     ) -> Commanded: ...
     def approve(
-        self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
+        self,
+        run_id: str,
+        *,
+        reason: str = ...,
+        actor: str = ...,
+        signal_id: str = ...,
+        wait: bool = ...,
+        step_id: str | None = ...,
     ) -> Commanded: ...
     def terminate(
         self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...

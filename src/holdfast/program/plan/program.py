@@ -493,7 +493,7 @@ class PlanProgram:
         step = compiled.step
         assert isinstance(step.activity, str)
         input = self._arguments(step.input, data)
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {"on_failure": "raise"}  # the plan decides, not the activity
         if compiled.on_failure == "pause":
             policy = self.definition.plan.retry
             changes = {"on_failure": "pause", "plan_retry": None if policy is None else policy.as_retry()}

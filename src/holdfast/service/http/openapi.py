@@ -211,7 +211,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "runs.cancel": _COMMAND,
     "runs.pause": _COMMAND,
     "runs.resume": {**_COMMAND, "wait": True},
-    "runs.approve": _COMMAND,
+    "runs.approve": {**_COMMAND, "step_id": "load"},
     "runs.terminate": _COMMAND,
     "runs.retry_step": {**_COMMAND, "step_id": "charge"},
     "runs.skip_step": {**_COMMAND, "step_id": "charge", "result": "paid in cash"},

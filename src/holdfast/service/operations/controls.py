@@ -56,6 +56,12 @@ class ResumeRun(Command, frozen=True, kw_only=True):
     ] = False
 
 
+class ApproveRun(Command, frozen=True, kw_only=True):
+    """Which run to approve, or which step of a run of a plan."""
+
+    step_id: Annotated[StepId, Meta(description="The step of a plan that awaits approval; else the run.")] | None = None
+
+
 class StepCommand(Command, frozen=True, kw_only=True):
     """A command about one step of a run."""
 
@@ -120,7 +126,13 @@ resume = _command(
     "Resume a paused run. If a failed step has paused it, `Conflict`: retry the step, or skip it.\n\n"
     "With `raise_failure` the step's error is raised in the workflow, which ends a run that does not catch it.",
 )
-approve = _command("runs.approve", "approve", "APPROVE", Command, "Approve a run that has not started.")
+approve = _command(
+    "runs.approve",
+    "approve",
+    "APPROVE",
+    ApproveRun,
+    "Approve a run that has not started; or a run or a step of a plan that asks everyone for approval.",
+)
 terminate = _command(
     "runs.terminate",
     "terminate",
@@ -133,7 +145,7 @@ retry_step = _command(
     "steps/{step_id}/retry",
     "RETRY_STEP",
     StepCommand,
-    "Retry a failed step whose failure the workflow has not seen.",
+    "Retry a failed step whose failure the workflow has not seen; of a plan, any that has failed while it goes on.",
 )
 skip_step = _command(
     "runs.skip_step",

@@ -14,6 +14,9 @@ import { OVERRIDES, TERMINAL } from "./event-tables.js";
 import { failuresToSettle, UNRESOLVED } from "./fold.js";
 import { startDialog } from "./start.js";
 
+const PLAN = "plan:"; // how the workflow of a plan's runs begins
+export const APPROVAL = ":approval"; // the task in which a step of a plan is approved; alone, the run
+
 const COMMANDS = {
   approve: { word: "Approve", title: "Let this run go ahead", done: "The run was approved.", on: ["PENDING"] },
   resume: { word: "Resume", title: "Let this run go on", done: "The run goes on.", on: ["PAUSED"] },
@@ -138,13 +141,21 @@ export function stepActions(model, step) {
   if (!may("runs:control") || TERMINAL.has(model.state.status)) return signalOnly(model, step);
   const current = model.state.steps.get(step.id);
   const isUnresolved = current?.status === "RUNNING" && current.error?.code === UNRESOLVED;
-  const canRetry =
-    isUnresolved || (current?.status === "FAILED" && current.kind === "activity" && model.state.status === "PAUSED");
+  const isPlan = model.head.workflow.startsWith(PLAN);
+  const isHeld = model.state.status === "PAUSED" || (isPlan && isOwnStep(step.id)); // a plan goes on beside a failure
+  const canRetry = isUnresolved || (current?.status === "FAILED" && current.kind === "activity" && isHeld);
+  const canApprove = isPlan && current?.status === "RUNNING" && isForEveryone(current);
   const mayOverride = !OVERRIDES.has(current?.kind) || may("runs:override");
   const isEngines = step.id.includes("!reconcile"); // a task about another step: that step can be skipped
   const canSkip = !isEngines && current && (current.status === "RUNNING" || canRetry) && current.kind !== "update" && mayOverride;
   return [
     ...signalOnly(model, step),
+    canApprove &&
+      h(
+        "button",
+        { class: "button small primary", type: "button", onclick: () => approveStep(model.runId, step.id) },
+        "Approve",
+      ),
     canRetry &&
       h(
         "button",
@@ -158,6 +169,30 @@ export function stepActions(model, step) {
         "Skip step",
       ),
   ].filter(Boolean);
+}
+
+const isOwnStep = (id) => !id.includes(":") && !id.endsWith("]"); // no item of a step, nor what belongs to one
+
+// Whether a step is the task in which a plan asks everyone for approval; others are answered by those they name.
+function isForEveryone({ id, first }) {
+  const { roles, assignee } = first.data;
+  return id.endsWith(APPROVAL) && !roles?.length && !assignee;
+}
+
+function approveStep(runId, taskStep) {
+  const reason = reasonField();
+  const signal_id = requestId();
+  const step_id = taskStep.slice(0, -APPROVAL.length);
+  openDialog({
+    title: step_id ? "Let this step go ahead" : "Let this run go ahead",
+    action: "Approve",
+    body: [step_id && h("p", {}, h("code", {}, step_id), " begins when it is approved."), reason.element],
+    act: async () => {
+      const about = { run_id: runId, reason: reason.value(), signal_id, wait: true };
+      await call("runs.approve", step_id ? { ...about, step_id } : about);
+      toast(step_id ? "The step was approved." : "The run was approved.");
+    },
+  });
 }
 
 function signalOnly(model, step) {

@@ -4,7 +4,7 @@ import { call } from "../lib/api.js";
 import { debounced, h, on, perFrame, put } from "../lib/dom.js";
 import { getQuery, setQuery } from "../lib/router.js";
 import { failed, loading } from "../lib/states.js";
-import { stepActions } from "../run/actions.js";
+import { APPROVAL, stepActions } from "../run/actions.js";
 import { showArchived } from "../run/archived.js";
 import { Asking } from "../run/asking.js";
 import { eventDetail, nodeDetail, stepDetail } from "../run/detail.js";
@@ -193,7 +193,7 @@ class RunPage {
   }
 
   showDetail(state) {
-    const step = this.step && state.steps.get(this.step);
+    const step = this.step && (state.steps.get(this.step) ?? state.steps.get(`${this.step}${APPROVAL}`));
     const node = !step && !this.isPast && this.step ? this.graph.nodeOf(this.step) : null;
     const stamp = this.event
       ? `e${this.event.run_seq}`
