@@ -10,8 +10,11 @@ import pytest
 import holdfast as hf
 from bench.plans import SHAPES, play
 from holdfast.core.events import RunPaused, SignalWaiting, TaskCreated
+from holdfast.core.run_graph import GraphFold
+from holdfast.core.snapshot import project_run
 from holdfast.engine.history import wait_for_event
 from holdfast.errors import Conflict, InvalidInput, NotFound, PlanInvalid, RunFailed
+from holdfast.program.plan.definition import PlanDefinition
 from holdfast.store.memory.store import MemoryStore
 from holdfast.store.port import RunQuery
 
@@ -207,6 +210,9 @@ async def test_a_failed_run_is_done_again_from_the_steps_that_have_failed() -> N
         again = await run.retry_run("the source is back")
         assert await again.result() == {"c": "C-A"}
         assert calls == ["a", "b0", "b1", "b1", "c-A"], "what has succeeded is not done again"
+        graph = PlanDefinition(json.dumps({"plan": "p", "version": "1", "steps": steps}).encode()).graph()
+        drawn = GraphFold(graph).of_run(project_run(again.run_id, await again.events()), ["b"])
+        assert {str(node.status) for node in drawn.nodes} == {"SUCCESS"}, "they are not shown as skipped"
         assert node is not None
 
 

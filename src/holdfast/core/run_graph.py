@@ -256,8 +256,8 @@ class _OfRun:
                 here.started_at, here.completed_at = step.started_at, step.completed_at
                 here.is_begun = step.status is not StepStatus.PENDING
                 here.is_open = here.is_begun and step.completed_at is None
-            elif self._decided.get(node.id) is StepStatus.FAILED:
-                here.status, here.is_begun = NodeStatus.FAILED, True
+            elif self._decided.get(node.id) in (StepStatus.FAILED, StepStatus.SUCCESS):
+                here.status, here.is_begun = NodeStatus(self._decided[node.id].value), True
             else:
                 here.is_skipped = node.id in self._decided
             for helper in self._helpers.get(node.id, ()):

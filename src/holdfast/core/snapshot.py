@@ -83,7 +83,8 @@ class RunSnapshot(Struct, frozen=True, kw_only=True):
     total_duration_ms: int | None = None
     is_cancelling: bool = False
     decided: tuple[tuple[str, StepStatus], ...] = ()
-    """Steps of a flow or a plan that have ended without beginning: skipped, or failed because they could not begin."""
+    """Steps of a flow or a plan that have ended without beginning: skipped, or failed because they could not begin, or
+    done already by the run that this one does again."""
 
 
 def project_run(run_id: str, events: Iterable[Event]) -> RunSnapshot:
@@ -119,10 +120,12 @@ def _decision(step_id: str, marker: e.MarkerRecorded) -> dict[str, StepStatus]:
     if not base:
         return {}
     value = bytes(marker.value)
+    if role == "done":
+        return {base: StepStatus.SUCCESS}
     if role == "skipped" or (role in ("when", "condition") and value == b"false"):
         return {base: StepStatus.SKIPPED}
     if role.partition("~")[0] == "failed" or (role == "when" and value.startswith(b'"')):
-        return {base: StepStatus.FAILED}
+        return {base.partition(":")[0]: StepStatus.FAILED}
     return {}
 
 

@@ -466,6 +466,7 @@ class PlanProgram:
         """Open a step, or fail it: its input may not be what is needed."""
         path = self._path(compiled, item)
         if path in self._at.done:
+            self._mark(f"{path}:done", "done", None)  # for those who look at the run
             self._succeed(compiled.position, item, self._at.done.pop(path))
             return
         marker = f"{path}:failed" if attempt == 1 else f"{path}:failed~{attempt}"
