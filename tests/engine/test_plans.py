@@ -181,6 +181,24 @@ async def test_starting_twice_with_one_request_is_one_run() -> None:
             await app.plans.start(ETL, {"day": "tu"}, request_id="q")
 
 
+@pytest.mark.contract("WF-1", "WF-4")
+@pytest.mark.parametrize("version", ["1", None])
+async def test_a_plan_starts_workflows_that_only_other_nodes_have(version: str | None) -> None:
+    """With a version any node starts it; without one, the run waits for a node that knows the last one."""
+    store, here, there = MemoryStore(), hf.App("plans"), make_app()
+    child: dict[str, Any] = {"id": "r", "workflow": "report", "input": {"loaded": [1]}, "depends_on": ["go"]}
+    steps = [{"id": "go", "signal": "go"}, child if version is None else {**child, "version": version}]
+    document = {"plan": "p", "version": "1", "steps": steps}
+    async with here.node(store):
+        with pytest.raises(PlanInvalid, match="no workflow 'report'"):
+            await here.plans.start(document)
+        async with there.node(store):
+            run = await here.plans.start(document)
+        await run.signal("go")
+        async with there.node(store):
+            assert await run.result() == {"r": "loaded 1"}
+
+
 @pytest.mark.contract("SIG-13")
 async def test_a_failed_run_is_done_again_from_the_steps_that_have_failed() -> None:
     app, calls, is_broken = make_app(), list[str](), [True]

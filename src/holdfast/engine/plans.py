@@ -143,10 +143,13 @@ class Plans:
     async def problems_now(self, definition: PlanDefinition) -> list[PlanProblem]:
         """Return what a plan asks for that no node alive has, or that does not fit what is registered here."""
         nodes = abilities_of(await self._store.find_nodes())
-        elsewhere = {name for node in nodes for name in node.abilities.activities}
+        elsewhere = (
+            {name for node in nodes for name in node.abilities.activities},
+            {workflow for node in nodes for workflow in node.abilities.workflows},
+        )
         if len(definition.body) > THREAD_BYTES:
-            return await asyncio.to_thread(definition.problems_here, self._registry, elsewhere)
-        return definition.problems_here(self._registry, elsewhere)
+            return await asyncio.to_thread(definition.problems_here, self._registry, *elsewhere)
+        return definition.problems_here(self._registry, *elsewhere)
 
     async def put(self, tenant: str, body: bytes, expected: PlanRef | None = None) -> PlanDefinition:
         """Check a plan and keep its body; raise `PlanInvalid` with every problem, and `Conflict` if it is another."""

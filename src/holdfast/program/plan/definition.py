@@ -129,6 +129,7 @@ class PlanDefinition:
         self.signal_decoders: dict[str, msgspec.json.Decoder[Any]] = {}
         self._parsed = parsed
         self._elsewhere: frozenset[str] = frozenset()
+        self._workflows_elsewhere: frozenset[tuple[str, str]] = frozenset()
         self.by_id: dict[str, PlanStep] = {}
         problems = list(self._compile())
         if problems:
@@ -354,12 +355,18 @@ class PlanDefinition:
 
     # --- what is asked of an installation
 
-    def problems_here(self, here: Installed, elsewhere: Collection[str] = ()) -> list[PlanProblem]:
+    def problems_here(
+        self,
+        here: Installed,
+        activities_elsewhere: Collection[str] = (),
+        workflows_elsewhere: Collection[tuple[str, str]] = (),
+    ) -> list[PlanProblem]:
         """Return what this plan asks for that is not there, or that does not fit.
 
-        `elsewhere` are activities that other nodes have; whether arguments fit them is not known here.
+        Whether arguments fit what only other nodes have is not known here.
         """
-        self._elsewhere = frozenset(elsewhere)
+        self._elsewhere = frozenset(activities_elsewhere)
+        self._workflows_elsewhere = frozenset(workflows_elsewhere)
         return sorted(self._problems_here(here))[:PLAN_PROBLEMS]
 
     def _problems_here(self, here: Installed) -> Iterator[PlanProblem]:
@@ -370,13 +377,14 @@ class PlanDefinition:
                 yield from self._arguments(here, compiled, step.activity, step.input, (*place, "input"), "activity")
             elif step.workflow is not UNSET:
                 signature = workflow_signature(here, step.workflow, step.version)
-                if signature is None:
+                names = (step.workflow, step.version)
+                if signature is None and not any(_is_meant(names, each) for each in self._workflows_elsewhere):
                     wanted = "" if step.version is None else f" in version {step.version!r}"
                     yield at(f"there is no workflow {step.workflow!r}{wanted} here", *place, "workflow")
                 elif isinstance(signature, Signature):
                     yield from self._fit(here, compiled, signature, step.input, (*place, "input"))
             elif compiled.inline is not None:
-                for problem in compiled.inline.problems_here(here, self._elsewhere):
+                for problem in compiled.inline.problems_here(here, self._elsewhere, self._workflows_elsewhere):
                     yield at(problem.message, *place, "plan", *keys_of(problem.place))
             if step.compensate is not None:
                 inner = (*place, "compensate")
@@ -551,6 +559,11 @@ def workflow_signature(here: Installed, name: str, version: str | None) -> Signa
     found = [one for (known, of), one in here.workflows.items() if known == name and version in (None, of)]
     definition: WorkflowDefinition | None = found[-1] if found else None
     return None if definition is None else definition.signature
+
+
+def _is_meant(names: tuple[str, str | None], workflow: tuple[str, str]) -> bool:
+    """Return whether a step that names a workflow, and perhaps a version, means this one."""
+    return names[0] == workflow[0] and names[1] in (None, workflow[1])
 
 
 def templates_in(value: Any, place: Place = ()) -> Iterator[tuple[Place, Template | str]]:

@@ -581,9 +581,10 @@ class PlanProgram:
         step = compiled.step
         name, version = str(step.workflow), step.version
         known = [of for known, of in self._here.workflows if known == name]
-        if not self.is_replaying and (not known or (version is not None and version not in known)):
+        if not self.is_replaying and version is None and not known:
             raise VersionMismatch(
-                f"run {self.run_id} starts workflow {name!r}, version {version or 'any'}; known: {known}"
+                f"run {self.run_id} starts workflow {name!r}, which this node does not have; with a `version` "
+                "in the plan any node could start it"
             )
         version = version or (known[-1] if known else "")
         self._start_child(compiled, path, item, name, version, self._arguments(step.input, data))
