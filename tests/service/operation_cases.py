@@ -12,8 +12,10 @@ from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core.access import write_token
+from holdfast.core.bus import OutboxSettlement, SinkProgress, letter_of
 from holdfast.engine.retention import unsealed
 from holdfast.store.archive import Archive
+from holdfast.store.types import OutboxQuery, SinkQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import message
 from tests.service.in_process import Caller, InProcessServer
@@ -668,6 +670,95 @@ async def _comment(server: InProcessServer, call: Caller) -> None:
     last = (await expect_answer(call, "tasks.history", {"task_id": task_id}))["items"][-1]
     assert (last["event_type"], last["data"]["text"]) == ("TaskCommented", "hm")
     await expect_problem(call, "tasks.comment", {"task_id": task_id, "text": ""}, "InvalidInput", 422)
+
+
+# --- the event bus
+
+SINK = {"name": "hook", "address": "https://example.com/hook?token=hidden", "secret": "hook/key"}
+
+
+@case("sinks.put")
+async def _put_sink(server: InProcessServer, call: Caller) -> None:
+    sink = await expect_answer(call, "sinks.put", SINK)
+    assert (sink["kind"], sink["server"], sink["backlog"]) == ("webhook", "https://example.com", 0)
+    assert "hidden" not in str(sink)
+    for field, value in (("address", "https://ann:pw@example.com"), ("address", "ftp://x"), ("secret", "")):
+        await expect_problem(call, "sinks.put", {**SINK, field: value}, "InvalidInput", 422)
+
+
+@case("sinks.list")
+async def _list_sinks(server: InProcessServer, call: Caller) -> None:
+    await expect_answer(call, "sinks.put", {**SINK, "workflows": ["order"]})
+    [sink] = (await expect_answer(call, "sinks.list", {}))["items"]
+    assert (sink["name"], sink["workflows"], sink["is_paused"]) == ("hook", ["order"], False)
+
+
+@case("sinks.pause")
+async def _pause_sink(server: InProcessServer, call: Caller) -> None:
+    await expect_answer(call, "sinks.put", SINK)
+    assert (await expect_answer(call, "sinks.pause", {"sink": "hook"}))["is_paused"] is True
+    await expect_problem(call, "sinks.pause", {"sink": "nothing"}, "NotFound", 404)
+
+
+@case("sinks.resume")
+async def _resume_sink(server: InProcessServer, call: Caller) -> None:
+    await expect_answer(call, "sinks.put", SINK)
+    await expect_answer(call, "sinks.pause", {"sink": "hook"})
+    assert (await expect_answer(call, "sinks.resume", {"sink": "hook"}))["is_paused"] is False
+
+
+@case("sinks.remove")
+async def _remove_sink(server: InProcessServer, call: Caller) -> None:
+    await expect_answer(call, "sinks.put", SINK)
+    assert await expect_answer(call, "sinks.remove", {"sink": "hook"}) == {"name": "hook"}
+    await expect_problem(call, "sinks.remove", {"sink": "hook"}, "NotFound", 404)
+
+
+@case("bus.replay")
+async def _replay(server: InProcessServer, call: Caller) -> None:
+    run_id = await server.start("signing")
+    await expect_answer(call, "sinks.put", {**SINK, "workflows": ["signing"]})
+    await expect_answer(call, "sinks.pause", {"sink": "hook"})
+    assert await expect_answer(call, "bus.replay", {"sink": "hook", "run_id": run_id}) == {"name": "hook", "runs": 1}
+    await expect_answer(call, "bus.replay", {"sink": "hook", "since": "2020-01-01T00:00:00Z"})
+    await expect_problem(call, "bus.replay", {"sink": "hook"}, "InvalidInput", 422)
+    await expect_problem(call, "bus.replay", {"sink": "nothing", "run_id": run_id}, "NotFound", 404)
+
+
+async def bus_letter(server: InProcessServer, call: Caller) -> str:
+    """Give up an entry of a sink that is paused, and return the id of the letter."""
+    run_id = await server.start("signing")
+    await expect_answer(call, "sinks.put", SINK)
+    await expect_answer(call, "sinks.pause", {"sink": "hook"})
+    await expect_answer(call, "bus.replay", {"sink": "hook", "run_id": run_id})
+    store = server.app.runtime().store
+    [status] = await store.find(SinkQuery(name="hook"))
+    found = (await store.find(OutboxQuery(sink="hook")))[0]
+    letter = letter_of(status.sink, found, "410", await store.now())
+    await store.settle_outbox("hook", [OutboxSettlement(entry=found, letter=letter)], SinkProgress())
+    return letter.letter_id
+
+
+@case("bus.letters")
+async def _bus_letters(server: InProcessServer, call: Caller) -> None:
+    letter_id = await bus_letter(server, call)
+    [letter] = (await expect_answer(call, "bus.letters", {"sink": "hook"}))["items"]
+    assert (letter["letter_id"], letter["detail"]) == (letter_id, "410")
+
+
+@case("bus.requeue")
+async def _requeue_bus_letter(server: InProcessServer, call: Caller) -> None:
+    letter_id = await bus_letter(server, call)
+    answer = await expect_answer(call, "bus.requeue", {"letter_id": letter_id})
+    assert answer == {"letter_id": letter_id, "settled": "requeue"}
+    await expect_problem(call, "bus.requeue", {"letter_id": letter_id}, "NotFound", 404)
+
+
+@case("bus.drop")
+async def _drop_bus_letter(server: InProcessServer, call: Caller) -> None:
+    letter_id = await bus_letter(server, call)
+    assert (await expect_answer(call, "bus.drop", {"letter_id": letter_id}))["settled"] == "drop"
+    assert (await expect_answer(call, "bus.letters", {}))["items"] == []
 
 
 # --- dead letters: on a service whose clock the case moves

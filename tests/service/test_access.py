@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.core.bus import OutboxSettlement, Sink, SinkProgress, letter_of
 from holdfast.engine.inbox.authorization import OVERRIDE
 from holdfast.service.auth.roles import OF_ALL_TENANTS, ROLES, SCOPES
 from holdfast.service.auth.tokens import make_token
@@ -17,7 +18,7 @@ from holdfast.service.http.openapi import EXAMPLES, RUN
 from holdfast.service.http.static import ASSETS, PLACES
 from holdfast.service.operations import OPERATIONS, STREAMS
 from holdfast.store.port import PurgePolicy, RunQuery
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.types import DeadLetterQuery, OutboxQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.store_suite.retention import archived_run
 from tests.service.in_process import InProcessServer
@@ -43,7 +44,8 @@ LEAST = {
         "runs.get runs.list runs.count runs.diff runs.events runs.snapshot runs.graph runs.result runs.query "
         "signals.receipt "
         "signals.waiting signals.waits signals.mailbox signals.unconsumed tasks.list tasks.get tasks.history "
-        "letters.list letters.get workflows.list workflows.get plans.schema plans.validate plans.list plans.get "
+        "letters.list letters.get sinks.list bus.letters workflows.list workflows.get "
+        "plans.schema plans.validate plans.list plans.get "
         "plans.diff plans.graph "
         "retention.show retention.preview archive.list archive.get archive.events "
         "system.stats system.queues system.nodes system.locks "
@@ -54,7 +56,7 @@ LEAST = {
         "runs.cancel runs.pause runs.resume runs.approve runs.terminate runs.retry_step runs.skip_step runs.retry "
         "runs.fork runs.fork_many "
         "tasks.assign tasks.claim tasks.release tasks.reassign tasks.complete tasks.comment letters.requeue "
-        "letters.drop".split(),
+        "letters.drop bus.requeue bus.drop".split(),
         OPERATOR,
     ),
     **dict.fromkeys(
@@ -63,7 +65,7 @@ LEAST = {
     ),
     **dict.fromkeys(
         "tokens.create tokens.list tokens.revoke tokens.revoke_leaked audit.list runs.delete tenants.delete "
-        "retention.run".split(),
+        "retention.run sinks.put sinks.pause sinks.resume sinks.remove bus.replay".split(),
         ADMIN,
     ),
 }
@@ -201,7 +203,14 @@ async def test_every_other_address_for_everybody(address: str) -> None:
 
 # --- another tenant
 
-OF_THINGS = {"run_id": "run", "task_id": "task", "letter_id": "letter", "token_id": "token", "plan_id": "plan"}
+OF_THINGS = {
+    "run_id": "run",
+    "task_id": "task",
+    "letter_id": "letter",
+    "token_id": "token",
+    "plan_id": "plan",
+    "sink": "sink",
+}
 LISTS = {
     "runs.list",
     "signals.waiting",
@@ -212,8 +221,10 @@ LISTS = {
     "audit.list",
     "plans.list",
     "archive.list",
+    "sinks.list",
+    "bus.letters",
 }
-MAKES = {"runs.start", "signals.start_with", "tokens.create", "plans.register"}
+MAKES = {"runs.start", "signals.start_with", "tokens.create", "plans.register", "sinks.put"}
 SHARED = {"runs.count", "workflows.list", "workflows.get", "system.health", "plans.schema", "plans.validate"}
 BEARERS = {"activities.complete", "activities.fail"}
 """What is asked by who has a completion token, whoever they are otherwise."""
@@ -238,12 +249,25 @@ async def things_of_globex(server: InProcessServer) -> dict[str, str]:
     await server.start("asking", who="secret-of-globex")
     page = await server.until("tasks.list", {}, lambda page: page["items"])
     things["task"] = page["items"][0]["task_id"]
-    [letter] = await store.find(DeadLetterQuery())
-    things["run"] = letter.run_id
+    [dead] = await store.find(DeadLetterQuery())
+    things["run"] = dead.run_id
     things["archived"] = await finished(server, "echo")
     head = (await store.load([things["archived"]]))[0].head
     purge = PurgePolicy(run_ids=(head.run_id,), finished_run_ms=0, archived=(archived_run(head),))
     assert (await store.purge(purge)).runs == 1
+    sink = Sink(
+        name="globex:hook",
+        kind="webhook",
+        address="https://example.com",
+        secret="x",
+        tenant="globex",
+        is_paused=True,
+    )
+    things["sink"] = (await store.put_sink(sink)).name
+    await store.replay_outbox(sink.name, run_id=things["run"])
+    [entry, *_] = await store.find(OutboxQuery(sink=sink.name))
+    letter = letter_of(sink, entry, "gone", await store.now())
+    await store.settle_outbox(sink.name, [OutboxSettlement(entry=entry, letter=letter)], SinkProgress())
     del server.http.headers["authorization"]
     return things
 

@@ -41,6 +41,7 @@ GROUPS = {
     "tasks": "task",
     "activities": "activity",
     "letters": "dead-letter",
+    "sinks": "sink",
     "workflows": "workflow",
     "plans": "plan",
     "tokens": "token",
@@ -55,6 +56,8 @@ HELP = {
     "activity": "Report outcomes of activities by their completion tokens.",
     "task": "What humans are asked by runs.",
     "dead-letter": "Messages that could not be handled.",
+    "sink": "Where the event bus sends events of runs.",
+    "bus": "What sinks are sent again, and what they did not get.",
     "workflow": "What can be started.",
     "plan": "Plans: documents that are run. Check them, register them, start them.",
     "flow": "Workflows that are written as a tree of steps.",
@@ -129,6 +132,19 @@ COMMAND_SPECS: dict[str, CommandSpec] = {
     "letters.get": CommandSpec(words="dead-letter show", arguments=LETTER),
     "letters.requeue": CommandSpec(words="dead-letter requeue", arguments=LETTER),
     "letters.drop": CommandSpec(words="dead-letter drop", arguments=LETTER),
+    "sinks.list": CommandSpec(
+        words="sink list", columns=("name", "kind", "server", "backlog", "failures", "dead_letters", "is_paused")
+    ),
+    "sinks.put": CommandSpec(words="sink put", arguments=("name", "address")),
+    "sinks.pause": CommandSpec(words="sink pause", arguments=("sink",)),
+    "sinks.resume": CommandSpec(words="sink resume", arguments=("sink",)),
+    "sinks.remove": CommandSpec(words="sink remove", arguments=("sink",)),
+    "bus.replay": CommandSpec(words="bus replay", arguments=("sink",)),
+    "bus.letters": CommandSpec(
+        words="bus letters", columns=("letter_id", "sink", "run_id", "from_seq", "to_seq", "attempts", "detail")
+    ),
+    "bus.requeue": CommandSpec(words="bus requeue", arguments=LETTER),
+    "bus.drop": CommandSpec(words="bus drop", arguments=LETTER),
     "workflows.list": CommandSpec(words="workflow list", columns=("name", "version", "doc")),
     "workflows.get": CommandSpec(words="workflow show", arguments=("name",)),
     "plans.validate": CommandSpec(words="plan validate", arguments=("document",), file="document"),

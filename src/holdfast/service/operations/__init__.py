@@ -4,6 +4,7 @@ from holdfast.service.operations import (
     activities,
     artifacts,
     audit,
+    bus,
     controls,
     dead_letters,
     deletions,
@@ -22,7 +23,7 @@ from holdfast.service.registry import Operation, collect
 OPERATIONS: dict[str, Operation] = collect(
     (
         *(runs, controls, signals, activities, tasks, dead_letters, workflows, plans, system, tokens, audit, deletions),
-        retention,
+        *(retention, bus),
     )
 )
 """Every operation, by its name."""

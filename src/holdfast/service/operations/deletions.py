@@ -68,7 +68,7 @@ async def delete_run(context: RequestContext, request: DeleteRun) -> DeletedView
     entry = context.audit(subject=request.run_id)
     if entry is not None:
         entry = run_entry(entry, request.run_id, (head.tenant, head.project, head.environment), 0)
-    policy = PurgePolicy(run_ids=(request.run_id,), finished_run_ms=0, dry_run=request.dry_run)
+    policy = PurgePolicy(run_ids=(request.run_id,), finished_run_ms=0, sink_hold_ms=0, dry_run=request.dry_run)
     report = await context.runtime.store.purge(policy, entry)
     if report.runs == 0:
         problem = f"the parent of run {request.run_id}, or a child of it, has not finished"
@@ -109,6 +109,9 @@ async def delete_tenant(context: RequestContext, request: DeleteTenant) -> Delet
         archived_run_ms=0,
         tokens=True,
         plans=True,
+        sink_hold_ms=0,
+        outbox_ms=0,
+        sinks=True,
         limit=PART,
         dry_run=request.dry_run,
     )
