@@ -7,7 +7,7 @@ number of processes on one machine may share the file; a network file system may
 import asyncio
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -26,7 +26,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
-from holdfast.errors import StoreUnavailable
+from holdfast.errors import RequestTimedOut, StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.store import port, search, sql, validation
 from holdfast.store.health import Bounds, Facts
@@ -322,6 +322,9 @@ class SqliteStore:
 
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
         validation.check_purge(policy, audit, self._limits)
+        if policy.run_ids and not policy.dry_run:
+            with suppress(RequestTimedOut):  # then it is read within the transaction
+                await self._list(lambda db, _: retention.warm(db, policy))
         return await self._write(lambda db, now: retention.purge(db, policy, now, audit))
 
     async def acquire_lock(self, name: str, owner: str, lease_ms: int) -> port.HostLock | None:
