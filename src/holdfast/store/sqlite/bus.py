@@ -1,6 +1,7 @@
 """The event bus in the file: sinks, the outbox, alerts, and dead letters of the bus.
 
-Triggers write the outbox (`migrations/`). Everything here is for relays and operators.
+Triggers on `runs` write the outbox. They are made with the first sink and dropped with the last: where there is none, a
+turn costs nothing more. Everything else here is for relays and operators.
 """
 
 import sqlite3
@@ -37,6 +38,26 @@ from holdfast.store.types import (
     SinkQuery,
 )
 
+_MATCHING = """FROM sinks
+    WHERE (tenant IS NULL OR tenant = NEW.tenant)
+        AND (workflows IS NULL OR EXISTS (SELECT 1 FROM json_each(workflows) WHERE value = NEW.plan_id))
+    ON CONFLICT DO UPDATE SET to_seq = max(to_seq, excluded.to_seq);
+END
+"""
+_OUTBOX = "INSERT INTO outbox (sink_no, run_no, from_seq, to_seq, at, attempts, due_at)"
+_MAKE_TRIGGERS = (
+    f"""
+CREATE TRIGGER IF NOT EXISTS outbox_turn AFTER UPDATE OF version ON runs WHEN NEW.version > OLD.version
+BEGIN
+    {_OUTBOX}
+    SELECT sink_no, NEW.run_no, OLD.version + 1, NEW.version, NEW.updated_at, 0, NEW.updated_at {_MATCHING}""",
+    f"""
+CREATE TRIGGER IF NOT EXISTS outbox_run AFTER INSERT ON runs WHEN NEW.version > 0
+BEGIN
+    {_OUTBOX}
+    SELECT sink_no, NEW.run_no, 1, NEW.version, NEW.updated_at, 0, NEW.updated_at {_MATCHING}""",
+)
+_DROP_TRIGGERS = ("DROP TRIGGER IF EXISTS outbox_turn", "DROP TRIGGER IF EXISTS outbox_run")
 _PUT_ENTRY = """
 INSERT INTO outbox (sink_no, run_no, from_seq, to_seq, at, attempts, due_at) VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET to_seq = max(to_seq, excluded.to_seq), at = excluded.at, attempts = excluded.attempts,
@@ -69,6 +90,8 @@ def put_sink(db: sqlite3.Connection, sink: Sink, now: Instant) -> Sink:
     """Store a sink, or replace it."""
     known = db.execute(f"SELECT {sql.SINK} FROM sinks WHERE name = ?", (sink.name,)).fetchone()
     workflows = encode_text(sink.workflows) if sink.workflows else None
+    for statement in _MAKE_TRIGGERS:
+        db.execute(statement)
     if known is None:
         sink = replace(sink, created_at=now)
         row = (sink.name, sink.tenant, workflows, sink.alerts, encode_text(sink))
@@ -87,7 +110,11 @@ def put_sink(db: sqlite3.Connection, sink: Sink, now: Instant) -> Sink:
 
 def remove_sink(db: sqlite3.Connection, name: str) -> bool:
     """Delete a sink; what is its goes by a trigger."""
-    return db.execute("DELETE FROM sinks WHERE name = ?", (name,)).rowcount > 0
+    is_removed = db.execute("DELETE FROM sinks WHERE name = ?", (name,)).rowcount > 0
+    if db.execute("SELECT 1 FROM sinks LIMIT 1").fetchone() is None:
+        for statement in _DROP_TRIGGERS:
+            db.execute(statement)
+    return is_removed
 
 
 def settle(
