@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.bus import Sink
 from holdfast.core.dead_letters import Settled
 from holdfast.engine.inbox.receipts import receipt_of
 from holdfast.errors import InvalidInput, StoreCorrupt, StoreUnavailable, StoreUnsafe
@@ -246,4 +247,26 @@ async def test_an_adapter_that_the_process_has_is_kept(tmp_path: Path, monkeypat
     store = await opened(tmp_path / "a.db")
     with closing(sqlite3.connect(":memory:")) as db:
         assert db.execute("SELECT ?", (True,)).fetchone() == ("True",)
+    await store.close()
+
+
+@pytest.mark.contract("BUS-1")
+async def test_without_a_sink_no_trigger_stands_in_the_way_of_turns(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+
+    def triggers() -> set[str]:
+        with closing(sqlite3.connect(path)) as db:
+            named = db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger' AND name LIKE 'outbox%'")
+            return {name for (name,) in named} - {"outbox_purge"}
+
+    store = await SqliteStore.open(path)
+    await store.migrate()
+    assert triggers() == set()
+    await store.put_sink(Sink(name="orders", kind="webhook", address="https://bus.test/"))
+    await store.put_sink(Sink(name="audit", kind="webhook", address="https://bus.test/"))
+    assert triggers() == {"outbox_turn", "outbox_run"}
+    await store.remove_sink("orders")
+    assert triggers() == {"outbox_turn", "outbox_run"}
+    await store.remove_sink("audit")
+    assert triggers() == set()
     await store.close()

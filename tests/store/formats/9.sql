@@ -477,22 +477,6 @@ CREATE INDEX plan_uses_by_body ON plan_uses (tenant, sha256);
 CREATE INDEX archived_runs_finished ON archived_runs (finished_at, run_id);
 CREATE INDEX archived_runs_age ON archived_runs (archived_at, run_id);
 CREATE INDEX dead_letters_settled ON dead_letters (settled_at, letter_id) WHERE settled IS NOT NULL;
-CREATE TRIGGER outbox_turn AFTER UPDATE OF version ON runs WHEN NEW.version > OLD.version
-BEGIN
-    INSERT INTO outbox (sink_no, run_no, from_seq, to_seq, at, attempts, due_at)
-        SELECT sink_no, NEW.run_no, OLD.version + 1, NEW.version, NEW.updated_at, 0, NEW.updated_at FROM sinks
-        WHERE (tenant IS NULL OR tenant = NEW.tenant)
-            AND (workflows IS NULL OR EXISTS (SELECT 1 FROM json_each(workflows) WHERE value = NEW.plan_id))
-        ON CONFLICT DO UPDATE SET to_seq = max(to_seq, excluded.to_seq);
-END;
-CREATE TRIGGER outbox_run AFTER INSERT ON runs WHEN NEW.version > 0
-BEGIN
-    INSERT INTO outbox (sink_no, run_no, from_seq, to_seq, at, attempts, due_at)
-        SELECT sink_no, NEW.run_no, 1, NEW.version, NEW.updated_at, 0, NEW.updated_at FROM sinks
-        WHERE (tenant IS NULL OR tenant = NEW.tenant)
-            AND (workflows IS NULL OR EXISTS (SELECT 1 FROM json_each(workflows) WHERE value = NEW.plan_id))
-        ON CONFLICT DO UPDATE SET to_seq = max(to_seq, excluded.to_seq);
-END;
 CREATE INDEX bus_dead_letters_by_time ON bus_dead_letters (died_at, letter_id);
 CREATE INDEX bus_dead_letters_by_run ON bus_dead_letters (run_no);
 CREATE TRIGGER sinks_remove AFTER DELETE ON sinks

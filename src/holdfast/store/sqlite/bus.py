@@ -111,10 +111,14 @@ def put_sink(db: sqlite3.Connection, sink: Sink, now: Instant) -> Sink:
 def remove_sink(db: sqlite3.Connection, name: str) -> bool:
     """Delete a sink; what is its goes by a trigger."""
     is_removed = db.execute("DELETE FROM sinks WHERE name = ?", (name,)).rowcount > 0
+    _drop_unused_triggers(db)
+    return is_removed
+
+
+def _drop_unused_triggers(db: sqlite3.Connection) -> None:
     if db.execute("SELECT 1 FROM sinks LIMIT 1").fetchone() is None:
         for statement in _DROP_TRIGGERS:
             db.execute(statement)
-    return is_removed
 
 
 def settle(
@@ -321,4 +325,5 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, doomed: str, now: Instant
         count += db.execute("SELECT count(*) FROM sinks WHERE tenant = ?", (policy.tenant,)).fetchone()[0]
         if not policy.dry_run:
             db.execute("DELETE FROM sinks WHERE tenant = ?", (policy.tenant,))
+            _drop_unused_triggers(db)
     return count, has_more
