@@ -26,7 +26,7 @@ PACKAGE = str(Path(hf.__file__).parent) + "/"
 ROUNDS = 5
 
 START_FILES = 32
-SIGNAL_FILES = 37
+SIGNAL_FILES = 38
 REST_START_FILES = 40
 TOKEN_FILES = 2
 

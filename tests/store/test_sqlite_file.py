@@ -262,8 +262,8 @@ async def test_without_a_sink_no_trigger_stands_in_the_way_of_turns(tmp_path: Pa
     store = await SqliteStore.open(path)
     await store.migrate()
     assert triggers() == set()
-    await store.put_sink(Sink(name="orders", kind="webhook", address="https://bus.test/"))
-    await store.put_sink(Sink(name="audit", kind="webhook", address="https://bus.test/"))
+    await store.put_sink(Sink(name="orders", kind="nats", address="nats://bus.test/events"))
+    await store.put_sink(Sink(name="audit", kind="nats", address="nats://bus.test/events"))
     assert triggers() == {"outbox_turn", "outbox_run"}
     await store.remove_sink("orders")
     assert triggers() == {"outbox_turn", "outbox_run"}
