@@ -475,15 +475,22 @@ async def test_a_signal_behind_the_cursor_is_reported_and_dead_lettered(
     late = _object("run-1", "go", early, "late", 1)
     wrong = ("workflow/run-1/signals/go/yesterday_x.json", late[1])
     broken = (signal_storage_key("run-1", "go", signal_suffix(clock.now(), "broken")), b"{")
-    for key, data in (late, wrong, broken):
+    sealed = _object("run-1", "go", clock.now(), "sealed", {"$holdfast": ["e", "x"]})
+    large = _object("run-1", "go", clock.now(), "large", "x" * 100_000)
+    for key, data in (late, wrong, broken, sealed, large):
         await store.bucket.put(key, data)
     for _ in range(2):
         await store._look(False)
     letters = await store.find(DeadLetterQuery())
-    assert sorted(letter.reason for letter in letters) == ["refused", "undecodable", "undecodable"]
+    assert sorted(letter.reason for letter in letters) == ["refused", *4 * ["undecodable"]]
     assert any("behind the cursor" in letter.detail for letter in letters)
     assert "behind the cursor" in caplog.text
     assert await store.find(MailboxQuery(run_id="run-1")) == []
+    again = opened(objects, clock)
+    await again.find(RunQuery())
+    before = again.bucket.requests.copy()
+    await again._look(False)  # a process that starts reads none of them again
+    assert again.bucket.requests - before == Counter(LIST=2)
 
 
 async def test_a_signal_to_a_run_that_is_not_there_waits_for_it(objects: FaultyObjects) -> None:

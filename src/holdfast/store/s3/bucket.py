@@ -81,6 +81,7 @@ class Listed(NamedTuple):
 
     key: str
     etag: str
+    size: int
 
 
 class Unchanged:
@@ -148,7 +149,7 @@ class Bucket:
         async def ask() -> list[Listed]:
             found = []
             async for page in obstore.list(self._objects, prefix, offset=after or None, chunk_size=1_000):
-                found += [Listed(meta["path"], meta["e_tag"] or "") for meta in page]
+                found += [Listed(meta["path"], meta["e_tag"] or "", meta["size"]) for meta in page]
                 if len(page) == 1_000:
                     self.requests["LIST"] += 1
             return found

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 from holdfast.clock import Secrets
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
+from holdfast.core.keys import storage_key
 from holdfast.errors import StoreCorrupt
 from holdfast.store import port
 from holdfast.store.s3.bucket import Bucket
@@ -100,8 +101,9 @@ class Heads:
     async def delete(self, run: StoredRun, keys: Iterable[str]) -> None:
         """Delete a run: what leads to it first, then what belongs to it, then its head."""
         run_id = run.head.run_id
+        segments = await self._bucket.list(storage_key("events", run_id))  # also those that no head names
         await self._bucket.delete([f"requests/{run.request_key}"])
-        await self._bucket.delete([*keys])
+        await self._bucket.delete([*(each.key for each in segments), *keys])
         await self._bucket.delete([head_key(run_id)])
         self._mirror.forget(run_id)
         self._changed[run_id] = ""

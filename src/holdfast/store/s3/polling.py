@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from holdfast.errors import EngineError
+from holdfast.errors import HoldfastError
 from holdfast.store.wakeups import Listener, LocalWakeups, Wakeups
 
 FIRST_LOOK_S = 1.0
@@ -67,7 +67,7 @@ class PollingWakeups:
             is_sweep = waited_s >= SWEEP_S
             try:
                 has_news = await self._look(is_sweep)
-            except EngineError as problem:
+            except HoldfastError as problem:
                 logger.warning("the bucket could not be asked for changes: %s", problem)
                 continue
             waited_s = 0.0 if is_sweep else waited_s

@@ -151,8 +151,7 @@ class Retention:
         for run in runs:
             kept = [entry for entry in run.audit if (entry.at, entry.entry_id) not in forgotten]
             await self._objects.append_audit(kept)
-            keys = [*(segment.key for segment in run.segments), *await self._signals.keys_of(run.head.run_id)]
-            await self._heads.delete(run, keys)
+            await self._heads.delete(run, await self._signals.keys_of(run.head.run_id))
 
     async def _write(self, run: StoredRun, now: Instant) -> None:
         """Do to a head what the purge did to its copy."""

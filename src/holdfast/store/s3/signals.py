@@ -12,13 +12,14 @@ Signals that are sent through the API are accepted into the head itself, by one 
 import asyncio
 import logging
 import re
+from collections.abc import Mapping
 from urllib.parse import unquote
 
 import msgspec
 from msgspec import Raw, Struct
 
 from holdfast.core import codec
-from holdfast.core.dead_letters import DeadLetter, Reason, letter_id
+from holdfast.core.dead_letters import DETAIL_CHARS, DeadLetter, Reason, letter_id
 from holdfast.core.events import NULL
 from holdfast.core.instants import Instant
 from holdfast.core.keys import storage_key
@@ -31,6 +32,9 @@ from holdfast.store.s3.heads import Heads
 from holdfast.store.s3.mirror import Mirror
 
 WORKFLOW = "workflow"
+ENVELOPE_BYTES = 4_096
+"""What an object has beside the payload, at most."""
+
 _SUFFIX = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z_[A-Za-z0-9-]{1,100}")
 
 logger = logging.getLogger("holdfast.signals")
@@ -61,44 +65,48 @@ class SignalObjects:
 
     async def collect(self, now: Instant) -> bool:
         """Accept all signals that are new in the bucket; return whether there were some."""
-        listed = [each.key for each in await self._bucket.list(WORKFLOW)]
-        new = [key for key in listed if key not in self._done]
-        self._done &= set(listed)
+        listed = {each.key: each.size for each in await self._bucket.list(WORKFLOW)}
+        self._done &= listed.keys()
         by_run: dict[str, list[str]] = {}
-        for key in new:
+        for key in listed.keys() - self._done:
             parts = key.split("/")
             if len(parts) == 5 and parts[2] == "signals" and parts[4].endswith(".json"):
                 by_run.setdefault(unquote(parts[1]), []).append(key)
-        await asyncio.gather(*(self._accept(run_id, sorted(keys), now) for run_id, keys in by_run.items()))
-        return bool(by_run)
+        taken = [self._accept(run_id, sorted(keys), listed, now) for run_id, keys in by_run.items()]
+        return any(await asyncio.gather(*taken))
 
-    async def _accept(self, run_id: str, keys: list[str], now: Instant) -> None:
-        found = await asyncio.gather(*(self._bucket.get(key) for key in keys))
-        objects = {key: stored.data for key, stored in zip(keys, found, strict=True) if stored is not None}
+    async def _accept(self, run_id: str, keys: list[str], sizes: Mapping[str, int], now: Instant) -> bool:
+        """Accept the signals of a run that it does not have; return whether there were some."""
+        held = self._mirror.runs.get(run_id)
+        new = [key for key in keys if held is None or not _is_known(held.run, key)]
+        self._done |= set(keys) - set(new)
+        objects = dict(zip(new, await asyncio.gather(*(self._read(key, sizes[key]) for key in new)), strict=True))
 
         def decide(run: StoredRun) -> list[DeadLetter]:
             return [letter for key, data in objects.items() if (letter := self._take(run, key, data, now)) is not None]
 
-        letters = await self._heads.change(run_id, decide)
-        if letters is None:  # the run may still be created; its signals are looked at again
-            return
+        letters = await self._heads.change(run_id, decide) if new else None
+        if letters is None:  # there are none, or the run may still be created: its signals are looked at again
+            return False
         self._done |= set(objects)
         for letter in letters:
             logger.warning("run %s: a signal in the bucket was not accepted: %s", run_id, letter.detail)
+        return True
+
+    async def _read(self, key: str, size: int) -> bytes:
+        """Return an object, or nothing if it is larger than a signal can be, or gone."""
+        found = await self._bucket.get(key) if size <= self._limits.signal_payload_bytes + ENVELOPE_BYTES else None
+        return b"" if found is None else found.data
 
     def _take(self, run: StoredRun, key: str, data: bytes, now: Instant) -> DeadLetter | None:
         """Accept a signal into its run, once; return the dead letter if it cannot be."""
-        _, _, _, name_part, file = key.split("/")
-        name, suffix = unquote(name_part), file.removesuffix(".json")
-        signal_id = suffix.rpartition("_")[2]
-        dead = letter_id(run.head.run_id, "object", key)
-        if dead in run.letters or (name, signal_id) in run.acceptances:
+        if _is_known(run, key):
             return None
-        if any((signal.name, signal.signal_id) == (name, signal_id) for signal in run.signals):
-            return None
+        name, suffix = _names_in(key)
         problem = self._problem(run, name, suffix, data)
         if problem is None:
             content = msgspec.json.decode(data, type=SignalObject)
+            signal_id = suffix.rpartition("_")[2]
             request = SignalRequest(run_id=run.head.run_id, name=name, payload=content.payload, signal_id=signal_id)
             answer = run.deliver_signal(request, self._limits, now)
             if not isinstance(answer, port.Refused):
@@ -106,26 +114,31 @@ class SignalObjects:
             reason, detail = _refused(f"{answer.error.code}: {answer.error.message}")
         else:
             reason, detail = problem
-        run.letters[dead] = letter = DeadLetter(
-            letter_id=dead,
+        letter = DeadLetter(
+            letter_id=_letter_id(run, key),
             run_id=run.head.run_id,
             envelope=data,
             reason=reason,
-            detail=f"signal {key}: {detail}",
+            detail=f"signal {key}: {detail}"[:DETAIL_CHARS],
             node="store",
             died_at=now,
         )
+        run.letters[letter.letter_id] = letter
         return letter
 
     def _problem(self, run: StoredRun, name: str, suffix: str, data: bytes) -> tuple[Reason, str] | None:
         """Return why an object is no signal that can be accepted now, or None."""
         if not _SUFFIX.fullmatch(suffix):
             return "undecodable", "its key does not end in a timestamp of fixed width, _, and an id"
+        if not data:
+            return "undecodable", "it is empty, or larger than a signal can be"
         try:
             content = msgspec.json.decode(data, type=SignalObject)
-            codec.refuse_sealed(content.payload)
-        except (msgspec.MsgspecError, UnicodeError) as problem:
+            value = msgspec.json.decode(content.payload)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as problem:
             return "undecodable", f"it is no signal: {problem}"
+        if isinstance(value, dict) and codec.SEAL in value:  # however it is written
+            return "undecodable", "its payload would be taken for a sealed one"
         request = SignalRequest(run_id=run.head.run_id, name=name, payload=content.payload, signal_id="object")
         unfit = validation.check_item(request, self._limits)
         if unfit is not None:
@@ -136,6 +149,25 @@ class SignalObjects:
         if suffix <= cursor:
             return _refused(f"it lies behind the cursor {cursor}: later ones were consumed before it was written")
         return None
+
+
+def _names_in(key: str) -> tuple[str, str]:
+    """Return the name of a signal, and the suffix, as its key has them."""
+    _, _, _, name, file = key.split("/")
+    return unquote(name), file.removesuffix(".json")
+
+
+def _letter_id(run: StoredRun, key: str) -> str:
+    return letter_id(run.head.run_id, "object", key)
+
+
+def _is_known(run: StoredRun, key: str) -> bool:
+    """Return whether a run has accepted a signal, or given it up."""
+    name, suffix = _names_in(key)
+    mine = (name, suffix.rpartition("_")[2])
+    if mine in run.acceptances or _letter_id(run, key) in run.letters:
+        return True
+    return any((signal.name, signal.signal_id) == mine for signal in run.signals)
 
 
 def _refused(detail: str) -> tuple[Reason, str]:
