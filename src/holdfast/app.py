@@ -941,6 +941,8 @@ class App:
             at=None if at is None else instant_of("at", at),
             after_ms=None if after is None else milliseconds(after),
         )
+        if not _START_OPTIONS.isdisjoint(definition.signature.names):
+            _refuse_ambiguous(definition, options)
         started = await runtime.start(definition, definition.signature.pack(args, kwargs), options)
         for delivered in started.signals:
             result_of(delivered)
@@ -1036,6 +1038,23 @@ def termination_signal() -> Iterator["asyncio.Future[str]"]:
     finally:
         for ending, handler in before.items():
             signal.signal(ending, handler if handler is not None else signal.SIG_DFL)
+
+
+_START_OPTIONS = frozenset({*StartOptions.__struct_fields__, "after", "workflow_version"})
+_PLAIN_START = StartOptions()
+
+
+def _refuse_ambiguous(definition: WorkflowDefinition, options: StartOptions) -> None:
+    """Raise if an option was given that could be meant as an argument: the workflow has a parameter of that name."""
+    fields = {"after": "after_ms", "workflow_version": "names_version"}
+    for name in _START_OPTIONS.intersection(definition.signature.names):
+        field = fields.get(name, name)
+        if getattr(options, field) != getattr(_PLAIN_START, field):
+            problem = (
+                f"{name} is an option of start, and workflow {definition.name!r} has a parameter of that name: "
+                "give the argument by position; to give the option, rename the parameter"
+            )
+            raise InvalidInput(problem, field=name)
 
 
 def _check_version(version: str) -> None:

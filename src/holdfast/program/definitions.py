@@ -352,6 +352,10 @@ class ActivityDefinition:
         verify_retry: Any = None,
         values: Values = PLAIN,
     ) -> None:
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            name = function.__qualname__
+            problem = f"an activity returns its result, and {name} yields: return a list, or put an artifact"
+            raise InvalidInput(problem)
         self.function = function
         self.name = name
         self.values = values
