@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.core.admission import Overload, RunLimit
 from holdfast.core.events import NULL
+from holdfast.core.search import Order, parse_conditions
 from holdfast.store.port import FinishedRunQuery, Heartbeat, MailboxQuery, PurgePolicy, RunQuery, TaskQuery
 from holdfast.store.sqlite import SqliteStore, queries
 from holdfast.store.sqlite.admission import FIRST
@@ -275,3 +276,31 @@ async def test_retention_walks_no_table(tmp_path: Path) -> None:
     assert len(recorder.statements) > 15
     assert walked == []
     await store.close()
+
+
+@pytest.mark.contract("QUE-4")
+async def test_searches_by_attributes_walk_through_their_index_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = await SqliteStore.open(path)
+    await store.migrate()
+    await store.create([new_run(f"r{number}", attributes={"cents": number, "region": "eu"}) for number in range(20)])
+    recorder = Recorder()
+    database = sqlite3.connect(path)
+    database.set_trace_callback(recorder)
+    for where in ("cents>5", "region=eu cents<=7", "region=*"):
+        asked = RunQuery(where=parse_conditions(where, {"cents": "int", "region": "str"}), newest=True)
+        queries.search_runs(database, asked, 10)
+        queries.search_runs(database, replace(asked, order=Order("cents", "n", True)), 10)
+    database.set_trace_callback(None)
+    plans = [
+        detail
+        for statement in recorder.statements
+        if "coalesce((SELECT run_no" not in statement  # the newest run, which is the first that is looked at
+        for *_, detail in database.execute(f"EXPLAIN QUERY PLAN {statement}")
+    ]
+    database.close()
+    await store.close()
+    assert any("run_attributes_number" in detail for detail in plans)
+    assert any("run_attributes_word" in detail for detail in plans)
+    walked = [detail for detail in plans if detail.startswith("SCAN") and not detail.startswith(("SCAN (", "SCAN CON"))]
+    assert not [detail for detail in walked if detail not in ("SCAN driven", "SCAN x")], plans

@@ -96,7 +96,7 @@ async def read_ordered(
     search = _Search(context)
     rows: store.Found[store.RunHead] = store.Found()
     while len(rows) < limit:
-        asked = replace(query, behind=behind, limit=limit - len(rows), look=LOOK_ROWS, most_bytes=context.page_bytes)
+        asked = replace(query, behind=behind, limit=limit - len(rows), most_bytes=context.page_bytes)
         more = await context.store.find(asked)
         rows += more
         rows.unreadable += more.unreadable

@@ -162,7 +162,7 @@ def _add_run_conditions(where: Where, query: port.RunQuery) -> None:
 
 async def _search_runs(db: Db, query: port.RunQuery, driver: search.Driver, limit: int) -> port.Found[port.RunHead]:
     """Return the runs that match a query which an index drives. See `store/search.py`."""
-    look = query.look or search.LOOK
+    look = query.look or max(search.LOOK, limit)
     where = Where()
     _add_run_conditions(where, query)
     rows = await _ask(db, search.heads_query(driver, look, where, limit, "holdfast."))

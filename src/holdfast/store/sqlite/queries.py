@@ -321,7 +321,7 @@ def newest_runs(
 
 def search_runs(db: sqlite3.Connection, query: port.RunQuery, limit: int) -> port.Found[port.RunHead] | None:
     """Return the runs that match a query which an index can drive, or None if none should. See `store/search.py`."""
-    look = query.look or search.LOOK
+    look = query.look or max(search.LOOK, limit)
     driver = _driver(db, query)
     if driver is None:
         return None
