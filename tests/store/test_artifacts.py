@@ -68,6 +68,19 @@ async def keys(store: ArtifactStore, prefix: str = "") -> list[str]:
     return sorted([found.key async for found in store.list(prefix)])
 
 
+@pytest.mark.contract("FMT-2")
+async def test_a_part_of_an_object_is_read_without_the_rest(store: ArtifactStore) -> None:
+    await store.put("a/b", _chunks_of(b"0123456789"))
+    assert await store.read_part("a/b", 3, 4) == b"3456"
+    assert await store.read_part("a/b", 8, 2) == b"89"
+    with pytest.raises(ArtifactMissing):
+        await store.read_part("a/nothing", 0, 1)
+
+
+async def _chunks_of(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
 @pytest.mark.contract("SEC-2")
 async def test_what_is_put_is_read_measured_listed_and_deleted(store: ArtifactStore) -> None:
     await store.put("a/one", chunks_of(b"12", b"", b"345"))
