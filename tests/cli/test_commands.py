@@ -9,6 +9,7 @@ import re
 import signal
 import sqlite3
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -465,6 +466,41 @@ def test_a_plan_from_its_text_to_its_result(setup: CommandSetup, tmp_path: Path)
     assert "depends_on" in json.dumps(setup.json("plan", "schema"))
     run_id = setup.json("plan", "start", "etl", "rows:=7")["run_id"]
     assert setup.hf("run", "result", run_id, "--wait-s", "10").stdout == "7\n"
+
+
+@pytest.mark.contract("BUS-1")
+def test_a_sink_is_made_paused_replayed_and_removed(setup: CommandSetup) -> None:
+    dead = "http://127.0.0.1:9/hook"  # where nothing listens
+    words = ("--secret", "hook/key", "--allow-private", "--max-attempts", "1", "--workflow", "echo")
+    made = setup.json("sink", "put", "hook", dead, *words)
+    assert (made["name"], made["kind"]) == ("hook", "webhook")
+    assert "hook" in setup.hf("sink", "list").stdout
+    setup.hf("run", "start", "echo", "--run-id", "echo-bus", "--wait")
+    until = time.monotonic() + MOST_SECONDS
+    while not (letters := setup.json("bus", "letters", "--sink", "hook", "--run-id", "echo-bus")["items"]):
+        assert time.monotonic() < until, setup.hf("sink", "list").stdout
+    assert setup.json("system", "locks")["items"], "a relay has a lock"
+    assert setup.json("sink", "pause", "hook")["is_paused"] is True
+    setup.hf("bus", "requeue", letters[0]["letter_id"])
+    for letter in letters[1:]:
+        setup.hf("bus", "drop", letter["letter_id"])
+    setup.hf("bus", "replay", "hook", "--run-id", "echo-bus", "--from-seq", "1")
+    assert setup.json("sink", "list")["items"][0]["backlog"] >= 1
+    assert setup.json("sink", "resume", "hook")["is_paused"] is False
+    setup.hf("sink", "remove", "hook")
+    assert setup.json("sink", "list")["items"] == []
+
+
+@pytest.mark.contract("QUE-4")
+def test_runs_are_counted_forked_and_compared(setup: CommandSetup) -> None:
+    setup.hf("run", "start", "echo", "--run-id", "echo-fork", "--wait")
+    assert setup.json("run", "count", "--workflow", "echo")["total"] >= 1
+    forked = setup.json("run", "fork", "echo-fork", "--at", "1", "--request-id", "again")["run_id"]
+    assert setup.json("run", "fork", "echo-fork", "--at", "1", "--request-id", "again")["run_id"] == forked
+    setup.hf("run", "result", forked, "--wait-s", "10")
+    compared = setup.json("run", "diff", "echo-fork", forked)
+    assert (compared["other_run_id"], compared["is_whole"]) == (forked, True)
+    assert setup.json("run", "fork-many", "nightly", "--workflow", "nothing-of-the-kind")["items"] == []
 
 
 def test_every_derived_command_is_run_in_this_file() -> None:
