@@ -167,7 +167,7 @@ async def test_all_stores_answer_alike_whatever_they_are_asked(tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.contract("STO-1", "EVT-1", "OWN-1", "SIG-5", "INV")
 async def test_a_bucket_answers_as_the_reference_does(tmp_path: Path) -> None:
-    first = int(os.environ.get("TEST_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
+    first = int(os.environ.get("TEST_SEED", "0")) or 501
     for seed in range(first, first + max(1, SEQUENCES // 5)):
         folder = tmp_path / str(seed)
         folder.mkdir()

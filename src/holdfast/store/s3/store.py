@@ -341,7 +341,7 @@ class S3Store(WithoutBus):
         is_shorter = held is not None and until < held.record.lease_until
         if held is None or held.record.plans != published or is_start or is_shorter or not has_lease:
             self._heads.note_node(node)
-            await self._drop_nodes(now)
+        await self._drop_nodes(now)
         await self._announce(now, notify=is_start)
         return until
 
@@ -387,7 +387,9 @@ class S3Store(WithoutBus):
     async def _drop_nodes(self, now: Instant) -> None:
         """Delete what is left of nodes that have no lease and own nothing."""
         owners = {self._mirror.runs[run_id].run.head.lease_owner for run_id in self._mirror.active}
-        gone = [node for node in self._mirror.nodes if self._mirror.lease_end(node, now) <= now and node not in owners]
+        late = [node for node in self._mirror.nodes if self._mirror.lease_end(node, now) <= now and node not in owners]
+        await asyncio.gather(*map(self._mirror.fetch_node, late))  # a lease that was renewed is not announced
+        gone = [node for node in late if node in self._mirror.nodes and self._mirror.lease_end(node, now) <= now]
         await self.bucket.delete([node_key(node) for node in gone])
         for node in gone:
             del self._mirror.nodes[node]
