@@ -60,6 +60,7 @@ class Relays:
         self._running: dict[str, tuple[Relay, HostDuty, asyncio.Task[None]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._nudge: asyncio.TimerHandle | None = None
+        self._end_observing: Callable[[], None] | None = None
 
     async def start(self) -> None:
         """Store the sinks that the app declares, and begin."""
@@ -92,7 +93,6 @@ class Relays:
 
     async def _run(self) -> None:
         listener = self._store.wakeups.listen()
-        end_observing = observer_of(self._store).subscribe(self._committed)
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -106,8 +106,16 @@ class Relays:
                 await asyncio.sleep(max(0.0, LOOK_S - (loop.time() - began)))
                 self._wake()
         finally:
-            end_observing()
+            self._observe(is_wanted=False)
             listener.close()
+
+    def _observe(self, *, is_wanted: bool) -> None:
+        """Be called after each commit here, or no longer: without a relay a commit costs nothing."""
+        if is_wanted and self._end_observing is None:
+            self._end_observing = observer_of(self._store).subscribe(self._committed)
+        elif not is_wanted and self._end_observing is not None:
+            self._end_observing()
+            self._end_observing = None
 
     def _keep(self, sinks: Sequence[SinkStatus]) -> None:
         """Have a relay for each sink that can be served here, and none for others."""
@@ -134,6 +142,7 @@ class Relays:
             duty = HostDuty(LOCK_PREFIX + name, self._node, self._store, relay.work, lease_ms, safety_poll_s)
             task = asyncio.create_task(self._serve(name, duty), name=f"relay {name}")
             self._running[name] = relay, duty, task
+        self._observe(is_wanted=bool(self._running))
 
     async def _serve(self, name: str, duty: HostDuty) -> None:
         try:
@@ -154,8 +163,6 @@ class Relays:
         return 0.0 if self._is_at_rest() else events / self._options.relay_events_s
 
     def _committed(self, turns: Sequence[Turn]) -> None:
-        if not self._running:
-            return
         self._wake()
         if self._nudge is None and not all(duty.is_held for _, duty, _ in self._running.values()):
             self._nudge = asyncio.get_running_loop().call_later(NUDGE_S, self._notify_others)

@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from holdfast.clock import Clock
+from holdfast.core.bus import SinkStatus
 from holdfast.core.instants import Instant
 from holdfast.core.invariants import RunView, check
 from holdfast.core.state import PAUSED, state_of
@@ -32,7 +33,7 @@ from holdfast.store.health import (
 )
 from holdfast.store.inspect import view_of
 from holdfast.store.payloads import concealed
-from holdfast.store.port import HostLock, NodePlans, Plan, RunHead, RunQuery, Stats, Store, TaskQuery
+from holdfast.store.port import HostLock, NodePlans, Plan, RunHead, RunQuery, SinkQuery, Stats, Store, TaskQuery
 
 BOUNDS = Bounds()
 TRIES = 3
@@ -70,6 +71,7 @@ class Picture(Struct, frozen=True, kw_only=True):
     missing: frozenset[Plan] = frozenset()
     nodes: tuple[NodePlans, ...] = ()
     locks: tuple[HostLock, ...] = ()
+    sinks: tuple[SinkStatus, ...] = ()
 
     def since(self, instant: Instant) -> str:
         """Say how long ago that was."""
@@ -92,11 +94,19 @@ async def examine(
     nodes, stats = tuple(await store.find_nodes()), await store.stats()
     locks = tuple(await store.find_locks())
     picture = Picture(
-        facts=facts, stats=stats, now=await store.now(), bounds=bounds, missing=missing, nodes=nodes, locks=locks
+        facts=facts,
+        stats=stats,
+        now=await store.now(),
+        bounds=bounds,
+        missing=missing,
+        nodes=nodes,
+        locks=locks,
+        sinks=tuple(await store.find(SinkQuery(counted=True, limit=1_000))),
     )
     findings = [_versions(facts), *facts.findings, skew]
     for subject, judge, otherwise in CHECKS:
         findings += list(judge(picture)) or [fine(subject, otherwise)]
+    findings += _sinks(picture)
     findings += await _paused(store, picture)
     findings += await _unreadable(store, picture)
     read, of_runs = await _runs(store, picture, progress)
@@ -214,6 +224,22 @@ def _locks(picture: Picture) -> Iterator[Finding]:
             since = picture.since(min(lock.lease_until, picture.now))
             sentence = f"{node} held the lock {lock.name} last, and it has been free for {since}"
             yield note("locks", sentence, "start a node: the first one that has this duty takes it over")
+
+
+def _sinks(picture: Picture) -> Iterator[Finding]:
+    for status in picture.sinks:
+        name, oldest = status.sink.name, status.oldest_at
+        waits = "" if oldest is None else f"; {status.backlog} entries wait, the oldest for {picture.since(oldest)}"
+        if status.dead_letters:
+            sentence = f"sink {name} has {status.dead_letters} dead letters"
+            yield wrong("bus", sentence, f"`holdfast bus letters --sink {name}`, then requeue or drop each of them")
+        if status.failures:
+            sentence = f"sink {name} has failed {status.failures} times in a row: {status.error}{waits}"
+            yield wrong("bus", sentence, f"mend it; `holdfast sink resume {name}` tries it at once")
+        elif status.sink.is_paused:
+            yield note("bus", f"sink {name} is paused{waits}", f"`holdfast sink resume {name}`")
+        else:
+            yield fine("bus", f"sink {name} has got {status.delivered} events{waits}")
 
 
 def _letters(picture: Picture) -> Iterator[Finding]:

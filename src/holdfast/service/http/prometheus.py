@@ -6,7 +6,7 @@ the global one, which belongs to the host process.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,11 +14,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.types import Receive, Scope, Send
 
+from holdfast.core.bus import SinkStatus
+from holdfast.engine.bus.relays import find_sinks
 from holdfast.engine.observe.metrics import Histogram, observer_of
 from holdfast.service.context import RequestContext, Service
 from holdfast.service.http.exchange import Exchange
 from holdfast.service.operations.system import raise_node_alerts
-from holdfast.store.port import Stats
+from holdfast.store.port import SinkQuery, Stats
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 SCOPE = "system:read"
@@ -35,6 +37,7 @@ class Metrics:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._stats: tuple[float, Stats] | None = None
+        self._sinks: list[SinkStatus] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -51,8 +54,10 @@ class Metrics:
         now = asyncio.get_running_loop().time()
         if self._stats is None or now - self._stats[0] > KEEP_S:
             self._stats = now, await store.stats()
+            self._sinks = await find_sinks(store, SinkQuery(counted=True))
         await raise_node_alerts(context)
-        families = [*self._of_store(self._stats[1], await store.now()), *self._of_process(context)]
+        at = await store.now()
+        families = [*self._of_store(self._stats[1], at), *self._of_bus(self._sinks, at), *self._of_process(context)]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collected(families))
         return generate_latest(registry)
@@ -70,6 +75,22 @@ class Metrics:
         yield _gauge("tasks_open", "Tasks that are not answered.", _one(stats.open_tasks))
         yield _gauge("dead_letters_open", "Dead letters that are not settled.", _one(stats.dead_letters))
         yield _gauge("nodes", "Nodes whose lease is current.", _one(stats.nodes))
+
+    def _of_bus(self, sinks: Sequence[SinkStatus], now: int) -> Iterator[Metric]:
+        def by_sink(values: Iterable[float]) -> Samples:
+            names = [(status.sink.name,) for status in sinks]
+            return ("sink",), list(zip(names, values, strict=True))
+
+        ages_s = [0.0 if each.oldest_at is None else max(0, now - each.oldest_at) / 1e6 for each in sinks]
+        backlogs = by_sink(each.backlog for each in sinks)
+        yield _gauge("bus_backlog", "Entries that wait for a sink, up to 10,000.", backlogs)
+        yield _gauge("bus_backlog_age_seconds", "How old the oldest entry is that waits for a sink.", by_sink(ages_s))
+        failures = by_sink(each.failures for each in sinks)
+        yield _gauge("bus_failures", "Failures of a sink in a row.", failures)
+        letters = by_sink(each.dead_letters for each in sinks)
+        yield _gauge("bus_dead_letters", "Dead letters of a sink.", letters)
+        delivered = by_sink(each.delivered for each in sinks)
+        yield _counter("bus_delivered_total", "Events that a sink has got.", delivered)
 
     def _of_process(self, context: RequestContext) -> Iterator[Metric]:
         counts, service = observer_of(context.runtime.store).counts, self._service
