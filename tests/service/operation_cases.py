@@ -1148,3 +1148,89 @@ async def plans_graph(server: InProcessServer, call: Caller) -> None:
     assert compared["plan_version"] == "2"
     assert {node["id"]: node["change"] for node in compared["nodes"] if "change" in node} == {"rest": "changed"}
     await expect_problem(call, "plans.graph", {"plan_id": "nothing"}, "NotFound", 404)
+
+
+# --- schedules
+
+NIGHTLY = {"schedule_id": "nightly", "workflow": "echo", "cron": "30 3 * * *", "tz": "Europe/Sofia"}
+
+
+@case("schedules.create")
+async def schedules_create(server: InProcessServer, call: Caller) -> None:
+    made = await expect_answer(call, "schedules.create", NIGHTLY, 201)
+    assert (made["overlap"], made["is_paused"], len(made["next_ticks"])) == ("skip", False, 5)
+    await expect_problem(call, "schedules.create", NIGHTLY, "Conflict", 409)
+    for wrong in ({"cron": "x"}, {"tz": "Sofia"}, {"every_s": 60}, {"input": {"no": 1}}, {"overlap": "burn"}):
+        await expect_problem(
+            call, "schedules.create", {**NIGHTLY, "schedule_id": "other", **wrong}, "InvalidInput", 422
+        )
+    await expect_problem(call, "schedules.create", {**NIGHTLY, "workflow": "nothing"}, "NotFound", 404)
+
+
+@case("schedules.list")
+async def schedules_list(server: InProcessServer, call: Caller) -> None:
+    for schedule_id in ("a", "b"):
+        await expect_answer(call, "schedules.create", {**NIGHTLY, "schedule_id": schedule_id}, 201)
+    page = await expect_answer(call, "schedules.list", {"limit": 1})
+    assert [item["schedule_id"] for item in page["items"]] == ["a"]
+    page = await expect_answer(call, "schedules.list", {"cursor": page["next"], "workflow": "echo"})
+    assert ([item["schedule_id"] for item in page["items"]], page["next"]) == (["b"], None)
+
+
+@case("schedules.get")
+async def schedules_get(server: InProcessServer, call: Caller) -> None:
+    made = await expect_answer(call, "schedules.create", NIGHTLY, 201)
+    assert await expect_answer(call, "schedules.get", {"schedule_id": "nightly"}) == made
+    await expect_problem(call, "schedules.get", {"schedule_id": "other"}, "NotFound", 404)
+
+
+@case("schedules.update")
+async def schedules_update(server: InProcessServer, call: Caller) -> None:
+    await expect_answer(call, "schedules.create", NIGHTLY, 201)
+    changed = await expect_answer(call, "schedules.update", {"schedule_id": "nightly", "every_s": 3600})
+    assert (changed["cron"], changed["every_s"], changed["revision"]) == ("", 3600, 2)
+    await expect_problem(call, "schedules.update", {"schedule_id": "nightly"}, "InvalidInput", 422)
+    await expect_problem(call, "schedules.update", {"schedule_id": "other", "every_s": 60}, "NotFound", 404)
+
+
+@case("schedules.pause")
+async def schedules_pause(server: InProcessServer, call: Caller) -> None:
+    await expect_answer(call, "schedules.create", NIGHTLY, 201)
+    paused = await expect_answer(call, "schedules.pause", {"schedule_id": "nightly", "note": "holidays"})
+    assert (paused["is_paused"], paused["note"], paused["next_ticks"]) == (True, "holidays", [])
+    await expect_problem(call, "schedules.pause", {"schedule_id": "other"}, "NotFound", 404)
+
+
+@case("schedules.resume")
+async def schedules_resume(server: InProcessServer, call: Caller) -> None:
+    await expect_answer(call, "schedules.create", NIGHTLY, 201)
+    await expect_answer(call, "schedules.pause", {"schedule_id": "nightly"})
+    resumed = await expect_answer(call, "schedules.resume", {"schedule_id": "nightly"})
+    assert (resumed["is_paused"], len(resumed["next_ticks"])) == (False, 5)
+    await expect_problem(call, "schedules.resume", {"schedule_id": "other"}, "NotFound", 404)
+
+
+@case("schedules.trigger")
+async def schedules_trigger(server: InProcessServer, call: Caller) -> None:
+    await expect_answer(call, "schedules.create", NIGHTLY, 201)
+    asked = {"schedule_id": "nightly", "request_id": "click-1"}
+    first = await expect_answer(call, "schedules.trigger", asked)
+    assert await expect_answer(call, "schedules.trigger", asked) == first
+    await expect_problem(call, "schedules.trigger", {"schedule_id": "other"}, "NotFound", 404)
+
+
+@case("schedules.backfill")
+async def schedules_backfill(server: InProcessServer, call: Caller) -> None:
+    await expect_answer(call, "schedules.create", NIGHTLY, 201)
+    period = {"since": "2020-01-01T00:00:00Z", "until": "2020-01-03T12:00:00Z"}
+    asked = {"schedule_id": "nightly", **period}
+    assert await expect_answer(call, "schedules.backfill", asked) == {"ticks": 3}
+    await expect_problem(call, "schedules.backfill", {**asked, "overlap": "skip"}, "InvalidInput", 422)
+    await expect_problem(call, "schedules.backfill", {**asked, "schedule_id": "other"}, "NotFound", 404)
+
+
+@case("schedules.delete")
+async def schedules_delete(server: InProcessServer, call: Caller) -> None:
+    await expect_answer(call, "schedules.create", NIGHTLY, 201)
+    assert await expect_answer(call, "schedules.delete", {"schedule_id": "nightly"}) == {"schedule_id": "nightly"}
+    await expect_problem(call, "schedules.delete", {"schedule_id": "nightly"}, "NotFound", 404)

@@ -46,7 +46,7 @@ LEAST = {
         "signals.waiting signals.waits signals.mailbox signals.unconsumed tasks.list tasks.get tasks.history "
         "letters.list letters.get sinks.list bus.letters workflows.list workflows.get "
         "plans.schema plans.validate plans.list plans.get "
-        "plans.diff plans.graph "
+        "plans.diff plans.graph schedules.list schedules.get "
         "retention.show retention.preview archive.list archive.get archive.events "
         "system.stats system.queues system.nodes system.locks "
         "system.alerts".split(),
@@ -56,10 +56,11 @@ LEAST = {
         "runs.cancel runs.pause runs.resume runs.approve runs.terminate runs.retry_step runs.skip_step runs.retry "
         "runs.fork runs.fork_many "
         "tasks.assign tasks.claim tasks.release tasks.reassign tasks.complete tasks.comment letters.requeue "
-        "letters.drop bus.requeue bus.drop".split(),
+        "letters.drop bus.requeue bus.drop schedules.pause schedules.resume".split(),
         OPERATOR,
     ),
     **dict.fromkeys(
+        "schedules.create schedules.update schedules.trigger schedules.backfill schedules.delete "
         "runs.start runs.update plans.register plans.start signals.send signals.send_many signals.start_with".split(),
         ENGINEER,
     ),
@@ -210,6 +211,7 @@ OF_THINGS = {
     "token_id": "token",
     "plan_id": "plan",
     "sink": "sink",
+    "schedule_id": "schedule",
 }
 LISTS = {
     "runs.list",
@@ -223,8 +225,9 @@ LISTS = {
     "archive.list",
     "sinks.list",
     "bus.letters",
+    "schedules.list",
 }
-MAKES = {"runs.start", "signals.start_with", "tokens.create", "plans.register", "sinks.put"}
+MAKES = {"runs.start", "signals.start_with", "tokens.create", "plans.register", "sinks.put", "schedules.create"}
 SHARED = {"runs.count", "workflows.list", "workflows.get", "system.health", "plans.schema", "plans.validate"}
 BEARERS = {"activities.complete", "activities.fail"}
 """What is asked by who has a completion token, whoever they are otherwise."""
@@ -246,6 +249,8 @@ async def things_of_globex(server: InProcessServer) -> dict[str, str]:
     for version in "12":
         ask = {"document": document.replace("'1'", f"'{version}'")}
         things["plan"] = (await server.rest("plans.register", ask))[1]["plan_id"]
+    made = {"schedule_id": "schedule-of-globex", "workflow": "echo", "cron": "@yearly"}
+    things["schedule"] = (await server.rest("schedules.create", made))[1]["schedule_id"]
     await server.start("asking", who="secret-of-globex")
     page = await server.until("tasks.list", {}, lambda page: page["items"])
     things["task"] = page["items"][0]["task_id"]

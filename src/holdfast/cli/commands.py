@@ -44,6 +44,7 @@ GROUPS = {
     "sinks": "sink",
     "workflows": "workflow",
     "plans": "plan",
+    "schedules": "schedule",
     "tokens": "token",
     "tenants": "tenant",
     "system": "system",
@@ -60,6 +61,7 @@ HELP = {
     "bus": "What sinks are sent again, and what they did not get.",
     "workflow": "What can be started.",
     "plan": "Plans: documents that are run. Check them, register them, start them.",
+    "schedule": "Runs that are started by themselves: make schedules, pause, resume and trigger them.",
     "flow": "Workflows that are written as a tree of steps.",
     "queue": "Queues of activities.",
     "system": "The installation: its health, its nodes, and what operators should know.",
@@ -147,6 +149,12 @@ COMMAND_SPECS: dict[str, CommandSpec] = {
     "bus.drop": CommandSpec(words="bus drop", arguments=LETTER),
     "workflows.list": CommandSpec(words="workflow list", columns=("name", "version", "doc")),
     "workflows.get": CommandSpec(words="workflow show", arguments=("name",)),
+    "schedules.create": CommandSpec(words="schedule create", arguments=("schedule_id", "workflow"), rest="input"),
+    "schedules.update": CommandSpec(words="schedule update", arguments=("schedule_id",), rest="input"),
+    "schedules.list": CommandSpec(
+        words="schedule list", columns=("schedule_id", "workflow", "cron", "every_s", "tz", "is_paused", "last_run_id")
+    ),
+    "schedules.trigger": CommandSpec(words="schedule trigger", arguments=("schedule_id",)),
     "plans.validate": CommandSpec(words="plan validate", arguments=("document",), file="document"),
     "plans.register": CommandSpec(words="plan register", arguments=("document",), file="document"),
     "plans.list": CommandSpec(

@@ -23,6 +23,7 @@ from holdfast.service.operations.deletions import DeletedView
 from holdfast.service.operations.plans import PlanCheck, PlanGraph, PlanPage, PlanVersion, PlanView, SchemaView
 from holdfast.service.operations.retention import ArchivedRunPage, ArchivedRunView, RetentionReportView, RetentionView
 from holdfast.service.operations.runs import Answered, EventPage, RunCounts, RunOutcome, RunPage
+from holdfast.service.operations.schedules import Backfilled, Deleted, SchedulePage, ScheduleView, Triggered
 from holdfast.service.operations.signals import (
     MailPage,
     ReceiptView,
@@ -59,6 +60,8 @@ class Runs:
         reference_key: str | None = ...,
         tags: Sequence[str] = ...,
         priority: int = ...,
+        at: datetime | None = ...,
+        after_s: float | None = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
     ) -> RunStarted: ...
@@ -199,6 +202,8 @@ class SyncRuns:
         reference_key: str | None = ...,
         tags: Sequence[str] = ...,
         priority: int = ...,
+        at: datetime | None = ...,
+        after_s: float | None = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
     ) -> RunStarted: ...
@@ -349,6 +354,8 @@ class Signals:
         reference_key: str | None = ...,
         tags: Sequence[str] = ...,
         priority: int = ...,
+        at: datetime | None = ...,
+        after_s: float | None = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
         signal_payload: Any = ...,
@@ -394,6 +401,8 @@ class SyncSignals:
         reference_key: str | None = ...,
         tags: Sequence[str] = ...,
         priority: int = ...,
+        at: datetime | None = ...,
+        after_s: float | None = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
         signal_payload: Any = ...,
@@ -906,6 +915,146 @@ class SyncBus:
     ) -> BusLetterPage: ...
     def requeue(self, letter_id: str) -> SettledBusLetter: ...
     def drop(self, letter_id: str) -> SettledBusLetter: ...
+
+class Schedules:
+    def __init__(self, calls: Calls) -> None: ...
+    async def create(
+        self,
+        schedule_id: str,
+        workflow: str,
+        *,
+        tenant: str = ...,
+        project: str = ...,
+        environment: str = ...,
+        cron: str = ...,
+        every_s: float | None = ...,
+        at: datetime | None = ...,
+        tz: str = ...,
+        start_at: datetime | None = ...,
+        end_at: datetime | None = ...,
+        overlap: Literal["skip", "queue", "cancel-running", "allow"] = ...,
+        jitter_s: float = ...,
+        catch_up_s: float = ...,
+        input: dict[str, Any] = ...,
+        workflow_version: str | None = ...,
+        reference_key: str | None = ...,
+        tags: Sequence[str] = ...,
+        priority: int = ...,
+    ) -> ScheduleView: ...
+    async def list(self, *, workflow: str | None = ..., cursor: str = ..., limit: int = ...) -> SchedulePage: ...
+    async def get(
+        self, schedule_id: str, *, tenant: str = ..., project: str = ..., environment: str = ...
+    ) -> ScheduleView: ...
+    async def update(
+        self,
+        schedule_id: str,
+        *,
+        tenant: str = ...,
+        project: str = ...,
+        environment: str = ...,
+        cron: str = ...,
+        every_s: float | None = ...,
+        at: datetime | None = ...,
+        tz: str = ...,
+        start_at: datetime | None = ...,
+        end_at: datetime | None = ...,
+        overlap: Literal["skip", "queue", "cancel-running", "allow"] = ...,
+        jitter_s: float = ...,
+        catch_up_s: float = ...,
+        input: dict[str, Any] = ...,
+    ) -> ScheduleView: ...
+    async def pause(
+        self, schedule_id: str, *, tenant: str = ..., project: str = ..., environment: str = ..., note: str = ...
+    ) -> ScheduleView: ...
+    async def resume(
+        self, schedule_id: str, *, tenant: str = ..., project: str = ..., environment: str = ..., note: str = ...
+    ) -> ScheduleView: ...
+    async def trigger(
+        self, schedule_id: str, *, tenant: str = ..., project: str = ..., environment: str = ..., request_id: str = ...
+    ) -> Triggered: ...
+    async def backfill(
+        self,
+        schedule_id: str,
+        since: datetime,
+        until: datetime,
+        *,
+        tenant: str = ...,
+        project: str = ...,
+        environment: str = ...,
+        overlap: Literal["skip", "queue", "cancel-running", "allow"] = ...,
+    ) -> Backfilled: ...
+    async def delete(
+        self, schedule_id: str, *, tenant: str = ..., project: str = ..., environment: str = ...
+    ) -> Deleted: ...
+
+class SyncSchedules:
+    def __init__(self, resource: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None: ...
+    def create(
+        self,
+        schedule_id: str,
+        workflow: str,
+        *,
+        tenant: str = ...,
+        project: str = ...,
+        environment: str = ...,
+        cron: str = ...,
+        every_s: float | None = ...,
+        at: datetime | None = ...,
+        tz: str = ...,
+        start_at: datetime | None = ...,
+        end_at: datetime | None = ...,
+        overlap: Literal["skip", "queue", "cancel-running", "allow"] = ...,
+        jitter_s: float = ...,
+        catch_up_s: float = ...,
+        input: dict[str, Any] = ...,
+        workflow_version: str | None = ...,
+        reference_key: str | None = ...,
+        tags: Sequence[str] = ...,
+        priority: int = ...,
+    ) -> ScheduleView: ...
+    def list(self, *, workflow: str | None = ..., cursor: str = ..., limit: int = ...) -> SchedulePage: ...
+    def get(
+        self, schedule_id: str, *, tenant: str = ..., project: str = ..., environment: str = ...
+    ) -> ScheduleView: ...
+    def update(
+        self,
+        schedule_id: str,
+        *,
+        tenant: str = ...,
+        project: str = ...,
+        environment: str = ...,
+        cron: str = ...,
+        every_s: float | None = ...,
+        at: datetime | None = ...,
+        tz: str = ...,
+        start_at: datetime | None = ...,
+        end_at: datetime | None = ...,
+        overlap: Literal["skip", "queue", "cancel-running", "allow"] = ...,
+        jitter_s: float = ...,
+        catch_up_s: float = ...,
+        input: dict[str, Any] = ...,
+    ) -> ScheduleView: ...
+    def pause(
+        self, schedule_id: str, *, tenant: str = ..., project: str = ..., environment: str = ..., note: str = ...
+    ) -> ScheduleView: ...
+    def resume(
+        self, schedule_id: str, *, tenant: str = ..., project: str = ..., environment: str = ..., note: str = ...
+    ) -> ScheduleView: ...
+    def trigger(
+        self, schedule_id: str, *, tenant: str = ..., project: str = ..., environment: str = ..., request_id: str = ...
+    ) -> Triggered: ...
+    def backfill(
+        self,
+        schedule_id: str,
+        since: datetime,
+        until: datetime,
+        *,
+        tenant: str = ...,
+        project: str = ...,
+        environment: str = ...,
+        overlap: Literal["skip", "queue", "cancel-running", "allow"] = ...,
+    ) -> Backfilled: ...
+    def delete(self, schedule_id: str, *, tenant: str = ..., project: str = ..., environment: str = ...) -> Deleted: ...
 
 class Lists:
     def __init__(self, calls: Calls) -> None: ...

@@ -440,7 +440,9 @@ class Schedules:
             version, plan = definition.version, e.PlanSource(definition.sha256, uri)
         else:
             version = await self._version(schedule)
-        own = f"schedule:{schedule.schedule_id}:{request}" if request else request_id_of(schedule.schedule_id, tick)
+        own = request_id_of(schedule.schedule_id, tick)
+        if request:
+            own = f"schedule:{schedule.schedule_id}:{codec.digest(request.encode())[:40]}"
         return e.RunQueued(
             workflow,
             version,

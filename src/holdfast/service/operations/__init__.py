@@ -11,6 +11,7 @@ from holdfast.service.operations import (
     plans,
     retention,
     runs,
+    schedules,
     signals,
     streams,
     system,
@@ -23,7 +24,7 @@ from holdfast.service.registry import Operation, collect
 OPERATIONS: dict[str, Operation] = collect(
     (
         *(runs, controls, signals, activities, tasks, dead_letters, workflows, plans, system, tokens, audit, deletions),
-        *(retention, bus),
+        *(retention, bus, schedules),
     )
 )
 """Every operation, by its name."""

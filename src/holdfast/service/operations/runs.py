@@ -87,6 +87,8 @@ class StartRun(Request, frozen=True, kw_only=True):
     reference_key: Name | None = None
     tags: Annotated[tuple[Name, ...], Meta(max_length=TAGS)] = ()
     priority: Annotated[int, Meta(ge=-100, le=100, description="Higher goes first where runs wait for room.")] = 0
+    at: Annotated[Moment, Meta(description="When it starts; until then it is PENDING.")] | None = None
+    after_s: Annotated[float, Meta(gt=0, le=10**9, description="Or in how many seconds.")] | None = None
     reference_parts: dict[str, str] = field(default_factory=dict)
     attributes: AttributesGiven = field(default_factory=dict)
 
@@ -110,6 +112,8 @@ async def start_run(
         priority=request.priority,
         with_signal=with_signal,
         names_version=request.workflow_version is not None,
+        at=instant_of(request.at),
+        after_ms=None if request.after_s is None else max(1, round(request.after_s * 1_000)),
         reference_parts=request.reference_parts,
         attributes=request.attributes,
     )
