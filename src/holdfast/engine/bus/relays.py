@@ -67,14 +67,21 @@ class Relays:
         await self.declare(list(self._registry.sinks.values()))
         self._task = asyncio.create_task(self._run(), name="relays")
 
-    async def stop(self) -> None:
-        """End every relay, and give up its lock."""
-        tasks = [task for _, _, task in self._running.values()]
-        for task in [*tasks, *([] if self._task is None else [self._task])]:
+    def cancel(self) -> None:
+        """Let every relay end."""
+        for task in self._tasks():
             task.cancel()
         if self._nudge is not None:
             self._nudge.cancel()
-        await asyncio.gather(*tasks, *([] if self._task is None else [self._task]), return_exceptions=True)
+
+    async def stop(self) -> None:
+        """End every relay, and wait until it has given up its lock."""
+        self.cancel()
+        await asyncio.gather(*self._tasks(), return_exceptions=True)
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        tasks = [task for _, _, task in self._running.values()]
+        return tasks if self._task is None else [self._task, *tasks]
 
     async def declare(self, sinks: Sequence[Sink]) -> None:
         """Store sinks of the app's code, where they are not stored like that. Whether one is paused stays as it is."""

@@ -248,12 +248,14 @@ class Runtime:
         """Stop sending signals, and the node."""
         if self._sweeping is not None:
             self._sweeping.cancel()
+        if self.relays is not None:
+            self.relays.cancel()
         try:
-            if self.relays is not None:
-                await self.relays.stop()
             await self._signals.stop()
         finally:
             await self._node.stop()
+        if self.relays is not None:  # not before: a close that is abandoned here must not be resumed by its end
+            await self.relays.stop()
 
     # --- the node
 
