@@ -503,6 +503,23 @@ def test_runs_are_counted_forked_and_compared(setup: CommandSetup) -> None:
     assert setup.json("run", "fork-many", "nightly", "--workflow", "nothing-of-the-kind")["items"] == []
 
 
+@pytest.mark.contract("TMR-2", "API-1")
+def test_a_schedule_is_made_paused_triggered_and_deleted(setup: CommandSetup) -> None:
+    made = setup.json("schedule", "create", "yearly", "filming", "title=Solaris", "kinds:=[]", "--cron", "@yearly")
+    assert (made["cron"], made["overlap"]) == ("@yearly", "skip")
+    assert (
+        setup.json("schedule", "update", "yearly", "title=Stalker", "kinds:=[]", "--cron", "@monthly")["revision"] == 2
+    )
+    assert setup.json("schedule", "pause", "yearly", "--note", "holidays")["is_paused"]
+    assert setup.json("schedule", "resume", "yearly")["note"] == ""
+    assert setup.json("schedule", "trigger", "yearly")["run_id"]
+    period = ("2020-01-01T00:00:00Z", "2020-02-02T00:00:00Z")
+    assert setup.json("schedule", "backfill", "yearly", *period)["ticks"] == 2
+    assert setup.json("schedule", "get", "yearly")["workflow"] == "filming"
+    assert "yearly" in setup.hf("schedule", "list").stdout
+    assert setup.json("schedule", "delete", "yearly")["schedule_id"] == "yearly"
+
+
 def test_every_derived_command_is_run_in_this_file() -> None:
     resources = {spec_of(operation).words.split()[0] for operation in OPERATIONS.values()}
     known = {(resource, verb) for resource in resources for verb in commands[resource] if not verb.startswith("-")}

@@ -466,8 +466,9 @@ class SealingStore(StoreProxy):
         if schedule.input != e.NULL and not codec.holds_sealed(schedule.input):
             if not self._codecs:
                 raise PayloadsSealed("the payloads of this store are encrypted; this process has no keys to store them")
-            own = SealingStore(self._store, [each for each in self._codecs if each.name != LAST_CODEC])
-            [given] = await own._sealed([schedule])
+            codecs = [each for each in self._codecs if each.name != LAST_CODEC]
+            if codecs:
+                [given] = await SealingStore(self._store, codecs)._sealed([schedule])
         stored, answers = await self._store.commit_schedule(given, expected_revision, await self._sealed(starts), audit)
         return replace(stored, input=schedule.input), answers
 

@@ -205,7 +205,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "runs.events": {**_OF_RUN, "after": 12, "limit": 100},
     "runs.snapshot": _OF_RUN,
     "runs.graph": {**_OF_RUN, "expand": ["load"]},
-    "runs.result": {**_OF_RUN, "wait_s": 20.0},
+    "runs.result": {**_OF_RUN, "wait_s": 5.0},
     "runs.query": {**_OF_RUN, "name": "progress", "input": {}},
     "runs.update": {**_OF_RUN, "name": "change_address", "input": {"city": "Ulm"}, "update_id": "form-5"},
     "runs.cancel": _COMMAND,
