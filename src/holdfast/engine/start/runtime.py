@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
+from weakref import ref
 
 from msgspec import Raw, Struct
 from msgspec.structs import replace
@@ -176,7 +177,7 @@ class Runtime:
         self.plans = Plans(store, registry, plan_sources or PlanSources())
         """The plans of the installation."""
         registry.built_in[STORE_PLAN] = self.plans.activity()
-        registry.built_in[START_RUN] = ActivityDefinition(self._start_for_run, START_RUN, ActivityOptions())
+        registry.built_in[START_RUN] = _starting_activity(ref(self))
         self._sweeping: asyncio.Task[None] | None = None
         self.relays: Relays | None = None
         """The relays of the event bus, if this node has them."""
@@ -252,8 +253,10 @@ class Runtime:
             self.relays.cancel()
         try:
             await self._signals.stop()
-        finally:
+        except (Exception, asyncio.CancelledError):  # not GeneratorExit: a coroutine that is dropped awaits nothing
             await self._node.stop()
+            raise
+        await self._node.stop()
         if self.relays is not None:  # not before: a close that is abandoned here must not be resumed by its end
             await self.relays.stop()
 
@@ -360,7 +363,7 @@ class Runtime:
             signals = tuple([port.Accepted(await self._signals.send(signal, None, caller)) for signal in sent])
         return Started(answer.run_id, version, signals)
 
-    async def _start_for_run(self, request: StartRequest) -> str:
+    async def start_for_run(self, request: StartRequest) -> str:
         """Start a run that a workflow asks for: of the same tenant, project and environment, and on its own."""
         head = await head_of(self.store, activity_context().run_id)
         options = StartOptions(
@@ -653,6 +656,18 @@ class Runtime:
         if caller is None:
             return None
         return audit_entry(caller, self.ids.new_id, actor=actor, subject=self.activity_token(token).step_id)
+
+
+def _starting_activity(runtime: "ref[Runtime]") -> ActivityDefinition:
+    """Return the activity that starts runs for workflows. It does not keep its runtime alive."""
+
+    async def start_run(request: StartRequest) -> str:
+        found = runtime()
+        if found is None:
+            raise StoreUnavailable("the node was closed before the run was started")
+        return await found.start_for_run(request)
+
+    return ActivityDefinition(start_run, START_RUN, ActivityOptions())
 
 
 def _delayed(new: port.NewRun, start_at: Instant) -> port.NewRun:
