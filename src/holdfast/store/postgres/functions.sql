@@ -619,7 +619,7 @@ BEGIN
             IF v_acquired = m_attempt[i] THEN
                 UPDATE holdfast.jobs j SET visible_at = NULL, taken_by = NULL
                 WHERE j.run_no = v_run AND j.step_id = m_step[i] AND CASE WHEN j.taken_by IS NOT NULL THEN true
-                    ELSE (j.job::jsonb ->> 'queued_attempt_id')::bigint <= m_attempt[i] END;
+                    ELSE (j.job::jsonb ->> 'queued_attempt_id')::bigint BETWEEN 1 AND m_attempt[i] END;
             END IF;
         END IF;
     END LOOP;

@@ -211,7 +211,8 @@ def raise_alerts(db: sqlite3.Connection, alerts: Sequence[BusAlert], now: Instan
     new = 0
     for alert in alerts if takers else ():
         put = db.execute(
-            "INSERT OR IGNORE INTO alerts (alert_id, raised_at, alert) VALUES (?, ?, ?)",
+            "INSERT INTO alerts (alert_id, raised_at, alert) "
+            "SELECT ?1, ?2, ?3 WHERE NOT EXISTS (SELECT 1 FROM alerts WHERE alert_id = ?1)",  # no number is left out
             (alert.alert_id, now, encode_text(alert)),
         )
         if put.rowcount:

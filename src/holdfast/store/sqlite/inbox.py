@@ -134,8 +134,8 @@ def _end_job(db: sqlite3.Connection, run_no: int, message: Message, attempt: int
     if acquired > attempt:
         return not message.is_latest_only
     if acquired == attempt:
-        [queued] = (0,) if taken_by is not None else db.execute(_QUEUED, place).fetchone()
-        if queued is not None and queued <= attempt:
+        [queued] = (attempt,) if taken_by is not None else db.execute(_QUEUED, place).fetchone()
+        if queued and queued <= attempt:  # 0: it was not acquired since it was queued
             db.execute(_END_JOB, place)
     return True
 
