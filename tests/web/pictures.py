@@ -38,6 +38,7 @@ async def _site_with_runs() -> AsyncIterator[tuple[Site, dict[str, str]]]:
         runs["layers"] = await _start(site, "layers", "IMPORT-1", order_id="o-1")
         for version in "12":
             await site.orchard.app.plans.register(document(version))
+        await _schedule(site)
         runs["story"] = await _start(site, "story", "ORD-2001", order_id="o-2001")
         await site.http.get(f"/v1/runs/{runs['story']}/result?wait_s=3")
         await site.send(runs["story"], "approval", {"approved": True, "by": "ann"})
@@ -49,6 +50,21 @@ async def _start(site: Site, workflow: str, reference: str, **input: Any) -> str
     asked = {"workflow": workflow, "input": input, "reference_key": reference, "tags": ["eu", "web"]}
     response = await site.http.post("/v1/runs", json=asked)
     return str(response.json()["run_id"])
+
+
+async def _schedule(site: Site) -> None:
+    await site.schedule("daily report", "wide", cron="0 9 * * MON-FRI", tz="Europe/Sofia", input={"steps": 12})
+    await site.schedule("import", "plan:etl", every_s=5_400, overlap="queue", input={"order": "o-1"})
+    await site.schedule("nightly", "courier", cron="30 2 * * *", tz="America/New_York", input={"order_id": "c-9"})
+    await site.http.post("/v1/schedules/nightly/pause", json={"note": "until the new courier has signed"})
+    await site.http.post("/v1/schedules/daily report/trigger", json={})
+
+
+async def _schedules(browser: Browser, site: Site, folder: Path, scheme: str, settle_ms: int) -> None:
+    async with open_page(browser, site.address, size=DESK, scheme=scheme) as page:
+        await page.goto("/schedules")
+        await expect(page.locator(".schedule")).to_have_count(3)
+        await _photograph(page, folder / f"schedules-{scheme}.png", settle_ms)
 
 
 async def _photograph(page: Page, path: Path, settle_ms: int) -> None:
@@ -119,6 +135,7 @@ async def main(folder: Path = FOLDER, samples: int = SAMPLES, settle_ms: int = 6
         for scheme in SCHEMES:
             await _at_a_desk(browser, site, runs, folder, scheme, settle_ms)
             await _graphs(browser, site, runs, folder, scheme, settle_ms)
+            await _schedules(browser, site, folder, scheme, settle_ms)
             await _on_a_phone(browser, site, runs, folder, scheme, settle_ms)
     async with open_browser() as browser:
         await photograph_inbox(browser, folder, samples, settle_ms)

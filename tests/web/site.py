@@ -335,6 +335,13 @@ class Site:
         assert response.status_code == 201, response.text
         return str(response.json()["run_id"])
 
+    async def schedule(self, schedule_id: str, workflow: str, **asked: Any) -> None:
+        """Create a schedule."""
+        response = await self.http.post(
+            "/v1/schedules", json={"schedule_id": schedule_id, "workflow": workflow, **asked}
+        )
+        assert response.status_code == 201, response.text
+
     async def send(self, run_id: str, name: str, payload: Any = None) -> None:
         """Send a signal, past the service."""
         await self.orchard.app.run(run_id).signal(name, payload)

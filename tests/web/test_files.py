@@ -15,7 +15,7 @@ FILES = sorted(path for path in FOLDER.rglob("*") if path.is_file())
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 
 
-@pytest.mark.parametrize("place", ["/", "/runs", "/runs/a%2Fb", "/inbox", "/health"])
+@pytest.mark.parametrize("place", ["/", "/runs", "/runs/a%2Fb", "/inbox", "/schedules", "/health"])
 async def test_the_document_is_asked_for_each_time_and_names_files_that_are_kept(place: str) -> None:
     async with serve_in_process() as server:
         document = await server.http.get(place)

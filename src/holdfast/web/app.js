@@ -13,6 +13,7 @@ import { showInbox } from "./views/inbox.js";
 import { showPlans } from "./views/plans.js";
 import { showRun } from "./views/run.js";
 import { showRuns } from "./views/runs.js";
+import { showSchedules } from "./views/schedules.js";
 import { askAgain, showSignIn } from "./views/sign-in.js";
 
 route("/", showRuns);
@@ -21,6 +22,7 @@ route("/runs/{run_id}", showRun);
 route("/inbox", showInbox);
 route("/inbox/{task_id}", showInbox);
 route("/plans", showPlans);
+route("/schedules", showSchedules);
 route("/health", showHealth);
 route("/audit", showAudit);
 

@@ -10,10 +10,11 @@ const PLACES = [
   ["/runs", "Runs", "runs"],
   ["/inbox", "Inbox", "inbox"],
   ["/plans", "Plans", "plans"],
+  ["/schedules", "Schedules", "schedules"],
   ["/health", "Health", "health"],
 ];
 
-const NEEDS = { "/plans": "workflows:read", "/audit": "audit:read" };
+const NEEDS = { "/plans": "workflows:read", "/schedules": "runs:read", "/audit": "audit:read" };
 
 const banner = h("div", { class: "banner", role: "status", hidden: true });
 

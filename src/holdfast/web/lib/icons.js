@@ -63,6 +63,7 @@ const PATHS = {
   warning: [["path", { d: "M8 2.5 14 13H2zM8 6.5v3M8 11.3v.01" }]],
   runs: [["path", { d: "M2.5 4h7M2.5 8h11M2.5 12h5" }]],
   plans: [["path", { d: "M2.5 3h4v3h-4zM9.5 10h4v3h-4zM2.5 10h4v3h-4zM4.5 6v4M6.5 11.5h3" }]],
+  schedules: [["path", { d: "M2.5 3.5h11v10h-11zM2.5 6.5h11M5.5 2v3M10.5 2v3M8 8.5v2l1.5 1" }]],
   inbox: [["path", { d: "M2.5 9 4.5 3h7l2 6v4h-11zM2.5 9h3.5l.7 1.5h2.6L10 9h3.5" }]],
   audit: [["path", { d: "M4 1.5h8v13H4zM6 5h4M6 8h4M6 11h2" }]],
   health: [["path", { d: "M1.5 8h3L6 4l3 8 1.7-4h3.8" }]],

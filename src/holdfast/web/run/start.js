@@ -64,7 +64,7 @@ export async function startDialog({ workflow = null, plan = null, input = undefi
   });
   const show = async (value) => {
     form = null;
-    const chosen = await found(choose.value, known, plan);
+    const chosen = await describe(choose.value, known, plan);
     doc.textContent = chosen?.doc ?? "";
     form = schemaForm(chosen?.input ?? {}, { value, what: "Input" });
     put(place, form.element);
@@ -84,14 +84,15 @@ export async function startDialog({ workflow = null, plan = null, input = undefi
 }
 
 // What can be started: workflows in code, flows, and plans that are registered.
-async function startable() {
+export async function startable() {
   if (!may("workflows:read")) return [];
   const [workflows, plans] = await Promise.all([knownWorkflows(), call("plans.list", { limit: MOST_PLANS })]);
   const ids = new Set(plans.items.map(({ plan_id: id }) => id));
   return [...workflows, ...[...ids].map((id) => ({ name: PLAN + id, word: `Plan ${id}` }))];
 }
 
-async function found(name, known, plan) {
+// What a workflow or a plan says of itself, with the schema of its input.
+export async function describe(name, known, plan = null) {
   const listed = known.find((each) => each.name === name);
   if (!name.startsWith(PLAN)) return listed;
   const planId = name.slice(PLAN.length);
