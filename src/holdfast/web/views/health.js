@@ -7,6 +7,7 @@ import { getQuery, setQuery } from "../lib/router.js";
 import { may, who } from "../lib/session.js";
 import { denied, failed, loading } from "../lib/states.js";
 import { showConnection } from "../shell.js";
+import { BusPanel } from "../health/bus.js";
 import { Chart } from "../health/chart.js";
 import { alertList, concerns, limitList, lockList, nodeList, queueList, runCounts, verdict, work } from "../health/panels.js";
 import { RetentionPanel } from "../health/retention.js";
@@ -45,7 +46,11 @@ class HealthView {
     this.panels = h("div", { class: "panels" });
     this.retention = new RetentionPanel(signal);
     put(place, loading("Taking the first sample"));
-    samples.listen(() => this.draw(), signal);
+    this.bus = may("letters:read") && new BusPanel(signal);
+    samples.listen(() => {
+      this.draw();
+      if (this.bus) this.bus.read();
+    }, signal);
     if (samples.latest !== null) this.draw();
     this.readWorkflows(signal);
   }
@@ -95,7 +100,7 @@ class HealthView {
     const until = nowMs();
     for (const chart of this.charts) chart.draw(points, until - Number(this.range) * 60_000, until);
     const focused = [...this.panels.querySelectorAll("a, button")].indexOf(document.activeElement);
-    put(this.panels, nodeList(samples), lockList(samples), runCounts(samples), work(samples), queueList(samples), limitList(samples, this.workflows), alertList(samples), this.retention.element);
+    put(this.panels, nodeList(samples), lockList(samples), runCounts(samples), work(samples), queueList(samples), limitList(samples, this.workflows), alertList(samples), this.bus && this.bus.element, this.retention.element);
     if (focused >= 0) this.panels.querySelectorAll("a, button")[focused]?.focus({ preventScroll: true });
   }
 }
