@@ -16,6 +16,7 @@ from functools import update_wrapper
 from types import FrameType
 from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, get_args, overload
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from holdfast.clock import Ids, Rng, SystemIds, SystemRng
@@ -124,7 +125,7 @@ class Workflow(Generic[P, R]):
         return program.run_child(self.definition, args, kwargs, self.close_policy, self.attributes)
 
     def options(
-        self, *, close_policy: ClosePolicy | None = None, attributes: Mapping[str, Any] | None = None
+        self, *, close_policy: ClosePolicy | UnsetType = UNSET, attributes: Mapping[str, Any] | None = None
     ) -> "Workflow[P, R]":
         """Return the same workflow with other options for children.
 
@@ -133,9 +134,9 @@ class Workflow(Generic[P, R]):
         return Workflow(self.definition, *self._with_options(close_policy, attributes))
 
     def _with_options(
-        self, close_policy: ClosePolicy | None, attributes: Mapping[str, Any] | None
+        self, close_policy: ClosePolicy | UnsetType, attributes: Mapping[str, Any] | None
     ) -> tuple[ClosePolicy, Mapping[str, Any]]:
-        policy = self.close_policy if close_policy is None else checked_close_policy(close_policy)
+        policy = self.close_policy if close_policy is UNSET else checked_close_policy(close_policy)
         return policy, self.attributes if attributes is None else attributes
 
 
@@ -145,7 +146,7 @@ class Flow(Workflow[[S], S], Generic[S]):
     definition: FlowDefinition
 
     def options(
-        self, *, close_policy: ClosePolicy | None = None, attributes: Mapping[str, Any] | None = None
+        self, *, close_policy: ClosePolicy | UnsetType = UNSET, attributes: Mapping[str, Any] | None = None
     ) -> "Flow[S]":
         """Return the same flow with other options for children: see `Workflow.options`."""
         return Flow(self.definition, *self._with_options(close_policy, attributes))

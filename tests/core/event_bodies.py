@@ -21,6 +21,8 @@ SAMPLES: list[tuple[Body, str | None]] = [
             attributes={"cents": 5, "reference.customer": "42"},
             schedule=e.ScheduleTick("nightly", 5),
             forked_from=e.ForkedFrom("run-0", 7, "run-00"),
+            requires_approval=True,
+            start_at=START + 1,
         ),
         None,
     ),

@@ -30,6 +30,7 @@ VERBS: dict[str, Callable[[RunHandle[Any]], Awaitable[Any]]] = {
     "skip_step": lambda run: run.skip_step("nowhere"),
     "terminate": lambda run: run.terminate(),
     "retry_run": lambda run: run.retry_run(signal_id="again"),
+    "fork": lambda run: run.fork(request_id="again"),
     "query": lambda run: run.query("colour"),
     "state": lambda run: run.state(),
     "update": lambda run: run.update("double", number=2),
@@ -56,6 +57,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "skip_step": (*FINE, *DONE),
     "terminate": (*FINE, *DONE),
     "retry_run": (*(Conflict,) * 4, *(RunHandle,) * 3),
+    "fork": (RunHandle,) * 7,  # a run of its own, from as late as can be
     "query": (WAITS, WAITS, "blue", "blue", "blue", "blue", "blue"),
     "state": (WAITS, WAITS, *(NotFound,) * 5),  # it is code, and no flow
     "update": (WAITS, WAITS, 4, WAITS, *DONE),

@@ -50,6 +50,8 @@ async def test_runs_of_others_are_not_there() -> None:
             ask |= {field: EXAMPLES[name][field] for field in operation.path_fields if field != "run_id"}
             if "actor" not in operation.request_type.__struct_fields__:
                 ask.pop("actor", None)
+            if "other_run_id" in operation.request_type.__struct_fields__:
+                ask["other_run_id"] = mine
             status, problem = await server.rest(name, ask, **{"x-tenant": "a"})
             assert (status, problem.get("code")) == (404, "NotFound"), (name, problem)
         page = (await server.rest("runs.list", {}, **{"x-tenant": "a"}))[1]

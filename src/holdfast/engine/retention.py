@@ -338,20 +338,29 @@ class RetentionDuty:
 
         Raise `Conflict` if another pass is under way.
         """
-        lock = None if self._is_sweeping else await self._store.acquire_lock(PASS_LOCK, self._node, PASS_LEASE_MS)
-        if lock is None:
-            raise Conflict("retention is under way already: see retention.show")
+        is_free = not self._is_sweeping
         self._is_sweeping = True
-        account = _Account(await self._store.now())
         try:
-            await self._delete(account, check, until_s, actor)
-            await self._look_for_stale(account, is_dry=False)
+            if not is_free or await self._store.acquire_lock(PASS_LOCK, self._node, PASS_LEASE_MS) is None:
+                raise Conflict("retention is under way already: see retention.show")
+            account = _Account(await self._store.now())
+            try:
+                await self._delete(account, check, until_s, actor)
+                await self._look_for_stale(account, is_dry=False)
+            finally:
+                await self._write(account, actor)
         finally:
-            self._is_sweeping = False
-            await self._write(account, actor)
-            await self._store.release_lock(PASS_LOCK, self._node, lock.epoch)
+            if is_free:
+                self._is_sweeping = False
+                await self._release()
         self.last = account.report()
         return self.last
+
+    async def _release(self) -> None:
+        """Give the lock of the pass up, also if this pass was cancelled before it knew that it had the lock."""
+        for lock in await self._store.find_locks():
+            if (lock.name, lock.owner) == (PASS_LOCK, self._node):
+                await self._store.release_lock(lock.name, lock.owner, lock.epoch)
 
     async def _delete(self, account: _Account, check: Callable[[], None], until_s: float | None, actor: str) -> None:
         """Do one step after the other, with pauses; renew the lock, and write to the audit log, now and then."""

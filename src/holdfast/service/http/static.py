@@ -21,7 +21,17 @@ from holdfast.errors import NotFound
 FOLDER = Path(__file__).parents[2] / "web"
 DOCUMENT = "index.html"
 ASSETS = "/assets"
-PLACES = ("/", "/runs", "/runs/{rest:path}", "/inbox", "/inbox/{rest:path}", "/plans", "/schedules", "/health", "/audit")
+PLACES = (
+    "/",
+    "/runs",
+    "/runs/{rest:path}",
+    "/inbox",
+    "/inbox/{rest:path}",
+    "/plans",
+    "/schedules",
+    "/health",
+    "/audit",
+)
 """Where the document is: what it shows at which of them it decides itself."""
 
 KINDS = {
