@@ -40,7 +40,7 @@ FIGURES = {
     ),
     "plans": (
         {f"{shape}, 400 steps" for shape in ("chain", "fan-out", "layered")},
-        {"ms/step", "first tenth", "last tenth", "ms/step by tenths", "MB"},
+        {"ms/step", "first tenth, CPU", "last tenth, CPU", "CPU ms/step by tenths", "MB"},
     ),
     "retention": ({"SQLite", "PostgreSQL"}, {"runs deleted/s", "p99 ms alone", "p99 ms beside", "ratio"}),
     "core": ({"decide, apply commands and fold, one step at a time", "fold of 2,001 events"}, {"events/s"}),
@@ -64,7 +64,7 @@ def numbers(values: Any) -> list[float]:
 
 def _parts(values: Any) -> list[Any]:
     return (
-        [values[key] for key in values if key not in ("MB", "ms/step by tenths")]
+        [values[key] for key in values if key not in ("MB", "CPU ms/step by tenths")]
         if isinstance(values, dict)
         else list(values)
     )

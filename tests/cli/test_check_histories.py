@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pty
 import sqlite3
 import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -231,6 +233,89 @@ async def test_a_store_without_runs_is_no_green_light(forks: ForkedCommands, tmp
         await started.result()
     done = forks.run(tmp_path, environment(), "check-histories", "same.py", "--store", address)
     assert (done.returncode, done.stderr) == (0, f"runs checked: 0; would be paused: 0; store: {address}\n")
+
+
+THREE_WAYS = """
+from dataclasses import dataclass
+import holdfast as hf
+
+app = hf.App("shop")
+
+
+@dataclass
+class Order:
+    number: int
+    packed: bool = False
+
+
+@app.activity
+async def pack(number: int) -> int:
+    return number
+
+
+@app.activity
+async def pack_order(order: Order) -> Order:
+    return Order(order.number, True)
+
+
+@app.workflow
+async def by_code(number: int) -> int:
+    await pack(number)
+    await hf.wait_signal("go", str)
+    return number
+
+
+by_flow = app.flow("by_flow", Order, hf.Scene(hf.Act(pack_order), hf.Signal("go")))
+PLAN = {
+    "plan": "by_plan",
+    "version": "1",
+    "inputs": {"number": {"type": "integer"}},
+    "steps": [
+        {"id": "pack", "activity": "pack", "input": {"number": "${inputs.number}"}},
+        {"id": "go", "signal": "go", "depends_on": ["pack"]},
+    ],
+}
+"""
+
+
+def load_module(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import the very file that the command loads."""
+    spec = importlib.util.spec_from_file_location("three_ways", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "three_ways", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.contract("WF-1", "WF-3")
+async def test_flows_and_plans_are_checked_as_code_is(
+    forks: ForkedCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "same.py").write_text(THREE_WAYS)
+    (tmp_path / "changed.py").write_text(
+        THREE_WAYS.replace("hf.Act(pack_order), hf.Signal", "hf.Sleep(1), hf.Signal").replace(
+            "    await pack(number)\n", ""
+        )
+    )
+    module = load_module(tmp_path / "same.py", monkeypatch)
+    app, address = module.app, f"sqlite:///{tmp_path}/shop.db"
+    async with app.node(address):
+        runs = [
+            await app.start(module.by_code, 1, run_id="code"),
+            await app.start(module.by_flow, module.Order(1), run_id="flow"),
+            await app.plans.start(module.PLAN, {"number": 1}, run_id="plan"),
+        ]
+        for run in runs:
+            await wait_for_event(run, "SignalWaiting")
+    done = forks.run(tmp_path, environment(), "check-histories", "same.py", "--store", address)
+    assert (done.returncode, done.stderr) == (0, f"runs checked: 3; would be paused: 0; store: {address}\n")
+    done = forks.run(tmp_path, environment(), "check-histories", "changed.py", "--store", address, "--json")
+    problems = {problem["run_id"]: problem for problem in map(json.loads, done.stdout.splitlines())}
+    assert (done.returncode, set(problems)) == (1, {"code", "flow"})  # the plan is data: no code of it has changed
+    assert {problem["code"] for problem in problems.values()} == {"NondeterminismError"}
+    assert "pack_order" in problems["flow"]["message"]
 
 
 def test_a_store_that_is_not_there_is_not_made(forks: ForkedCommands, tmp_path: Path) -> None:
