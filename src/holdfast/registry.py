@@ -12,43 +12,34 @@ from msgspec import Raw
 from holdfast.core import events as e
 from holdfast.core.attributes import AttributeType
 from holdfast.core.bus import Sink, check_sink
-from holdfast.core.plans import is_plan
 from holdfast.core.schedules import Schedule
-from holdfast.errors import InvalidInput, NotFound, VersionMismatch
+from holdfast.errors import InvalidInput, NotFound
 from holdfast.limits import Limits
-from holdfast.program.coroutine import CoroutineProgram
 from holdfast.program.definitions import ActivityDefinition, WorkflowDefinition, WorkflowLimit
-from holdfast.program.flow.definition import FlowDefinition
-from holdfast.program.flow.program import FlowProgram
-from holdfast.program.plan.definition import PlanCache, PlanDefinition
-from holdfast.program.plan.program import PlanProgram
-from holdfast.program.port import Program
+from holdfast.program.plan.definition import PlanCache
 from holdfast.program.secrets import SecretProvider
 from holdfast.program.values import PLAIN, Values
 
 TURN_S = 5.0
 """How long the code of a workflow may block its node, unless the node's options say otherwise."""
 
-MOST_CALLBACKS = 1_000_000
-"""How many callbacks a program may run in one turn before it counts as a runaway."""
-
 
 class Registry:
     """What an app can run. Entries are added and never taken away."""
 
     __slots__ = (
-        "_limits",
-        "_turn_s",
         "activities",
         "allow_cross_tenant_signals",
         "approvals",
         "attributes",
         "built_in",
+        "limits",
         "plans",
         "projections",
         "schedules",
         "secrets",
         "sinks",
+        "turn_s",
         "values",
         "workflow_limits",
         "workflows",
@@ -88,13 +79,10 @@ class Registry:
         """How the app's values are stored."""
         self.attributes: Mapping[str, AttributeType] = {}
         """The types of search attributes that the app declares, by name."""
-        self._limits = limits or Limits()
-        self._turn_s = turn_s
-
-    @property
-    def limits(self) -> Limits:
+        self.limits = limits or Limits()
         """The bounds that its programs keep to."""
-        return self._limits
+        self.turn_s = turn_s
+        """How long the code of a workflow may block its node; None sets no bound."""
 
     def bounded(self, limits: Limits, turn_s: float | None) -> "Registry":
         """Return a registry with the same entries whose programs keep to these bounds."""
@@ -178,29 +166,6 @@ class Registry:
     def fingerprints(self) -> dict[tuple[str, str], str]:
         """Return the fingerprint of each workflow's code: it differs where the code of the same version does."""
         return {key: definition.fingerprint for key, definition in self.workflows.items()}
-
-    def begin(
-        self,
-        run_id: str,
-        plan_id: str,
-        plan_version: str,
-        depth: int,
-        input: Raw,
-        rotation: int,
-        plan: PlanDefinition | None = None,
-    ) -> Program:
-        """Make the program of a run; raise `VersionMismatch` if the version that it was started with is missing."""
-        definition = self.workflows.get((plan_id, plan_version))
-        if definition is None and plan is not None:
-            return PlanProgram(plan, run_id, input, rotation, depth, self._limits, self)
-        if definition is None and is_plan(plan_id):
-            raise VersionMismatch(f"run {run_id} needs the body of {plan_id!r} {plan_version!r}: it is not here")
-        if definition is None:
-            known = sorted(version for name, version in self.workflows if name == plan_id)
-            raise VersionMismatch(f"run {run_id} needs version {plan_version!r} of {plan_id!r}; known are {known}")
-        if isinstance(definition, FlowDefinition):
-            return FlowProgram(definition, run_id, input, rotation, depth, self._limits, self._turn_s)
-        return CoroutineProgram(definition, run_id, input, rotation, depth, self._limits, MOST_CALLBACKS, self._turn_s)
 
     def check_result(self, step: e.Body, result: Raw) -> None:
         """Raise `InvalidInput` if a result does not fit what an activity or a child returns, if it is registered."""

@@ -25,9 +25,9 @@ from tests.engine.harness import wait_for_event
 PACKAGE = str(Path(hf.__file__).parent) + "/"
 ROUNDS = 5
 
-START_FILES = 32
-SIGNAL_FILES = 38
-REST_START_FILES = 41
+START_FILES = 30
+SIGNAL_FILES = 36
+REST_START_FILES = 40
 TOKEN_FILES = 2
 
 Order = Workflow[[], str]

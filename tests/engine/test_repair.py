@@ -253,7 +253,7 @@ async def test_patched_lets_new_code_serve_old_and_new_runs(variant: EngineVaria
 async def test_a_workflow_that_spins_is_paused_and_goes_on_when_it_is_mended(
     variant: EngineVariant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.registry.MOST_CALLBACKS", 2_000)
+    monkeypatch.setattr("holdfast.engine.turns.execute.MOST_CALLBACKS", 2_000)
 
     def spinning(charge: Any, ship: Any) -> Any:
         async def order() -> str:

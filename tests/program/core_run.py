@@ -29,6 +29,7 @@ from holdfast.core.messages import (
 )
 from holdfast.core.state import RUNNING, RunState, fold, state_of
 from holdfast.core.timing import NO_RETRY
+from holdfast.engine.turns.execute import make_program
 from holdfast.program.coroutine import CoroutineProgram
 from holdfast.program.port import Program
 from holdfast.program.replay import Replay
@@ -179,7 +180,7 @@ class CoreRun:
             assert isinstance(queued, e.RunQueued)
             given = queued.input
         run = self.state.run_id, self.state.plan_id, self.state.plan_version, self.state.depth
-        return self.app.registry.begin(*run, given, self._rotation)
+        return make_program(self.app.registry, *run, given, self._rotation)
 
     def _absorb(self, answer: Decision) -> None:
         events = self._keep(answer)

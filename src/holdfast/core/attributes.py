@@ -8,14 +8,14 @@ The parts of a run's business reference are attributes too, of type str and name
 """
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from math import isfinite
 from re import compile as pattern
 from typing import Any, Literal, get_args, get_origin
 
 from msgspec import Struct
 
-from holdfast.core.instants import Instant
+from holdfast.core.instants import Instant, datetime_of, instant_of
 from holdfast.errors import InvalidInput
 from holdfast.limits import ATTRIBUTE_BYTES, ATTRIBUTE_ITEMS, ATTRIBUTES
 
@@ -36,7 +36,6 @@ EXACT = 2**53
 
 _NAME = pattern(r"[a-z][a-z0-9_]{0,62}")
 _PART = pattern(r"[A-Za-z][A-Za-z0-9_]{0,62}")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class At(Struct, frozen=True, gc=False):
@@ -156,7 +155,7 @@ def items_of(value: Value) -> Iterator[tuple[RowKind, str | float]]:
 def plain(value: Value) -> str | int | float | bool | list[str] | datetime:
     """Return a value as programs and callers have it."""
     if isinstance(value, At):
-        return _EPOCH + timedelta(microseconds=value.at)
+        return datetime_of(value.at)
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -165,7 +164,7 @@ def instant_in(text: str) -> At | None:
     try:
         moment = datetime.fromisoformat(text)
         moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-        return At((moment - _EPOCH) // timedelta(microseconds=1))
+        return At(instant_of(moment))
     except (ValueError, OverflowError):
         return None
 

@@ -1,4 +1,4 @@
-"""Instants as text and back.
+"""Instants, and as what else they are written: as text, and as a `datetime`.
 
 An instant is an integer count of microseconds since 1970-01-01T00:00:00Z. Its text is ISO 8601 in UTC with a
 fixed width, so that sorting the text sorts the time: signal keys on object storage depend on it.
@@ -35,4 +35,14 @@ def parse_instant(text: str) -> Instant:
         raise InvalidInput(f"not an ISO 8601 instant: {text!r}") from problem
     if moment.tzinfo is None:
         raise InvalidInput(f"an instant needs a zone, such as a final Z: {text!r}")
+    return instant_of(moment)
+
+
+def instant_of(moment: datetime) -> Instant:
+    """Return the instant of a datetime that has a zone."""
     return (moment - _EPOCH) // _MICROSECOND
+
+
+def datetime_of(instant: Instant) -> datetime:
+    """Return an instant as a datetime in UTC."""
+    return _EPOCH + timedelta(microseconds=instant)

@@ -12,7 +12,7 @@ waited for one after the other.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.clock import Ids
-from holdfast.core import codec
+from holdfast.core import codec, instants
 from holdfast.core import events as e
 from holdfast.core.audit import AuditEntry, Caller, audit_entry
 from holdfast.core.instants import Instant
@@ -69,8 +69,6 @@ RUNNING = 100
 INPUT_BYTES = 64 * 1024
 """How large the input of a schedule is at most."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 logger = logging.getLogger("holdfast.schedules")
 
@@ -561,7 +559,7 @@ def instant_of(field: str, moment: Any) -> Instant:
     """Return the instant of a datetime, which has a time zone."""
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise InvalidInput(f"{field} is a datetime with a time zone, not {moment!r}", field=field)
-    return (moment - _EPOCH) // _MICROSECOND
+    return instants.instant_of(moment)
 
 
 def tags_of(schedule: Schedule) -> tuple[str, ...]:

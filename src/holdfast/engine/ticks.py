@@ -7,7 +7,7 @@ the machine, so that all nodes agree; its version is stored with each schedule.
 """
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC
 from functools import lru_cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -15,15 +15,13 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from holdfast.core.instants import Instant
+from holdfast.core.instants import Instant, datetime_of, instant_of
 from holdfast.core.schedules import ScheduleSpec
 from holdfast.errors import InvalidInput
 
 TZDATA = version("tzdata")
 """The version of the time zones."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 _MACROS = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -81,14 +79,14 @@ def ticks_after(spec: ScheduleSpec, after: Instant) -> Iterator[Instant]:
 def _next_by_cron(spec: ScheduleSpec, after: Instant) -> Instant | None:
     ticks = _cron(spec, after)
     for moment in ticks:
-        tick = (moment.astimezone(UTC) - _EPOCH) // _MICROSECOND
+        tick = instant_of(moment.astimezone(UTC))
         if tick > after:  # after a change of the clock two local times can be the same instant
             return tick
     return None
 
 
 def _cron(spec: ScheduleSpec, after: Instant) -> CronSim:
-    local = (_EPOCH + timedelta(microseconds=after)).astimezone(zone_of(spec.tz))
+    local = datetime_of(after).astimezone(zone_of(spec.tz))
     try:
         return CronSim(_MACROS.get(spec.cron.strip().lower(), spec.cron), local)
     except (CronSimError, ValueError) as problem:

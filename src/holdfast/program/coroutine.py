@@ -51,7 +51,6 @@ from holdfast.program.definitions import (
     STARTING_A_RUN,
     STORING_A_PLAN,
     ActivityDefinition,
-    Signature,
     StartRequest,
     WorkflowDefinition,
     child_run_id,
@@ -76,6 +75,7 @@ from holdfast.program.outcomes import (
 from holdfast.program.port import EndDeferred
 from holdfast.program.read_only import read_only
 from holdfast.program.source import awaiting_line, calling_line, first_line, waiting_line
+from holdfast.program.values import Signature
 from holdfast.program.watchdog import Watch
 
 Query = Callable[..., Any]

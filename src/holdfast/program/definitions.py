@@ -1,19 +1,14 @@
-"""Workflows and activities as they are registered: names, versions, types, policies and limits.
-
-Arguments are bound to the parameters of the function and stored as a JSON object by their names, so that people can
-read them, other languages can send them, and they can be checked against annotations. A value that does not fit raises.
-"""
+"""Workflows and activities as they are registered: names, versions, types, policies and limits."""
 
 import inspect
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import cached_property, lru_cache
 from math import inf
-from typing import Any, Literal, Never, NoReturn, TypedDict, get_args, get_type_hints
+from typing import Any, Literal, TypedDict, get_args
 
 import msgspec
 from msgspec import Raw
-from msgspec.structs import asdict
 
 from holdfast.core import codec
 from holdfast.core.admission import AdmissionRequest, Overload, RunLimit, check_admission_request, check_limit
@@ -26,153 +21,8 @@ from holdfast.core.timing import NO_RETRY, Retry
 from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS, NAME_BYTES, VERIFY_TIMEOUT_MS
 from holdfast.program.fingerprint import fingerprint
-from holdfast.program.schema import parts_of
 from holdfast.program.secrets import Secret, without_secrets
-from holdfast.program.values import PLAIN, Values
-
-
-class Signature:
-    """The parameters and the result of a function, as types that values are checked against."""
-
-    def __init__(
-        self, function: Callable[..., Any], what: str = "", *, values: Values = PLAIN, skip_first: bool = False
-    ) -> None:
-        self.name = what or codec.type_name(function)
-        signature = inspect.signature(function)
-        parameters = list(signature.parameters.values())[1 if skip_first else 0 :]
-        for parameter in parameters:
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                raise InvalidInput(f"{self.name}: *args and **kwargs cannot be kept; name the parameters")
-            if parameter.kind is parameter.POSITIONAL_ONLY:
-                raise InvalidInput(f"{self.name}: arguments are stored by name; {parameter.name!r} is positional-only")
-        hints = _hints(function, self.name)
-        kinds = {
-            p.name: values.checked(hints.get(p.name, Any), f"parameter {p.name!r} of {self.name}") for p in parameters
-        }
-        fields = [
-            (p.name, kinds[p.name]) if p.default is p.empty else (p.name, kinds[p.name], p.default) for p in parameters
-        ]
-        self.values = values
-        self.hints = {p.name: hints[p.name] for p in parameters if p.name in hints}
-        """The annotated types of the parameters, by their names."""
-        self.names = [p.name for p in parameters]
-        self._signature = signature.replace(parameters=parameters)
-        try:
-            self._model = msgspec.defstruct(
-                f"{getattr(function, '__name__', 'function')}_arguments",
-                fields,
-                kw_only=True,
-                forbid_unknown_fields=True,
-            )
-        except TypeError as problem:  # a default that is shared and can be changed
-            raise InvalidInput(f"{self.name}: a default cannot be kept: {problem}") from problem
-        self._decoder = values.new_decoder(self._model)
-        self._positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
-        self._known = frozenset(self.names)
-        self.required = frozenset(p.name for p in parameters if p.default is p.empty)
-        self._all_positional = len(parameters) if len(self._positional) == len(parameters) else -1
-        self.result_type = hints.get("return", Any)
-        if self.result_type in (NoReturn, Never):
-            self.result_type = Any
-        self._result_decoder = values.decoder(self.result_type, f"the result of {self.name}")
-
-    def __str__(self) -> str:
-        return str(self._signature)
-
-    def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Raw:
-        """Return the arguments as JSON, after binding them to the parameters."""
-        arguments = self._bind(args, kwargs)
-        try:
-            raw = self.values.encode(arguments)
-            codec.decode_with(self._decoder, raw)
-        except InvalidInput as problem:
-            raise self._unfit(arguments, problem) from problem
-        return raw
-
-    def _unfit(self, arguments: dict[str, Any], problem: InvalidInput) -> InvalidInput:
-        """Return the error that says which argument cannot be stored, or does not fit its type."""
-        for name, value in arguments.items():
-            try:
-                self.values.encode(value)
-            except InvalidInput as unfit:
-                return InvalidInput(f"argument {name!r} of {self.name}: {unfit.message}", field=name)
-        return InvalidInput(f"{self.name}: {problem.message}")
-
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        if not kwargs and len(args) == self._all_positional:
-            return dict(zip(self._positional, args, strict=True))  # the usual call, on a short path
-        if not args and self.required <= kwargs.keys() <= self._known:  # the usual call of a service
-            return {name: kwargs[name] for name in self.names if name in kwargs}
-        try:
-            return self._signature.bind(*args, **kwargs).arguments
-        except TypeError as problem:
-            raise InvalidInput(f"{self.name}: {problem}") from problem
-
-    def unpack(self, raw: Raw) -> dict[str, Any]:
-        """Return the arguments that the JSON holds, as the annotated types."""
-        model = codec.decode_with(self._decoder, raw)
-        return asdict(model)
-
-    @cached_property
-    def _kinds(self) -> "dict[str, msgspec.json.Decoder[Any]]":
-        return {field.name: self.values.new_decoder(field.type) for field in msgspec.structs.fields(self._model)}
-
-    def misfits(self, arguments: Mapping[str, Any], later: Container[str] = ()) -> Iterator[tuple[str, str]]:
-        """Yield the arguments that are missing, not known or of another type, each with the reason.
-
-        The values of those in `later` are not known yet.
-        """
-        for name in self.names:
-            if name in self.required and name not in arguments:
-                yield name, f"{self.name} needs the argument {name!r}"
-        kinds = self._kinds
-        for name, value in arguments.items():
-            if name not in kinds:
-                known = ", ".join(self.names) or "none"
-                yield name, f"{self.name} has no argument {name!r}; it has {known}"
-            elif name not in later:
-                try:
-                    kinds[name].decode(codec.encode(value))
-                except (msgspec.MsgspecError, InvalidInput, UnicodeError) as problem:
-                    where, reason = codec.explain_unfit(problem)
-                    yield name, f"argument {name!r} of {self.name} does not fit: {reason}{where and f' at {where}'}"
-
-    def takes(self, kind: type) -> bool:
-        """Return whether values of this type may be among the arguments, also inside of others."""
-        return any(part is kind for hint in self.hints.values() for part in parts_of(hint, set()))
-
-    def schemas(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the JSON Schemas of the arguments and of the result."""
-        return self._schemas
-
-    @cached_property
-    def _schemas(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return self.values.schema(self._model), self.values.schema(self.result_type)
-
-    def result_of(self, raw: Raw | None) -> Any:
-        """Return the result that the JSON holds, as the annotated type; None if the step was skipped."""
-        if raw is None:
-            return None
-        try:
-            value = self._result_decoder.decode(raw)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as problem:
-            kind = codec.type_name(self.result_type)
-            raise InvalidInput(f"the result of {self.name} does not fit {kind}: {problem}") from problem
-        return codec.decode_with(self._result_decoder, raw) if type(value) is dict and codec.SEAL in value else value
-
-
-def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    """Return the annotations of a function, resolved."""
-    annotated: Any = function
-    if not hasattr(annotated, "__annotations__"):  # a partial, or an object with __call__
-        annotated = getattr(annotated, "func", None) or type(annotated).__call__
-    try:
-        return get_type_hints(annotated, include_extras=True)
-    except (NameError, AttributeError, TypeError) as problem:
-        raise InvalidInput(
-            f"{name}: an annotation cannot be resolved: {problem}; it has to be importable where the function is "
-            "defined, not under TYPE_CHECKING and not inside another function"
-        ) from problem
+from holdfast.program.values import PLAIN, Signature, Values
 
 
 class WorkflowDefinition:

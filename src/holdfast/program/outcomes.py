@@ -27,9 +27,9 @@ from holdfast.errors import (
     WorkflowFailed,
 )
 from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS
-from holdfast.program.definitions import Signature, WorkflowDefinition
+from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.source import authors_frames, raising_line
-from holdfast.program.values import PLAIN, Values
+from holdfast.program.values import PLAIN, Signature, Values
 from holdfast.program.watchdog import Watch
 
 Bounded = Callable[[Raw, str], Raw]

@@ -218,8 +218,7 @@ def check_on_misfit(on_misfit: Any) -> None:
 
 
 def _until(program: CoroutineProgram, timeout: timedelta | float | None) -> Instant | None:
-    limit_ms = milliseconds(timeout)
-    return None if limit_ms is None else program.now() + limit_ms * 1_000
+    return None if timeout is None else program.now() + (milliseconds(timeout) or 0) * 1_000
 
 
 def _kind(program: CoroutineProgram, name: str, kind: Any) -> Any:

@@ -1,14 +1,14 @@
 """What operations answer with: records of the engine as callers see them, with instants as text of ISO 8601."""
 
 from collections.abc import Callable, Container, Hashable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
-from holdfast.core import codec
+from holdfast.core import codec, instants
 from holdfast.core.attributes import REFERENCE, Attributes, parts_of, plain
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import (
@@ -38,19 +38,17 @@ T = TypeVar("T", bound=Struct)
 Moment = Annotated[datetime, Meta(tz=True)]
 """A point in time on the wire: ISO 8601 with a zone."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
-_LAST = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_LAST = instants.instant_of(datetime(9999, 12, 31, tzinfo=UTC))
 
 
 def moment(instant: Instant) -> datetime:
     """Return an instant as it goes over the wire."""
-    return _EPOCH + timedelta(microseconds=min(instant, _LAST))
+    return instants.datetime_of(min(instant, _LAST))
 
 
 def instant_of(given: datetime | None) -> Instant | None:
     """Return the instant that a caller names."""
-    return None if given is None else (given - _EPOCH) // _MICROSECOND
+    return None if given is None else instants.instant_of(given)
 
 
 def shown(kind: type[T], record: Any, **more: Any) -> T:

@@ -39,6 +39,7 @@ from holdfast.core.messages import (
     outcomes_of,
     updates_of,
 )
+from holdfast.core.plans import is_plan
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, OpenStep, RunState, state_of
 from holdfast.core.tasks import task_operations
 from holdfast.core.timing import step_options
@@ -57,12 +58,20 @@ from holdfast.errors import (
     VersionMismatch,
 )
 from holdfast.limits import ROTATIONS_IN_ONE_BREATH, Limits
+from holdfast.program.coroutine import CoroutineProgram
+from holdfast.program.flow.definition import FlowDefinition
+from holdfast.program.flow.program import FlowProgram
 from holdfast.program.outcomes import error_info
+from holdfast.program.plan.definition import PlanDefinition
+from holdfast.program.plan.program import PlanProgram
 from holdfast.program.port import EndDeferred, Program
 from holdfast.program.replay import CONCERN_PROGRAM, Replay
 from holdfast.program.tasks import answer_check
 from holdfast.registry import Registry
 from holdfast.store.port import LoadedRun, NewRun, RunHead, Store
+
+MOST_CALLBACKS = 1_000_000
+"""How many callbacks a program may run in one turn before it counts as a runaway."""
 
 START_S = 10.0
 """How long a query waits for its run to start."""
@@ -95,6 +104,31 @@ class CachedRun:
         self.replay.close()
 
 
+def make_program(
+    registry: Registry,
+    run_id: str,
+    plan_id: str,
+    plan_version: str,
+    depth: int,
+    input: Raw,
+    rotation: int,
+    plan: PlanDefinition | None = None,
+) -> Program:
+    """Make the program of a run; raise `VersionMismatch` if the version that it was started with is missing."""
+    definition = registry.workflows.get((plan_id, plan_version))
+    if definition is None and plan is not None:
+        return PlanProgram(plan, run_id, input, rotation, depth, registry.limits, registry)
+    if definition is None and is_plan(plan_id):
+        raise VersionMismatch(f"run {run_id} needs the body of {plan_id!r} {plan_version!r}: it is not here")
+    if definition is None:
+        known = sorted(version for name, version in registry.workflows if name == plan_id)
+        raise VersionMismatch(f"run {run_id} needs version {plan_version!r} of {plan_id!r}; known are {known}")
+    if isinstance(definition, FlowDefinition):
+        return FlowProgram(definition, run_id, input, rotation, depth, registry.limits, registry.turn_s)
+    bounds = registry.limits, MOST_CALLBACKS, registry.turn_s
+    return CoroutineProgram(definition, run_id, input, rotation, depth, *bounds)
+
+
 class _Beginning:
     """Makes the programs of a run: one for each rotation that it goes through.
 
@@ -119,7 +153,7 @@ class _Beginning:
             self._rotation += 1
             self._input = event.data.input
         run = self._run_id, self._plan_id, self._plan_version, self._depth
-        program = self._registry.begin(*run, self._input, self._rotation, self._plan)
+        program = make_program(self._registry, *run, self._input, self._rotation, self._plan)
         if self._seed:  # a fork: it draws what the run drew whose results it has
             program.seed = f"{self._seed}|{self._rotation}"
         return program

@@ -22,7 +22,6 @@ from holdfast.program.definitions import (
     ActivityDefinition,
     ActivityOptions,
     OnError,
-    Signature,
     WorkflowDefinition,
     encode_options,
     milliseconds,
@@ -30,7 +29,7 @@ from holdfast.program.definitions import (
 from holdfast.program.fingerprint import CHARS, fingerprint
 from holdfast.program.flow.steps import Act, Child, Chorus, Cue, Scene, Signal, Sleep, Step, Task
 from holdfast.program.tasks import known_form
-from holdfast.program.values import PLAIN, Values
+from holdfast.program.values import PLAIN, Signature, Values
 
 MOST_DEPTH = 50
 """How deep groups may be in groups."""

@@ -21,13 +21,13 @@ from holdfast.core.keys import check_idempotency_key
 from holdfast.core.plans import PlanRef
 from holdfast.errors import InvalidInput, PlanInvalid
 from holdfast.limits import PLAN_PROBLEMS
-from holdfast.program.definitions import ActivityDefinition, Signature, WorkflowDefinition
+from holdfast.program.definitions import ActivityDefinition, WorkflowDefinition
 from holdfast.program.plan.forms import problems_of_form
 from holdfast.program.plan.model import Plan, PlanInput, Step, read_plan
 from holdfast.program.plan.references import Expression, Template, is_template, parse_template
 from holdfast.program.plan.schemas import schema_at, types_of
 from holdfast.program.plan.text import Place, PlanProblem, keys_of
-from holdfast.program.values import PLAIN, Values
+from holdfast.program.values import PLAIN, Signature, Values
 
 LAST_PLANS = 16
 """How many plans are kept in memory that no run in memory uses."""

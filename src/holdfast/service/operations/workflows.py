@@ -7,7 +7,8 @@ from msgspec import Struct
 from holdfast.core.admission import RunLimit
 from holdfast.core.graph import Graph
 from holdfast.errors import NotFound
-from holdfast.program.definitions import Signature, WorkflowDefinition
+from holdfast.program.definitions import WorkflowDefinition
+from holdfast.program.values import Signature
 from holdfast.service.context import RequestContext
 from holdfast.service.registry import Name, Request, operation
 
