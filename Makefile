@@ -84,7 +84,8 @@ soak: $(DEV_STAMP) ## Play simulated crashes until 100,000 signals were sent int
 	@$(BIN)/python -m tests.sim.soak
 	@TEST_KILL_ROUNDS=1000 $(BIN)/pytest -q -s tests/crash/test_kill.py
 	@TEST_SCHEDULE_DAYS=366 $(BIN)/pytest -q -s -n 0 tests/sim/test_schedules.py
-	@TEST_TICK_SECONDS=60 $(BIN)/pytest -q -s -n 0 tests/crash/test_ticks.py
+	@TEST_TICK_SECONDS=60 TEST_TICK_SCHEDULES=50 $(BIN)/pytest -q -s -n 0 tests/crash/test_ticks.py
+	@TEST_RELAY_KILLS=100 TEST_RELAY_RUNS=2000 $(BIN)/pytest -q -s -n 0 tests/bus/test_killed_relay.py
 	@TEST_PAYMENTS=5000 $(BIN)/pytest -q -s tests/payments/test_schedules.py
 
 chaos: $(DEV_STAMP) ## Kill and freeze real nodes at random for five minutes (CHAOS_ARGS='--store failover'; CONTRIBUTING.md)

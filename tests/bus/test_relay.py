@@ -13,6 +13,8 @@ import holdfast as hf
 from holdfast.core.bus import OutboxSettlement, Sink, SinkProgress
 from holdfast.core.events import Event
 from holdfast.engine.activities.secrets import EnvironmentSecrets
+from holdfast.engine.bus import relay
+from holdfast.engine.bus.relay import RUNS_AT_ONCE
 from holdfast.engine.observe.metrics import observer_of
 from holdfast.engine.options import NodeOptions
 from holdfast.store.payloads import SealingStore
@@ -136,6 +138,63 @@ async def test_a_sink_that_is_away_holds_up_neither_runs_nor_other_sinks(store: 
                 await until_sent(store, "away")
         assert away.of(run.run_id) == receiver.of(run.run_id)
         assert (await status_of(store, "away")).failures == 0
+
+
+@pytest.mark.contract("BUS-1")
+async def test_a_sink_that_hangs_is_left_alone_after_one_request_for_each_place(store: Store) -> None:
+    """It is not asked for every run that waits, each with its time-out; when it answers again it gets everything."""
+    app, order = make_app()
+    async with Receiver().serve() as receiver:
+        receiver.delay_s = 60.0
+        await store.put_sink(hook(receiver, timeout_ms=100, first_ms=60_000, most_ms=60_000))
+        async with running(app, store, replace(OPTIONS, relays=False)):
+            runs = [await app.start(order, number) for number in range(30)]
+            for run in runs:
+                await run.result()
+        async with running(app, store):
+            async with asyncio.timeout(60):
+                while not (await status_of(store)).failures:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert 1 <= receiver.begun <= RUNS_AT_ONCE
+            receiver.delay_s = 0.0
+            await store.put_sink((await status_of(store)).sink)  # as an operator who resumes it
+            for entry in await store.find(OutboxQuery(sink="hook")):
+                done = SinkProgress()
+                rest = replace(entry, due_at=0, attempts=0)
+                await store.settle_outbox("hook", [OutboxSettlement(entry=entry, rest=rest)], done)
+            await until_sent(store)
+            for run in runs:
+                assert receiver.of(run.run_id) == [event.run_seq for event in await run.events()]
+
+
+@pytest.mark.contract("BUS-1")
+async def test_what_a_slow_sink_has_got_is_settled_before_the_rest_has_arrived(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a relay that dies does not send it all again: neither that of other runs, nor of one long history."""
+    monkeypatch.setattr(relay, "SETTLE_S", 0.0)
+    monkeypatch.setattr(relay, "PAGE_EVENTS", 2)
+    app, order = make_app()
+    settled: list[int] = []
+
+    class Settling(StoreProxy):
+        async def settle_outbox(self, sink: str, items: Any, progress: SinkProgress) -> list[bool]:
+            settled.append(progress.delivered)
+            return await self.inner.settle_outbox(sink, items, progress)
+
+    async with Receiver().serve() as receiver:
+        async with running(app, store, replace(OPTIONS, relays=False)):
+            runs = [await app.start(order, number) for number in range(12)]
+            for run in runs:
+                await run.result()
+        await store.put_sink(hook(receiver))
+        await store.replay_outbox("hook", 0, None, 1, -1, 100)
+        async with running(app, Settling(store)):
+            await until_sent(store)
+            for run in runs:
+                assert receiver.of(run.run_id) == [event.run_seq for event in await run.events()]
+    assert max(settled) <= 2 * RUNS_AT_ONCE
+    assert sum(settled) == len(receiver.events) == len(receiver.ids())
 
 
 @pytest.mark.contract("BUS-1")

@@ -22,6 +22,7 @@ class Receiver:
     def __init__(self, failing: float = 0.0, seed: int = 1) -> None:
         self.failing = failing
         self.events: list[dict[str, Any]] = []
+        self.begun = 0
         self.requests = 0
         self.status = 200
         self.answer_of: Callable[[dict[str, Any]], int] = lambda event: self.status
@@ -39,7 +40,14 @@ class Receiver:
 
     def of(self, run_id: str) -> list[int]:
         """Return the numbers of a run's events in the order in which they first arrived."""
-        return list(dict.fromkeys(int(event["sequence"]) for event in self.events if event["subject"] == run_id))
+        return self.by_run().get(run_id, [])
+
+    def by_run(self) -> dict[str, list[int]]:
+        """Return the numbers of each run's events in the order in which they first arrived."""
+        found: dict[str, dict[int, None]] = {}
+        for event in self.events:
+            found.setdefault(event["subject"], {})[int(event["sequence"])] = None
+        return {run_id: list(numbers) for run_id, numbers in found.items()}
 
     def ids(self) -> dict[tuple[str, str], set[str]]:
         """Return the ids under which each event has arrived."""
@@ -71,6 +79,7 @@ class Receiver:
                     for name, _, value in (line.partition(":") for line in head.split("\r\n")[1:] if line)
                 }
                 body = await reader.readexactly(int(fields["content-length"]))
+                self.begun += 1
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 status = self._take(fields, body)

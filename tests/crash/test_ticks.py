@@ -1,6 +1,6 @@
 """Ticks of every second on a real server, fired by processes that are killed: each starts one run.
 
-`TEST_TICK_SECONDS=60` plays for a minute, as `make soak` does.
+`TEST_TICK_SECONDS=60 TEST_TICK_SCHEDULES=50` plays for a minute, as `make soak` does.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from holdfast.store.port import RunQuery, ScheduleQuery
 from holdfast.store.postgres import PostgresStore
 
 SECONDS = int(os.environ.get("TEST_TICK_SECONDS", "4"))
+SCHEDULES = int(os.environ.get("TEST_TICK_SCHEDULES", "5"))
+NODES = 3
 TOP = Path(__file__).parents[2]
 
 
 def node(address: str) -> subprocess.Popen[bytes]:
     """Start a process with a node."""
-    command = [sys.executable, "-m", "tests.crash.tick_node", address]
+    command = [sys.executable, "-m", "tests.crash.tick_node", address, str(SCHEDULES)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=TOP)
 
 
@@ -34,15 +36,17 @@ def node(address: str) -> subprocess.Popen[bytes]:
 async def test_each_second_has_one_run_however_often_nodes_are_killed(postgres_url: str) -> None:
     seed = random.SystemRandom().randrange(10**6)
     rng = random.Random(seed)
-    nodes = [node(postgres_url) for _ in range(2)]
+    nodes = [node(postgres_url) for _ in range(NODES)]
+    kills = 0
     store = await PostgresStore.open(postgres_url)
     try:
         async with asyncio.timeout(60):
-            while not await store.find(ScheduleQuery()):  # noqa: ASYNC110
+            while len(await store.find(ScheduleQuery())) < SCHEDULES:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         end = await store.now() + SECONDS * 1_000_000
         while await store.now() < end:
-            await asyncio.sleep(rng.uniform(0.3, 1.0))
+            await asyncio.sleep(rng.uniform(0.5, 1.0))
+            kills += 1
             victim = rng.randrange(len(nodes))
             nodes[victim].kill()
             nodes[victim].wait()
@@ -57,8 +61,9 @@ async def test_each_second_has_one_run_however_often_nodes_are_killed(postgres_u
                 schedule_id, tick = head.run_request_id.removeprefix("schedule:").rsplit(":", 1)
                 ticks[schedule_id, int(tick)] += 1
             query = RunQuery(after=page[-1].run_id)
+        print(f"{len(ticks)} ticks of {SCHEDULES} schedules, {kills} kills")
         assert max(ticks.values()) == 1, seed
-        for number in range(5):
+        for number in range(SCHEDULES):
             seen = sorted(tick for schedule_id, tick in ticks if schedule_id == f"s-{number}")
             assert seen == list(range(seen[0], seen[-1] + 1, 1_000_000)), seed
             assert seen[-1] >= end - 1_000_000, seed

@@ -14,7 +14,7 @@ async def tick() -> None:
     """End at once."""
 
 
-for number in range(5):
+for number in range(int(sys.argv[2])):
     app.schedule(every=timedelta(seconds=1), workflow=tick, schedule_id=f"s-{number}", overlap="allow")
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections import Counter
 from itertools import takewhile
@@ -22,10 +23,11 @@ from holdfast.engine.host_locks import HostDuty
 from holdfast.engine.schedules import Declaration, Schedules, tags_of
 from holdfast.engine.ticks import ticks_after
 from holdfast.engine.turns.draft import prepare_run, start_key
+from holdfast.errors import StoreUnavailable
 from holdfast.registry import Registry
 from holdfast.store.memory import MemoryStore
-from holdfast.store.port import NewRun, Store
-from holdfast.testing import START
+from holdfast.store.port import NewRun, ScheduleQuery, Store
+from holdfast.testing import START, sim_loop
 from holdfast.testing.faults import Faults, FaultyStore, Weather
 from holdfast.testing.sim_loop import LoopClock, SimLoop, SimProcess
 from tests.sim.cluster import SeededIds
@@ -34,6 +36,10 @@ DAY_S = 86_400
 LEASE_MS = 3_600_000
 BEGIN = START + 53 * 86_400_000_000
 """March 22: the clocks change in Sofia a week later, and on Lord Howe Island after another."""
+NODES = "abc"
+MOST_KILLS = 20
+"""How many kills in a row there are at most; then the processes have a moment."""
+
 ZONES = ("Europe/Sofia", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "UTC")
 CRONS = ("30 2 * * *", "30 3 * * *", "0 9 * * MON-FRI", "15 */6 * * *", "0 0 L * *", "0 1,2,3 * * SUN")
 DAYS, SCHEDULES = int(os.environ.get("TEST_SCHEDULE_DAYS", "16")), 50
@@ -80,37 +86,61 @@ def declared(number: int) -> Schedule:
     return Schedule(schedule_id=f"s-{number}", app="sim", workflow="w", spec=spec)
 
 
-async def play(loop: SimLoop, store: MemoryStore, rng: Random, days: int) -> None:
-    """Let three processes fire schedules; they die all the time, and the store is not always there."""
-    weather = Weather(Faults(latency_s=0.2, refused=0.05, unanswered=0.05, repeated=0.05, unheard=0.5))
-    lives = 0
+async def play(loop: SimLoop, store: MemoryStore, rng: Random, days: int) -> int:
+    """Let three processes fire schedules; return how often one was killed.
 
-    async def live(process: SimProcess, name: str) -> None:
-        faulty = FaultyStore(store, weather, Random(rng.random()))
+    While ticks are due one of them is killed every second, and some die within a commit; the store is not always there.
+    """
+    weather = Weather(Faults(latency_s=0.05, refused=0.05, unanswered=0.05, repeated=0.05, unheard=0.5))
+    kills = 0
+
+    async def live(name: str, life: int) -> None:
+        faulty, owner = FaultyStore(store, weather, Random(rng.random())), f"{name}#{life}"
+        while True:
+            try:
+                await faulty.renew(owner, LEASE_MS, is_start=True)
+                break
+            except StoreUnavailable:
+                await asyncio.sleep(0.1)
         schedules = schedules_of(faulty, SeededIds(Random(rng.random())), name)
-        duty = HostDuty("schedules", f"{name}#{lives}", faulty, schedules.fire, LEASE_MS, 3_600.0, schedules.is_needed)
-        await duty.run()
+        await HostDuty("schedules", owner, faulty, schedules.fire, LEASE_MS, 3_600.0, schedules.is_needed).run()
 
     processes: dict[str, SimProcess] = {}
-    until = loop.time() + days * DAY_S
-    while loop.time() < until:
-        name = rng.choice("abc")
+
+    def restart(name: str) -> None:
         if name in processes:
             processes[name].kill()
-        lives += 1
-        processes[name] = SimProcess(loop, f"{name}-{lives}")
-        processes[name].spawn(live(processes[name], name))
+        processes[name] = SimProcess(loop, f"{name}-{kills}")
+        processes[name].spawn(live(name, kills))
         if rng.random() < 0.3:
-            processes[name].fuse = rng.randrange(1, 2_000)
-        await asyncio.sleep(rng.expovariate(1 / (DAY_S / 6)))
-        if rng.random() < 0.2:  # runs are deleted as soon as they could have been; their ticks are not run again
+            processes[name].fuse = rng.randrange(1, 200)
+
+    for name in NODES:
+        restart(name)
+    until = loop.time() + days * DAY_S
+    while loop.time() < until:
+        await asyncio.sleep(await seconds_until_due(store))
+        for _ in range(MOST_KILLS):
+            kills += 1
+            restart(rng.choice(NODES))
+            await asyncio.sleep(rng.uniform(0.5, 1.5))
+            if await seconds_until_due(store) > 2.0:
+                break
+        if rng.random() < 0.02:  # runs are deleted as soon as they could have been; their ticks are not run again
             purged.update(await delete_some(store, rng))
-    processes["calm"] = SimProcess(loop, "calm")
     weather.faults = Faults()
-    processes["calm"].spawn(live(processes["calm"], "calm"))
+    restart("calm")
     await asyncio.sleep(3 * DAY_S)
     for process in processes.values():
         process.kill()
+    return kills
+
+
+async def seconds_until_due(store: MemoryStore) -> float:
+    """Return how long nothing is due."""
+    [first] = await store.find(ScheduleQuery(app="sim", by_due=True, limit=1))
+    assert first.next_due is not None
+    return max(0.0, (first.next_due - await store.now()) / 1_000_000)
 
 
 purged: Counter[tuple[str, int]] = Counter()
@@ -136,18 +166,22 @@ async def delete_some(store: MemoryStore, rng: Random) -> list[tuple[str, int]]:
 
 @pytest.mark.contract("TMR-2", "OWN-4", "FMT-2")
 @pytest.mark.parametrize("seed", [1])
-def test_each_tick_starts_one_run_whatever_dies(seed: int) -> None:
+def test_each_tick_starts_one_run_whatever_dies(
+    seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sim_loop, "MOST_ROUNDS", 50_000 * DAYS)
+    caplog.set_level(logging.ERROR, "holdfast")
     loop, rng = SimLoop(seed), Random(seed)
     store = MemoryStore(LoopClock(loop, BEGIN))
     purged.clear()
 
-    async def main() -> None:
+    async def main() -> int:
         first = schedules_of(store, SeededIds(rng), "first")
         for number in range(SCHEDULES):
             await first.declare(Declaration(declared(number)))
-        await play(loop, store, rng, DAYS)
+        return await play(loop, store, rng, DAYS)
 
-    loop.simulate(main())
+    kills = loop.simulate(main())
     end = BEGIN + DAYS * DAY_S * 1_000_000
     started = Counter(tick_of(run.events[0].data) for run in store._runs.values()) + purged
     wanted = Counter(
@@ -157,5 +191,7 @@ def test_each_tick_starts_one_run_whatever_dies(seed: int) -> None:
     )
     early = Counter({key: count for key, count in started.items() if key[1] < end})
     assert early == wanted
-    assert len(wanted) > 20 * DAYS, len(wanted)
+    print(f"{len(wanted)} ticks in {DAYS} days, {kills} kills")
+    assert len(wanted) > 27 * DAYS, len(wanted)
+    assert kills > 10 * DAYS, kills
     assert max(started.values()) == 1

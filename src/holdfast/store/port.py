@@ -514,7 +514,8 @@ class ScheduleStore(Protocol):
 
         Raise `Conflict` if the revision is not `expected_revision`, 0 for one that does not exist: nothing is changed
         then. The answers are those of `create`; a run that is refused does not undo the rest. A retry of the same call
-        is recognised. The entry of the audit log is appended in the same commit.
+        is recognised, and creates nothing: a run that was deleted since is not there again. The entry of the audit log
+        is appended in the same commit.
         """
         ...
 

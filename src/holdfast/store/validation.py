@@ -1,7 +1,7 @@
 """Checks of arguments, the same in every store: what no store can keep or look up is refused before it is asked."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import isfinite
 from typing import Any, TypeVar, get_args
@@ -45,7 +45,18 @@ from holdfast.limits import (
 from holdfast.settings import Ownership
 from holdfast.store.decisions import LIFE, first_signals, not_waiting
 from holdfast.store.port import RunStore
-from holdfast.store.types import ArchivedRun, Heartbeat, Job, NewRun, PurgePolicy, RunCountQuery, RunQuery, Turn
+from holdfast.store.types import (
+    ArchivedRun,
+    Existing,
+    Heartbeat,
+    Job,
+    NewRun,
+    PurgePolicy,
+    Refused,
+    RunCountQuery,
+    RunQuery,
+    Turn,
+)
 
 F = TypeVar("F")
 
@@ -477,6 +488,15 @@ def check_lock(name: Any, owner: Any, lease_ms: Any = 1, epoch: Any = 1) -> None
     check_names("name", [name])
     check_lease(owner, lease_ms)
     check_values(epoch=epoch)
+
+
+def started_before(new: NewRun, find: Callable[[str], str | None]) -> Existing | Refused:
+    """Return the answer about a run of a commit that is made again: `find` looks for it by the key of its request.
+
+    Nothing is created: a run that is not there was deleted since.
+    """
+    problem = check_new_run(new)
+    return Existing(find(new.request_key) or new.run_id) if problem is None else Refused(problem)
 
 
 def check_committed_schedule(

@@ -54,6 +54,9 @@ PAGE_BYTES = 1024 * 1024
 RUNS_AT_ONCE = 8
 """For how many runs events are sent at the same time."""
 
+SETTLE_S = 1.0
+"""How long it takes at most, but for what is being sent, until what has arrived is settled."""
+
 START = (-1, 0)
 LAST = 2**61
 
@@ -76,6 +79,12 @@ class _Outcome(Struct):
     delivered: int = 0
     failure: str = ""
     is_rejected: bool = False
+
+
+def _is_down(outcomes: Sequence[_Outcome]) -> bool:
+    """Return whether nothing has arrived, and not because of what was sent."""
+    is_up = any(each.delivered or each.is_rejected or not each.failure for each in outcomes)
+    return bool(outcomes) and not is_up
 
 
 class Relay:
@@ -164,24 +173,34 @@ class Relay:
                 return next_at
             else:
                 self._after, began = START, START
-        self._after = (page[-1].number, LAST)
-        await self._send_page(status, groups, now)
+        last = await self._send_page(status, groups, now)
+        self._after = (page[-1].number if last is groups[-1] else last[0].number, LAST)
         return 0
 
-    async def _send_page(self, status: SinkStatus, groups: Sequence[list[OutboxEntry]], now: Instant) -> None:
+    async def _send_page(
+        self, status: SinkStatus, groups: Sequence[list[OutboxEntry]], now: Instant
+    ) -> list[OutboxEntry]:
+        """Send what there is of some runs, one after the other, and settle it; return the last that was sent.
+
+        The rest is left for the next time if the sink is slow, so that what has arrived is soon settled, or down.
+        """
         sink = status.sink
-        places = asyncio.Semaphore(RUNS_AT_ONCE)
         target = await self._target_of(sink)
+        loop = asyncio.get_running_loop()
+        until, waiting, outcomes = loop.time() + SETTLE_S, iter(groups), list[_Outcome]()
+        sent = [groups[0]]
 
-        async def send(group: list[OutboxEntry]) -> _Outcome:
-            async with places:
-                return await self._send_run(sink, target, group)
+        async def send() -> None:
+            for group in waiting:
+                sent[0] = group
+                outcomes.append(await self._send_run(sink, target, group, until))
+                if loop.time() > until or _is_down(outcomes):
+                    return
 
-        outcomes = await asyncio.gather(*map(send, groups))
+        await asyncio.gather(*(send() for _ in range(RUNS_AT_ONCE)))
         delivered = sum(outcome.delivered for outcome in outcomes)
         failed = [outcome for outcome in outcomes if outcome.failure]
-        is_down = bool(failed) and not any(each.delivered or each.is_rejected or not each.failure for each in outcomes)
-        failures = status.failures + 1 if is_down else 0
+        failures = status.failures + 1 if _is_down(outcomes) else 0
         now = await self._store.now()
         progress = SinkProgress(
             failures=failures,
@@ -197,10 +216,12 @@ class Relay:
         pause_s = self._pace(delivered)
         if pause_s:
             await asyncio.sleep(pause_s)
+        return sent[0]
 
-    async def _send_run(self, sink: Sink, target: Target, group: Sequence[OutboxEntry]) -> _Outcome:
-        """Send the entries of one run, up to the first event that cannot be sent."""
+    async def _send_run(self, sink: Sink, target: Target, group: Sequence[OutboxEntry], until: float) -> _Outcome:
+        """Send the entries of one run, up to the first event that cannot be sent, or until it takes too long."""
         outcome = _Outcome([])
+        time = asyncio.get_running_loop().time
         for entry in group:
             after = entry.from_seq - 1
             try:
@@ -216,12 +237,18 @@ class Relay:
                         raise
                     outcome.delivered += len(events)
                     after = last
+                    if after < entry.to_seq and time() > until:
+                        rest = replace(entry, from_seq=after + 1, attempts=0)
+                        outcome.settlements.append(OutboxSettlement(entry=entry, rest=rest))
+                        return outcome
             except (SendFailed, SecretNotFound, SecretsUnavailable, StoreCorrupt) as problem:
                 outcome.failure = problem.detail if isinstance(problem, SendFailed) else problem.message
                 outcome.is_rejected = isinstance(problem, SendFailed) and problem.is_rejected
                 outcome.settlements.append(await self._failed(sink, entry, after, outcome))
                 return outcome
             outcome.settlements.append(OutboxSettlement(entry=entry))
+            if time() > until:
+                break
         return outcome
 
     async def _failed(self, sink: Sink, entry: OutboxEntry, after: int, outcome: _Outcome) -> OutboxSettlement:

@@ -14,15 +14,15 @@ class Schedules:
     def __init__(self) -> None:
         self._by_place: dict[Place, Schedule] = {}
 
-    def commit(self, schedule: Schedule, expected: int, now: Instant) -> Schedule:
-        """Store a schedule with the next revision."""
+    def commit(self, schedule: Schedule, expected: int, now: Instant) -> tuple[Schedule, bool]:
+        """Store a schedule with the next revision; also return whether it was not stored before."""
         known = self._by_place.get(schedule.place)
         stored = decisions.next_schedule(schedule, expected, known, now)
         if stored is None:
             assert known is not None
-            return known
+            return known, False
         self._by_place[schedule.place] = stored
-        return stored
+        return stored, True
 
     def restore(self, schedule: Schedule) -> None:
         """Put back a schedule as it was stored."""

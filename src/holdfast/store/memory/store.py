@@ -695,7 +695,9 @@ class MemoryStore:
     ) -> tuple[Schedule, list[port.Created | port.Existing | port.Refused]]:
         validation.check_committed_schedule(schedule, expected_revision, starts, audit, self._limits)
         now = self._now()
-        stored = self._schedules.commit(schedule, expected_revision, now)
+        stored, is_new = self._schedules.commit(schedule, expected_revision, now)
+        if not is_new:
+            return stored, [validation.started_before(new, self._requests.get) for new in starts]
         if audit is not None:
             self._audit.append(replace(audit, at=now))
         answers = [self._create(new, None, now) for new in starts]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from holdfast.core.instants import Instant
 from holdfast.core.schedules import Schedule
 from holdfast.limits import Limits
-from holdfast.store import decisions, port
+from holdfast.store import decisions, port, validation
 from holdfast.store.postgres import admission
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.create import create
@@ -30,8 +30,8 @@ async def commit(
     starts: Sequence[port.NewRun],
     limits: Limits,
     now: Instant | None,
-) -> tuple[Schedule, list[port.Created | port.Existing | port.Refused], Instant]:
-    """Store a schedule with the next revision, and create runs."""
+) -> tuple[Schedule, list[port.Created | port.Existing | port.Refused], Instant | None]:
+    """Store a schedule with the next revision, and create runs; also return the time, None if it was stored before."""
     select = f"SELECT body FROM holdfast.schedules WHERE {_OF_PLACE} FOR UPDATE"
     rows = await transaction.fetch(select, *schedule.place)
     known = schedule_of(rows[0][0]) if rows else None
@@ -39,14 +39,24 @@ async def commit(
     stored = decisions.next_schedule(schedule, expected, known, at)
     if stored is None:
         assert known is not None
-        stored = known
-    elif not await transaction.fetch(_PUT, *schedule_row(stored)):  # another one was inserted meanwhile
+        return known, await _started_before(transaction, starts), None
+    if not await transaction.fetch(_PUT, *schedule_row(stored)):  # another one was inserted meanwhile
         raise decisions.schedule_conflict(stored, stored)
     answers: list[port.Created | port.Existing | port.Refused] = []
     if starts:
         await admission.lock(transaction, starts)
         answers = await create(transaction, starts, None, limits, now)
     return stored, answers, at
+
+
+async def _started_before(
+    transaction: Transaction, starts: Sequence[port.NewRun]
+) -> list[port.Created | port.Existing | port.Refused]:
+    """Return the answers about the runs of a commit that is made again."""
+    keys = [bytes.fromhex(new.request_key) for new in starts if validation.check_new_run(new) is None]
+    select = "SELECT request_key, run_id FROM holdfast.runs WHERE request_key = ANY ($1)"
+    found = {key.hex(): run_id for key, run_id in await transaction.fetch(select, keys)} if keys else {}
+    return [validation.started_before(new, found.get) for new in starts]
 
 
 async def delete(db: Db, place: tuple[str, str, str, str], expected: int) -> bool:

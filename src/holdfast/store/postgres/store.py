@@ -489,7 +489,7 @@ class PostgresStore:
             stored, answers, at = await stored_schedules.commit(
                 transaction, schedule, expected_revision, starts, self._limits, now
             )
-            if audit is not None:
+            if audit is not None and at is not None:
                 await audit_log.append_now(transaction, [audit], at)
             return stored, answers
 

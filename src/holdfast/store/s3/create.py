@@ -86,6 +86,10 @@ class Creator:
         await self._bucket.replace(place, void, stored.etag, mark.encode())
         return port.Refused(problem)
 
+    async def is_requested(self, request_key: str) -> bool:
+        """Return whether there is a request with this key; that of a deleted run is not."""
+        return await self._bucket.get(f"requests/{request_key}") is not None
+
     async def _admit_and_write(self, run: StoredRun, owner: str | None, now: Instant) -> CallerError | None:
         """Write the first head of a run, once it has its place in the admission queue; or return why it is refused."""
         run_id = run.head.run_id

@@ -38,9 +38,13 @@ def _schedules_of(document: SchedulesDocument) -> Schedules:
 class StoredSchedules:
     """The object with the schedules."""
 
-    def __init__(self, document: Document[SchedulesDocument], create: Create) -> None:
+    def __init__(
+        self, document: Document[SchedulesDocument], create: Create, is_requested: Callable[[str], Awaitable[bool]]
+    ) -> None:
+        """`is_requested` returns whether there is a request with this key."""
         self._document = document
         self._create = create
+        self._is_requested = is_requested
 
     async def commit(
         self, schedule: Schedule, expected: int, starts: Sequence[port.NewRun], now: Instant
@@ -49,16 +53,27 @@ class StoredSchedules:
         await self._create_left()
         kept = tuple(start_record(new) for new in starts if validation.check_new_run(new) is None)
 
-        def decide(document: SchedulesDocument, mark: str) -> tuple[SchedulesDocument, Schedule]:
+        def decide(document: SchedulesDocument, mark: str) -> tuple[SchedulesDocument, tuple[Schedule, bool]]:
             schedules = _schedules_of(document)
-            stored = schedules.commit(schedule, expected, now)
-            return SchedulesDocument(schedules.all(), (*document.starts, *kept), mark), stored
+            stored, is_new = schedules.commit(schedule, expected, now)
+            if not is_new:
+                return document, (stored, False)
+            return SchedulesDocument(schedules.all(), (*document.starts, *kept), mark), (stored, True)
 
-        stored = await self._document.change(decide)
+        stored, is_new = await self._document.change(decide)
+        if not is_new:
+            return stored, [await self._started_before(new) for new in starts]
         answers = await self._create(starts) if starts else []
         if kept:
             await self._forget({record.run_id for record in kept})
         return stored, answers
+
+    async def _started_before(self, new: port.NewRun) -> Answer:
+        """Return the answer about a run of a commit that is made again: the request of a deleted one is gone too."""
+        if validation.check_new_run(new) is not None or not await self._is_requested(new.request_key):
+            return validation.started_before(new, lambda _: None)
+        [answer] = await self._create([new])
+        return answer
 
     async def delete(self, place: Place, expected: int) -> bool:
         """Delete a schedule, if it has this revision."""

@@ -113,7 +113,7 @@ class S3Store(WithoutBus):
         self._locks = Document(bucket, self._secrets, "locks.json", LocksDocument())
         self._plans = Document(bucket, self._secrets, "plans.json", PlansDocument())
         schedules = Document(bucket, self._secrets, "schedules.json", SchedulesDocument())
-        self._schedules = StoredSchedules(schedules, self.create)
+        self._schedules = StoredSchedules(schedules, self.create, self._creator.is_requested)
         self._retention = Retention(
             self._mirror,
             self._heads,

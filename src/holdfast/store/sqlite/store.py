@@ -459,7 +459,9 @@ class SqliteStore:
         def work(
             db: sqlite3.Connection, now: Instant
         ) -> tuple[Schedule, list[port.Created | port.Existing | port.Refused]]:
-            stored = stored_schedules.commit(db, schedule, expected_revision, now)
+            stored, is_new = stored_schedules.commit(db, schedule, expected_revision, now)
+            if not is_new:
+                return stored, [*stored_schedules.started_before(db, starts)]
             audit_log.append(db, [] if audit is None else [replace(audit, at=now)])
             return stored, create.create(db, starts, None, self._limits, now) if starts else []
 

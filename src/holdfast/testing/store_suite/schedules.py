@@ -12,7 +12,7 @@ from holdfast.core.schedules import Schedule, ScheduleSpec
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.store.port import AuditQuery, Created, Existing, PurgePolicy, Refused, ScheduleQuery, Store
 from holdfast.testing import START, VirtualClock
-from holdfast.testing.samples import new_run
+from holdfast.testing.samples import SampleNode, complete, new_run
 from holdfast.testing.store_suite.base import BAD_NAMES, STRANGE_NAMES, SuiteBase
 
 
@@ -58,6 +58,21 @@ class ScheduleSuite(SuiteBase):
         clock.advance(ms=5)
         again, [answer] = await store.commit_schedule(ticked, 1, [new_run("tick-9", request_id="t1")])
         assert (again, answer) == (after, Existing("tick-1"))
+
+    @pytest.mark.contract("TMR-2", "FMT-2")
+    async def test_a_retry_does_not_bring_a_deleted_run_back(self, store: Store, node: SampleNode) -> None:
+        """Retention may have deleted the run of a tick before a late repetition of its commit arrives."""
+        stored, _ = await store.commit_schedule(schedule(), 0)
+        ticked = replace(stored, watermark=START)
+        entry = AuditEntry(entry_id="e-1", operation="schedules.trigger", actor="ann", subject="nightly")
+        for _ in range(2):
+            after, [answer] = await store.commit_schedule(ticked, 1, [new_run("tick-1")], entry)
+            assert answer.run_id == "tick-1"  # type: ignore[union-attr]
+            for run in await node.claim():
+                await node.step(run.head.run_id, complete())
+                assert (await store.purge(PurgePolicy(finished_run_ms=0))).runs == 1
+        assert await store.load(["tick-1"]) == [None]
+        assert (after.revision, len(await store.find(AuditQuery()))) == (2, 1)
 
     @pytest.mark.contract("TMR-2")
     async def test_of_many_commits_at_once_one_wins(self, store: Store, clock: VirtualClock) -> None:
