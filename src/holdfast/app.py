@@ -118,11 +118,24 @@ class Workflow(Generic[P, R]):
         update_wrapper(self, definition.function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Run it as a child inside a workflow, and wait for it; outside one the function itself is called."""
+        """Run it as a child inside a workflow, and wait for it. Outside of one it raises `NotDurable`: see `plain`."""
         program = current_program()
         if program is None:
-            return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
+            name = self.definition.name
+            raise NotDurable(
+                f"workflow {name!r} is called outside of a run, where nothing is durable: start it with "
+                f"app.start({name}, …); a unit test calls {name}.plain(…)"
+            )
         return program.run_child(self.definition, args, kwargs, self.close_policy, self.attributes)
+
+    def plain(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Call the function itself, for unit tests: activities are only called, and nothing is recorded.
+
+        What needs a run raises `NotDurable` there: sleeping, waiting for signals, children. For those there is
+        `holdfast.testing.TestNode`.
+        """
+        refuse_inside("plain", "call the workflow to run it as a child")
+        return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
 
     def options(
         self, *, close_policy: ClosePolicy | UnsetType = UNSET, attributes: Mapping[str, Any] | None = None
@@ -480,6 +493,7 @@ class App:
         failures: Failures = (),
         on_error: OnError | None = None,
         requires_approval: bool = False,
+        entity: bool = False,
         **limits: Unpack[LimitOptions],
     ) -> RegistersWorkflow: ...
 
@@ -494,6 +508,7 @@ class App:
         failures: Failures = (),
         on_error: OnError | None = None,
         requires_approval: bool = False,
+        entity: bool = False,
         **limits: Unpack[LimitOptions],
     ) -> Any:
         """Register an async function as a workflow. Use as `@app.workflow` or `@app.workflow(version="2")`.
@@ -503,6 +518,7 @@ class App:
         `failures` are exceptions that fail a run, beside `WorkflowFailed` and what steps and waits raise. Any other one
         that the code does not handle pauses the run until the code is mended; with `on_error="fail"` it fails the run.
         With `requires_approval` a run does not start before an operator has approved it (`RunHandle.approve`).
+        An `entity` lives on signals: its runs take more than `Limits.signals_per_run_per_minute`, without a bound.
         `limits` (at_once, per_key, key, rate, overload) bound its runs, of all versions: the last one's hold.
         """
         for signal_name in signals or ():
@@ -520,6 +536,7 @@ class App:
                 failures=failures,
                 on_error=self.on_error if on_error is None else on_error,
                 requires_approval=requires_approval,
+                is_entity=entity,
             )
             require_step_name("a workflow's name", definition.name)
             self.registry.add_workflow(definition, WorkflowLimit(limits, definition.signature) if limits else None)
@@ -539,6 +556,7 @@ class App:
         failures: Failures = (),
         on_error: OnError | None = None,
         requires_approval: bool = False,
+        entity: bool = False,
         **limits: Unpack[LimitOptions],
     ) -> Flow[S]:
         """Register a flow: a tree of steps around a state of this type (a dataclass, a Struct, a model of pydantic).
@@ -559,6 +577,7 @@ class App:
             failures=failures,
             on_error=self.on_error if on_error is None else on_error,
             requires_approval=requires_approval,
+            is_entity=entity,
         )
         self.registry.add_workflow(definition, WorkflowLimit(limits, definition.signature) if limits else None)
         return Flow(definition)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 import holdfast as hf
-from holdfast.errors import InvalidInput
+from holdfast.errors import InvalidInput, NotDurable, RateLimited
+from holdfast.store.port import Store
+from tests.engine.harness import EngineVariant, wait_for_event
 
 
 async def yields_later() -> AsyncIterator[int]:
@@ -43,3 +46,93 @@ async def test_an_option_of_start_that_could_be_an_argument_is_refused() -> None
                 await app.start(looks, "other", **options)
         assert await (await app.start(looks, "other", 2)).result() == "other 2"
         assert await (await app.start(looks, "other", request_id="q-1")).result() == "other 0"
+
+
+@pytest.mark.contract("API-2")
+async def test_a_workflow_that_is_called_outside_of_a_run_raises_and_says_what_to_do() -> None:
+    app = hf.App("shop")
+
+    @app.activity
+    def double(number: int) -> int:
+        return 2 * number
+
+    @app.workflow
+    async def order(number: int) -> int:
+        return await double(number)
+
+    @app.workflow
+    async def inside(number: int) -> int:
+        return await order.plain(number)
+
+    with pytest.raises(NotDurable, match=r"app.start\(order, …\); a unit test calls order.plain"):
+        await order(2)
+    assert await order.plain(2) == 4
+    async with app.node("memory://"):
+        run = await app.start(inside, 1)
+        paused = await wait_for_event(run, "RunPaused")
+        assert "run it as a child" in str(paused.data)
+
+
+@pytest.mark.contract("SIG-3")
+async def test_a_wait_without_time_takes_what_is_in_the_mailbox(variant: EngineVariant) -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def reads() -> list[str]:
+        await hf.wait_signal("go")
+        found = [await hf.wait_signal("item", str, timeout=0) for _ in range(2)]
+        found += [item async for item in hf.signals("item", str, timeout=0)]
+        return [*found, await hf.wait_signal("item", str, timeout=0, on_timeout=lambda: "none")]
+
+    async with variant.node(app):
+        run = await app.start(reads)
+        for item in ("a", "b", "c", "d"):
+            await run.signal("item", item)
+        await run.signal("go")
+        assert await run.result() == ["a", "b", "c", "d", "none"]
+
+
+@pytest.mark.contract("SIG-7")
+async def test_an_entity_takes_any_number_of_signals_a_minute(store: Store) -> None:
+    app = hf.App("shop")
+
+    async def counts(most: int) -> int:
+        total = 0
+        async for number in hf.signals("add", int):
+            total += number
+            if total >= most:
+                return total
+        return 0
+
+    plain = app.workflow(name="plain")(counts)
+    cart = app.workflow(name="cart", entity=True)(counts)
+    sender = hf.App("sender")  # without the code: what was published holds
+    most = hf.Limits().signals_per_run_per_minute
+    async with app.node(store), sender.connect(store):
+        entity, other = await app.start(cart, most + 4, run_id="cart"), await app.start(plain, most + 4)
+        many = [{"run_id": entity.run_id, "name": "add", "payload": 1}] * most
+        assert not [answer for answer in await app.signal_many(many) if isinstance(answer, Exception)]  # type: ignore[arg-type]
+        await entity.signal("add", 1)
+        await sender.run(entity.run_id).signal("add", 1)
+        first: Any = {"name": "add", "payload": 1}
+        await app.start(cart, most + 4, run_id="cart", request_id="", with_signal=first)
+        mixed = [{"run_id": run_id, "name": "add", "payload": 1} for run_id in ["cart", *[other.run_id] * (most + 1)]]
+        answers = await app.signal_many(mixed)  # type: ignore[arg-type]
+        assert [isinstance(answer, RateLimited) for answer in answers] == [*[False] * (most + 1), True]
+        assert await entity.result() == most + 4
+
+
+@pytest.mark.contract("SIG-9")
+async def test_what_a_run_sends_in_vain_is_reported(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def sends() -> None:
+        await app.run("nowhere").signal("hello", 1)
+
+    async with app.node(store):
+        with caplog.at_level(logging.WARNING, "holdfast.runs"):
+            await (await app.start(sends, run_id="sender")).result()
+        [letter] = await app.dead_letters(run_id="sender")
+        assert letter.record.reason == "refused"
+    assert "run sender: what it sent was not delivered: 'hello' to run 'nowhere': NotFound" in caplog.text

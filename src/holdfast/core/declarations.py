@@ -14,13 +14,15 @@ from holdfast.limits import DEFINITION_BYTES
 class WorkflowDeclaration(Struct, frozen=True, kw_only=True):
     """The declaration of a version of a workflow: the JSON Schema of the payload of each declared signal.
 
-    Where names are declared, others are refused, unless `allows_other_signals`.
+    Where names are declared, others are refused, unless `allows_other_signals`. The runs of an entity take any
+    number of signals a minute.
     """
 
     plan_id: str
     plan_version: str
     signals: dict[str, dict[str, Any]] = {}
     allows_other_signals: bool = False
+    is_entity: bool = False
 
 
 def check_declaration(definition: Any) -> CallerError | None:

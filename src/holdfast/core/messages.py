@@ -142,6 +142,8 @@ class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
     """Accept it only while the run is at this version, and no other signal of its name waits for the same step."""
     accept_before: Instant | None = None
     """Accept it only before this instant, by the store's clock."""
+    is_unlimited: bool = False
+    """Accept it however many signals the run got within the minute: the run is an entity."""
     actor: str = ""
     """The sender, for the authoriser. It is not stored."""
 

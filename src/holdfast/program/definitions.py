@@ -40,11 +40,14 @@ class WorkflowDefinition:
         failures: Any = (),
         on_error: "OnError" = "pause",
         requires_approval: bool = False,
+        is_entity: bool = False,
     ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidInput(f"a workflow is an async function, and {function.__qualname__} is not")
         self.requires_approval = _checked_flag("requires_approval", requires_approval)
         """Whether a run does not start before an operator has approved it."""
+        self.is_entity = _checked_flag("entity", is_entity)
+        """Whether its runs take any number of signals a minute."""
         self.failures = failure_types(failures)
         """The exceptions that fail a run, beside `WorkflowFailed` and what steps and waits raise."""
         self.on_error: OnError = error_policy(on_error)

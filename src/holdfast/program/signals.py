@@ -52,6 +52,8 @@ async def wait_signal(
 ) -> Any:
     """Wait for a signal and return its payload. An earlier one is taken at once; `TimeoutError` if none arrives.
 
+    With `timeout=0` it only looks into the mailbox.
+
     `on_timeout` is called, and its result returned, instead of raising. `condition` is evaluated once, on entry: if it
     does not hold, the call returns None without waiting. `handler` is applied to the payload exactly once: its result
     is recorded and returned, and its exception is raised as `SignalHandlerFailed`. A wait that an operator skips
@@ -218,7 +220,9 @@ def check_on_misfit(on_misfit: Any) -> None:
 
 
 def _until(program: CoroutineProgram, timeout: timedelta | float | None) -> Instant | None:
-    return None if timeout is None else program.now() + (milliseconds(timeout) or 0) * 1_000
+    is_look = timeout in (0, timedelta(0)) and not isinstance(timeout, bool)
+    limit_ms = 1 if is_look else milliseconds(timeout)  # what is in the mailbox was accepted before
+    return None if limit_ms is None else program.now() + limit_ms * 1_000
 
 
 def _kind(program: CoroutineProgram, name: str, kind: Any) -> Any:

@@ -5,6 +5,7 @@ waits for it, and for a signal that the other run refuses, the sending run gets 
 parents and children that have finished are dropped.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from holdfast.errors import CallerError, HoldfastError, NotFound, RunTerminal
 from holdfast.store.decisions import no_such_run, run_id_taken
 from holdfast.store.port import NewRun, RunHead, Turn
 from holdfast.store.types import Created, Delivered, Existing, Refused
+
+_runs = logging.getLogger("holdfast.runs")
 
 
 class Whose(NamedTuple):
@@ -92,7 +95,9 @@ def left_of(
     for place, (item, taken) in enumerate(zip(turn.sends, sent, strict=True)):
         if isinstance(taken, Refused) and not _is_expected(item, taken.error):
             what = f"{getattr(item, 'name', 'message')!r} to run {getattr(item, 'run_id', '?')!r}"
-            letters.append(refused_letter(turn, f"send {place}", what, item, taken.error, now))
+            letter = refused_letter(turn, f"send {place}", what, item, taken.error, now)
+            _runs.warning("run %s: what it sent was not delivered: %s", turn.run_id, letter.detail)
+            letters.append(letter)
     return Left(tuple(messages), tuple(letters)) if messages or letters else NOTHING_LEFT
 
 

@@ -38,6 +38,11 @@ ASKED_AT_ONCE = 500
 class Declared(Protocol):
     """What a version of a workflow declares."""
 
+    @property
+    def is_entity(self) -> bool:
+        """Whether its runs take any number of signals a minute."""
+        ...
+
     def check(self, name: str, payload: Raw) -> str | None:
         """Raise if a signal does not fit; return a warning for the sender, or None."""
         ...
@@ -50,6 +55,10 @@ class DeclaredByCode:
 
     def __init__(self, definition: WorkflowDefinition) -> None:
         self._definition = definition
+
+    @property
+    def is_entity(self) -> bool:
+        return self._definition.is_entity
 
     def check(self, name: str, payload: Raw) -> str | None:
         """Raise `InvalidInput` if the payload does not fit the type."""
@@ -68,7 +77,7 @@ class DeclaredByCode:
 
 def declared_by(definition: WorkflowDefinition) -> DeclaredByCode | None:
     """Return the declaration of a workflow whose code this process has; None if it declares nothing."""
-    return DeclaredByCode(definition) if definition.signals else None
+    return DeclaredByCode(definition) if definition.signals or definition.is_entity else None
 
 
 class DeclaredInStore:
@@ -79,6 +88,10 @@ class DeclaredInStore:
     def __init__(self, published: WorkflowDeclaration) -> None:
         self._published = published
         self._checks: dict[str, SchemaCheck] = {}
+
+    @property
+    def is_entity(self) -> bool:
+        return self._published.is_entity
 
     def check(self, name: str, payload: Raw) -> str | None:
         """Raise `InvalidInput` if the payload does not fit the schema."""
@@ -126,6 +139,7 @@ def published(definition: WorkflowDefinition) -> WorkflowDeclaration:
         plan_version=definition.version,
         signals={name: definition.values.schema(kind) for name, kind in definition.signals.items()},
         allows_other_signals=definition.allows_other_signals,
+        is_entity=definition.is_entity,
     )
 
 
@@ -162,6 +176,12 @@ class Declarations:
             self._plans.pop(run_id, None)
         declared |= await self.of_runs(doubtful)
         return [_verdict(declared[request.run_id], request) for request in requests]
+
+    def is_entity(self, run_id: str) -> bool:
+        """Return whether a run, whose signal has just been checked, takes any number of them a minute."""
+        known = self._plans.get(run_id)
+        declared = None if known is None else self._of_plan(known[0])
+        return declared is not None and declared.is_entity
 
     async def of_runs(
         self, run_ids: Iterable[str], new: Mapping[str, port.Plan] | None = None
@@ -210,7 +230,8 @@ class Declarations:
         if not unknown:
             return
         for plan, found in zip(unknown, await self._store.find_definitions(unknown), strict=True):
-            declared = None if found is None or not found.signals else DeclaredInStore(found)
+            is_plain = found is None or not (found.signals or found.is_entity)
+            declared = None if found is None or is_plain else DeclaredInStore(found)
             self._found[plan] = declared, now + (UNPUBLISHED_AGE_S if found is None else PUBLISHED_AGE_S)
 
 

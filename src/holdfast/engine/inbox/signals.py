@@ -71,6 +71,8 @@ class SignalSender:
             if isinstance(verdict, CallerError):
                 raise verdict
             warning = verdict
+        if self.declarations.is_entity(request.run_id) if definition is None else definition.is_entity:
+            request = replace(request, is_unlimited=True)
         if self._authorizer.is_needed:
             await self._authorizer.check_signal(request, caller)
         result = result_of(await self._batcher.ask(request))
@@ -107,8 +109,11 @@ class SignalSender:
         for (index, _), verdict in zip(requests, verdicts, strict=True):
             if isinstance(verdict, CallerError):
                 answers[index] = verdict
-            elif verdict is not None:
+                continue
+            if verdict is not None:
                 warnings[index] = verdict
+            if self.declarations.is_entity(answers[index].run_id):
+                answers[index] = replace(answers[index], is_unlimited=True)
         return warnings
 
     async def stop(self) -> None:
@@ -160,7 +165,7 @@ def result_of(answer: port.Delivered) -> AcceptedSignalResult:
     return answer.result
 
 
-_FIELDS = frozenset(SignalRequest.__struct_fields__) - {"audit", "original"}
+_FIELDS = frozenset(SignalRequest.__struct_fields__) - {"audit", "original", "is_unlimited"}
 
 
 def audited(request: SignalRequest, caller: Caller | None, ids: Ids) -> SignalRequest:

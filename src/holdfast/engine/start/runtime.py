@@ -441,7 +441,8 @@ class Runtime:
         except CallerError as problem:
             unfit = problem
         signal_id = self.ids.new_id() if signal.signal_id is None else signal.signal_id
-        signal = audited(replace(signal, signal_id=signal_id), caller, self.ids)
+        is_unlimited = declared is not None and declared.is_entity
+        signal = audited(replace(signal, signal_id=signal_id, is_unlimited=is_unlimited), caller, self.ids)
         if self._authorizer.is_needed:
             await self._authorizer.check_first_signal(signal, queued, options.run_id, caller)
         return replace(new, signals=(signal,), unfit=unfit), warning

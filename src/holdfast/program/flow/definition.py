@@ -152,6 +152,7 @@ class FlowDefinition(WorkflowDefinition):
         failures: Any = (),
         on_error: OnError = "pause",
         requires_approval: bool = False,
+        is_entity: bool = False,
     ) -> None:
         if not isinstance(root, Step):
             raise InvalidInput(f"flow {name!r}: its root is a step, such as hf.Scene(…), not {root!r}", field="root")
@@ -171,6 +172,7 @@ class FlowDefinition(WorkflowDefinition):
             failures=failures,
             on_error=on_error,
             requires_approval=requires_approval,
+            is_entity=is_entity,
         )
         _require_fields(name, state, values)
         for node in self.nodes.values():

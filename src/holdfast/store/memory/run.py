@@ -176,7 +176,7 @@ class Run:
                 return decisions.not_waiting(request)
         most = limits.signals_per_run_per_minute
         received_at = self.received[-most] if len(self.received) >= most else None
-        is_counted = not request.name.startswith(RESERVED_PREFIX)
+        is_counted = not (request.is_unlimited or request.name.startswith(RESERVED_PREFIX))
         if is_counted and received_at is not None and now - decisions.MINUTE < received_at <= now:
             return decisions.rate_limited(request, limits, received_at + decisions.MINUTE, now)
         return None

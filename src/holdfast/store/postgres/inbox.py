@@ -9,7 +9,7 @@ from holdfast.core.audit import AuditEntry
 from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
 from holdfast.core.keys import RESERVED_PREFIX, inbox_uuid, signal_storage_key, signal_suffix
-from holdfast.core.messages import AcceptedSignalResult, Message, SignalRequest
+from holdfast.core.messages import INTEGER_LIMIT, AcceptedSignalResult, Message, SignalRequest
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.limits import Limits
@@ -54,15 +54,16 @@ async def deliver(
 def _wave(items: Sequence[SignalRequest | Message], waiting: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return what can be delivered by one call, and what comes after it.
 
-    A signal with conditions is delivered alone. An item with the id of an earlier one is delivered later. So is a
-    signal that must find a wait, if there are earlier signals for its run, and everything for the run after it:
-    whether it finds one depends on them.
+    A signal with conditions is delivered alone, and signals to entities apart from others. An item with the id of an
+    earlier one is delivered later. So is a signal that must find a wait, if there are earlier signals for its run, and
+    everything for the run after it: whether it finds one depends on them.
     """
     wave: list[int] = []
     later: list[int] = []
     scopes: set[tuple[str, ...]] = set()
     busy: set[str] = set()
     closed: set[str] = set()
+    are_unlimited = any(_is_unlimited(items[index]) for index in waiting[:1])
     for place, index in enumerate(waiting):
         item = items[index]
         if _is_conditional(item):
@@ -72,7 +73,8 @@ def _wave(items: Sequence[SignalRequest | Message], waiting: Sequence[int]) -> t
         else:
             scope = (item.run_id, item.name, item.signal_id if item.signal_id is not None else f"\x00{index}")
         is_alone = isinstance(item, SignalRequest) and item.require_waiting
-        if item.run_id in closed or scope in scopes or (is_alone and item.run_id in busy):
+        is_other = isinstance(item, SignalRequest) and item.is_unlimited != are_unlimited
+        if item.run_id in closed or scope in scopes or is_other or (is_alone and item.run_id in busy):
             later.append(index)
             closed.add(item.run_id)
             continue
@@ -82,6 +84,10 @@ def _wave(items: Sequence[SignalRequest | Message], waiting: Sequence[int]) -> t
         if is_alone:
             closed.add(item.run_id)
     return wave, later
+
+
+def _is_unlimited(item: SignalRequest | Message) -> bool:
+    return isinstance(item, SignalRequest) and item.is_unlimited
 
 
 def _is_conditional(item: SignalRequest | Message) -> bool:
@@ -113,7 +119,8 @@ async def _deliver(
             if item.audit is not None:
                 entries.append((index, replace(item.audit, run_id=item.run_id)))
     retention = limits.acceptance_retention_ms * 1_000
-    arguments = [now, retention, limits.signals_per_run_per_minute, *columns(signals, 10), *columns(messages, 5)]
+    most = INTEGER_LIMIT if any(_is_unlimited(items[index]) for index in wave) else limits.signals_per_run_per_minute
+    arguments = [now, retention, most, *columns(signals, 10), *columns(messages, 5)]
     statement, audited, first = DELIVER, DELIVER_AUDITED, items[wave[0]]
     if isinstance(first, SignalRequest) and _is_conditional(first):  # then it is alone
         statement, audited = DELIVER_IF, DELIVER_IF_AUDITED

@@ -210,7 +210,7 @@ def _signal_problem(
     if request.require_waiting and not _is_awaited(db, inbox.run_no, request):
         return decisions.not_waiting(request)
     most = limits.signals_per_run_per_minute
-    if inbox.inbox_seq < most or request.name.startswith(RESERVED_PREFIX):
+    if inbox.inbox_seq < most or request.is_unlimited or request.name.startswith(RESERVED_PREFIX):
         return None
     found = db.execute(_COUNTED, (inbox.run_no, RESERVED_PREFIX, most - 1)).fetchone()
     if found and now - decisions.MINUTE < found[0] <= now:
