@@ -30,7 +30,7 @@ EXPECTED = ("net::ERR_", "Failed to load resource")
 
 def module(name: str) -> str:
     """Return the expression that imports a module of the page, in the page."""
-    return f"""import(document.querySelector('script[src$="app.js"]').src.replace("app.js", "{name}"))"""
+    return f"""import(document.querySelector('script[src$="bundle.js"]').src.replace("bundle.js", "{name}"))"""
 
 
 def chromium() -> str:

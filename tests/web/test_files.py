@@ -4,8 +4,11 @@ import re
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
+from holdfast.errors import InternalError
+from holdfast.service.http.bundle import join_modules
 from holdfast.service.http.static import FOLDER, Page
 from holdfast.service.operations import OPERATIONS
 from tests.service.in_process import serve_in_process
@@ -55,6 +58,49 @@ def test_another_content_has_another_address(tmp_path: Path) -> None:
     second = Page(tmp_path)
     assert first != second.version
     assert second.assets["index.html"].body.decode() == f"/assets/{second.version}"
+
+
+async def test_the_page_comes_as_one_script_and_one_style_sheet() -> None:
+    async with serve_in_process() as server:
+        document = (await server.http.get("/")).text
+        addresses = re.findall(r'(?:src|href)="([^"]+)"', document)
+        assert [address.rpartition("/")[2] for address in addresses] == ["icon.svg", "bundle.css", "bundle.js"]
+        base = addresses[0].removesuffix("/icon.svg")
+        script = (await server.http.get(f"{base}/bundle.js")).text
+        described = (await server.http.get(f"{base}/bundle.js.map")).json()
+        assert script.endswith("//# sourceMappingURL=bundle.js.map\n")
+        assert sorted(described["sources"]) == [str(path.relative_to(FOLDER)) for path in SCRIPTS]
+        for source in described["sources"]:
+            assert (await server.http.get(f"{base}/{source}")).status_code == 200
+
+
+def test_a_line_of_the_script_leads_to_its_line_in_a_file() -> None:
+    files = {
+        "app.js": 'import { add } from "./lib/sum.js";\nimport {\n  one,\n} from "./lib/one.js";\nadd(one, 1);\n',
+        "lib/one.js": "export const one = 1;\n",
+        "lib/sum.js": 'import { one as first } from "./one.js";\n\nexport function add(a) {\n  return a + first;\n}\n',
+    }
+    script, described = join_modules(files, ["app.js"])
+    found = msgspec.json.decode(described)
+    assert found["sources"] == ["lib/one.js", "lib/sum.js", "app.js"]
+    assert found["mappings"] == "AAAA;AACA;ACDA;AACA;AACA;AACA;AACA;AACA;ACLA;AACA;AACA;AACA;AACA;AACA"
+    lines = script.splitlines()
+    assert "return a + first;" in lines[2 + 3]
+    assert lines[2 + 6 + 4] == "add(one, 1);"
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"app.js": 'import { a } from "./b.js";', "b.js": 'import { b } from "./app.js";'}, "app.js → b.js → app.js"),
+        ({"app.js": 'import { a } from "./b.js";'}, "app.js names b.js"),
+        ({"app.js": "export default 3;"}, "app.js of the page imports or exports .* export default 3;"),
+        ({"app.js": 'export * from "./b.js";'}, "in a way that is not known"),
+    ],
+)
+def test_modules_that_cannot_be_joined_are_refused(files: dict[str, str], problem: str) -> None:
+    with pytest.raises(InternalError, match=problem):
+        join_modules(files, ["app.js"])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -10,6 +10,7 @@ from playwright.async_api import Browser, Locator, Page, expect
 
 from holdfast.app import App
 from holdfast.core.snapshot import Alert
+from tests.web.browser import module as the_module
 from tests.web.browser import open_page
 from tests.web.inbox_site import InboxSite, serve_inbox, sign_in
 
@@ -50,8 +51,7 @@ async def next_sample(page: Page) -> None:
 
 async def module(page: Page, path: str, script: str) -> Any:
     """Return what a script makes of a module of the page, which it has as `m`."""
-    find = "document.querySelector('script[src$=\"app.js\"]').src.replace('app.js', PATH)".replace("PATH", f"'{path}'")
-    return await page.evaluate(f"async () => {{ const m = await import({find}); {script} }}")
+    return await page.evaluate(f"async () => {{ const m = await {the_module(path)}; {script} }}")
 
 
 async def test_what_is_there_is_counted_and_linked(screen: Page, inbox: InboxSite) -> None:

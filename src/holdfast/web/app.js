@@ -29,8 +29,7 @@ route("/audit", showAudit);
 async function start() {
   put(document.body, h("main", {}, loading()));
   try {
-    const health = await setClock();
-    await loadSession();
+    const [health] = await Promise.all([setClock(), loadSession()]);
     const shell = makeShell(who(), health);
     put(document.body, shell.element);
     startRouter(shell.outlet, shell.moved);

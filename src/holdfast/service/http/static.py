@@ -1,22 +1,24 @@
-"""The page for people: files of the package, served as they are, without a build and without anything from elsewhere.
+"""The page for people: files of the package, without a build and without anything from elsewhere.
 
-The files stand below an address that names their content, so browsers keep them for good; only the document that names
+The document names its scripts and style sheets one by one; it is sent with one of each (`bundle.py`). The
+files stand below an address that names their content, so browsers keep them for good; only the document that names
 this address is requested again each time. The files hold no data and need no authentication: what they show comes from
 the same operations that all other callers use.
 """
 
 import gzip
 import hashlib
-from collections.abc import Sequence
-from functools import cache
+import re
+from collections.abc import Mapping
+from functools import cache, cached_property
 from pathlib import Path
 
-from msgspec import Struct
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.errors import NotFound
+from holdfast.service.http.bundle import join_modules
 
 FOLDER = Path(__file__).parents[2] / "web"
 DOCUMENT = "index.html"
@@ -38,19 +40,28 @@ KINDS = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".map": "application/json",
     ".svg": "image/svg+xml",
 }
+SCRIPT, SOURCE_MAP, SHEET = "bundle.js", "bundle.js.map", "style/bundle.css"
+_SCRIPT = re.compile(r'<script type="module" src="\{base\}/([^"]+)"></script>\s*')
+_SHEET = re.compile(r'<link rel="stylesheet" href="\{base\}/([^"]+)">\s*')
 FOR_GOOD = "public, max-age=31536000, immutable"
 ASK_FIRST = "no-cache"
 
 
-class Asset(Struct, frozen=True):
-    """A file as it is sent."""
+class Asset:
+    """A file as it is sent. It is compressed when it is first asked for so: most are only in a bundle."""
 
-    body: bytes
-    packed: bytes
-    kind: str
-    tag: str
+    def __init__(self, name: str, body: bytes) -> None:
+        self.body = body
+        self.kind = KINDS[Path(name).suffix]
+        self.tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+
+    @cached_property
+    def packed(self) -> bytes:
+        """Return the file compressed."""
+        return gzip.compress(self.body, 6, mtime=0)
 
 
 class Page:
@@ -61,19 +72,29 @@ class Page:
         bodies = {name: (folder / name).read_bytes() for name in names}
         digest = hashlib.sha256(b"".join(name.encode() + b"\0" + body + b"\0" for name, body in bodies.items()))
         self.version = digest.hexdigest()[:16]
-        bodies[DOCUMENT] = self._document(bodies[DOCUMENT].decode(), names).encode()
-        self.assets = {name: _asset(name, body) for name, body in bodies.items()}
-
-    def _document(self, text: str, names: Sequence[str]) -> str:
-        """Return the document with the address of the files in it, and all modules named, so that none waits."""
-        base = f"{ASSETS}/{self.version}"
-        modules = [f'<link rel="modulepreload" href="{base}/{name}">' for name in names if name.endswith(".js")]
-        return text.replace("{modules}", "\n    ".join(modules)).replace("{base}", base)
+        texts = {name: body.decode() for name, body in bodies.items()}
+        document, bundles = _bundled(texts)
+        document = document.replace("{base}", f"{ASSETS}/{self.version}")
+        bodies |= {name: text.encode() for name, text in {**bundles, DOCUMENT: document}.items()}
+        self.assets = {name: Asset(name, body) for name, body in bodies.items()}
 
 
-def _asset(name: str, body: bytes) -> Asset:
-    tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-    return Asset(body, gzip.compress(body, 6, mtime=0), KINDS[Path(name).suffix], tag)
+def _bundled(texts: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Return the document with one script and one style sheet in place of those that it names, and these."""
+    document = texts[DOCUMENT]
+    scripts, sheets = _SCRIPT.findall(document), _SHEET.findall(document)
+    bundles: dict[str, str] = {}
+    if scripts:
+        script, described = join_modules(texts, scripts)
+        bundles |= {SCRIPT: f"{script}\n//# sourceMappingURL={SOURCE_MAP}\n", SOURCE_MAP: described}
+    if sheets:
+        bundles[SHEET] = "\n".join(texts[name] for name in sheets)
+    for found, name in ((_SCRIPT, SCRIPT), (_SHEET, SHEET)):
+        places = [*found.finditer(document)]
+        for place in reversed(places):
+            whole = place[0].replace(place[1], name) if place is places[-1] else ""
+            document = document[: place.start()] + whole + document[place.end() :]
+    return document, bundles
 
 
 @cache

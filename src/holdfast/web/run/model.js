@@ -20,8 +20,10 @@ export class RunModel {
     return this.events.length;
   }
 
-  async open() {
+  // The history begins to come after `before` has come, or failed: a long one would keep the service from answering.
+  async open(before = null) {
     this.head = await call("runs.get", { run_id: this.runId }, this.signal);
+    await before?.catch(() => {});
     this.stream = new Stream({
       address: () => `/v1/runs/${encodeURIComponent(this.runId)}/stream?after=${this.seq}`,
       onEvent: (name, data) => this.hear(name, data),

@@ -27,7 +27,7 @@ export function showRun(place, signal, { run_id: runId }) {
   const open = async () => {
     const page = new RunPage(place, signal, runId);
     try {
-      await page.model.open();
+      await page.model.open(page.graph.early);
       page.begin();
     } catch (problem) {
       if (problem.status === 404 && (await showArchived(place, signal, runId))) return;
