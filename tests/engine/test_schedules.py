@@ -322,3 +322,14 @@ async def test_how_a_run_cannot_be_delayed() -> None:
         ):
             with pytest.raises(InvalidInput):
                 await app.start(limited, **wrong)
+
+
+@pytest.mark.contract("TMR-2", "TMR-1")
+async def test_the_first_schedule_of_an_app_that_is_made_at_run_time_begins_at_once(store: Store) -> None:
+    """A node that has looked for schedules and found none does not wait for its next look."""
+    app = an_app()
+    options = hf.NodeOptions(safety_poll_s=600.0, lease_ms=2_000, drain_s=0.5)
+    async with app.node(store, options=options):
+        await (await app.start(_workflow_object(app, "report"))).result()
+        await app.schedules.create("late", workflow="report", every=SECOND)
+        await until(lambda: _at_least(store, "late", 1))

@@ -103,7 +103,7 @@ async def play(loop: SimLoop, store: MemoryStore, rng: Random, days: int) -> int
             except StoreUnavailable:
                 await asyncio.sleep(0.1)
         schedules = schedules_of(faulty, SeededIds(Random(rng.random())), name)
-        await HostDuty("schedules", owner, faulty, schedules.fire, LEASE_MS, 3_600.0, schedules.is_needed).run()
+        await HostDuty("schedules", owner, faulty, schedules.fire, LEASE_MS, 3_600.0, schedules.until_needed).run()
 
     processes: dict[str, SimProcess] = {}
 

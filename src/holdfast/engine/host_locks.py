@@ -42,7 +42,7 @@ Work = Callable[[HeldLock], Awaitable[None]]
 
 
 class HostDuty:
-    """One duty of one node. With `is_needed` the lock is not even looked at before there is something to do."""
+    """One duty of one node. With `until_needed` the lock is not even looked at before that has returned."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class HostDuty:
         work: Work,
         lease_ms: int,
         safety_poll_s: float,
-        is_needed: Callable[[], Awaitable[bool]] | None = None,
+        until_needed: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.name = name
         self._node = node
@@ -60,7 +60,7 @@ class HostDuty:
         self._work = work
         self._lease_ms = lease_ms
         self._safety_poll_s = safety_poll_s
-        self._is_needed = is_needed
+        self._until_needed = until_needed
         self._held: HeldLock | None = None
 
     @property
@@ -73,9 +73,8 @@ class HostDuty:
         pause_s = RETRY_S
         while True:
             try:
-                if self._is_needed is not None and not await self._is_needed():
-                    await asyncio.sleep(self._safety_poll_s)
-                    continue
+                if self._until_needed is not None:
+                    await self._until_needed()
                 timer = LeaseTimer(self._lease_ms)
                 lock = await self._acquire(timer)
                 pause_s = RETRY_S

@@ -311,13 +311,13 @@ class Node:
         self.owned_runs.executor.artifacts = access
         self._queue_worker.use_artifacts(access)
 
-    def add_duty(self, name: str, work: Work, is_needed: Callable[[], Awaitable[bool]] | None = None) -> None:
+    def add_duty(self, name: str, work: Work, until_needed: Callable[[], Awaitable[None]] | None = None) -> None:
         """Let this node do what only one node may do at a time, whenever it has the lock of that name.
 
-        Call it before the node starts. With `is_needed` the lock is acquired once that returns true.
+        Call it before the node starts. With `until_needed` the lock is acquired once that has returned.
         """
         lease_ms, safety_poll_s = self.options.lease_ms, self.options.safety_poll_s
-        self.duties.append(HostDuty(name, self.name, self.store, work, lease_ms, safety_poll_s, is_needed))
+        self.duties.append(HostDuty(name, self.name, self.store, work, lease_ms, safety_poll_s, until_needed))
 
     # --- life
 

@@ -12,6 +12,7 @@ waited for one after the other.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
@@ -305,9 +306,15 @@ class Schedules:
 
     # --- the duty
 
-    async def is_needed(self) -> bool:
-        """Return whether the app has schedules."""
-        return bool(await self._store.find(ScheduleQuery(app=self.app, limit=1)))
+    async def until_needed(self) -> None:
+        """Wait until the app has a schedule: one that is made here is noticed at once, and others within the poll."""
+        while True:
+            self._changed.clear()
+            if await self._store.find(ScheduleQuery(app=self.app, limit=1)):
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._safety_poll_s):
+                    await self._changed.wait()
 
     async def fire(self, held: HeldLock) -> None:
         """Fire the ticks of all schedules of the app when they are due, for as long as the lock is held."""

@@ -27,6 +27,7 @@ from holdfast.testing import system_view
 from tests.engine.harness import wait_for_event
 from tests.store.postgres import worker
 from tests.store.postgres.proxy import Proxy
+from tests.store.postgres.tampering import behind
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 60.0
@@ -280,3 +281,28 @@ async def test_what_was_committed_and_not_answered_is_decided_once_though_its_ca
         assert proxy.lost == 5
         kinds = [event.event_type for event in await run.events()]
         assert [kinds.count(kind) for kind in ("TaskCommented", "SignalAccepted", "UpdateCompleted")] == [1, 3, 1]
+
+
+@pytest.mark.contract("TMR-1", "SIG-2")
+async def test_an_answer_that_was_read_late_does_not_set_the_time_back(address: str) -> None:
+    """A loop that is busy reads answers late. A duration that begins then would be over early."""
+    store = await PostgresStore.open(address)
+    try:
+        await store.migrate()
+        await store.renew("node-a", 60_000)
+        loop = asyncio.get_running_loop()
+        for _ in range(5):  # so that one of them is quick, on a machine that is busy too
+            await store.renew("node-a", 60_000)
+        renewing = asyncio.create_task(store.renew("node-a", 60_000))
+        await asyncio.wait({renewing}, timeout=0)
+        until = loop.time() + 0.3
+        while loop.time() < until:
+            pass  # the answer is there, and nothing reads it
+        await renewing
+        extrapolated = await store.now()
+        async with behind(address) as connection:
+            [[now]] = await connection.fetch("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+        assert now - extrapolated < 250_000
+        assert extrapolated <= now
+    finally:
+        await store.close()

@@ -204,7 +204,7 @@ class Runtime:
         )
         """The schedules of the app."""
         if node.options.takes_runs:
-            node.add_duty(f"schedules of {app}"[:NAME_BYTES], self.schedules.fire, self.schedules.is_needed)
+            node.add_duty(f"schedules of {app}"[:NAME_BYTES], self.schedules.fire, self.schedules.until_needed)
 
     async def open(self) -> None:
         """Publish what the workflows declare, and start the node."""

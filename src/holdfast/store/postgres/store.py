@@ -542,7 +542,13 @@ class PostgresStore:
             raise not_migrated(self._pool.address.shown)
 
     def _hear(self, now: Instant) -> None:
-        self._heard = (now, asyncio.get_running_loop().time())
+        """Record the server's time. After a quick answer, a slow one that arrives soon says less: it is older."""
+        loop_time = asyncio.get_running_loop().time()
+        if self._heard is not None:
+            passed_s = loop_time - self._heard[1]
+            is_older = self._heard[0] + int(passed_s * 1_000_000) > now
+        if self._heard is None or passed_s > FRESH_S / 2 or not is_older:
+            self._heard = (now, loop_time)
         self._starts.heard(now)
 
     async def _then_notify(self, work: Awaitable[T]) -> T:
