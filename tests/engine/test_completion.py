@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 import holdfast as hf
+from holdfast.client import Client
 from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.keys import ActivityToken, read_activity_token, write_activity_token
@@ -361,6 +362,26 @@ async def test_a_token_of_a_step_that_never_was_is_told_so(variant: EngineVarian
             )
         with pytest.raises(InvalidInput, match="cannot be stored"):
             await office.app.complete_activity(token, object())
+
+
+@pytest.mark.contract("ACT-1", "FMT-2")
+async def test_the_token_of_a_run_that_was_deleted_is_nothing_to_a_later_run_of_its_id(variant: EngineVariant) -> None:
+    office = Office()
+    async with variant.node(office.app), Client(office.app) as client:
+        run = await office.app.start(office.contract, "lease", run_id="paper")
+        of_deleted = await office.tokens.get()
+        await run.terminate(wait=True)
+        await client.runs.delete("paper")
+        with pytest.raises(NotFound):
+            await office.app.complete_activity(of_deleted, "ann")
+        run = await office.app.start(office.contract, "lease", run_id="paper")
+        token = await office.tokens.get()
+        with pytest.raises(Conflict, match="deleted"):
+            await office.app.complete_activity(of_deleted, "ann")
+        with pytest.raises(Conflict, match="deleted"):
+            await office.app.fail_activity(of_deleted, "no")
+        await office.app.complete_activity(token, "bob")
+        assert await run.result() == "signed by bob"
 
 
 # --- what was acknowledged is recorded, whatever comes between the acceptance and the turn

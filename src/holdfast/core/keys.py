@@ -259,12 +259,16 @@ _TAG_BYTES = 24
 
 
 class ActivityToken(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Which attempt of which step of which run."""
+    """Which attempt of which step of which run.
+
+    `opened_at`, when the step was opened, distinguishes a run from a later one of the same id; 0 in tokens of old.
+    """
 
     run_id: str
     step_id: str
     logical_attempt_id: int
     engine_attempt_id: int
+    opened_at: int = 0
 
 
 def write_activity_token(token: ActivityToken, key: str) -> str:

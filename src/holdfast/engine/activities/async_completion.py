@@ -131,6 +131,8 @@ async def _terms(store: Store, of: ActivityToken, outcome: ActivityOutcome, regi
     version, step = state.version, state.open_steps.get(of.step_id)
     if step is None or step.kind != "activity" or step.logical_attempt_id != of.logical_attempt_id:
         return _Terms(version, why_not=_too_late(of, "the step is closed"))
+    if of.opened_at not in (0, step.opened_at):
+        return _Terms(version, why_not=_too_late(of, "the run of the token was deleted, and this is another one"))
     if of.engine_attempt_id > step.engine_attempt_id and not step.queue:
         there_was_none = f"the token is of attempt {of.engine_attempt_id}, and there was none"
         return _Terms(version, why_not=InvalidInput(there_was_none, field="token"))

@@ -187,7 +187,7 @@ class ActivityContext:
         Its holder may report one outcome, and nothing else. It cannot be guessed. Treat it as a secret.
         """
         step = self._work.step
-        of = ActivityToken(self.run_id, step.step_id, step.logical_attempt_id, step.engine_attempt_id)
+        of = ActivityToken(self.run_id, step.step_id, step.logical_attempt_id, step.engine_attempt_id, step.opened_at)
         return write_activity_token(of, self._key)
 
     async def put_artifact(self, source: Source, kind: str) -> ArtifactRef:
