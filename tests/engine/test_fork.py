@@ -9,7 +9,7 @@ import pytest
 import holdfast as hf
 from holdfast.core.events import RunQueued
 from holdfast.core.fork import find_cut
-from holdfast.core.state import FAILED, state_of
+from holdfast.core.state import CANCELLED, FAILED, PENDING, state_of
 from holdfast.errors import Conflict, InvalidInput, RunFailed, StoreUnavailable
 from holdfast.store.port import RunQuery
 from tests.engine.harness import EngineVariant, wait_for_event, wait_for_status
@@ -198,3 +198,41 @@ async def test_a_fork_whose_write_was_lost_is_made_once(is_stored: bool) -> None
         assert len(await store.find(RunQuery())) == 2
         await fork.signal("go")
         assert await fork.result() == "done"
+
+
+@pytest.mark.contract("SIG-13", "WF-7")
+async def test_a_fork_does_not_get_round_the_approval_of_its_run(variant: EngineVariant) -> None:
+    app = hf.App("shop")
+    paid: list[int] = []
+
+    @app.activity
+    async def pay(cents: int) -> int:
+        paid.append(cents)
+        return cents
+
+    @app.workflow(requires_approval=True)
+    async def order(cents: int) -> int:
+        return await pay(cents)
+
+    async with variant.node(app):
+        run = await app.start(order, 5)
+        fork = await run.fork()
+        other = await run.fork(input={"cents": 70})
+        await run.approve(wait=True)
+        assert await run.result() == 5
+        for held in (fork, other):
+            assert await held.status() == PENDING
+            assert (await held.snapshot()).substatus == "AWAITING_APPROVAL"
+        assert paid == [5]
+        with pytest.raises(InvalidInput, match="another input was approved"):
+            await run.fork(input={"cents": 9_000})
+        await fork.approve(wait=True)
+        assert await fork.result() == 5
+        again = await run.fork()  # with what was approved
+        assert await again.result() == 5
+        late = await run.fork(at=1, input={"cents": 90})
+        assert await late.status() == PENDING
+        await late.approve(wait=True)
+        assert await late.result() == 90
+        await other.cancel()
+        await wait_for_status(other, CANCELLED)

@@ -59,7 +59,7 @@ def an_app(name: str = "clock") -> hf.App:
 async def test_what_is_declared_in_code_starts_runs_that_know_their_tick(store: Store) -> None:
     app = hf.App("clock")
 
-    @app.schedule(every=SECOND, tags=("eu",), reference_key="r-7", input={"n": 7})
+    @app.schedule(every=SECOND, tags=("eu",), reference_key="r-7", input={"n": 7}, overlap="allow")
     @app.workflow
     async def report(n: int = 0) -> int:
         return n
@@ -274,7 +274,7 @@ async def test_what_cannot_be_scheduled_is_refused() -> None:
 async def test_a_delayed_run_is_there_and_starts_when_it_is_due(store: Store) -> None:
     app = an_app()
     async with app.node(store, options=OPTIONS):
-        run = await app.start(_workflow_object(app, "report"), 5, after=timedelta(milliseconds=400), request_id="r-1")
+        run = await app.start(_workflow_object(app, "report"), 5, after=2 * SECOND, request_id="r-1")
         again = await app.start(_workflow_object(app, "report"), 5, after=timedelta(hours=1), request_id="r-1")
         assert run.run_id == again.run_id
         [head] = await store.find(RunQuery(run_ids=(run.run_id,)))

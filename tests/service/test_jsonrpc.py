@@ -30,6 +30,7 @@ def call(method: str, id: Any = 1, **params: Any) -> dict[str, Any]:
         (b"{", -32_700, None),
         (b"\xff", -32_700, None),
         (b"", -32_700, None),
+        (b"[" * 5_000 + b"]" * 5_000, -32_700, None),
         (b"7", -32_600, None),
         (b"[]", -32_600, None),
         (b"{}", -32_600, None),

@@ -10,6 +10,8 @@ Rules of this file:
 4. What was open is open again: activities are dispatched anew, with all the attempts of their policy; a keyed one is
    verified first. Timers, deadlines, waits and tasks keep their instants. Signals that were not consumed, progress of
    activities, and outcomes that are reported by token stay with the other run.
+5. An approval is of a run with its input. What was not approved waits for an approval of its own, and so does a run
+   with another input.
 """
 
 from collections.abc import Sequence
@@ -25,8 +27,8 @@ from holdfast.core.event_writer import EventWriter
 from holdfast.core.events import EngineRunRef, Event
 from holdfast.core.instants import Instant
 from holdfast.core.keys import event_id, event_key
-from holdfast.core.messages import Message
-from holdfast.core.state import RunState, retry_token, state_of
+from holdfast.core.messages import Message, start_message
+from holdfast.core.state import RunState, awaits_approval, retry_token, state_of
 from holdfast.errors import Conflict, InvalidInput
 
 FORKED = "forked"
@@ -77,13 +79,16 @@ def fork(
     kept = history[:cut]
     if input is not None and any(isinstance(event.data, e.ContinuedAsNew) for event in kept):
         raise InvalidInput("input: before this event the run has begun again with an input of its own", field="input")
+    if input is not None and any(isinstance(event.data, e.RunApproved) for event in kept):
+        problem = "input: another input was approved; fork the run at event 1, and the fork waits for its own approval"
+        raise InvalidInput(problem, field="input")
     events = _rewritten(kept, run_id, origin, input)
     state = state_of(run_id, events)
     writer = EventWriter(state, now, by)
     _open_again(state, writer)
-    start = Message(signal_id="start", run_id=run_id, type="InternalContinue", occurred_at=now, expected_version=1)
+    start = () if awaits_approval(state) else (start_message(run_id, now),)  # which leaves it that message
     every = (*events, *writer.events)
-    return Fork(every, (start, *writer.messages), state_of(run_id, every))
+    return Fork(every, (*start, *writer.messages), state_of(run_id, every))
 
 
 def _rewritten(history: Sequence[Event], run_id: str, origin: e.ForkedFrom, input: Raw | None) -> list[Event]:

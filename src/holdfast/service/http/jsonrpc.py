@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from holdfast.errors import HoldfastError, MethodNotAllowed
+from holdfast.errors import HoldfastError, MalformedRequest, MethodNotAllowed
 from holdfast.service.context import Principal, ResponseBudget, Service
 from holdfast.service.http.exchange import Exchange
 from holdfast.service.http.problems import (
@@ -89,7 +89,11 @@ class JsonRpc:
             raise MethodNotAllowed(f"{exchange.method} is not for this address", allow="OPTIONS, POST")
         principal = await exchange.principal()
         exchange.check_accept()
-        text = await exchange.body()
+        try:
+            text = await exchange.body()
+        except MalformedRequest as problem:
+            await exchange.answer(200, _failed(PARSE_ERROR, problem.message))
+            return
         most = self._service.options.answer_bytes
         budget = ResponseBudget(max(most // 2, most - ENVELOPE_BYTES * self._service.options.batch_calls))
         caller = _Caller(principal, exchange.correlation_id, exchange.disconnected, budget, asyncio.Lock())
