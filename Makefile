@@ -6,7 +6,7 @@ PYTEST_ARGS ?=
 CHAOS_ARGS ?=
 # Many tests wait for a time rather than for the machine, so there are more workers than cores: of the quick ones fewer do.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-WORKERS = $(shell expr 2 '*' $(CORES))
+WORKERS = $(shell expr 3 '*' $(CORES))
 quick: WORKERS = $(shell expr 3 '*' $(CORES) / 2)
 PARALLEL ?= -n $(WORKERS) --dist worksteal
 
@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test coverage browser commands pictures lint format bench soak chaos dev contract diagram tables clean
+.PHONY: help demo quick test coverage browser commands pictures style lint format bench soak chaos dev contract diagram tables clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,14 +33,15 @@ demo: $(RUN_STAMP) ## Watch a hundred orders survive the SIGKILL of their worker
 	@echo "To see these orders in a browser:  $(BIN)/holdfast dev examples/orders.py --store sqlite:///$(DEMO)/orders.db"
 	@echo "and open http://127.0.0.1:8321/"
 
-quick: $(DEV_STAMP) ## The loop while you write: ruff, and the tests that need no server, browser or process (2 to 3 minutes)
-	$(BIN)/ruff check $(CODE)
-	$(BIN)/ruff format --check $(CODE)
+quick: style ## The loop while you write: ruff, and the tests that need no server, browser or process (2 minutes)
 	$(BIN)/pytest $(PARALLEL) -m quick $(PYTEST_ARGS)
 
-# A test that fails beside others is run once more, alone: a busy machine must not decide. Its first failure stays in the output.
-test: lint browser commands ## Lint, then every test in parallel; what CI runs (about 15 minutes)
-	@status=0; $(BIN)/pytest $(PARALLEL) --durations=20 $(PYTEST_ARGS) || status=$$?; \
+# Types are checked beside the tests. A test that fails beside others is run once more, alone: a busy machine must not
+# decide. Its first failure stays in the output.
+test: style browser commands ## Lint, and every test in parallel; what CI runs (about 12 minutes)
+	@mkdir -p build; $(BIN)/mypy $(CODE) > build/types.txt & types=$$!; \
+	  status=0; $(BIN)/pytest $(PARALLEL) --durations=20 $(PYTEST_ARGS) || status=$$?; \
+	  wait $$types || { cat build/types.txt; exit 1; }; \
 	  if [ $$status -ne 1 ]; then exit $$status; fi; \
 	  echo "Once more, alone, what has failed beside others (a test that passes now is unsteady and needs mending):"; \
 	  $(BIN)/pytest --verbose --maxfail=1 --last-failed --last-failed-no-failures=none $(PYTEST_ARGS)
@@ -48,9 +49,11 @@ test: lint browser commands ## Lint, then every test in parallel; what CI runs (
 coverage: $(DEV_STAMP) browser commands ## Every test with coverage measured, which takes twice as long
 	$(BIN)/pytest $(PARALLEL) -m 'not untraced' --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
 
-lint: $(DEV_STAMP) ## Check style, format and types
+style: $(DEV_STAMP)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+
+lint: style ## Check style, format and types
 	$(BIN)/mypy $(CODE)
 
 commands: ## Install the commands that tests use, or say what is missing
@@ -80,13 +83,15 @@ format: $(DEV_STAMP) ## Format the code and fix what can be fixed
 bench: $(DEV_STAMP) ## Measure
 	@$(BIN)/python -m bench
 
-soak: $(DEV_STAMP) ## Play simulated crashes until 100,000 signals were sent into races, and kill 1,000 writers (minutes)
+soak: $(DEV_STAMP) ## Play simulated crashes until 100,000 signals were sent into races, kill 1,000 writers, and more (minutes)
 	@$(BIN)/python -m tests.sim.soak
 	@TEST_KILL_ROUNDS=1000 $(BIN)/pytest -q -s tests/crash/test_kill.py
 	@TEST_SCHEDULE_DAYS=366 $(BIN)/pytest -q -s -n 0 tests/sim/test_schedules.py
 	@TEST_TICK_SECONDS=60 TEST_TICK_SCHEDULES=50 $(BIN)/pytest -q -s -n 0 tests/crash/test_ticks.py
 	@TEST_RELAY_KILLS=100 TEST_RELAY_RUNS=2000 $(BIN)/pytest -q -s -n 0 tests/bus/test_killed_relay.py
 	@TEST_PAYMENTS=5000 $(BIN)/pytest -q -s tests/payments/test_schedules.py
+	@TEST_EXAMPLES=20 $(BIN)/pytest -q tests/service/test_openapi.py
+	@TEST_SCHEMES=light,dark $(BIN)/pytest -q tests/web/test_pictures.py
 
 chaos: $(DEV_STAMP) ## Kill and freeze real nodes at random for five minutes (CHAOS_ARGS='--store failover'; CONTRIBUTING.md)
 	@$(BIN)/python -m tests.chaos $(CHAOS_ARGS)

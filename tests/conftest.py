@@ -79,12 +79,16 @@ def pytest_make_collect_report(
     return report
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test with what it needs, before tests are chosen by their markers."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    """Mark every test with what it needs, before tests are chosen by their markers; then let long ones begin first."""
     for item in items:
         for kind in sorted(kinds.kinds_of(item) - {marker.name for marker in item.iter_markers()}):
             item.add_marker(kind)
+    yield
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    if workers > 1:
+        items[:] = kinds.slow_first(items, workers)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -68,6 +68,23 @@ def is_repetition(item: pytest.Item) -> bool:
     )
 
 
+def slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return the tests in an order in which each worker begins with its share of the slow ones.
+
+    `--dist worksteal` splits the list into one stretch a worker. A slow test that begins last would keep one worker
+    busy while the others have nothing left to do.
+    """
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    short = [item for item in items if not item.get_closest_marker("slow")]
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        stretch = (len(items) - len(ordered)) // (workers - worker)
+        own = slow[worker::workers]
+        ordered += own + short[: max(0, stretch - len(own))]
+        del short[: max(0, stretch - len(own))]
+    return ordered + short
+
+
 def parameters(item: pytest.Item) -> dict[str, Any]:
     """Return the parameters of a test and of its fixtures."""
     spec = getattr(item, "callspec", None)

@@ -128,7 +128,8 @@ class S3Server:
         proof = signature(self.secret, method, path, "", signed, scope, digest)
         names = ";".join(sorted(signed))
         said = f"AWS4-HMAC-SHA256 Credential={KEY_ID}/{scope}, SignedHeaders={names}, Signature={proof}"
-        return httpx.request(method, self.url + path, headers=signed | {"authorization": said}, content=content)
+        headers = signed | {"authorization": said}
+        return httpx.request(method, self.url + path, headers=headers, content=content, timeout=60)
 
     def environment(self) -> dict[str, str]:
         """Return the variables by which a process finds the server and is let in."""

@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from bench import instructions, paths
+from bench.__main__ import NAMES
 
 ROOT = Path(__file__).parents[2]
+
+SHARES = 4
+"""In so many processes everything is measured, so that none of the tests takes long."""
 
 FIGURES = {
     "commit": ({"batch 1", "batch 10", "batch 100", "batch 1000"}, {"turns/s", "floor turns/s", "ratio"}),
@@ -70,14 +74,22 @@ def _parts(values: Any) -> list[Any]:
     )
 
 
+def test_every_measurement_is_known_here() -> None:
+    assert set(NAMES) == FIGURES.keys()
+
+
 @pytest.mark.slow
-def test_every_figure_is_measured_and_positive(tmp_path: Path) -> None:
-    done = bench("--quick", "--json", str(tmp_path / "bench.json"), "--dir", str(tmp_path), "--allow-memory")
+@pytest.mark.parametrize("share", range(SHARES))
+def test_every_figure_is_measured_and_positive(tmp_path: Path, share: int) -> None:
+    chosen = sorted(FIGURES)[share::SHARES]
+    only = [option for name in chosen for option in ("--only", name)]
+    done = bench("--quick", *only, "--json", str(tmp_path / "bench.json"), "--dir", str(tmp_path), "--allow-memory")
 
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["results"]
-    assert results.keys() == FIGURES.keys()
-    for name, (labels, columns) in FIGURES.items():
+    assert results.keys() == set(chosen)
+    for name in chosen:
+        labels, columns = FIGURES[name]
         assert results[name].keys() == labels
         assert all(columns <= row.keys() for row in results[name].values())
         assert f"{name}: " in done.stdout

@@ -84,7 +84,10 @@ async def test_a_download_that_is_not_what_was_stored_is_not_completed(tmp_path:
     app = make_app(tmp_path)
     async with asyncio.timeout(MOST_SECONDS), app.node("memory://"):
         service = make_service(app, ServiceOptions(port=0, is_open=True), open_access)
-        async with listening(service) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        async with (
+            listening(service) as port,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http,
+        ):
             run_id = (await http.post("/v1/runs", json={"workflow": "make", "input": {"megabytes": 3}})).json()[
                 "run_id"
             ]
@@ -109,7 +112,10 @@ async def test_an_encrypted_artifact_is_downloaded_as_it_was_and_not_without_the
         app = make_app(folder, codecs=[hf.Encryption(keys)])
         async with asyncio.timeout(MOST_SECONDS), app.node(address):
             service = make_service(app, options, open_access)
-            async with listening(service) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            async with (
+                listening(service) as port,
+                httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http,
+            ):
                 if not paths:
                     asked = await http.post("/v1/runs", json={"workflow": "make", "input": {"megabytes": 3}})
                     run_id = asked.json()["run_id"]

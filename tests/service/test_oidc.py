@@ -154,7 +154,7 @@ async def sign_in(server: InProcessServer, **changes: str) -> tuple[httpx.Respon
     began = await server.http.get("/session/oidc")
     assert began.status_code == 303
     cookie = began.headers["set-cookie"].partition(";")[0]
-    async with httpx.AsyncClient() as browser:
+    async with httpx.AsyncClient(timeout=60) as browser:
         sent_back = await browser.get(began.headers["location"])
     back = urlsplit(sent_back.headers["location"])
     assert f"{back.scheme}://{back.netloc}" == PUBLIC

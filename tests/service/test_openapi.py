@@ -1,6 +1,10 @@
-"""The description says what the service does: shown by asking it nonsense, ours and Schemathesis'."""
+"""The description says what the service does: shown by asking it nonsense, ours and Schemathesis'.
+
+`TEST_EXAMPLES=20` lets Schemathesis draw so many examples for each operation, as `make soak` does.
+"""
 
 import asyncio
+import os
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
@@ -13,6 +17,7 @@ from holdfast.service.operations import OPERATIONS
 from tests.service.fuzz import play
 from tests.service.test_server import process
 
+EXAMPLES = os.environ.get("TEST_EXAMPLES", "1")
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
 
@@ -29,7 +34,8 @@ async def test_nonsense_is_answered_as_described(seed: int) -> None:
 async def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
     async with process("memory://", "works", seconds=600) as (_, port):
         place = f"http://127.0.0.1:{port}/openapi.json"
-        command = [sys.executable, "-m", "schemathesis.cli", "run", place, "--checks", CHECKS, "--max-examples", "5"]
+        command = [sys.executable, "-m", "schemathesis.cli", "run", place, "--checks", CHECKS]
+        command += ["--max-examples", EXAMPLES]
         command += ["--seed", "1", "--phases", "examples,coverage,fuzzing"]
         command += ["--exclude-tag", "lists", "--exclude-operation-id", "runs.stream"]  # they do not end
         asked = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=PIPE, stderr=STDOUT)

@@ -126,14 +126,15 @@ async def by_tls(folder: Path, **options: Any) -> AsyncIterator[tuple[str, str, 
 @pytest.mark.contract("API-4")
 async def test_the_service_speaks_tls(tmp_path: Path) -> None:
     async with by_tls(tmp_path) as (address, cert, token):
-        async with httpx.AsyncClient(base_url=address, verify=ssl.create_default_context(cafile=cert)) as http:
+        context = ssl.create_default_context(cafile=cert)
+        async with httpx.AsyncClient(base_url=address, verify=context, timeout=60) as http:
             assert (await http.get("/v1/runs", headers={"authorization": f"Bearer {token}"})).status_code == 200
             signed_in = await http.post("/session", json={"token": token}, headers=OWN)
             assert signed_in.headers["set-cookie"].startswith("__Host-holdfast_session=")
-        async with httpx.AsyncClient(base_url=address) as stranger:
+        async with httpx.AsyncClient(base_url=address, timeout=60) as stranger:
             with pytest.raises(httpx.ConnectError):
                 await stranger.get("/v1/health")
-        async with httpx.AsyncClient(base_url=address.replace("https", "http")) as plain:
+        async with httpx.AsyncClient(base_url=address.replace("https", "http"), timeout=60) as plain:
             with pytest.raises(httpx.HTTPError):
                 await plain.get("/v1/health")
 
@@ -151,7 +152,7 @@ async def test_old_versions_of_tls_are_refused(tmp_path: Path, least: str, offer
             warnings.simplefilter("ignore", DeprecationWarning)  # that is what is tested
             context.minimum_version = ssl.TLSVersion.TLSv1
             context.maximum_version = versions[offered]
-        async with httpx.AsyncClient(base_url=address, verify=context) as http:
+        async with httpx.AsyncClient(base_url=address, verify=context, timeout=60) as http:
             if is_fine:
                 assert (await http.get("/v1/health")).status_code == 200
             else:

@@ -129,7 +129,9 @@ async def test_bodies_under_way_are_bounded_for_each_caller_and_for_those_whom_n
                 await asyncio.sleep(0.002)
             second.write(f"{head}\r\n\r\n{{".encode())
             assert b" 503 " in await reader.readuntil(b"\r\n"), "the two are one caller, as long as nobody knows them"
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=bearer_header(token)) as http:
+            async with httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{port}", headers=bearer_header(token), timeout=60
+            ) as http:
                 input = {"workflow": "echo", "input": {"value": "x" * 200_000}}
                 assert (await http.post("/v1/runs", json=input)).status_code == 201, "others have their own share"
         assert service.receiving.bytes == 0

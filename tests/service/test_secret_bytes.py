@@ -81,7 +81,7 @@ async def streamed(app: hf.App, run_id: str) -> bytes:
     read = b""
     async with (
         listening(make_service(app, QUICK, open_access)) as port,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http,
         http.stream("GET", f"/v1/runs/{run_id}/stream") as response,
     ):
         async for chunk in response.aiter_raw():

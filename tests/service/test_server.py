@@ -65,7 +65,7 @@ async def process(
 
 
 async def test_it_answers_over_a_socket() -> None:
-    async with socketed() as (_, port), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+    async with socketed() as (_, port), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
         assert (await http.get("/v1/health")).json()["status"] == "ok"
         assert "server" not in (await http.get("/v1/health")).headers
         head = await http.head("/v1/workflows")
@@ -84,7 +84,10 @@ async def test_a_caller_who_does_not_finish_is_let_go(head: bytes) -> None:
 
 
 async def test_a_caller_who_goes_on_may_stay() -> None:
-    async with socketed(body_s=0.05) as (_, port), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+    async with (
+        socketed(body_s=0.05) as (_, port),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http,
+    ):
         run = (await http.post("/v1/runs", json={"workflow": "patient"})).json()["run_id"]
         outcome = await http.get(f"/v1/runs/{run}/result", params={"wait_s": 0.2})
         assert outcome.json()["is_finished"] is False, "the time to finish a head is not for answers"
@@ -100,7 +103,7 @@ async def test_garbage_is_answered_with_400() -> None:
 
 async def test_a_long_poll_does_not_hold_up_the_end() -> None:
     app = make_app()
-    async with asyncio.timeout(MOST_SECONDS), app.node("memory://"), httpx.AsyncClient() as http:
+    async with asyncio.timeout(MOST_SECONDS), app.node("memory://"), httpx.AsyncClient(timeout=60) as http:
         service = make_service(app, ServiceOptions(port=0))
         async with listening(service) as port:
             place = f"http://127.0.0.1:{port}/v1/runs"
@@ -112,7 +115,7 @@ async def test_a_long_poll_does_not_hold_up_the_end() -> None:
 
 
 async def test_a_long_poll_hears_of_the_end_at_once() -> None:
-    async with socketed() as (service, port), httpx.AsyncClient() as http:
+    async with socketed() as (service, port), httpx.AsyncClient(timeout=60) as http:
         place = f"http://127.0.0.1:{port}/v1/runs"
         run = (await http.post(place, json={"workflow": "order", "input": {"order_id": "o"}})).json()["run_id"]
         polling = asyncio.create_task(http.get(f"{place}/{run}/result", params={"wait_s": 60}, timeout=70))
@@ -124,7 +127,7 @@ async def test_a_long_poll_hears_of_the_end_at_once() -> None:
 
 @pytest.mark.parametrize("is_rpc", [False, True])
 async def test_nothing_is_kept_for_a_caller_who_went_away(is_rpc: bool) -> None:
-    async with socketed() as (service, port), httpx.AsyncClient() as http:
+    async with socketed() as (service, port), httpx.AsyncClient(timeout=60) as http:
         place = f"http://127.0.0.1:{port}/v1/runs"
         run = (await http.post(place, json={"workflow": "patient"})).json()["run_id"]
         runtime = service.app.runtime()
@@ -149,7 +152,7 @@ async def test_nothing_is_kept_for_a_caller_who_went_away(is_rpc: bool) -> None:
 @pytest.mark.contract("MSG-4", "API-1")
 async def test_sigterm_ends_it_in_order(tmp_path: Path) -> None:
     address = f"sqlite:///{tmp_path}/s.db"
-    async with process(address) as (served, port), httpx.AsyncClient() as http:
+    async with process(address) as (served, port), httpx.AsyncClient(timeout=60) as http:
         place = f"http://127.0.0.1:{port}/v1/runs"
         runs = [(await http.post(place, json={"workflow": "patient"})).json()["run_id"] for _ in range(3)]
         polling = asyncio.create_task(http.get(f"{place}/{runs[0]}/result", params={"wait_s": 60}, timeout=70))
@@ -172,7 +175,7 @@ async def test_sigterm_ends_it_in_order(tmp_path: Path) -> None:
 @pytest.mark.contract("API-1")
 async def test_a_service_without_workflows_hands_work_to_a_node(tmp_path: Path) -> None:
     address = f"sqlite:///{tmp_path}/s.db"
-    async with process(address, "connects") as (_, port), httpx.AsyncClient() as http:
+    async with process(address, "connects") as (_, port), httpx.AsyncClient(timeout=60) as http:
         place = f"http://127.0.0.1:{port}/v1/runs"
         run = (await http.post(place, json={"workflow": "echo", "input": {"value": 7}})).json()["run_id"]
         assert (await http.get(f"{place}/{run}/result")).json()["status"] == "PENDING"

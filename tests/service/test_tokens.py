@@ -383,7 +383,10 @@ async def test_tokens_over_a_socket() -> None:
         options = ServiceOptions(port=0)
         service = make_service(app, options, check_access(options, TokenAccess(app, options.tokens_s)))
         token, _ = await make_token(app.runtime().store, "ann", role="viewer")
-        async with listening(service) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        async with (
+            listening(service) as port,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http,
+        ):
             assert (await http.get("/v1/health")).status_code == 200
             assert (await http.get("/v1/runs")).status_code == 401
             assert (await http.get("/v1/runs", headers=bearer_header(token))).status_code == 200

@@ -1,6 +1,7 @@
 """Photographs Inbox and Health, with tasks worth answering and some work behind them."""
 
 import math
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from holdfast.core.snapshot import Alert
 from tests.web.browser import DESK, PHONE, open_page
 from tests.web.inbox_site import InboxSite, serve_inbox
 
-SCHEMES = ("light", "dark")
 SAMPLES = 50
 SAMPLE_MS = 5_000
 REFUNDS = (
@@ -21,12 +21,15 @@ REFUNDS = (
 )
 
 
-async def photograph_inbox(browser: Browser, folder: Path, samples: int = SAMPLES, settle_ms: int = 400) -> None:
-    """Photograph Inbox and Health, light and dark, at a desk and on a phone."""
+async def photograph_inbox(
+    browser: Browser, folder: Path, schemes: Sequence[str], settle_ms: int, samples: int = SAMPLES
+) -> None:
+    """Photograph Inbox and Health, at a desk and on a phone; with so many samples in the charts of Health."""
     async with serve_inbox() as inbox:
         task_id = await _fill(inbox)
-        await _inbox(browser, inbox, folder, task_id, settle_ms)
-        await _health(browser, inbox, folder, samples, settle_ms)
+        for scheme in schemes:
+            await _inbox(browser, inbox, folder, task_id, scheme, settle_ms)
+        await _health(browser, inbox, folder, schemes, samples, settle_ms)
 
 
 async def _fill(inbox: InboxSite) -> str:
@@ -53,34 +56,35 @@ async def _fill(inbox: InboxSite) -> str:
     return str(tasks[1]["task_id"])
 
 
-async def _inbox(browser: Browser, inbox: InboxSite, folder: Path, task_id: str, settle_ms: int) -> None:
-    for scheme in SCHEMES:
-        async with open_page(browser, inbox.address, size=DESK, scheme=scheme) as page:
-            await page.goto(f"/inbox/{task_id}")
-            await expect(page.locator(".happenings li")).to_have_count(4)
-            await page.get_by_label("Acting as").fill("ann")
-            await page.get_by_role("group", name="Approved").get_by_text("Yes").click()
-            await _photograph(page, folder, f"inbox-{scheme}", settle_ms)
-            await page.goto("/inbox/signals")
-            await expect(page.locator(".wait")).to_have_count(5)
-            await expect(page.locator(".mail .letters > li")).to_have_count(1)
-            await _photograph(page, folder, f"signals-{scheme}", settle_ms)
-            await page.goto("/inbox/letters")
-            await page.locator(".letter-details summary").first.click()
-            await expect(page.locator(".letter-message .json")).to_be_visible()
-            await _photograph(page, folder, f"letters-{scheme}", settle_ms)
-        async with open_page(browser, inbox.address, size=PHONE, scheme=scheme) as page:
-            await page.goto("/inbox")
-            await expect(page.locator(".task-row")).to_have_count(5)
-            await _photograph(page, folder, f"phone-inbox-{scheme}", settle_ms)
-            await page.goto(f"/inbox/{task_id}")
-            await expect(page.locator(".happenings li")).to_have_count(4)
-            await page.get_by_role("group", name="Approved").get_by_text("Yes").click()
-            await page.get_by_text("late", exact=True).click()
-            await _photograph(page, folder, f"phone-task-{scheme}", settle_ms)
+async def _inbox(browser: Browser, inbox: InboxSite, folder: Path, task_id: str, scheme: str, settle_ms: int) -> None:
+    async with open_page(browser, inbox.address, size=DESK, scheme=scheme) as page:
+        await page.goto(f"/inbox/{task_id}")
+        await expect(page.locator(".happenings li")).to_have_count(4)
+        await page.get_by_label("Acting as").fill("ann")
+        await page.get_by_role("group", name="Approved").get_by_text("Yes").click()
+        await _photograph(page, folder, f"inbox-{scheme}", settle_ms)
+        await page.goto("/inbox/signals")
+        await expect(page.locator(".wait")).to_have_count(5)
+        await expect(page.locator(".mail .letters > li")).to_have_count(1)
+        await _photograph(page, folder, f"signals-{scheme}", settle_ms)
+        await page.goto("/inbox/letters")
+        await page.locator(".letter-details summary").first.click()
+        await expect(page.locator(".letter-message .json")).to_be_visible()
+        await _photograph(page, folder, f"letters-{scheme}", settle_ms)
+    async with open_page(browser, inbox.address, size=PHONE, scheme=scheme) as page:
+        await page.goto("/inbox")
+        await expect(page.locator(".task-row")).to_have_count(5)
+        await _photograph(page, folder, f"phone-inbox-{scheme}", settle_ms)
+        await page.goto(f"/inbox/{task_id}")
+        await expect(page.locator(".happenings li")).to_have_count(4)
+        await page.get_by_role("group", name="Approved").get_by_text("Yes").click()
+        await page.get_by_text("late", exact=True).click()
+        await _photograph(page, folder, f"phone-task-{scheme}", settle_ms)
 
 
-async def _health(browser: Browser, inbox: InboxSite, folder: Path, samples: int, settle_ms: int) -> None:
+async def _health(
+    browser: Browser, inbox: InboxSite, folder: Path, schemes: Sequence[str], samples: int, settle_ms: int
+) -> None:
     """Let minutes pass on the page's clock, with more work and less, and photograph what it has drawn."""
     async with open_page(browser, inbox.address, size={**DESK, "height": 1240}) as page:
         await page.route("**/v1/health", _earlier)
@@ -100,7 +104,7 @@ async def _health(browser: Browser, inbox: InboxSite, folder: Path, samples: int
             await page.clock.run_for(SAMPLE_MS)
         await expect(page.locator(".alerts li")).to_have_count(1)
         await page.clock.resume()
-        for scheme in ("dark", "light"):
+        for scheme in schemes:
             await page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
             await _photograph(page, folder, f"health-{scheme}", settle_ms)
 

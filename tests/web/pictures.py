@@ -1,7 +1,7 @@
 """Photographs the page for the documentation: `make pictures`."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,12 @@ from typing import Any
 from playwright.async_api import Browser, Page, expect
 
 from tests.web.browser import DESK, PHONE, open_browser, open_page
-from tests.web.inbox_pictures import SAMPLES, photograph_inbox
+from tests.web.inbox_pictures import photograph_inbox
 from tests.web.site import Site, document, serve_site
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "pictures"
 SCHEMES = ("light", "dark")
+SETTLE_MS = 600
 
 
 @asynccontextmanager
@@ -128,17 +129,22 @@ async def _on_a_phone(
         await _photograph(page, folder / f"phone-run-{scheme}.png", settle_ms)
 
 
-async def main(folder: Path = FOLDER, samples: int = SAMPLES, settle_ms: int = 600) -> None:
-    """Photograph every page, light and dark, each when it has settled; with so many samples in the charts of Health."""
-    folder.mkdir(exist_ok=True)
-    async with _site_with_runs() as (site, runs), open_browser() as browser:
-        for scheme in SCHEMES:
+async def photograph_runs(browser: Browser, folder: Path, schemes: Sequence[str], settle_ms: int) -> None:
+    """Photograph the pages about runs, plans and schedules, at a desk and on a phone."""
+    async with _site_with_runs() as (site, runs):
+        for scheme in schemes:
             await _at_a_desk(browser, site, runs, folder, scheme, settle_ms)
             await _graphs(browser, site, runs, folder, scheme, settle_ms)
             await _schedules(browser, site, folder, scheme, settle_ms)
             await _on_a_phone(browser, site, runs, folder, scheme, settle_ms)
-    async with open_browser() as browser:
-        await photograph_inbox(browser, folder, samples, settle_ms)
+
+
+async def main() -> None:
+    """Photograph every page, light and dark, each when it has settled."""
+    FOLDER.mkdir(exist_ok=True)
+    for photograph in (photograph_runs, photograph_inbox):
+        async with open_browser() as browser:
+            await photograph(browser, FOLDER, SCHEMES, SETTLE_MS)
 
 
 if __name__ == "__main__":
