@@ -15,7 +15,7 @@ class SoldOut(hf.NonRetryable):
     """There is nothing to retry: the answer will be the same."""
 
 
-@app.activity
+@app.activity(cancel="wait")  # a cancelled run waits for the outcome, so it knows what to give back
 async def book(what: str, place: str) -> str:
     """Book one part of a trip."""
     if what == "car" and place == "Venice":

@@ -52,15 +52,18 @@ from holdfast.errors import CallerError, InvalidInput, NotDurable
 from holdfast.limits import SECRETS, Limits
 from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import (
+    PLAIN_CALL,
     ActivityDefinition,
     ActivityOptions,
+    CallOptions,
+    CancelPolicy,
     ClosePolicy,
     LimitOptions,
     OnError,
     StartRequest,
     WorkflowDefinition,
     WorkflowLimit,
-    checked_key,
+    call_options,
     encode_options,
     error_policy,
     failure_policy,
@@ -101,6 +104,15 @@ LIFE_DIGITS = 12
 """How many characters of a new id distinguish one life of a node from others of the same name."""
 
 
+class ChildCall(TypedDict, total=False):
+    """How a child is called."""
+
+    name: str
+    """What its step is called, instead of its workflow."""
+    cancel: CancelPolicy
+    """What a cancellation does while it is awaited: give it up at once, or cancel it and `wait` for its outcome."""
+
+
 class Workflow(Generic[P, R]):
     """A registered workflow. Start it with `App.start`; call it inside another workflow to run it as a child."""
 
@@ -109,8 +121,11 @@ class Workflow(Generic[P, R]):
         definition: WorkflowDefinition,
         close_policy: ClosePolicy = "await",
         attributes: Mapping[str, Any] | None = None,
+        call: CallOptions = PLAIN_CALL,
     ) -> None:
         self.definition = definition
+        self.call = call
+        """How children are called."""
         self.close_policy: ClosePolicy = close_policy
         """What becomes of a child when its parent ends."""
         self.attributes = attributes or {}
@@ -126,7 +141,7 @@ class Workflow(Generic[P, R]):
                 f"workflow {name!r} is called outside of a run, where nothing is durable: start it with "
                 f"app.start({name}, …); a unit test calls {name}.plain(…)"
             )
-        return program.run_child(self.definition, args, kwargs, self.close_policy, self.attributes)
+        return program.run_child(self.definition, args, kwargs, self.close_policy, self.attributes, self.call)
 
     def plain(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Call the function itself, for unit tests: activities are only called, and nothing is recorded.
@@ -138,19 +153,29 @@ class Workflow(Generic[P, R]):
         return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
 
     def options(
-        self, *, close_policy: ClosePolicy | UnsetType = UNSET, attributes: Mapping[str, Any] | None = None
+        self,
+        *,
+        close_policy: ClosePolicy | UnsetType = UNSET,
+        attributes: Mapping[str, Any] | None = None,
+        **call: Unpack[ChildCall],
     ) -> "Workflow[P, R]":
         """Return the same workflow with other options for children.
 
-        `close_policy` is what becomes of one when its parent ends, and `attributes` are its search attributes.
+        `close_policy` is what becomes of one when its parent ends, and `attributes` are its search attributes. `name`
+        is what its step is called. With `cancel="wait"` a cancellation of the parent while it waits for the child
+        cancels the child, waits until it has ended, and only then goes on: what the child returns is not lost.
         """
-        return Workflow(self.definition, *self._with_options(close_policy, attributes))
+        return Workflow(self.definition, *self._with_options(close_policy, attributes, call))
 
     def _with_options(
-        self, close_policy: ClosePolicy | UnsetType, attributes: Mapping[str, Any] | None
-    ) -> tuple[ClosePolicy, Mapping[str, Any]]:
+        self, close_policy: ClosePolicy | UnsetType, attributes: Mapping[str, Any] | None, call: "ChildCall"
+    ) -> tuple[ClosePolicy, Mapping[str, Any], CallOptions]:
         policy = self.close_policy if close_policy is UNSET else checked_close_policy(close_policy)
-        return policy, self.attributes if attributes is None else attributes
+        changes: dict[str, Any] = {**call}
+        chosen = call_options(self.call, changes)
+        if changes:
+            raise InvalidInput(f"unknown option of a child {min(changes)!r}", field=min(changes))
+        return policy, self.attributes if attributes is None else attributes, chosen
 
 
 class Flow(Workflow[[S], S], Generic[S]):
@@ -159,10 +184,14 @@ class Flow(Workflow[[S], S], Generic[S]):
     definition: FlowDefinition
 
     def options(
-        self, *, close_policy: ClosePolicy | UnsetType = UNSET, attributes: Mapping[str, Any] | None = None
+        self,
+        *,
+        close_policy: ClosePolicy | UnsetType = UNSET,
+        attributes: Mapping[str, Any] | None = None,
+        **call: Unpack[ChildCall],
     ) -> "Flow[S]":
         """Return the same flow with other options for children: see `Workflow.options`."""
-        return Flow(self.definition, *self._with_options(close_policy, attributes))
+        return Flow(self.definition, *self._with_options(close_policy, attributes, call))
 
     def graph(self) -> Graph:
         """Return the tree as it is drawn."""
@@ -196,25 +225,25 @@ class Activity(Generic[P, R]):
         self,
         definition: ActivityDefinition,
         options: ActivityOptions | None = None,
-        idempotency_key: str | None = None,
+        call: CallOptions = PLAIN_CALL,
     ) -> None:
         self.definition = definition
+        self.call = call
+        """How it is called: the name of the step, its idempotency key, what a cancellation does."""
         self.call_options = options or definition.options
         """The options of the calls made through it."""
         self._encoded_options = encode_options(self.call_options)
-        self.call_key = idempotency_key
-        """The idempotency key of the calls made through it, if it is not the definition that computes one."""
         update_wrapper(self, definition.function)
 
     def options(self, **changes: Any) -> "Activity[P, R]":
         """Return the same activity with other options for the calls made through it.
 
-        `idempotency_key`, a text, is the key of these calls, whatever the definition computes.
+        Those of `@app.activity`, and of the call itself: `name` is what its step is called; `idempotency_key`, a text,
+        is its key, whatever the definition computes. With `cancel="wait"` a cancellation while it is awaited waits for
+        its outcome: a result is returned, and the code is cancelled where it waits next.
         """
-        key = self.call_key
-        if "idempotency_key" in changes:
-            key = checked_key(changes.pop("idempotency_key"))
-        return Activity(self.definition, _options(self.call_options, **changes), key)
+        call = call_options(self.call, changes)
+        return Activity(self.definition, _options(self.call_options, **changes), call)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Run it as a durable step inside a workflow; outside one only call the function. Either is to be awaited."""
@@ -222,7 +251,7 @@ class Activity(Generic[P, R]):
         if program is None:
             return self._plain(args, kwargs)
         return program.run_activity(
-            self.definition, args, kwargs, self.call_options.queue, self._encoded_options, self.call_key
+            self.definition, args, kwargs, self.call_options.queue, self._encoded_options, self.call
         )
 
     async def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
@@ -615,7 +644,9 @@ class App:
         before it is dispatched again, `verify`, a function of the same arguments, is asked whether it has happened. It
         returns `NotCompleted`, `Completed`, `CompletedWithoutResult` or `Indeterminate`, within `verify_timeout`.
         One that raises or takes too long is asked again as `verify_retry` says, before an operator is asked.
+        With `cancel="wait"` in `options` a cancellation waits for the outcome of a call that is under way.
         """
+        call = call_options(PLAIN_CALL, options)
 
         def register(function: Callable[P, Any]) -> Activity[P, Any]:
             chosen = function.__name__ if name is None else name
@@ -631,7 +662,7 @@ class App:
             )
             require_step_name("an activity's name", definition.name)
             self.registry.add_activity(definition)
-            return Activity(definition)
+            return Activity(definition, None, call)
 
         return register if function is None else register(function)
 

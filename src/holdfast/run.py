@@ -9,7 +9,7 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.audit import Caller
 from holdfast.core.events import NULL, Event
-from holdfast.core.messages import AcceptedSignalResult, ControlName, SignalRequest
+from holdfast.core.messages import AcceptedSignalResult, ControlName, SignalRequest, cancelled_text
 from holdfast.core.snapshot import RunSnapshot, project_run
 from holdfast.core.state import RunStatus
 from holdfast.engine.inbox.operator_commands import OperatorCommand
@@ -57,7 +57,8 @@ class RunHandle(Generic[R]):
             return cast(R, self._definition.values.decode(body.result, self._definition.signature.result_type))
         if isinstance(body, e.RunFailed):
             raise RunFailed(f"run {self.run_id} failed: {body.error.code}: {body.error.message}", body.error)
-        raise RunCancelled(f"run {self.run_id} was cancelled", run_id=self.run_id)
+        reason = getattr(body, "reason", "")
+        raise RunCancelled(cancelled_text(self.run_id, reason), run_id=self.run_id, reason=reason)
 
     async def last_event(self) -> Event:
         """Wait for the run to finish, on any node, and return its last event."""

@@ -21,7 +21,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.keys import ATTEMPT_MARK, check_name, check_signal_id, fitting_id
 from holdfast.core.timing import DEADLINE_MARK, Retry
 from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
-from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS, NAME_BYTES, Limits
+from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS, NAME_BYTES, SIGNAL_ID_BYTES, Limits
 
 T = TypeVar("T")
 
@@ -619,3 +619,42 @@ def _payload_of(signal: Signal, kind: type[T], otherwise: T) -> T:
         return codec.decode(signal.payload, kind)
     except InvalidInput:
         return otherwise
+
+
+def cancel_request(run_id: str, actor: str, reason: str, signal_id: str | None = None) -> SignalRequest:
+    """Return the signal that asks a run to cancel itself."""
+    return control_request(
+        run_id, "CANCEL", actor, reason, signal_id=signal_id or fitting_id(f"cancel by {actor}", SIGNAL_ID_BYTES)
+    )
+
+
+def control_request(
+    run_id: str,
+    name: ControlName | SentName,
+    actor: str,
+    reason: str = "",
+    *,
+    step_id: str | None = None,
+    signal_id: str | None = None,
+    refusal: str = "",
+    result: Raw = NULL,
+    subject: str = "",
+    raise_failure: bool = False,
+    may_override: bool = False,
+) -> SignalRequest:
+    """Return the signal that carries an operator's command, or the authoriser's refusal of whatever was sent."""
+    payload: dict[str, object] = {"name": name, "actor": actor, "reason": reason, "step_id": step_id}
+    if refusal:
+        payload["refusal"] = refusal
+    if subject:
+        payload["subject"] = subject
+    if result != NULL:
+        payload["result"] = result
+    payload |= {"raise_failure": True} if raise_failure else {}
+    payload |= {"may_override": True} if may_override else {}
+    return SignalRequest(run_id=run_id, name=CONTROL_SIGNAL, payload=codec.encode(payload), signal_id=signal_id)
+
+
+def cancelled_text(run_id: str, reason: str) -> str:
+    """Return the words for a run that was cancelled."""
+    return f"run {run_id} was cancelled{reason and ': '}{reason}"

@@ -10,8 +10,10 @@ begin again under a prefix, because a step's name is unique in the whole run.
 
 import asyncio
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -22,9 +24,11 @@ from holdfast.clock import Random, seeded
 from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core import events as e
+from holdfast.core import messages as m
 from holdfast.core.attributes import to_changes, to_values
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
+from holdfast.core.keys import fitting_id
 from holdfast.core.plans import STORE_PLAN, PlanRef, workflow_of
 from holdfast.core.state import carried_updates
 from holdfast.errors import (
@@ -44,13 +48,16 @@ from holdfast.limits import (
     ERROR_TEXT_CHARS,
     EVENT_BYTES,
     NESTED_RUNS,
+    SIGNAL_ID_BYTES,
     Limits,
 )
 from holdfast.program.definitions import (
+    PLAIN_CALL,
     START_RUN,
     STARTING_A_RUN,
     STORING_A_PLAN,
     ActivityDefinition,
+    CallOptions,
     StartRequest,
     WorkflowDefinition,
     child_run_id,
@@ -89,6 +96,9 @@ _NO_STEPS: frozenset[str] = frozenset()
 _ANSWERING: ContextVar[str | None] = ContextVar("_ANSWERING", default=None)
 """The update whose handler runs, or whose handler made the task that runs."""
 
+_SCOPE: ContextVar[str] = ContextVar("_SCOPE", default="")
+"""What the names of steps begin with, by `hf.scope`."""
+
 
 class CoroutineProgram:
     """One run of a workflow function."""
@@ -111,6 +121,7 @@ class CoroutineProgram:
         "_patches",
         "_prefix",
         "_random",
+        "_reason",
         "_rotating",
         "_rotation_points",
         "_signatures",
@@ -188,6 +199,7 @@ class CoroutineProgram:
         self._is_done = False
         self._is_cancelling = False
         self._is_given_up = False
+        self._reason = ""
         self._stopped: Mapping[asyncio.Future[None], RunError] = _NOTHING
         self._rotating: asyncio.Task[Any] | None = None
         self._late: Mapping[str, asyncio.Task[Any]] = _NOTHING
@@ -312,14 +324,15 @@ class CoroutineProgram:
         kwargs: dict[str, Any],
         queue: str,
         options: Raw,
-        idempotency_key: str | None = None,
+        call: CallOptions = PLAIN_CALL,
     ) -> Any:
-        """Run an activity as a step, and return its result. The key is that of the call, if it has one."""
+        """Run an activity as a step, and return its result."""
         input = activity.signature.pack(args, kwargs)
         if len(input) > self.limits.value_bytes:  # compared here first, because most are small
             self.bounded(input, f"the input of activity {activity.name!r}")
         self._bytes += len(input)
-        step_id = self.name_step(activity.name)
+        step_id = self.name_step(call.name or activity.name)
+        idempotency_key = call.idempotency_key
         if self.is_replaying:
             self._note_signature(step_id, activity.signature)
         if idempotency_key is None and activity.key_function is not None and step_id not in self.known_markers:
@@ -332,7 +345,37 @@ class CoroutineProgram:
             idempotency_key=idempotency_key,
             options=options,
         )
-        return activity.signature.result_of(await self.step(command))
+        future = self.step(command)
+        return activity.signature.result_of(await (future if call.cancel == "now" else self._outcome_of(future)))
+
+    async def _outcome_of(self, future: StepFuture, cancel: Callable[[str], None] | None = None) -> Raw | None:
+        """Wait for the outcome of a step, whatever is cancelled meanwhile; then go on cancelling.
+
+        A result is returned, and what was cancelled is cancelled where the code waits next. A failure gives way to the
+        cancellation. `cancel` is called with the reason once, when it is asked for.
+        """
+        asked: asyncio.CancelledError | None = None
+        while not future.done():
+            waiter: asyncio.Future[None] = self.loop.create_future()
+            wake = partial(_wake, waiter)
+            future.add_done_callback(wake)
+            try:
+                await waiter
+            except asyncio.CancelledError as problem:
+                if asked is None and cancel is not None and not future.done():
+                    cancel(str(problem.args[0]) if problem.args else "")
+                asked = problem
+            finally:
+                future.remove_done_callback(wake)
+        if asked is None:
+            return future.result()  # type: ignore[no-any-return]
+        problem_of_step = future.exception()
+        if problem_of_step is not None:
+            raise asked from problem_of_step
+        task = asyncio.current_task()
+        assert task is not None
+        self.loop.call_soon(_cancel_again, task, asked.args[0] if asked.args else None)
+        return future.result()  # type: ignore[no-any-return]
 
     async def run_child(
         self,
@@ -341,12 +384,13 @@ class CoroutineProgram:
         kwargs: dict[str, Any],
         close_policy: str,
         attributes: Mapping[str, Any] = _NOTHING,
+        call: CallOptions = PLAIN_CALL,
     ) -> Any:
         """Start another run, and return its result."""
         input = self.bounded(child.signature.pack(args, kwargs), f"the input of {child.name!r}")
         if self.depth >= NESTED_RUNS:
             raise InvalidInput(f"runs are nested at most {NESTED_RUNS} deep")
-        step_id = self.name_step(child.name)
+        step_id = self.name_step(call.name or child.name)
         if self.is_replaying:
             self._note_signature(step_id, child.signature)
         self._bytes += len(input)
@@ -362,7 +406,32 @@ class CoroutineProgram:
             close_policy=close_policy,
             attributes=to_values(attributes, child.attributes) if attributes else {},
         )
-        return child.signature.result_of(await self.step(command))
+        future = self.step(command)
+        if call.cancel == "now":
+            return child.signature.result_of(await future)
+        ask = partial(self._cancel_child, command)
+        return child.signature.result_of(await self._outcome_of(future, ask))
+
+    def _cancel_child(self, child: c.StartChild, reason: str) -> None:
+        """Ask a child to cancel itself, while its outcome is awaited; one that was not started yet is not started."""
+        step_id, run_id = child.step_id, child.child_run_id
+        if self._commands.pop(step_id, None) is not None:
+            self._steps -= 1
+            future = self._waiting.pop(step_id)
+            error = ErrorInfo("RunCancelled", f"run {run_id} was cancelled before it was started")
+            future.set_exception(ChildFailed(f"child {step_id}: {error.code}: {error.message}", error))
+            return
+        asked_as = fitting_id(f"cancel asked by {self.run_id}", SIGNAL_ID_BYTES)
+        signal = m.cancel_request(run_id, f"parent:{self.run_id}", reason or "the parent was cancelled", asked_as)
+        self.note(
+            c.SendSignal(
+                step_id=self.name_step(f"cancel:{child.plan_id}"),
+                run_id=run_id,
+                name=signal.name,
+                signal_id=asked_as,
+                payload=signal.payload,
+            )
+        )
 
     async def run_plan(self, given: dict[str, Any], inputs: Raw, close_policy: str) -> Any:
         """Have a plan kept in the store, run it as a child, and return its result."""
@@ -444,6 +513,7 @@ class CoroutineProgram:
 
     def name_step(self, name: str) -> str:
         """Return the id of the next step of this name."""
+        name = _SCOPE.get() + name
         count = self._counts[name] = self._counts.get(name, 0) + 1
         return f"{self._prefix}{name}" if count == 1 else f"{self._prefix}{name}#{count}"
 
@@ -579,8 +649,10 @@ class CoroutineProgram:
         outcome, raised = outcome_of(
             self._main, self.definition.signature, is_cancelling=self._is_cancelling, bounded=self.bounded
         )
+        if isinstance(outcome, c.CancelRun) or self._is_given_up:
+            outcome = c.CancelRun(reason=self._reason)
         if self._is_given_up:
-            outcome, self.problem = c.CancelRun(), None
+            self.problem = None
         elif not self.accepts_end:
             found = self._unhandled(self._main, outcome, raised)
             if found is not None or isinstance(outcome, c.CancelRun):
@@ -761,6 +833,7 @@ class CoroutineProgram:
 
     def _cancel(self, event: Event) -> None:
         self._is_cancelling = True
+        self._reason = getattr(event.data, "reason", "")
         self._is_given_up = self.problem is not None and self._main is not None and self._main.done()
         if self._main is not None and not self._main.cancel(getattr(event.data, "reason", "") or None):
             for child in (
@@ -837,6 +910,18 @@ class CoroutineProgram:
         return await _answer(handler.function, arguments)
 
 
+def _wake(waiter: "asyncio.Future[None]", _: object) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _cancel_again(task: "asyncio.Task[Any]", reason: Any) -> None:
+    """Cancel a task where it waits now, unless it has ended or what was cancelled in it, such as a timeout, has."""
+    if task.cancelling() and not task.done():
+        task.uncancel()
+        task.cancel(reason)
+
+
 async def _answer(function: Query, arguments: dict[str, Any]) -> Any:
     result = function(**arguments)
     return await result if asyncio.iscoroutine(result) else result
@@ -906,6 +991,16 @@ def refuse_inside(what: str, instead: str) -> None:
     """Raise `NotDurable` inside a workflow."""
     if current_program() is not None:
         raise NotDurable(f"{what}: it would be done again on every replay; inside a workflow {instead}")
+
+
+@contextmanager
+def scoped(name: str) -> Iterator[None]:
+    """Begin the names of steps with this one while the context is open, also in tasks that are made in it."""
+    token = _SCOPE.set(f"{_SCOPE.get()}{name}/")
+    try:
+        yield
+    finally:
+        _SCOPE.reset(token)
 
 
 def require_program(what: str) -> CoroutineProgram:

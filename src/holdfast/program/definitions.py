@@ -15,7 +15,7 @@ from holdfast.core.admission import AdmissionRequest, Overload, RunLimit, check_
 from holdfast.core.attributes import AttributeType
 from holdfast.core.events import NULL
 from holdfast.core.graph import Graph
-from holdfast.core.keys import check_idempotency_key
+from holdfast.core.keys import check_idempotency_key, require_step_name
 from holdfast.core.plans import PlanRef
 from holdfast.core.timing import NO_RETRY, Retry
 from holdfast.errors import InvalidInput
@@ -99,6 +99,42 @@ OnError = Literal["pause", "fail"]
 
 ClosePolicy = Literal["await", "abandon", "cancel"]
 """What becomes of a child when its parent ends."""
+
+CancelPolicy = Literal["now", "wait"]
+"""What a cancellation does while an activity or a child is awaited: give it up at once, or wait for its outcome."""
+
+
+class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How one call of an activity or a child is made, beside how it is executed. Nothing of it is stored."""
+
+    name: str = ""
+    """What its step is called, instead of what is called."""
+    cancel: CancelPolicy = "now"
+    idempotency_key: str | None = None
+    """The key of an activity's call, if it is not the definition that computes one."""
+
+
+PLAIN_CALL = CallOptions()
+
+
+def call_options(base: CallOptions, changes: dict[str, Any]) -> CallOptions:
+    """Return the options of calls with those changes that are some of them, which are taken out of `changes`."""
+    fields: dict[str, Any] = {}
+    if "name" in changes:
+        fields["name"] = changes.pop("name")
+        require_step_name("name", fields["name"])
+    if "cancel" in changes:
+        fields["cancel"] = cancel_policy(changes.pop("cancel"))
+    if "idempotency_key" in changes:
+        fields["idempotency_key"] = checked_key(changes.pop("idempotency_key"))
+    return msgspec.structs.replace(base, **fields) if fields else base
+
+
+def cancel_policy(value: Any) -> CancelPolicy:
+    """Return the policy for a call that is cancelled; raise if there is no such policy."""
+    if value not in get_args(CancelPolicy):
+        raise InvalidInput(f"cancel is one of {', '.join(get_args(CancelPolicy))}, not {value!r}", field="cancel")
+    return value  # type: ignore[no-any-return]
 
 
 class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -25,9 +25,9 @@ from holdfast.core.messages import (
     TaskRequest,
     UpdatePayload,
     check_signal,
+    control_request,
 )
 from holdfast.engine.history import head_of
-from holdfast.engine.turns.draft import control_request
 from holdfast.errors import CallerError, Conflict, NotPermitted, StoreCorrupt
 from holdfast.limits import Limits
 from holdfast.store.port import LoadedRun, RunHead, Store

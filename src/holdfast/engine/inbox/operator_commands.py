@@ -20,13 +20,13 @@ from holdfast.core.fork import find_cut, fork
 from holdfast.core.index_rows import index_changes, record_changes, runtime_snapshot
 from holdfast.core.instants import Instant
 from holdfast.core.keys import check_name, check_signal_id, signal_uuid
-from holdfast.core.messages import ControlName, SignalRequest
+from holdfast.core.messages import ControlName, SignalRequest, control_request
 from holdfast.core.operator_commands import OVERRIDES, certain_objection_to_retry, objection_to_resume
 from holdfast.core.state import TERMINAL, RunState, state_of
 from holdfast.engine.history import find_event, head_of, read_history, read_since_rotation, wait_for_event
 from holdfast.engine.inbox.authorization import OVERRIDE, Authorizer, ControlRequest, has_override, refusal_id
 from holdfast.engine.plans import input_of_retry
-from holdfast.engine.turns.draft import control_request, prepare_run
+from holdfast.engine.turns.draft import prepare_run
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted, RunTerminal
 from holdfast.limits import NAME_BYTES
 from holdfast.registry import Registry

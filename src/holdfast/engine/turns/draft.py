@@ -6,7 +6,6 @@ current, so each decision sees what the ones before it did.
 
 from collections.abc import Iterable, Iterator
 
-from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import codec
@@ -27,21 +26,20 @@ from holdfast.core.index_rows import (
     runtime_snapshot,
 )
 from holdfast.core.instants import Instant
-from holdfast.core.keys import fitting_id, request_key
+from holdfast.core.keys import request_key
 from holdfast.core.messages import (
-    CONTROL_SIGNAL,
     ChildOutcome,
-    ControlName,
     Message,
-    SentName,
     Signal,
     SignalRequest,
+    cancel_request,
+    cancelled_text,
     child_outcome,
     with_arrival_times,
 )
 from holdfast.core.state import CANCELLED, PAUSED, PENDING, OpenStep, RunState, fold_onto, own_copy
 from holdfast.errors import HoldfastError, InvalidInput, VersionMismatch
-from holdfast.limits import SIGNAL_ID_BYTES, Limits
+from holdfast.limits import Limits
 from holdfast.store.port import Job, LoadedRun, NewRun, Turn
 
 LIMITS = Limits()
@@ -427,40 +425,6 @@ def _detail(problem: HoldfastError) -> str:
     return f"{problem.code}: {problem.message}"
 
 
-def cancel_request(run_id: str, actor: str, reason: str, signal_id: str | None = None) -> SignalRequest:
-    """Return the signal that asks a run to cancel itself."""
-    return control_request(
-        run_id, "CANCEL", actor, reason, signal_id=signal_id or fitting_id(f"cancel by {actor}", SIGNAL_ID_BYTES)
-    )
-
-
-def control_request(
-    run_id: str,
-    name: ControlName | SentName,
-    actor: str,
-    reason: str = "",
-    *,
-    step_id: str | None = None,
-    signal_id: str | None = None,
-    refusal: str = "",
-    result: Raw = e.NULL,
-    subject: str = "",
-    raise_failure: bool = False,
-    may_override: bool = False,
-) -> SignalRequest:
-    """Return the signal that carries an operator's command, or the authoriser's refusal of whatever was sent."""
-    payload: dict[str, object] = {"name": name, "actor": actor, "reason": reason, "step_id": step_id}
-    if refusal:
-        payload["refusal"] = refusal
-    if subject:
-        payload["subject"] = subject
-    if result != e.NULL:
-        payload["result"] = result
-    payload |= {"raise_failure": True} if raise_failure else {}
-    payload |= {"may_override": True} if may_override else {}
-    return SignalRequest(run_id=run_id, name=CONTROL_SIGNAL, payload=codec.encode(payload), signal_id=signal_id)
-
-
 def _to_parent(state: RunState, last: Event, now: Instant) -> Message:
     body = last.data
     if isinstance(body, e.RunCompleted):
@@ -468,7 +432,8 @@ def _to_parent(state: RunState, last: Event, now: Instant) -> Message:
     elif isinstance(body, e.RunFailed):
         outcome = ChildOutcome(error=body.error)
     else:
-        outcome = ChildOutcome(error=e.ErrorInfo("RunCancelled", f"run {state.run_id} was cancelled"))
+        text = cancelled_text(state.run_id, getattr(body, "reason", ""))
+        outcome = ChildOutcome(error=e.ErrorInfo("RunCancelled", text))
     parent_run_id = state.parent_run_id or ""
     return child_outcome(state.run_id, parent_run_id, state.parent_step_id, state.parent_token, outcome, now)
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import NULL
+from holdfast.core.messages import cancelled_text
 from holdfast.core.plans import is_plan
 from holdfast.core.search import parse_conditions, parse_order
 from holdfast.core.state import TERMINAL, RunStatus
@@ -418,7 +419,7 @@ def _outcome(run_id: str, body: e.Body) -> RunOutcome:
         return RunOutcome(
             run_id=run_id, status=RunStatus.FAILED, is_finished=True, result=NULL, error=failure_of(body.error)
         )
-    error = Failure("RunCancelled", f"run {run_id} was cancelled")
+    error = Failure("RunCancelled", cancelled_text(run_id, getattr(body, "reason", "")))
     return RunOutcome(run_id=run_id, status=RunStatus.CANCELLED, is_finished=True, result=NULL, error=error)
 
 

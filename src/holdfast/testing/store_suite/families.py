@@ -10,8 +10,7 @@ from holdfast.core import codec
 from holdfast.core.commands import CancelStep, Command, ContinueAsNew, SendSignal, StartChild
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.invariants import check
-from holdfast.core.messages import CONTROL_SIGNAL, ChildOutcome
-from holdfast.engine.turns.draft import cancel_request
+from holdfast.core.messages import CONTROL_SIGNAL, ChildOutcome, cancel_request
 from holdfast.errors import InvalidInput
 from holdfast.store.inspect import system_view
 from holdfast.store.port import Committed, PurgePolicy, Refused, RunHead, Store
