@@ -27,6 +27,7 @@ from holdfast.engine.retention import Retention, RetentionRule
 from holdfast.errors import WorkflowFailed
 from holdfast.limits import DeadLetterPolicy, Limits
 from holdfast.program.api import (
+    RunInfo,
     Saga,
     continue_as_new,
     continue_as_new_if_long,
@@ -37,6 +38,7 @@ from holdfast.program.api import (
     patched,
     plan,
     random,
+    run_info,
     scope,
     set_attributes,
     sleep,
@@ -118,6 +120,7 @@ __all__ = [
     "RetentionRule",
     "Retry",
     "RunHandle",
+    "RunInfo",
     "Saga",
     "Scene",
     "Secret",
@@ -149,6 +152,7 @@ __all__ = [
     "plan",
     "put_artifact",
     "random",
+    "run_info",
     "scope",
     "serve",
     "set_attributes",

@@ -23,6 +23,8 @@ SAMPLES: list[tuple[Body, str | None]] = [
             forked_from=e.ForkedFrom("run-0", 7, "run-00"),
             requires_approval=True,
             start_at=START + 1,
+            reference_key="ref-7",
+            tags=("urgent",),
         ),
         None,
     ),

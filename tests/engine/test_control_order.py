@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 import holdfast as hf
-from holdfast.core.messages import SignalRequest
-from holdfast.engine.turns.draft import control_request
+from holdfast.core.messages import SignalRequest, control_request
 from holdfast.store.port import Accepted
 
 

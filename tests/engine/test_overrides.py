@@ -11,10 +11,9 @@ import holdfast as hf
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.audit import Caller
-from holdfast.core.messages import Actor
+from holdfast.core.messages import Actor, control_request
 from holdfast.core.state import RunStatus
 from holdfast.engine.inbox.authorization import ControlRequest
-from holdfast.engine.turns.draft import control_request
 from holdfast.errors import ActivityFailed, Conflict, InvalidInput, NotPermitted
 from holdfast.run import RunHandle
 from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status

@@ -30,12 +30,12 @@ from holdfast.core.messages import (
     ControlName,
     TaskAction,
     TaskRequest,
+    control_request,
 )
 from holdfast.core.reconciliation import TASK_TYPE
 from holdfast.core.state import PAUSED, TERMINAL, state_of
 from holdfast.engine import dead_processes
 from holdfast.engine.plans import load_plan_of
-from holdfast.engine.turns.draft import control_request
 from holdfast.engine.turns.execute import rebuild
 from holdfast.errors import HoldfastError, NotFound, RateLimited, RunError, RunTerminal, StoreError
 from holdfast.run import RunHandle

@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core.index_rows import RuntimeSnapshot
+from holdfast.core.messages import cancel_request
 from holdfast.core.state import RUNNING
-from holdfast.engine.turns.draft import cancel_request
 from holdfast.errors import NotFound
 from holdfast.store.outgoing import Whose, unreachable
 from holdfast.store.port import Turn

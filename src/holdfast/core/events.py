@@ -180,6 +180,20 @@ class ScheduleTick(Struct, frozen=True):
     tick: int
 
 
+class RunOrigin(Struct, frozen=True, omit_defaults=True, gc=False):
+    """How a run came about, as its program can ask for it: what `RunQueued` said, and when."""
+
+    queued_at: Instant
+    tenant: str = "default"
+    project: str = "default"
+    environment: str = "default"
+    request_id: str = ""
+    reference_key: str | None = None
+    tags: tuple[str, ...] = ()
+    schedule: ScheduleTick | None = None
+    retry_of: str | None = None
+
+
 class ForkedFrom(Struct, frozen=True, omit_defaults=True, gc=False):
     """The run whose recorded results a fork begins with, up to which event, and the run whose ids and draws it has."""
 
@@ -212,6 +226,8 @@ class RunQueued(RunBody, frozen=True):
     """The run does not start before an operator has approved it."""
     start_at: Instant | None = None
     """Nor, then, before this instant."""
+    reference_key: str | None = None
+    tags: tuple[str, ...] = ()
 
 
 class RunApproved(RunBody, frozen=True):

@@ -198,6 +198,9 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     """The search attributes of the run, and the parts of its reference. Replaced as a whole, never written to."""
     forked_from: e.ForkedFrom | None = None
     """The run with whose history it began, if it is a fork."""
+    origin: e.RunOrigin | None = None
+    """How it came about. None in runs that rotated before there was one."""
+    started_at: Instant = 0
 
     @property
     def is_finished(self) -> bool:
@@ -289,6 +292,8 @@ CARRIED = (
     "unknown_events",
     "attributes",
     "forked_from",
+    "origin",
+    "started_at",
 )
 """The fields of a state that hold after a rotation too: its event carries them over."""
 
@@ -365,6 +370,8 @@ def carried(state: RunState, update_ids: Sequence[str] = (), step_ids: Sequence[
         del fields["attributes"]
     if state.forked_from is None:
         del fields["forked_from"]
+    if state.origin is None:
+        del fields["origin"], fields["started_at"]
     if updates:
         fields["updates"] = updates
     if step_ids is not None:
@@ -528,6 +535,22 @@ def _queued(draft: RunState, event: Event) -> None:
         _set(draft, "attributes", body.attributes)
     if body.forked_from is not None:
         _set(draft, "forked_from", body.forked_from)
+    origin = e.RunOrigin(
+        event.emitted_at,
+        body.tenant,
+        body.project,
+        body.environment,
+        body.run_request_id,
+        body.reference_key,
+        body.tags,
+        body.schedule,
+        None if body.retry_of is None else body.retry_of.run_id,
+    )
+    _set(draft, "origin", origin)
+
+
+def _started(draft: RunState, event: Event) -> None:
+    _set(draft, "started_at", event.emitted_at)
 
 
 def _approved(draft: RunState, event: Event) -> None:
@@ -798,6 +821,7 @@ _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
     # What does more than open, close or change a step:
     e.RunQueued: _queued,
     e.RunApproved: _approved,
+    e.RunStarted: _started,
     e.RunPaused: _paused,
     e.RunResumed: _resumed,
     e.RunFailed: _record_error,

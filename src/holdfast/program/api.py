@@ -5,15 +5,17 @@ import inspect
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, NoReturn, Self
 from warnings import warn
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from holdfast.clock import Random
 from holdfast.core import commands as c
+from holdfast.core.events import RunOrigin
+from holdfast.core.instants import datetime_of
 from holdfast.core.keys import require_step_name
 from holdfast.core.plans import PlanRef
 from holdfast.errors import InvalidInput
@@ -60,9 +62,67 @@ class Scope:
         self._context.__exit__(None, None, None)
 
 
+class RunInfo(Struct, frozen=True, kw_only=True):
+    """What a workflow can know about its run; the same on every replay."""
+
+    run_id: str
+    workflow: str
+    version: str
+    """The version of the workflow that it was started with."""
+    parent_run_id: str | None
+    tenant: str
+    project: str
+    environment: str
+    request_id: str
+    """That of its start, or empty."""
+    reference_key: str | None
+    tags: tuple[str, ...]
+    rotation: int
+    """How often it has begun again, by `continue_as_new` and its like."""
+    retry_of: str | None
+    """The finished run that an operator did again with this one."""
+    created_at: datetime | None
+    """When it was asked for. It is not known of a run that began again under a version before this field."""
+    started_at: datetime | None
+    schedule_id: str | None
+    """The schedule that started it."""
+    tick: datetime | None
+    """The tick of the schedule, as it was planned: the run may have started later."""
+
+
+def run_info() -> RunInfo:
+    """Return what is known of this run: ids, parent, version, tags, when it was started, and by which schedule."""
+    program = require_program("run_info")
+    about = program.about
+    origin = about.origin or RunOrigin(0)
+    schedule = origin.schedule
+    return RunInfo(
+        run_id=program.run_id,
+        workflow=program.definition.name,
+        version=program.definition.version,
+        parent_run_id=about.parent_run_id,
+        tenant=origin.tenant,
+        project=origin.project,
+        environment=origin.environment,
+        request_id=origin.request_id,
+        reference_key=origin.reference_key,
+        tags=origin.tags,
+        rotation=program.rotation,
+        retry_of=origin.retry_of,
+        created_at=_moment(origin.queued_at),
+        started_at=_moment(about.started_at),
+        schedule_id=None if schedule is None else schedule.schedule_id,
+        tick=None if schedule is None else _moment(schedule.tick),
+    )
+
+
+def _moment(instant: int) -> datetime | None:
+    return datetime_of(instant) if instant else None
+
+
 def now() -> datetime:
     """Return the time of the workflow: the same on every replay."""
-    return datetime.fromtimestamp(require_program("now").now() / 1_000_000, UTC)
+    return datetime_of(require_program("now").now())
 
 
 def uuid4() -> uuid.UUID:

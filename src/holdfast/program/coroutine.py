@@ -17,7 +17,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from holdfast.clock import Random, seeded
@@ -100,6 +100,17 @@ _SCOPE: ContextVar[str] = ContextVar("_SCOPE", default="")
 """What the names of steps begin with, by `hf.scope`."""
 
 
+class RunAbout(Struct, frozen=True, gc=False):
+    """What a program can ask about its run, beside what it is made with."""
+
+    parent_run_id: str | None = None
+    origin: e.RunOrigin | None = None
+    started_at: Instant = 0
+
+
+_UNKNOWN = RunAbout()
+
+
 class CoroutineProgram:
     """One run of a workflow function."""
 
@@ -129,6 +140,7 @@ class CoroutineProgram:
         "_stopped",
         "_timers",
         "_waiting",
+        "about",
         "accepts_end",
         "conditions",
         "definition",
@@ -180,6 +192,7 @@ class CoroutineProgram:
         self.skipped: tuple[str, ...] = ()
         """Tasks and waits that operators have skipped: the workflow got None in place of an answer."""
         self.limits = limits
+        self.about = _UNKNOWN
         self.handlers: dict[str, Handler] = {}
         self.kinds: dict[str, Any] = {}
         self._rotation_points = 0
@@ -571,6 +584,11 @@ class CoroutineProgram:
     def _is_at_work(self) -> bool:
         """Return whether a rotation would lose anything. Any other open step or update has a task of its own."""
         return bool(self._timers) or self.open_sagas > 0 or self.loop.has_tasks_beside(self._main)
+
+    @property
+    def rotation(self) -> int:
+        """How often the run has rotated its history."""
+        return int(self._prefix.rstrip("/") or 0)
 
     def now(self) -> Instant:
         """Return the instant of the outcome that is being handled."""

@@ -463,6 +463,8 @@ def prepare_run(
         problem = InvalidInput(f"input: the key {codec.SEAL!r} of an object is reserved", field="input")
     if problem is not None:
         raise problem
+    if tags or reference_key is not None:
+        queued = replace(queued, tags=tags, reference_key=reference_key)
     decision = queue_run(run_id, queued, now, EngineRunRef(node))
     return NewRun(
         run_id=run_id,

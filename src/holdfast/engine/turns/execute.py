@@ -58,7 +58,7 @@ from holdfast.errors import (
     VersionMismatch,
 )
 from holdfast.limits import ROTATIONS_IN_ONE_BREATH, Limits
-from holdfast.program.coroutine import CoroutineProgram
+from holdfast.program.coroutine import CoroutineProgram, RunAbout
 from holdfast.program.flow.definition import FlowDefinition
 from holdfast.program.flow.program import FlowProgram
 from holdfast.program.outcomes import error_info
@@ -135,7 +135,18 @@ class _Beginning:
     It does not hold the state: that grows old while the run goes on.
     """
 
-    __slots__ = ("_depth", "_input", "_plan", "_plan_id", "_plan_version", "_registry", "_rotation", "_run_id", "_seed")
+    __slots__ = (
+        "_about",
+        "_depth",
+        "_input",
+        "_plan",
+        "_plan_id",
+        "_plan_version",
+        "_registry",
+        "_rotation",
+        "_run_id",
+        "_seed",
+    )
 
     def __init__(self, registry: Registry, state: RunState, input: Raw, rotation: int) -> None:
         self._registry = registry
@@ -147,15 +158,20 @@ class _Beginning:
         self._input = input
         self._rotation = rotation
         self._seed = "" if state.forked_from is None else state.forked_from.seed
+        self._about = RunAbout(state.parent_run_id, state.origin, state.started_at)
 
     def __call__(self, event: Event) -> Program:
         if isinstance(event.data, e.ContinuedAsNew):
             self._rotation += 1
             self._input = event.data.input
+        elif self._about.started_at != event.emitted_at:
+            self._about = replace(self._about, started_at=event.emitted_at)
         run = self._run_id, self._plan_id, self._plan_version, self._depth
         program = make_program(self._registry, *run, self._input, self._rotation, self._plan)
         if self._seed:  # a fork: it draws what the run drew whose results it has
             program.seed = f"{self._seed}|{self._rotation}"
+        if isinstance(program, CoroutineProgram):
+            program.about = self._about
         return program
 
 
