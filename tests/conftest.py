@@ -15,6 +15,7 @@ import pytest
 from tests import kinds, open_transports, process_state
 from tests.postgres_server import Databases, Installation
 from tests.s3_server import S3Server
+from tests.seaweed_server import SeaweedServer
 from tests.server_folder import memory_folder
 from tools import contract
 
@@ -153,6 +154,15 @@ def s3_server() -> Iterator[S3Server]:
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def seaweed() -> Iterator[SeaweedServer]:
+    """Return a real object storage that the tests of this process share. Each makes buckets of its own."""
+    server = SeaweedServer()
+    server.start()
+    yield server
+    server.remove()
 
 
 @pytest.fixture

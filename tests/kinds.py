@@ -17,6 +17,7 @@ BY_FIXTURE = {
     "browser": "browser",
     "forks": "process",
     "s3_server": "process",
+    "seaweed": "process",
 }
 """A fixture counts for every test that asks for it, and for those that ask for a fixture which asks for it."""
 

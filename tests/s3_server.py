@@ -1,8 +1,9 @@
-"""A real S3 server for tests, in a process of its own: moto's, with signatures checked. Its objects are in its memory.
+"""An S3 server for tests, in a process of its own: moto's, with signatures checked. Its objects are in its memory.
 
-`S3Server().start()` starts it; buckets are made with `make_bucket`, and `store` and `environment` lead to them. Moto
-takes every caller, so the process refuses what is not signed with the one key it knows, as AWS does (Signature
-Version 4).
+`S3Server().start()` starts it; buckets are made with `make_bucket`, and `store` and `environment` lead to them, as they
+do to every other endpoint. Moto takes every caller, so the process refuses what is not signed with the one key it
+knows, as AWS does (Signature Version 4). It answers one request at a time: it is for dialects and errors, and
+`seaweed_server.py` has the server that stands for those of production.
 This file is also the server's program. It ends when its standard input does: with the test session, however that ends.
 """
 
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import hmac
 import os
-import random
 import secrets
 import signal
 import subprocess
@@ -58,57 +58,12 @@ def signature(
     return hmac.digest(key, to_sign.encode(), "sha256").hex()
 
 
-class S3Server:
-    """A server on 127.0.0.1. What is in it is gone when it ends."""
+class Endpoint:
+    """Where an S3 server is, and the key that it knows."""
 
-    def __init__(self, faults: float = 0.0) -> None:
-        """With `faults`, so many of the requests fail: half of them before they are done, half of them after."""
-        self._faults = faults
-        self.secret = secrets.token_hex(20)
-        self.url = ""
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        """Start it, and wait until it takes connections."""
-        self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"S3_SERVER_SECRET": self.secret, "S3_SERVER_FAULTS": str(self._faults)},
-            text=True,
-        )
-        assert self._process.stdout is not None
-        port = self._process.stdout.readline().strip()
-        assert port, "the S3 server ended: `make dev` installs what it needs"
-        self.url = f"http://127.0.0.1:{port}"
-
-    def kill(self) -> None:
-        """Kill it."""
-        process = self._running
-        self._process = None
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-    def freeze(self) -> None:
-        """Stop it where it is: connections are taken, and nothing answers."""
-        self._running.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        self._running.send_signal(signal.SIGCONT)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it was started, and not killed since."""
-        return self._process is not None
-
-    @property
-    def _running(self) -> subprocess.Popen[str]:
-        assert self._process is not None, "the S3 server is not running"
-        return self._process
+    def __init__(self, url: str = "", secret: str = "") -> None:
+        self.url = url
+        self.secret = secret or secrets.token_hex(20)
 
     def make_bucket(self) -> str:
         """Make a bucket, and return its name."""
@@ -155,30 +110,71 @@ class S3Server:
         return S3Store(bucket, **given | changed)
 
 
+class S3Server(Endpoint):
+    """A server on 127.0.0.1. What is in it is gone when it ends."""
+
+    _process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it takes connections."""
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"S3_SERVER_SECRET": self.secret},
+            text=True,
+        )
+        assert self._process.stdout is not None
+        port = self._process.stdout.readline().strip()
+        assert port, "the S3 server ended: `make dev` installs what it needs"
+        self.url = f"http://127.0.0.1:{port}"
+
+    def kill(self) -> None:
+        """Kill it."""
+        process = self._running
+        self._process = None
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def freeze(self) -> None:
+        """Stop it where it is: connections are taken, and nothing answers."""
+        self._running.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._running.send_signal(signal.SIGCONT)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and not killed since."""
+        return self._process is not None
+
+    @property
+    def _running(self) -> subprocess.Popen[str]:
+        assert self._process is not None, "the S3 server is not running"
+        return self._process
+
+
 # --- the server's process
 
 
 class Guarded:
     """A WSGI application that refuses what is not signed with the key."""
 
-    def __init__(
-        self, application: Callable[[Environ, Answer], Iterable[bytes]], secret: str, faults: float = 0.0
-    ) -> None:
+    def __init__(self, application: Callable[[Environ, Answer], Iterable[bytes]], secret: str) -> None:
         self._application = application
         self._secret = secret
-        self._faults = faults
         self._one_at_a_time = threading.Lock()  # moto compares and writes in two steps
 
     def __call__(self, environ: Environ, answer: Answer) -> Iterable[bytes]:
         """Answer a request."""
         code = self._refusal(environ)
-        chance = random.random() if str(environ["RAW_URI"]).count("/") > 1 else 1.0  # buckets are made without faults
-        if code is None and chance < self._faults / 2:
-            return _failed(answer, "503 Slow Down")
         if code is None:
             with self._one_at_a_time:
-                done = list(self._application(environ, answer if chance >= self._faults else _unheard))
-            return done if chance >= self._faults else _failed(answer, "500 Internal Server Error")
+                return list(self._application(environ, answer))
         answer("403 Forbidden", [("Content-Type", "application/xml"), ("Connection", "close")])
         return [f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>refused</Message></Error>".encode()]
 
@@ -194,15 +190,6 @@ class Guarded:
         payload = environ.get("HTTP_X_AMZ_CONTENT_SHA256", UNSIGNED)
         proof = signature(self._secret, environ["REQUEST_METHOD"], path, query, headers, scope, payload)
         return None if hmac.compare_digest(proof, said["Signature"]) else "SignatureDoesNotMatch"
-
-
-def _failed(answer: Answer, status: str) -> list[bytes]:
-    answer(status, [("Content-Type", "application/xml")])
-    return [b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>a fault</Message></Error>"]
-
-
-def _unheard(status: str, headers: list[tuple[str, str]]) -> None:
-    """Drop the answer to a request that was done."""
 
 
 def _after_first_word(text: str) -> Iterator[str]:
@@ -224,7 +211,7 @@ def main() -> None:
             """Say nothing."""
 
     application: Any = DomainDispatcherApplication(create_backend_app)
-    guarded: Any = Guarded(application, os.environ["S3_SERVER_SECRET"], float(os.environ["S3_SERVER_FAULTS"]))
+    guarded: Any = Guarded(application, os.environ["S3_SERVER_SECRET"])
     server = make_server("127.0.0.1", 0, guarded, threaded=True, request_handler=Silent)
     sys.stdout.write(f"{server.port}\n")
     sys.stdout.flush()

@@ -22,7 +22,7 @@ from pathlib import Path
 MOST_SECONDS = 60.0
 """What takes longer hangs."""
 
-SERVERS = frozenset({"postgres", "initdb", "pg_ctl", "pg_basebackup", "nats-server", "redis-server"})
+SERVERS = frozenset({"postgres", "initdb", "pg_ctl", "pg_basebackup", "nats-server", "redis-server", "weed"})
 """The programs that are ended with a folder; whoever else looks into it is left alone."""
 
 MEMORY = "/dev/shm"

@@ -12,12 +12,15 @@ from tests.chaos.harness import Order, play
 def main() -> int:
     """Play one chaos, and say what came of it."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Many processes, killed at random.")
-    parser.add_argument("--store", default="sqlite", help="sqlite, postgres, failover, s3, or an address (empty!)")
+    parser.add_argument("--store", default="sqlite", help="a name (stores.py) or an address (empty!)")
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--runs", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=300.0, help="how long the storm lasts")
     parser.add_argument("--lease-s", type=float, default=10.0)
     parser.add_argument("--peace-s", type=float, default=10.0, help="how long the server is left alone, at least")
+    parser.add_argument("--killed-every-s", type=float, help="how often a node is killed; at random if not given")
+    parser.add_argument("--works", type=int, default=0, help="how many activities each run has beside its program")
+    parser.add_argument("--turns", type=int, default=0, help="how many turns there must have been")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--keep", action="store_true", help="keep the folder, with the nodes' logs, also if all is well"
@@ -33,8 +36,12 @@ def main() -> int:
         lease_s=given.lease_s,
         seed=given.seed,
         peace_s=given.peace_s,
+        killed_every_s=given.killed_every_s,
+        works=given.works,
     )
     report = play(order)
+    if report.counts["turns"] < given.turns:
+        report.wrong.append(f"there were {report.counts['turns']:,} turns, and not {given.turns:,}")
     sys.stdout.write("\n".join(report.lines()) + "\n")
     if report.wrong or given.keep:
         sys.stdout.write(f"logs of the nodes: {folder}\n")

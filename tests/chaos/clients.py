@@ -31,8 +31,9 @@ class Promise:
 class Clients:
     """As many clients as there are runs, over so many seconds."""
 
-    def __init__(self, runs: int, seconds: float, rng: Random) -> None:
-        self.promises = [Promise(f"r{number:07}", draw_script(rng)) for number in range(runs)]
+    def __init__(self, runs: int, seconds: float, rng: Random, works: int = 0) -> None:
+        more: Script = [["work", 0.0]] * works
+        self.promises = [Promise(f"r{number:07}", draw_script(rng) + more) for number in range(runs)]
         self._seconds = seconds
         self._rng = rng
         self.answered = 0

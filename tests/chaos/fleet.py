@@ -142,12 +142,12 @@ class Fleet:
                 slot.process.kill()
                 await slot.process.wait()
 
-    async def kill_some(self, over: asyncio.Event) -> None:
-        """Kill a node now and then, until it is over, and start another in its place."""
-        while not await passed(over, self._rng.uniform(0.5, 5.0)):
+    async def kill_some(self, over: asyncio.Event, every_s: float | None = None) -> None:
+        """Kill a node now and then, or so often, until it is over, and start another in its place."""
+        while not await passed(over, every_s or self._rng.uniform(0.5, 5.0)):
             with self._chosen() as slot:
                 if slot is not None and await self._take_down(slot):
-                    await asyncio.sleep(self._rng.uniform(0.0, 1.0))
+                    await asyncio.sleep(0.0 if every_s else self._rng.uniform(0.0, 1.0))
                     await self._begin(slot)
 
     async def freeze_some(self, over: asyncio.Event) -> None:

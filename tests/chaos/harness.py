@@ -18,10 +18,6 @@ from tests.chaos.judge import Judge
 from tests.chaos.programs import app
 from tests.chaos.stores import HarmedStore, store_named
 
-SLACK_S = 2.0
-"""How long after the end of a lease others have gone on with its runs, at most."""
-
-
 MOST_SHOWN = 20
 
 
@@ -39,6 +35,10 @@ class Order:
     plant: str = ""
     patience_s: float = 30.0
     """For how long no client may hear anything before the chaos is given up."""
+    killed_every_s: float | None = None
+    """How often a node is killed; at random if this is None."""
+    works: int = 0
+    """How many activities each program has beside what is drawn for it, one after the other."""
     peace_s: float = 10.0
     """How long the server is left alone before it is harmed again, at least; at most it is twice as long."""
 
@@ -98,7 +98,7 @@ async def _play(order: Order) -> Report:
     store = await asyncio.to_thread(store_named, order.store, order.folder)
     fleet = Fleet(store, order.nodes, order.folder, order.lease_s, rng, chronicle)
     fleet.plant = order.plant
-    clients = Clients(order.runs, order.seconds * 0.9, rng)
+    clients = Clients(order.runs, order.seconds * 0.9, rng, order.works)
     began = asyncio.get_running_loop().time()
     delays = asyncio.create_task(chronicle.note_delays())
     try:
@@ -108,11 +108,13 @@ async def _play(order: Order) -> Report:
             await clients.serve_all(order.patience_s)
             await storm
         await fleet.close()
-        return await _judged(order, store, clients, fleet, chronicle, asyncio.get_running_loop().time() - began)
+        report = await _judged(order, store, clients, fleet, chronicle, asyncio.get_running_loop().time() - began)
     finally:
         delays.cancel()
         await fleet.abandon()
         await asyncio.to_thread(store.close)
+    report.counts.update(store.counts)
+    return report
 
 
 async def _storm(order: Order, fleet: Fleet, store: HarmedStore, rng: Random, chronicle: Chronicle) -> None:
@@ -120,7 +122,11 @@ async def _storm(order: Order, fleet: Fleet, store: HarmedStore, rng: Random, ch
     over = asyncio.Event()
     asyncio.get_running_loop().call_later(order.seconds, over.set)
     pauses = (rng.uniform(order.peace_s, 2 * order.peace_s) for _ in itertools.count())
-    await asyncio.gather(fleet.kill_some(over), fleet.freeze_some(over), _harm_server(over, store, pauses, chronicle))
+    await asyncio.gather(
+        fleet.kill_some(over, order.killed_every_s),
+        fleet.freeze_some(over),
+        _harm_server(over, store, pauses, chronicle),
+    )
 
 
 async def _harm_server(over: asyncio.Event, store: HarmedStore, pauses: Iterator[float], chronicle: Chronicle) -> None:
@@ -141,7 +147,7 @@ async def _judged(
     judge = Judge(chronicle, order.lease_s)
     async with app.connect(store.url):
         await judge.judge(app.runtime().store, clients.promises, order.folder / "ledger")
-    limit_s = order.lease_s + SLACK_S
+    limit_s = order.lease_s + store.slack_s
     late = [seconds for seconds in judge.recoveries_s if seconds > limit_s]
     if late:
         judge.wrong.append(f"{len(late)} recoveries took longer than {limit_s:.1f} s, at most {max(late):.1f} s")

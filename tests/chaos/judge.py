@@ -58,6 +58,7 @@ class Judge:
         for view in reversed(family):  # children come after their parents
             self.counts["runs"] += 1
             self.counts["events"] += len(view.events)
+            self.counts["turns"] += len({event.persisted_at for event in view.events})
             self._judge_owners(view)
             self._judge_effects(view, effects)
             if view.status is not COMPLETED:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from threading import Event
 from typing import Protocol
 
+from tests.fault_proxy import FaultProxy, Weather
 from tests.postgres_server import Installation, Pair
-from tests.s3_server import S3Server
+from tests.seaweed_server import SeaweedServer
 
 Harm = tuple[str, Callable[[], None]]
+
+ONE_IN_FIVE = Weather(faults=0.2)
 
 
 class HarmedStore(Protocol):
@@ -21,6 +24,10 @@ class HarmedStore(Protocol):
 
     url: str
     harms: Sequence[Harm]
+    slack_s: float
+    """How long after the end of a lease others have gone on with its runs, at most."""
+    counts: Mapping[str, int]
+    """What there is to be counted of the server once it is closed."""
 
     def is_held(self) -> bool:
         """Say whether a process that was frozen in the middle of a write holds up all the others."""
@@ -37,6 +44,8 @@ class Address:
     def __init__(self, url: str) -> None:
         self.url = url
         self.harms: Sequence[Harm] = ()
+        self.slack_s = 2.0
+        self.counts: Mapping[str, int] = {}
 
     def is_held(self) -> bool:
         """Say no: what is held in a server is let go by the server."""
@@ -115,15 +124,17 @@ class Failover(Address):
 
 
 class Bucket(Address):
-    """A bucket of an S3 server that fails one request in five, before or after it is done, and is frozen."""
+    """A bucket of a real object storage that fails one request in five, before or after it is done, and is frozen."""
 
-    def __init__(self) -> None:
-        self._server = S3Server(faults=0.2)
+    def __init__(self, weather: Weather = ONE_IN_FIVE) -> None:
+        self._server = SeaweedServer()
         self._server.start()
-        self._before = {name: os.environ.get(name) for name in self._server.environment()}
-        os.environ.update(self._server.environment())
-        super().__init__(f"s3://{self._server.make_bucket()}/chaos")
+        self._proxy = FaultProxy(self._server, weather)
+        self._before = {name: os.environ.get(name) for name in self._proxy.environment()}
+        os.environ.update(self._proxy.environment())
+        super().__init__(f"s3://{self._proxy.make_bucket()}/chaos")
         self.harms = (("frozen", self._freeze),)
+        self.slack_s = 20.0  # nodes look every 5 seconds, and one request in a hundred takes the patience of its caller
 
     def _freeze(self) -> None:
         self._server.freeze()
@@ -132,7 +143,8 @@ class Bucket(Address):
 
     def close(self) -> None:
         """Remove it."""
-        self._server.kill()
+        self.counts = {f"requests {what}": count for what, count in self._proxy.kill().items()}
+        self._server.remove()
         for name, value in self._before.items():
             if value is None:
                 del os.environ[name]
@@ -141,7 +153,7 @@ class Bucket(Address):
 
 
 def store_named(name: str, folder: Path) -> HarmedStore:
-    """Return a place by its name (sqlite, postgres, failover, s3), or by the address of a store."""
+    """Return a place by its name (sqlite, postgres, failover, s3, s3-dropping), or by the address of a store."""
     if name == "sqlite":
         return File(folder / "chaos.db")
     if name == "postgres":
@@ -150,4 +162,6 @@ def store_named(name: str, folder: Path) -> HarmedStore:
         return Failover()
     if name == "s3":
         return Bucket()
+    if name == "s3-dropping":
+        return Bucket(Weather(faults=0.05, drop_one_in=1_000))
     return Address(name)

@@ -16,21 +16,23 @@ from holdfast.core.invariants import check
 from holdfast.store.port import RunQuery
 from holdfast.testing import system_view
 from tests.engine.s3_orders import LEASE_MS, make_app
-from tests.s3_server import S3Server
+from tests.s3_server import Endpoint
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
 ORDERS = 4
 
 
-@pytest.fixture
-def address(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the address of an empty bucket."""
-    for name, value in s3_server.environment().items():
+@pytest.fixture(params=["s3_server", "seaweed"])
+def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the address of an empty bucket, on moto's server and on a real one."""
+    server: Endpoint = request.getfixturevalue(request.param)
+    for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
-    return f"s3://{s3_server.make_bucket()}/shop"
+    return f"s3://{server.make_bucket()}/shop"
 
 
+@pytest.mark.process
 @pytest.mark.contract("STO-1", "SIG-4", "WF-4", "TMR-1")
 async def test_a_workflow_runs_on_a_bucket(address: str, tmp_path: Path) -> None:
     app, order = make_app(tmp_path / "ledger")

@@ -25,6 +25,7 @@ from holdfast.store.s3 import S3Store
 from holdfast.store.s3.bucket import Bucket
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import VirtualClock
+from tests.seaweed_server import SeaweedServer
 from tests.store.differential import LIMITS, Subject, World
 from tests.store.s3_tampering import lose_record as lose_s3_record
 from tests.store.sqlite_tampering import lose_record
@@ -61,9 +62,9 @@ async def make_shared_sqlite(folder: Path, clock: VirtualClock, limits: Limits) 
     return Subject("shared sqlite", cast("Store", TakingTurns(ways)), lambda *scope: lose_record(path, *scope))
 
 
-async def make_s3(folder: Path, clock: VirtualClock, limits: Limits) -> Subject:
+async def make_s3(folder: Path, clock: VirtualClock, limits: Limits, objects: Any = None) -> Subject:
     """Two processes on one bucket, each asked in turn."""
-    objects = ObjectsInMemory()
+    objects = objects or ObjectsInMemory()
     ways = [S3Store(Bucket(objects), clock, limits) for _ in range(2)]
     return Subject("s3", cast("Store", BucketsTakingTurns(ways)), partial(lose_s3_record, ways[0]))
 
@@ -172,6 +173,17 @@ async def test_a_bucket_answers_as_the_reference_does(tmp_path: Path) -> None:
         folder = tmp_path / str(seed)
         folder.mkdir()
         await run_sequence(seed, folder, (make_memory, make_s3))
+
+
+@pytest.mark.slow
+@pytest.mark.contract("STO-1", "EVT-1", "OWN-1", "SIG-5", "INV")
+async def test_a_bucket_of_a_real_server_answers_as_the_reference_does(tmp_path: Path, seaweed: SeaweedServer) -> None:
+    bucket = seaweed.make_bucket()
+    for seed in range(1, 1 + int(os.environ.get("TEST_S3_SEQUENCES", "1"))):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        objects = seaweed.store(bucket, prefix=f"sequence/{seed}", retry_config={"max_retries": 0})
+        await run_sequence(seed, folder, (make_memory, partial(make_s3, objects=objects)))
 
 
 async def seeds_that_reach_all(first: int, folder: Path) -> list[int]:

@@ -1,7 +1,8 @@
-"""The store in a bucket passes the conformance suite, on obstore's memory and on a real server."""
+"""The store in a bucket passes the conformance suite: on obstore's memory; with TEST_S3_SERVER=1 on a real server."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -15,13 +16,24 @@ from holdfast.testing import VirtualClock
 from holdfast.testing.store_suite import StoreSuite
 from tests.store.s3_tampering import lose_record
 
+HAS_SERVER = bool(os.environ.get("TEST_S3_SERVER"))
+pytestmark = [pytest.mark.process] if HAS_SERVER else []
+
+
+def objects_for(request: pytest.FixtureRequest) -> Any:
+    """Return where the objects of a test are."""
+    if not HAS_SERVER:
+        return ObjectsInMemory()
+    server = request.getfixturevalue("seaweed")
+    return server.store(server.make_bucket(), prefix="my/prefix", retry_config={"max_retries": 0})
+
 
 class TestS3Store(StoreSuite):
     objects: Any
 
     @pytest.fixture(autouse=True)
-    def _in_memory(self) -> None:
-        self.objects = ObjectsInMemory()
+    def _objects(self, request: pytest.FixtureRequest) -> None:
+        self.objects = objects_for(request)
 
     async def make_store(self, clock: VirtualClock, limits: Limits) -> Store:
         return S3Store(Bucket(self.objects), clock, limits)

@@ -50,7 +50,9 @@ from holdfast.testing.samples import SampleNode, complete, marker, new_run, read
 from holdfast.testing.store_suite.commit import CommitSuite
 from holdfast.testing.store_suite.families import CHILD, child
 from holdfast.testing.store_suite.host_locks import HostLockSuite
-from tests.s3_server import S3Server
+from tests.fault_proxy import FaultProxy, Weather
+from tests.s3_server import Endpoint
+from tests.seaweed_server import SeaweedServer
 from tests.store.s3_tampering import lose_record
 
 Fault = Callable[[str], str | None]
@@ -547,13 +549,13 @@ async def test_time_is_the_servers_never_ahead_and_never_goes_back() -> None:
 
 
 class TestRealServer(CommitSuite, HostLockSuite):
-    """What is committed, on the wire. The whole suite passes there too, and takes minutes."""
+    """What is committed, on the wire. The whole suite passes there too, and takes minutes (`make soak`)."""
 
     objects: Any
 
     @pytest.fixture(autouse=True)
-    def _bucket(self, s3_server: S3Server) -> None:
-        self.objects = s3_server.store(s3_server.make_bucket(), prefix="my/prefix")
+    def _bucket(self, seaweed: SeaweedServer) -> None:
+        self.objects = seaweed.store(seaweed.make_bucket(), prefix="my/prefix", retry_config={"max_retries": 0})
 
     async def make_store(self, clock: VirtualClock, limits: Limits) -> Store:
         return S3Store(Bucket(self.objects), clock, limits)
@@ -566,13 +568,40 @@ class TestRealServer(CommitSuite, HostLockSuite):
         await lose_record(store, run_id, name, signal_id)
 
 
+@pytest.fixture(params=["s3_server", "seaweed"])
+def server(request: pytest.FixtureRequest) -> Endpoint:
+    """Return moto's server, and a real one."""
+    found: Endpoint = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.mark.contract("OWN-2", "STO-1", "STO-2")
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ("if-match", "it replaced an object that had changed"),
+        ("if-none-match", "it created an object over one that was there"),
+    ],
+)
+async def test_a_real_server_that_ignores_a_condition_is_refused(
+    seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch, header: str, words: str
+) -> None:
+    proxy = FaultProxy(seaweed, Weather(drops=header))
+    for name, value in proxy.environment().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CheckpointOwnershipCapabilityError, match=words):
+        await open_store(Settings(store=f"s3://{proxy.make_bucket()}/shop"))
+    assert proxy.kill()["dropped a condition"] >= 1
+
+
+@pytest.mark.process
 @pytest.mark.contract("STO-1", "SIG-1", "SIG-2")
 async def test_a_store_is_opened_by_its_address_and_takes_the_time_of_its_server(
-    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+    server: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in s3_server.environment().items():
+    for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
-    address = f"s3://{s3_server.make_bucket()}/shop"
+    address = f"s3://{server.make_bucket()}/shop"
     store = await open_store(Settings(store=address))
     now = await store.now()
     assert abs(now - SystemClock().now()) < 3_000_000
@@ -584,17 +613,18 @@ async def test_a_store_is_opened_by_its_address_and_takes_the_time_of_its_server
     await again.close()
 
 
+@pytest.mark.process
 @pytest.mark.contract("API-2")
 async def test_a_bucket_that_is_missing_or_refuses_is_a_typed_error(
-    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+    server: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in s3_server.environment().items():
+    for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
     with pytest.raises(StoreUnavailable, match="no such bucket"):
         await open_store(Settings(store="s3://there-is-none/shop"))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(StoreUnavailable, match="credentials"):
-        await open_store(Settings(store=f"s3://{s3_server.make_bucket()}/shop"))
+        await open_store(Settings(store=f"s3://{server.make_bucket()}/shop"))
     with pytest.raises(InvalidInput):
         await open_store(Settings(store="s3://"))
 

@@ -1,0 +1,113 @@
+"""A real object storage for tests: SeaweedFS, whose program is in the wheel of the development tools.
+
+`SeaweedServer().start()` starts it, on a disk or in memory; it dies with the test session. What was written is there
+when it starts again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sysconfig
+import time
+from pathlib import Path
+
+import httpx
+
+from tests.postgres_server import NoServer, free_port
+from tests.s3_server import KEY_ID, Endpoint
+from tests.server_folder import ServerFolder
+
+PORTS = ("master.port", "volume.port", "filer.port", "s3.port")
+ALL_RIGHTS = ("Admin", "Read", "Write", "List", "Tagging")
+OPENED_WITHIN_S = 60.0
+ASK_AGAIN_S = 0.1
+
+
+def find_program() -> Path:
+    """Return the program."""
+    found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
+    if found is None:
+        raise NoServer("no object storage to test with: `make dev` installs one in the virtual environment")
+    return Path(found).resolve()
+
+
+class SeaweedServer(Endpoint):
+    """A server on 127.0.0.1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._program = find_program()
+        self._folder = ServerFolder.make(in_memory=True)
+        self._ports = {name: free_port() for port in PORTS for name in (port, f"{port}.grpc")}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = f"http://127.0.0.1:{self._ports['s3.port']}"
+
+    def start(self) -> None:
+        """Start it, and wait until it takes requests."""
+        folder = self._folder.path
+        identity = {"accessKey": KEY_ID, "secretKey": self.secret}
+        known = {"identities": [{"name": "tests", "credentials": [identity], "actions": ALL_RIGHTS}]}
+        (folder / "s3.json").write_text(json.dumps(known))
+        (folder / "data").mkdir(exist_ok=True)
+        options: dict[str, object] = {
+            "dir": folder / "data",
+            "ip": "127.0.0.1",
+            "ip.bind": "127.0.0.1",
+            "filer.localSocket": folder / "filer.sock",
+            "s3.localSocket": folder / "s3.sock",
+            "s3.config": folder / "s3.json",
+            "s3.iam": "false",
+            "s3.port.iceberg": 0,
+            "s3.port.lance": 0,
+            "master.telemetry": "false",
+            "master.volumeSizeLimitMB": 64,
+            "volume.max": 10_000,  # each bucket takes some
+            **self._ports,
+        }
+        log = folder / "log"
+        with log.open("wb") as said:
+            self._process = subprocess.Popen(
+                [self._program, "-logtostderr", "server", "-filer", "-s3"]
+                + [f"-{name}={value}" for name, value in options.items()],
+                stderr=said,
+                stdout=subprocess.DEVNULL,
+            )
+        until = time.monotonic() + OPENED_WITHIN_S
+        while not self._answers():
+            assert self._process.poll() is None, f"the server ended: {log.read_text()[-2_000:]}"
+            assert time.monotonic() < until, f"the server does not answer: {log.read_text()[-2_000:]}"
+
+    def _answers(self) -> bool:
+        """Return whether it makes a bucket. It takes connections some time before it can."""
+        try:
+            self.make_bucket()
+        except httpx.HTTPError:
+            signal.sigtimedwait((), ASK_AGAIN_S)
+            return False
+        return True
+
+    def kill(self) -> None:
+        """Kill it."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+
+    def freeze(self) -> None:
+        """Stop it where it is: connections are taken, and nothing answers."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def remove(self) -> None:
+        """Leave nothing of it."""
+        if self._process is not None:
+            self.kill()
+        self._folder.remove()
