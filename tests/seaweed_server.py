@@ -70,7 +70,7 @@ class SeaweedServer(Endpoint):
         log = folder / "log"
         with log.open("wb") as said:
             self._process = subprocess.Popen(
-                [self._program, "-logtostderr", "server", "-filer", "-s3"]
+                [str(self._program), "-logtostderr", "server", "-filer", "-s3"]
                 + [f"-{name}={value}" for name, value in options.items()],
                 stderr=said,
                 stdout=subprocess.DEVNULL,

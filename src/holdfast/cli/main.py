@@ -23,7 +23,7 @@ from holdfast.cli.node import node
 from holdfast.cli.plans import plan_validate
 from holdfast.cli.runs import await_started, run_result, run_show, run_tail
 from holdfast.cli.server import server
-from holdfast.cli.stores import backup, info, migrate, restore
+from holdfast.cli.stores import backup, copy, info, migrate, restore
 from holdfast.service.operations import OPERATIONS
 
 commands = App(
@@ -75,7 +75,7 @@ def _assemble() -> None:
     _group("run").command(run_show, name="show")
     _group("run").command(run_tail, name="tail")
     stores = App(name="store", help="The store: bring it up to date, copy it, put a copy back.")
-    for of_store in (info, migrate, backup, restore):
+    for of_store in (info, migrate, backup, restore, copy):
         stores.command(of_store)
     commands.command(stores)
 

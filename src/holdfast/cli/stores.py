@@ -19,7 +19,8 @@ from holdfast.clock import SystemClock, SystemIds
 from holdfast.core.audit import AuditEntry
 from holdfast.errors import InvalidInput
 from holdfast.settings import Settings, without_password
-from holdfast.store.open import open_store, sqlite_path
+from holdfast.store.copy import CopyReport, copy_store
+from holdfast.store.open import open_sealed, open_store, sqlite_path
 from holdfast.store.sqlite import backup as files
 
 Address = Annotated[
@@ -96,6 +97,41 @@ def restore(copy: Path, /, *, store: Address = None, keep_tokens: KeepTokens = F
     else:
         note(f"{restored.tokens_revoked} tokens and sessions were revoked: make new ones with `holdfast token create`")
     return OK
+
+
+def copy(source: str, target: str, /, *, as_json: AsJson = False) -> int:
+    """Copy everything from one store into another, live runs included, and compare both. Stop the nodes of both before.
+
+    Stores may be of different kinds: SQLite, PostgreSQL, S3. A copy that was interrupted goes on when it is repeated.
+    Nothing is deleted from the source; do not start nodes on it again.
+
+    Parameters
+    ----------
+    source: str
+        The address of the store to copy.
+    target: str
+        The address of the store to copy into. It is made if it is not there.
+    """
+    if source == target:
+        raise InvalidInput("the source and the target of a copy are the same store", field="target")
+    with _progress("copying") as progress:
+        report = asyncio.run(_copy(settings_at(source), settings_at(target), progress))
+    _show(
+        {"source": without_password(source), "target": without_password(target), **msgspec.to_builtins(report)}, as_json
+    )
+    return OK
+
+
+async def _copy(source: Settings, target: Settings, progress: files.Progress) -> CopyReport:
+    opened = await open_sealed(source, is_existing=True)
+    try:
+        into = await open_sealed(target, is_existing=False)
+        try:
+            return await copy_store(opened, into, progress)
+        finally:
+            await into.close()
+    finally:
+        await opened.close()
 
 
 async def _migrate(settings: Settings) -> int:

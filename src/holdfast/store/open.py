@@ -38,6 +38,23 @@ async def open_existing(settings: Settings) -> Store:
         raise
 
 
+async def open_sealed(settings: Settings, *, is_existing: bool) -> Store:
+    """Open a store whose payloads stay as they are stored: sealed, if they are. It is migrated unless it must exist."""
+    if is_existing:
+        _refuse_missing(settings.store)
+    store = await _open(settings)
+    try:
+        check_ownership(store, settings.checkpoint_ownership)
+        if is_existing:
+            await store.now()  # refuses a schema that is missing or old
+        else:
+            await store.migrate()
+        return store
+    except BaseException:
+        await store.close()
+        raise
+
+
 def _with_codecs(store: Store, settings: Settings) -> Store:
     codecs: list[PayloadCodec] = []
     if settings.encryption.is_on:

@@ -1,5 +1,6 @@
 """`purge`: what retention deletes, and what it must not touch. And the runs that are archived elsewhere."""
 
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -171,6 +172,11 @@ async def _delete_runs(transaction: Transaction, policy: PurgePolicy, gone: list
     doomed = [run_no for run_no, _, _ in gone]
     await transaction.fetch(_DELETE, doomed)
     runs = decisions.archived_of(policy, {run_id: created_at for _, run_id, created_at in gone}, now)
+    await note_archived(transaction, runs)
+
+
+async def note_archived(transaction: Transaction, runs: Sequence[ArchivedRun]) -> None:
+    """Remember where deleted runs are archived."""
     if runs:
         await transaction.fetch(_REMEMBER, *columns([sql.archived_row(run) for run in runs], 14))
 

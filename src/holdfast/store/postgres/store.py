@@ -49,7 +49,9 @@ from holdfast.store.postgres.create import create_on
 from holdfast.store.postgres.inbox import deliver
 from holdfast.store.postgres.migrate import latest_version, migrate, not_migrated, schema_version
 from holdfast.store.postgres.pool import Pool, Transaction
+from holdfast.store.postgres.transfer import PostgresTransfer
 from holdfast.store.postgres.wakeups import NotifyWakeups
+from holdfast.store.transfer import Transfer
 from holdfast.store.wakeups import Wakeups, creations_may_wake_others, may_wake_others
 
 T = TypeVar("T")
@@ -121,6 +123,11 @@ class PostgresStore:
             await store.close()
             raise
         return store
+
+    @property
+    def transfer(self) -> Transfer:
+        """Whole runs, out of the database and into it."""
+        return PostgresTransfer(self._pool, self.now)
 
     # --- RunStore
 

@@ -121,6 +121,10 @@ class Retention:
         self, policy: port.PurgePolicy, deleted: Sequence[StoredRun], old: list[port.ArchivedRun], now: Instant
     ) -> None:
         new = decisions.archived_of(policy, {run.head.run_id: run.head.created_at for run in deleted}, now)
+        await self.note_archived(new, old)
+
+    async def note_archived(self, new: Sequence[port.ArchivedRun], old: Sequence[port.ArchivedRun] = ()) -> None:
+        """Remember where deleted runs are archived, and forget others."""
         if not new and not old:
             return
 

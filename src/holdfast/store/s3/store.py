@@ -64,6 +64,8 @@ from holdfast.store.s3.retention import ArchiveDocument, Retention
 from holdfast.store.s3.schedules import SchedulesDocument, StoredSchedules
 from holdfast.store.s3.server_time import ServerTime
 from holdfast.store.s3.signals import SignalObjects
+from holdfast.store.s3.transfer import S3Transfer
+from holdfast.store.transfer import Transfer
 from holdfast.store.types import within
 from holdfast.store.wakeups import Wakeups, creations_may_wake_others, may_wake_others
 
@@ -161,6 +163,28 @@ class S3Store(WithoutBus):
         bucket = Bucket.at(address, patience_s=max(1.0, busy_ms / 1_000))
         await bucket.check_conditions()
         return cls(bucket, limits=limits, wakeups=wakeups)
+
+    @property
+    def transfer(self) -> Transfer:
+        """Whole runs, out of the bucket and into it."""
+        return S3Transfer(
+            self.bucket,
+            self._mirror,
+            self._heads,
+            self._objects,
+            self._retention,
+            self._secrets,
+            self._now,
+            self._settle_all,
+        )
+
+    async def _settle_all(self, now: Instant) -> None:
+        """Relay all that runs send to each other, and accept all signals that are in the bucket."""
+        await self._mirror.follow(now)
+        for run_id in list(self._mirror.active):
+            await self._relay.relay(run_id, now)
+        await self._signals.collect(now)
+        await self._announce(now)
 
     # --- RunStore
 

@@ -1,6 +1,7 @@
 """`purge`: what retention deletes, and what it must not touch. And the runs that are archived elsewhere."""
 
 import sqlite3
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -130,7 +131,7 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
     db.executemany("DELETE FROM acceptance_records WHERE run_no = ? AND name = ? AND signal_id = ?", expired[:limit])
     db.executemany("DELETE FROM dead_letters WHERE letter_id = ?", letters[:limit])
     db.executemany("DELETE FROM archived_runs WHERE run_id = ? AND created_at = ?", archived[:limit])
-    _remember(db, decisions.archived_of(policy, {run_id: at for _, run_id, at in gone[:limit]}, now))
+    note_archived(db, decisions.archived_of(policy, {run_id: at for _, run_id, at in gone[:limit]}, now))
     audit.forget(db, entries[:limit])
     plans.forget(db, bodies[:limit], policy)
     if policy.tokens:
@@ -191,7 +192,8 @@ def find_archived(db: sqlite3.Connection, query: ArchivedRunQuery, limit: int) -
     return sql.found_of(found, sql.archived_run_of, itemgetter(0), itemgetter(9, 0))
 
 
-def _remember(db: sqlite3.Connection, runs: list[ArchivedRun]) -> None:
+def note_archived(db: sqlite3.Connection, runs: Sequence[ArchivedRun]) -> None:
+    """Remember where deleted runs are archived."""
     db.executemany(
         f"INSERT OR REPLACE INTO archived_runs ({sql.ARCHIVED}) VALUES ({', '.join('?' * 14)})",
         [sql.archived_row(run) for run in runs],

@@ -52,6 +52,8 @@ from holdfast.store.sqlite import tokens as access_tokens
 from holdfast.store.sqlite.connection import Database
 from holdfast.store.sqlite.migrate import latest_version, migrate, not_migrated, schema_version
 from holdfast.store.sqlite.readers import Readers
+from holdfast.store.sqlite.transfer import SqliteTransfer
+from holdfast.store.transfer import Transfer
 from holdfast.store.wakeups import SocketWakeups, Wakeups, creations_may_wake_others, may_wake_others
 
 T = TypeVar("T")
@@ -114,6 +116,11 @@ class SqliteStore:
             await store.close()
             raise
         return store
+
+    @property
+    def transfer(self) -> Transfer:
+        """Whole runs, out of the file and into it."""
+        return SqliteTransfer(self._read, self._write)
 
     # --- RunStore
 
