@@ -57,7 +57,7 @@ async def test_every_event_arrives_in_order_although_relays_are_killed(
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tests.bus.relay_process", address),
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
                 stdout=asyncio.subprocess.PIPE,
             )
             try:

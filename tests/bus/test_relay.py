@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -157,7 +158,7 @@ async def test_a_sink_that_hangs_is_left_alone_after_one_request_for_each_place(
                     await asyncio.sleep(0.01)
             assert 1 <= receiver.begun <= RUNS_AT_ONCE
             receiver.delay_s = 0.0
-            await store.put_sink((await status_of(store)).sink)  # as an operator who resumes it
+            await store.put_sink(hook(receiver))  # as an operator who resumes it
             for entry in await store.find(OutboxQuery(sink="hook")):
                 done = SinkProgress()
                 rest = replace(entry, due_at=0, attempts=0)
@@ -359,6 +360,42 @@ async def test_alerts_of_a_process_are_put_on_the_bus(store: Store) -> None:
     async with running(app, store):
         observer_of(app.runtime().store).write_latency.on_alert("a commit is slow")
         await until_alert(store, "WRITE_LATENCY_HIGH")
+
+
+@pytest.mark.contract("BUS-1", "MSG-3")
+async def test_a_dead_letter_of_a_run_is_an_alert(store: Store) -> None:
+    """With the run, and without what was in the message."""
+    app, _ = make_app()
+    app.projection("pager", alerts=True, workflows=("none",))(lambda events: None)
+
+    @app.workflow
+    async def counting() -> int:
+        return await hf.wait_signal("number", int)
+
+    async with running(app, store):
+        run = await app.start(counting)
+        await run.signal("number", "many")
+        await until_alert(store, "DEAD_LETTER")
+        [alert] = await store.find(AlertQuery())
+        assert (alert.run_id, alert.priority) == (run.run_id, 2)
+        assert alert.detail.startswith("payload does not fit")
+        assert "many" not in alert.detail
+        await run.cancel()
+
+
+@pytest.mark.contract("BUS-1", "FMT-2")
+async def test_what_is_stale_is_an_alert_on_the_bus_of_a_node_without_a_service(store: Store) -> None:
+    app = hf.App("shop", retention=hf.Retention(stale_runs=0, every=timedelta(milliseconds=50)))
+    app.projection("pager", alerts=True, workflows=("none",))(lambda events: None)
+
+    @app.workflow
+    async def waiting() -> int:
+        return await hf.wait_signal("number", int)
+
+    async with running(app, store):
+        run = await app.start(waiting)
+        await until_alert(store, "STALE_RUNS")
+        await run.cancel()
 
 
 async def until_alert(store: Store, code: str) -> None:

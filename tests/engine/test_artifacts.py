@@ -340,8 +340,9 @@ async def test_settings_name_the_artifact_store(tmp_path: Path, monkeypatch: pyt
             pass
 
 
-@pytest.mark.contract("SEC-2")
+@pytest.mark.contract("SEC-2", "OWN-4")
 async def test_a_node_sweeps_and_a_bucket_holds_the_same(tmp_path: Path) -> None:
+    """One node at a time does: that which has the lock."""
     bucket = hf.ObjectArtifacts(Bucket())
     artifacts = hf.Artifacts(bucket, retention={"film": timedelta(milliseconds=1)})
     app, workflows = build(artifacts)
@@ -355,3 +356,4 @@ async def test_a_node_sweeps_and_a_bucket_holds_the_same(tmp_path: Path) -> None
             _ = [chunk async for chunk in app.runtime().open_artifact(artifact)]
         kinds = [found.key.split("/")[-2] async for found in bucket.list()]
         assert kinds == ["log"]
+        assert [lock.name for lock in await app.runtime().store.find_locks()] == [f"artifacts of {app.name}"]

@@ -723,6 +723,17 @@ async def _replay(server: InProcessServer, call: Caller) -> None:
     await expect_answer(call, "bus.replay", {"sink": "hook", "since": "2020-01-01T00:00:00Z"})
     await expect_problem(call, "bus.replay", {"sink": "hook"}, "InvalidInput", 422)
     await expect_problem(call, "bus.replay", {"sink": "nothing", "run_id": run_id}, "NotFound", 404)
+    later = await server.start("signing")
+    store = server.app.runtime().store
+    [first] = await store.read_events(later, 0, 1)
+    asked = {"sink": "hook", "run_id": later, "event_id": first.event_id}
+    assert (await expect_answer(call, "bus.replay", asked))["runs"] >= 1
+    assert later in {entry.run_id for entry in await store.find(OutboxQuery(sink="hook"))}
+    asked["event_id"] = (await store.read_events(run_id, 0, 1))[0].event_id
+    assert await expect_answer(call, "bus.replay", {**asked, "run_id": run_id}) == {"name": "hook", "runs": 2}
+    await expect_problem(call, "bus.replay", asked, "NotFound", 404)  # an event of another run
+    since = {"sink": "hook", "since": "2020-01-01T00:00:00Z", "event_id": first.event_id}
+    await expect_problem(call, "bus.replay", since, "InvalidInput", 422)
 
 
 async def bus_letter(server: InProcessServer, call: Caller) -> str:

@@ -897,7 +897,13 @@ class SyncSinks:
 class Bus:
     def __init__(self, calls: Calls) -> None: ...
     async def replay(
-        self, sink: str, *, since: datetime | None = ..., run_id: str | None = ..., from_seq: int = ...
+        self,
+        sink: str,
+        *,
+        since: datetime | None = ...,
+        run_id: str | None = ...,
+        from_seq: int = ...,
+        event_id: str = ...,
     ) -> ReplayedSink: ...
     async def letters(
         self, *, sink: str | None = ..., run_id: str | None = ..., cursor: str = ..., limit: int = ...
@@ -908,7 +914,13 @@ class Bus:
 class SyncBus:
     def __init__(self, resource: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None: ...
     def replay(
-        self, sink: str, *, since: datetime | None = ..., run_id: str | None = ..., from_seq: int = ...
+        self,
+        sink: str,
+        *,
+        since: datetime | None = ...,
+        run_id: str | None = ...,
+        from_seq: int = ...,
+        event_id: str = ...,
     ) -> ReplayedSink: ...
     def letters(
         self, *, sink: str | None = ..., run_id: str | None = ..., cursor: str = ..., limit: int = ...

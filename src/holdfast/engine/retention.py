@@ -527,6 +527,8 @@ class RetentionDuty:
             days = (self.policy.window_ms(field) or 0) / 86_400_000
             detail = f"{len(found)} {what} for {days:g} days, such as {', '.join(found[:SHOWN_RUNS])}"
             self.alerts.append((now, Alert(code, 3, "", detail)))
+            if isinstance(self._store, ObservedStore):
+                self._store.alerts.note(code, 3, detail)
             logger.warning("retention: %s", detail)
 
     async def _stale_runs(self, now: Instant) -> AsyncGenerator[str, None]:

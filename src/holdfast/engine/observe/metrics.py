@@ -21,6 +21,7 @@ from typing import Self
 from msgspec import Struct
 
 from holdfast.core.audit import AuditEntry
+from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.state import TERMINAL
 from holdfast.engine.observe.alerts import AlertForwarder
@@ -96,6 +97,8 @@ class Counts:
         self.claims = 0
         self.runs_claimed = 0
         self.renewals = 0
+        self.on_dead_letter: Callable[[DeadLetter], None] = lambda letter: None
+        """Called for each dead letter that a turn has left."""
 
     def add(self, turns: Sequence[Turn]) -> None:
         """Count turns that were committed together."""
@@ -105,6 +108,8 @@ class Counts:
         for turn in turns:
             if turn.dead:
                 self.dead_letters.update(letter.reason for letter in turn.dead)
+                for letter in turn.dead:
+                    self.on_dead_letter(letter)
             if turn.starts:
                 self.runs_created += len(turn.starts)
                 self.events.update([event.event_type for new in turn.starts for event in new.events])
@@ -224,6 +229,9 @@ class ObservedStore(StoreProxy):
         self.alerts = AlertForwarder(self.raise_alerts)
         """What puts alerts of this process on the bus."""
         self.write_latency.on_alert = lambda detail: self.alerts.note("WRITE_LATENCY_HIGH", 2, detail)
+        self.counts.on_dead_letter = lambda letter: self.alerts.note(
+            "DEAD_LETTER", 2, f"{letter.reason}: {letter.detail}", letter.run_id
+        )
 
     def subscribe(self, observer: CommitObserver) -> Callable[[], None]:
         """Call this observer after each commit, until the function that is returned is called."""

@@ -8,6 +8,7 @@ authoriser, recorded in the run, and named in the audit log. Without one, the re
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -41,6 +42,7 @@ from holdfast.engine.activities.async_completion import report_error, report_res
 from holdfast.engine.activities.context import activity_context
 from holdfast.engine.bus.relays import Relays
 from holdfast.engine.history import head_of, read_history, wait_for_event
+from holdfast.engine.host_locks import HeldLock
 from holdfast.engine.inbox.authorization import Authoriser, Authorizer
 from holdfast.engine.inbox.dead_letters import DeadLetterHandle, find_dead_letters, settle_dead_letter
 from holdfast.engine.inbox.declarations import declared_by
@@ -178,7 +180,6 @@ class Runtime:
         """The plans of the installation."""
         registry.built_in[STORE_PLAN] = self.plans.activity()
         registry.built_in[START_RUN] = _starting_activity(ref(self))
-        self._sweeping: asyncio.Task[None] | None = None
         self.relays: Relays | None = None
         """The relays of the event bus, if this node has them."""
         self._authorizer = Authorizer(authoriser, store, ids)
@@ -205,6 +206,8 @@ class Runtime:
         """The schedules of the app."""
         if node.options.takes_runs:
             node.add_duty(f"schedules of {app}"[:NAME_BYTES], self.schedules.fire, self.schedules.until_needed)
+            if artifacts is not None:
+                node.add_duty(f"artifacts of {app}"[:NAME_BYTES], partial(self._sweep_artifacts, artifacts))
 
     async def open(self) -> None:
         """Publish what the workflows declare, and start the node."""
@@ -216,8 +219,6 @@ class Runtime:
             for declared in self.registry.schedules.values():
                 await self.schedules.declare(Declaration(declared))
         await self._node.start()
-        if self.artifacts is not None and self._node.options.takes_runs:
-            self._sweeping = asyncio.create_task(self._sweep_artifacts(self.artifacts), name="artifacts")
         await self._start_relays()
 
     async def _start_relays(self) -> None:
@@ -228,8 +229,11 @@ class Runtime:
             await relays.start()
             self.relays = relays
 
-    async def _sweep_artifacts(self, artifacts: Artifacts) -> None:
-        """Delete what no run owns any more, now and then. It is safe on several nodes at once."""
+    async def _sweep_artifacts(self, artifacts: Artifacts, held: HeldLock) -> None:
+        """Delete what no run owns any more, now and then, for as long as this node has the lock.
+
+        It is safe on several nodes at once: the lock is for economy, because each sweep lists the whole artifact store.
+        """
         while True:
             await asyncio.sleep(self._node.options.artifact_sweep_s)
             try:
@@ -247,8 +251,6 @@ class Runtime:
 
     async def close(self) -> None:
         """Stop sending signals, and the node."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
         if self.relays is not None:
             self.relays.cancel()
         try:

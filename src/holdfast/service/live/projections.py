@@ -37,6 +37,9 @@ LARGE_NODES = 500
 MOST_ALERTS = 1_000
 """How many alerts a process keeps. Counters count all of them."""
 
+PUT_BY_NODES = ("WRITE_LATENCY_HIGH", "STALE_RUNS", "STALE_TASKS")
+"""Alerts that the node which raised them has put on the event bus."""
+
 
 class RaisedAlert(Struct, frozen=True, kw_only=True):
     """An alert, with its number in this process and when it was raised."""
@@ -62,7 +65,7 @@ class Alerts:
             self._number += 1
             self.counts[alert.code] = self.counts.get(alert.code, 0) + 1
             self._latest.append(RaisedAlert(number=self._number, raised_at=now, alert=alert))
-            if alert.code != "WRITE_LATENCY_HIGH":  # which its node has put there
+            if alert.code not in PUT_BY_NODES:
                 self.forward(alert)
 
     def after(self, number: int, limit: int) -> list[RaisedAlert]:

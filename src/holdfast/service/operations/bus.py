@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 from holdfast.core.bus import BusDeadLetter, Sink, SinkStatus
 from holdfast.core.dead_letters import Settlement
+from holdfast.core.instants import Instant
+from holdfast.engine.history import find_event
 from holdfast.errors import Conflict, InvalidInput, NotFound
 from holdfast.service.auth.roles import ADMIN
 from holdfast.service.context import RequestContext
@@ -181,11 +183,14 @@ async def remove(context: RequestContext, request: OfSink) -> RemovedSink:
 
 
 class ReplaySink(OfSink, frozen=True, kw_only=True):
-    """Which events a sink gets again: all from an instant on, or those of one run."""
+    """Which events a sink gets again: all from an instant on, those of one run, or all from one event of a run on."""
 
     since: datetime | None = None
     run_id: RunId | None = None
     from_seq: Annotated[int, Meta(ge=1, le=2**53, description="With a run: from which event on.")] = 1
+    event_id: Annotated[
+        str, Meta(max_length=100, description="With its run, the event's subject: all runs' events from this one on.")
+    ] = ""
 
 
 class ReplayedSink(Struct, frozen=True):
@@ -197,20 +202,34 @@ class ReplayedSink(Struct, frozen=True):
 
 @operation("bus.replay", "POST /v1/sinks/{sink}/replay", scope=ADMIN, errors=(NotFound,), audit="its commit")
 async def replay(context: RequestContext, request: ReplaySink) -> ReplayedSink:
-    """Send events to a sink again, as far as the store still has them."""
+    """Send events to a sink again, as far as the store still has them.
+
+    With an `event_id`, what was stored in the same instant is sent again too.
+    """
     if (request.since is None) == (request.run_id is None):
         raise InvalidInput("since: name an instant, or a run_id, and not both", field="since")
-    if request.run_id is not None:
-        await context.require_run(request.run_id)
-    since, after, runs = instant_of(request.since) or 0, -1, 0
-    from_seq = request.from_seq if request.run_id is not None else 1
+    since, run_id, from_seq = instant_of(request.since) or 0, request.run_id, request.from_seq
+    if run_id is None and (request.event_id or from_seq != 1):
+        raise InvalidInput("run_id: an event is named with its run", field="run_id")
+    if run_id is not None:
+        await context.require_run(run_id)
+    if run_id is not None and request.event_id:
+        since, run_id, from_seq = await _stored_at(context, run_id, request.event_id), None, 1
+    after, runs = -1, 0
     while True:
         entry = context.audit(subject=request.sink) if after == -1 else None
-        done = await context.store.replay_outbox(request.sink, since, request.run_id, from_seq, after, BATCH, entry)
+        done = await context.store.replay_outbox(request.sink, since, run_id, from_seq, after, BATCH, entry)
         runs += done.runs
         if done.after is None:
             return ReplayedSink(request.sink, runs)
         after = done.after
+
+
+async def _stored_at(context: RequestContext, run_id: str, event_id: str) -> Instant:
+    event, _ = await find_event(context.store, run_id, 0, lambda event: event.event_id == event_id)
+    if event is None:
+        raise NotFound(f"run {run_id} has no event {event_id!r}", run_id=run_id)
+    return event.persisted_at
 
 
 class BusLetterView(Struct, frozen=True, kw_only=True):
