@@ -23,6 +23,7 @@ from bench import (
     deliver,
     disk,
     engine,
+    fleet,
     flows,
     growth,
     history,
@@ -39,6 +40,7 @@ from bench.effort import FULL, QUICK, Effort
 from bench.report import Rows, progress, table
 
 ON_DISK: dict[str, tuple[str, Callable[[Effort, Path], Awaitable[Rows]]]] = {
+    "fleet": ("Runs of three steps, started by one process and executed by others", fleet.measure),
     "commit": (
         "Turns committed (1 run, 2 events, 1 message consumed, 1 created), beside the floor",
         commit.measure,

@@ -19,6 +19,7 @@ class Effort(Struct, frozen=True, kw_only=True):
     core_events: int
     engine_runs: tuple[int, ...]
     engine_rounds: int
+    fleet_runs: int
     engine_sequential: int
     engine_long_steps: int
     recovered_runs: int
@@ -49,6 +50,7 @@ FULL = Effort(
     core_events=50_000,
     engine_runs=(2_000, 20_000),
     engine_rounds=5,
+    fleet_runs=4_000,
     engine_sequential=100,
     engine_long_steps=50_000,
     recovered_runs=500,
@@ -79,6 +81,7 @@ QUICK = Effort(
     core_events=2_000,
     engine_runs=(300,),
     engine_rounds=1,
+    fleet_runs=200,
     engine_sequential=10,
     engine_long_steps=1_000,
     recovered_runs=20,

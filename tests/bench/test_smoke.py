@@ -19,6 +19,14 @@ SHARES = 4
 """In so many processes everything is measured, so that none of the tests takes long."""
 
 FIGURES = {
+    "fleet": (
+        {
+            f"{store}, {fleet}"
+            for store in ("SQLite", "PostgreSQL")
+            for fleet in ("starter is the node", "starter and 1 node", "starter and 2 nodes")
+        },
+        {"runs/s", "CPU µs/run", "results fetched/s"},
+    ),
     "commit": ({"batch 1", "batch 10", "batch 100", "batch 1000"}, {"turns/s", "floor turns/s", "ratio"}),
     "open": ({"10 open", "100 open", "1,000 open", "10,000 open"}, {"µs/turn", "growth", "µs/commit"}),
     "growth": ({"100 runs", "300 runs", "1,000 runs"}, {"µs/turn", "growth", "floor µs/turn", "floor growth"}),

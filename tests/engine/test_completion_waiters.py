@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.core.state import COMPLETED, RUNNING
 from holdfast.engine.completion_waiters import PAGE_RUNS, Completion, CompletionWaiters
-from holdfast.errors import EngineError, StoreCorrupt, StoreUnavailable
-from holdfast.store.types import Found, RunQuery
+from holdfast.errors import EngineError, NotFound, StoreCorrupt, StoreUnavailable
+from holdfast.store.types import EventQuery, Found, RunQuery
 from holdfast.store.wakeups import LocalWakeups
 
 PAGE = 2
@@ -27,6 +27,8 @@ class Library:
         self.damaged: set[str] = set()
         self.missing: set[str] = set()
         self.problem: Exception | None = None
+        self.last: dict[str, Any] = {}
+        self.places: list[Any] = []
 
     async def load(self, run_ids: Sequence[str]) -> list[Any]:
         """Load, if nothing is wrong with any of them."""
@@ -39,12 +41,16 @@ class Library:
             raise StoreCorrupt("a row makes no sense")
         return [None if run_id in self.missing else self._head(run_id) for run_id in run_ids]
 
-    async def find(self, query: RunQuery) -> Found[Any]:
-        """Find heads, a few at a time, but for those of damaged runs."""
+    async def find(self, query: RunQuery | EventQuery) -> Found[Any]:
+        """Find heads, a few at a time, but for those of damaged runs; or the last events that there are."""
+        if isinstance(query, EventQuery):
+            self.places.append(query.after)
+            return Found([self.last[run_id] for run_id, _ in query.after if run_id in self.last])
         run_ids = query.run_ids or ()
         self.asked.append(list(run_ids))
         await asyncio.sleep(0)
-        there = sorted(set(run_ids) - self.missing - self.damaged)
+        there = sorted((set(run_ids) & self.finished.keys()) - self.missing - self.damaged)
+        assert query.finished_from == 0
         page = [run_id for run_id in there if run_id > query.after][:PAGE]
         return Found([self._head(run_id).head for run_id in page])
 
@@ -125,24 +131,29 @@ async def test_nothing_is_looked_up_while_nobody_waits() -> None:
 
 
 @pytest.mark.contract("API-2")
-async def test_heads_that_are_asked_for_together_are_looked_up_together_and_answered_each() -> None:
+async def test_ends_that_are_asked_for_together_are_looked_up_together_and_answered_each() -> None:
     scene = Scene()
     scene.store.damaged, scene.store.missing = {"run-3"}, {"run-5"}
-    asking = [asyncio.create_task(scene.completion_waiters.head(f"run-{number}")) for number in range(8)]
+    scene.store.finished = {"run-1": 4, "run-6": 9, "run-7": 2}
+    scene.store.last = {"run-1": SimpleNamespace(run_id="run-1"), "run-6": SimpleNamespace(run_id="run-6")}
+    asking = [asyncio.create_task(scene.completion_waiters.end_of(f"run-{number}")) for number in range(8)]
     answers = await asyncio.gather(*asking, return_exceptions=True)
     assert scene.store.asked[0] == [f"run-{number}" for number in range(8)]
     assert isinstance(answers[3], StoreCorrupt)
-    assert answers[5] is None
-    ids = [getattr(answer, "run_id", "") for answer in answers]
-    assert ids == ["run-0", "run-1", "run-2", "", "run-4", "", "run-6", "run-7"]
+    assert isinstance(answers[5], NotFound)
+    last = scene.store.last
+    assert [answers[place] for place in (0, 2, 4)] == [None, None, None]
+    assert answers[1:8:5] == [Completion(4, last["run-1"]), Completion(9, last["run-6"])]
+    assert answers[7] == Completion(2), "an event that cannot be read is left to its own caller"
+    assert scene.store.places == [(("run-1", 3), ("run-6", 8), ("run-7", 1))], "one call for the last events of all"
     scene.store.problem = StoreUnavailable("down")
     with pytest.raises(StoreUnavailable):
-        await scene.completion_waiters.head("run-1")
+        await scene.completion_waiters.end_of("run-1")
 
 
 async def test_no_call_asks_for_too_many() -> None:
     scene = Scene()
-    asking = [asyncio.create_task(scene.completion_waiters.head(f"run-{number}")) for number in range(PAGE_RUNS + 1)]
+    asking = [asyncio.create_task(scene.completion_waiters.end_of(f"run-{number}")) for number in range(PAGE_RUNS + 1)]
     await asyncio.gather(*asking)
     assert [len(asked) for asked in scene.store.asked] == [PAGE_RUNS, 1]
 
@@ -152,7 +163,7 @@ async def test_everybody_is_told_that_nobody_looks_any_more_also_who_asks_later(
     scene = Scene()
     waiting, done = scene.completion_waiters.wait("far"), scene.completion_waiters.wait("near")
     scene.completion_waiters.notify("near", 3)
-    asking = asyncio.create_task(scene.completion_waiters.head("far"))
+    asking = asyncio.create_task(scene.completion_waiters.end_of("far"))
     await asyncio.sleep(0)
     problem = EngineError("it has failed")
     scene.completion_waiters.close(problem)

@@ -27,6 +27,7 @@ from holdfast.core.messages import (
 from holdfast.core.search import Condition, Operator, Order
 from holdfast.core.state import RunStatus, retry_token
 from holdfast.store.port import (
+    EventQuery,
     Heartbeat,
     Job,
     MailboxQuery,
@@ -436,6 +437,11 @@ class Values:
             after=self.number(0, 3),
             limit=self.limit(),
         )
+
+    def event_query(self, run_ids: Sequence[str]) -> EventQuery:
+        """Draw a question about events of several runs."""
+        places = [(run_id, self.number(-1, 5)) for run_id in (*self.some(run_ids, 4), MISSING)]
+        return EventQuery(after=tuple(places), limit=self.limit())
 
     def task_query(self, run_ids: Sequence[str], tasks: Sequence[Task]) -> TaskQuery:
         """Draw a question about tasks."""

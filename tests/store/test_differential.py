@@ -134,6 +134,7 @@ MUST_BE_REACHED = {
     "load": "something; raised InvalidInput",
     "find RunQuery": "something; nothing; raised InvalidInput",
     "find WaitQuery": "something; nothing; raised InvalidInput",
+    "find EventQuery": "something; nothing; raised InvalidInput",
     "find MailboxQuery": "something; nothing; raised InvalidInput",
     "find TaskQuery": "something; nothing; raised InvalidInput",
     "find FinishedRunQuery": "something; nothing; raised InvalidInput",

@@ -2,11 +2,12 @@
 
 The waiters of a run that this node finishes are notified at once. Runs that it does not own (parked, or taken over by
 another node) are looked up together when the store notifies, and every `safety_poll_s`; never one by one. Looking takes
-at most a tenth of the time, however many runs are waited for, but it is never put off for longer than that period.
+at most a tenth of the time, however many runs are waited for, but it is never put off for longer than that period. What
+is read of a run that has finished is its last event, together with those of others.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from operator import attrgetter
 
@@ -15,7 +16,9 @@ from msgspec import Struct
 from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
 from holdfast.engine.batcher import Batcher
+from holdfast.engine.history import last_events
 from holdfast.errors import EngineError, StoreCorrupt
+from holdfast.store.decisions import no_such_run
 from holdfast.store.port import RunHead, RunQuery, Store
 from holdfast.store.types import load_each, pages
 
@@ -28,7 +31,7 @@ OWNED_POLLS = 6
 
 
 class Completion(Struct, frozen=True, gc=False):
-    """How far a run's history goes, now that it has finished; and its last event, if that happened here."""
+    """How far a run's history goes, now that it has finished; and its last event, if that is known."""
 
     version: int
     last: Event | None = None
@@ -44,7 +47,7 @@ class CompletionWaiters:
         self._waiting: dict[str, list[asyncio.Future[Completion]]] = {}
         self._has_waiters = asyncio.Event()
         self.problem: EngineError | None = None
-        self._heads: Batcher[str, RunHead | None] = Batcher(self._look_up, self._stopped, PAGE_RUNS, "heads")
+        self._ends: Batcher[str, Completion | None] = Batcher(self._look_up, self._stopped, PAGE_RUNS, "ends")
 
     @property
     def runs_awaited(self) -> int:
@@ -68,13 +71,24 @@ class CompletionWaiters:
             if not futures:
                 del self._waiting[run_id]
 
-    async def head(self, run_id: str) -> RunHead | None:
-        """Return a run as it is now, looked up together with others that are asked for at the same time."""
-        return await self._heads.ask(run_id)
+    async def end_of(self, run_id: str) -> Completion | None:
+        """Return a run's end, or None if it goes on; looked up together with others that are asked for now."""
+        return await self._ends.ask(run_id)
 
-    async def _look_up(self, run_ids: list[str]) -> list[RunHead | Exception | None]:
+    async def _look_up(self, run_ids: list[str]) -> list[Completion | Exception | None]:
         runs = await load_each(self._store.load, run_ids)
-        return [run if run is None or isinstance(run, StoreCorrupt) else run.head for run in runs]
+        there = [run.head for run in runs if run is not None and not isinstance(run, StoreCorrupt)]
+        ends = await self._ends_of(there)
+        return [
+            no_such_run(run_id) if run is None else run if isinstance(run, StoreCorrupt) else ends.get(run_id)
+            for run_id, run in zip(run_ids, runs, strict=True)
+        ]
+
+    async def _ends_of(self, heads: Sequence[RunHead]) -> dict[str, Completion]:
+        """Return the ends of those runs that have finished."""
+        finished = [head for head in heads if head.status in TERMINAL]
+        last = await last_events(self._store, finished)
+        return {head.run_id: Completion(head.version, last.get(head.run_id)) for head in finished}
 
     def notify(self, run_id: str, version: int, last: Event | None = None) -> None:
         """Notify every caller that waits for this run that it has finished."""
@@ -85,7 +99,7 @@ class CompletionWaiters:
     def close(self, problem: EngineError | None = None) -> None:
         """Raise in every caller, also in later ones, that this node does not look for finished runs any more."""
         self.problem = self.problem or problem or EngineError("the node was stopped before the run had finished")
-        self._heads.close()
+        self._ends.close()
         for futures in self._waiting.values():
             for future in futures:
                 if not future.done():
@@ -123,13 +137,12 @@ class CompletionWaiters:
             await self._look_at(elsewhere[start : start + PAGE_RUNS])
 
     async def _look_at(self, run_ids: list[str]) -> None:
-        """Look which of these runs have finished. What waits in their mailboxes is not read for that."""
-        query, left = RunQuery(run_ids=tuple(run_ids), limit=len(run_ids)), len(run_ids)
+        """Look which of these runs have finished; of the others nothing is read."""
+        query, left = RunQuery(run_ids=tuple(run_ids), finished_from=0, limit=len(run_ids)), len(run_ids)
         async with aclosing(pages(self._store.find, query, attrgetter("run_id"))) as found:
             async for page in found:
-                for head in page:
-                    if head.status in TERMINAL:
-                        self.notify(head.run_id, head.version)
+                for run_id, end in (await self._ends_of(page)).items():
+                    self.notify(run_id, end.version, end.last)
                 left -= len(page)
                 if not left:
                     return

@@ -7,10 +7,13 @@ from holdfast.core.state import TERMINAL
 from holdfast.errors import HistoryGap, RunTerminal
 from holdfast.store.decisions import no_such_run
 from holdfast.store.payloads import refuse_sealed
-from holdfast.store.port import RunHead, RunStore
+from holdfast.store.port import EventQuery, Index, RunHead, RunStore
 
 PAGE_EVENTS = 50_000
 """How many events of a history that is replayed are read by one call."""
+
+READ_AHEAD_EVENTS = 1_000
+"""How many events of the histories of several runs are read by one call."""
 
 POLL_S = 1.0
 """How often a caller that waits looks although the store did not notify it."""
@@ -49,7 +52,7 @@ async def read_since_rotation(store: RunStore, head: RunHead) -> list[Event]:
 
     Raise `HistoryGap` if the history ends before that version, `PayloadUnreadable` if a value cannot be opened here.
     """
-    after = head.snapshot.resume_pointer - 1 if head.snapshot is not None else 0
+    after = _place_of(head)
     events: list[Event] = []
     while page := await store.read_events(head.run_id, after, PAGE_EVENTS):
         events += page
@@ -61,6 +64,44 @@ async def read_since_rotation(store: RunStore, head: RunHead) -> list[Event]:
         raise HistoryGap(problem, run_id=head.run_id, run_seq=after + 1)
     refuse_sealed(events)
     return events
+
+
+async def read_histories(store: Index, heads: Sequence[RunHead]) -> dict[str, list[Event]]:
+    """Return the histories of several runs since their last rotations, by one query, as far as they fit into one.
+
+    Those that are longer, damaged or have gaps are left out: they are read one by one (`read_since_rotation`).
+    """
+    places, room = list[tuple[str, int]](), READ_AHEAD_EVENTS
+    for head in heads:
+        after = _place_of(head)
+        room -= head.version - after
+        if room >= 0:
+            places.append((head.run_id, after))
+    found = await store.find(EventQuery(after=tuple(places), limit=READ_AHEAD_EVENTS)) if len(places) > 1 else ()
+    histories: dict[str, list[Event]] = {}
+    for event in found:
+        histories.setdefault(event.run_id, []).append(event)
+    places_of = dict(places)
+    return {
+        head.run_id: history
+        for head in heads
+        if (history := histories.get(head.run_id)) is not None
+        and history[-1].run_seq - places_of[head.run_id] == len(history)
+        and history[-1].run_seq >= head.version
+    }
+
+
+def _place_of(head: RunHead) -> int:
+    """Return the number of the event after which a history is replayed."""
+    return head.snapshot.resume_pointer - 1 if head.snapshot is not None else 0
+
+
+async def last_events(store: Index, heads: Sequence[RunHead]) -> dict[str, Event]:
+    """Return the last events of finished runs, by one query; not of those that are gone or damaged."""
+    if not heads:
+        return {}
+    places = tuple((head.run_id, head.version - 1) for head in heads)
+    return {event.run_id: event for event in await store.find(EventQuery(after=places, limit=len(places)))}
 
 
 def since_rotation(history: Sequence[Event]) -> Sequence[Event]:

@@ -538,6 +538,9 @@ class TurnProcessor:
             if self._heartbeats.unsent:  # for a next attempt to find, wherever it is made
                 await self._heartbeats.flush(unsuccessful(batch))
             now = await self._store.now()
+            fresh = [owned.loaded.head for owned in batch if owned.is_fresh]
+            if len(fresh) > 1:
+                await self._run_cache.read_ahead(fresh)
             prepared = [(owned, *(self._at_hand(owned) or await self._prepare(owned, now))) for owned in batch]
             while any(cached is not None and problem is None and cached.is_closed for _, cached, problem in prepared):
                 prepared = [await self._prepared_again(*each, now) for each in prepared]

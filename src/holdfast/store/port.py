@@ -114,6 +114,7 @@ from holdfast.store.types import Created as Created
 from holdfast.store.types import DeadLetterQuery as DeadLetterQuery
 from holdfast.store.types import Delivered as Delivered
 from holdfast.store.types import Duplicate as Duplicate
+from holdfast.store.types import EventQuery as EventQuery
 from holdfast.store.types import Existing as Existing
 from holdfast.store.types import FinishedRunQuery as FinishedRunQuery
 from holdfast.store.types import Found as Found

@@ -21,13 +21,14 @@ from holdfast.core.messages import AcceptanceRecord, Message, Signal, SignalRequ
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
 from holdfast.core.state import RunStatus
-from holdfast.errors import StoreCorrupt
+from holdfast.errors import CorruptHistory, StoreCorrupt
 from holdfast.store.types import (
     ArchivedRun,
     ArchivedRunQuery,
     AuditQuery,
     BusDeadLetterQuery,
     DeadLetterQuery,
+    EventQuery,
     Found,
     HostLock,
     Job,
@@ -174,6 +175,20 @@ def found_of(
     return Found(found, place_of(rows[-1]) if place is None else place, tuple(unreadable))
 
 
+def found_events(rows: Iterable[Any]) -> Found[Event]:
+    """Return the events that rows of a run id and EVENT describe, and the runs of damaged ones."""
+    found: list[Event] = []
+    unreadable: dict[str, None] = {}
+    for run_id, *row in rows:
+        try:
+            if any(type(cell) is DamagedText for cell in row):
+                raise StoreCorrupt("a text of the store is none")
+            found += events_of(run_id, [row])
+        except (StoreCorrupt, CorruptHistory):
+            unreadable[str(run_id)] = None
+    return Found(found, None, tuple(unreadable))
+
+
 def head_of(row: tuple[Any, ...]) -> RunHead:
     """Return the run that a row of HEAD describes. The error of a damaged row names its run."""
     try:
@@ -211,7 +226,7 @@ def _head_of(row: tuple[Any, ...]) -> RunHead:
 
 
 @_reading
-def events_of(run_id: str, rows: Iterable[tuple[Any, ...]]) -> list[Event]:
+def events_of(run_id: str, rows: Iterable[Sequence[Any]]) -> list[Event]:
     """Return the events that rows of EVENT describe."""
     refs: dict[str, EngineRunRef] = {}
     events = []
@@ -408,6 +423,7 @@ def text_bytes(row: Iterable[Any]) -> int:
 _IS_LOOKUP: dict[type, Callable[[Any], bool]] = {
     RunQuery: lambda query: query.run_ids is not None,
     WaitQuery: lambda query: query.run_id is not None,
+    EventQuery: lambda query: True,
     MailboxQuery: lambda query: query.run_id is not None and query.most_bytes is None,
     TaskQuery: lambda query: query.run_id is not None or query.task_id is not None,
     DeadLetterQuery: lambda query: query.run_id is not None or query.letter_id is not None,

@@ -526,6 +526,16 @@ class RunQuery(Query[RunHead], frozen=True, kw_only=True):
     most_bytes: int | None = None
 
 
+class EventQuery(Query[Event], frozen=True, kw_only=True):
+    """Which events of several runs to find: of each run those above its number in `after`: (run id, run_seq).
+
+    Ordered by run id and run_seq. An answer that ends with `limit` events may have left out the last events of its last
+    run, and all of the runs behind it. The name of a damaged event is that of its run.
+    """
+
+    after: tuple[tuple[str, int], ...]
+
+
 class FinishedRunQuery(Query[RunHead], frozen=True, kw_only=True):
     """Which finished runs could be deleted: those that ended by `until`, and whose family has ended.
 

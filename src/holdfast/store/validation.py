@@ -47,6 +47,7 @@ from holdfast.store.decisions import LIFE, first_signals, not_waiting
 from holdfast.store.port import RunStore
 from holdfast.store.types import (
     ArchivedRun,
+    EventQuery,
     Existing,
     Heartbeat,
     Job,
@@ -145,6 +146,11 @@ def check_query(query: Struct) -> None:
     check_values(**{field: getattr(query, field) for field in query.__struct_fields__ if field not in structs})
     if isinstance(query, RunQuery):
         _check_conditions(query)
+    if isinstance(query, EventQuery):
+        places: tuple[Any, ...] = query.after
+        for each in places:
+            if not (isinstance(each, tuple) and [type(part) for part in each] == [str, int]):
+                raise InvalidInput(f"after: a place in a history is (run id, run_seq), not {each!r}", field="after")
     for field in ("look", "most_bytes"):
         check_bound(field, getattr(query, field, None))
     text = getattr(query, "text", None)

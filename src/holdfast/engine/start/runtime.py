@@ -80,7 +80,6 @@ from holdfast.program.plan.definition import PlanDefinition
 from holdfast.registry import Registry
 from holdfast.store import port
 from holdfast.store.artifacts import Artifacts
-from holdfast.store.decisions import no_such_run
 from holdfast.store.types import DeadLetterQuery
 
 logger = logging.getLogger("holdfast.node")
@@ -554,12 +553,9 @@ class Runtime:
         finished = waiters.wait(run_id)
         try:
             if not node.owns(run_id):
-                head = await waiters.head(run_id)
-                if head is None:
-                    raise no_such_run(run_id)
-                if head.status in TERMINAL:
-                    return await self._event_at(run_id, head.version)
-            finish = await finished
+                finish = await waiters.end_of(run_id) or await finished
+            else:
+                finish = await finished
         finally:
             waiters.let_go(run_id, finished)
         return await self._event_at(run_id, finish.version) if finish.last is None else finish.last

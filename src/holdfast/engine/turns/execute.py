@@ -43,7 +43,7 @@ from holdfast.core.plans import is_plan
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, OpenStep, RunState, state_of
 from holdfast.core.tasks import task_operations
 from holdfast.core.timing import step_options
-from holdfast.engine.history import head_of, read_since_rotation, wait_for_event
+from holdfast.engine.history import head_of, read_histories, read_since_rotation, wait_for_event
 from holdfast.engine.plans import load_plan_of
 from holdfast.engine.turns.draft import LIMITS, TurnDraft
 from holdfast.engine.turns.poison import is_suspect, refuse_suspect
@@ -68,6 +68,7 @@ from holdfast.program.port import EndDeferred, Program
 from holdfast.program.replay import CONCERN_PROGRAM, Replay
 from holdfast.program.tasks import answer_check
 from holdfast.registry import Registry
+from holdfast.store.payloads import refuse_sealed
 from holdfast.store.port import LoadedRun, NewRun, RunHead, Store
 
 MOST_CALLBACKS = 1_000_000
@@ -75,6 +76,9 @@ MOST_CALLBACKS = 1_000_000
 
 START_S = 10.0
 """How long a query waits for its run to start."""
+
+READ_AHEAD_RUNS = 200
+"""How many histories are read by one query at most: what is read is in memory at once."""
 
 REST = 2
 """How many times as long as a replay for a query took to wait before the next one: the event loop is for turns too."""
@@ -562,6 +566,7 @@ class RunCache:
         self._most = most
         self._runs: OrderedDict[str, CachedRun] = OrderedDict()
         self._deferred: dict[str, tuple[int, Replay]] = {}  # by run, with the epoch of its lease
+        self._read_ahead: dict[str, list[Event]] = {}
         self._asking = asyncio.Lock()
         self._asked_again_at = 0.0
 
@@ -573,6 +578,14 @@ class RunCache:
         self._runs.move_to_end(head.run_id)
         return cached
 
+    async def read_ahead(self, heads: Sequence[RunHead]) -> None:
+        """Read the histories of runs that are about to be made, many by one query. A damaged one is read alone."""
+        self._read_ahead = {}
+        missing = [head for head in heads if self.get(head) is None]
+        with suppress(StoreCorrupt):
+            for start in range(0, len(missing), READ_AHEAD_RUNS):
+                self._read_ahead |= await read_histories(self._store, missing[start : start + READ_AHEAD_RUNS])
+
     async def make(self, loaded: LoadedRun) -> tuple[CachedRun, RunError | None]:
         """Return a run, from memory or from its history; with the reason if its program cannot go on."""
         cached = self.get(loaded.head)
@@ -580,7 +593,11 @@ class RunCache:
             return cached, None
         epoch, before = self._deferred.pop(loaded.head.run_id, (0, None))
         self.forget(loaded.head.run_id)
-        history = await read_since_rotation(self._store, loaded.head)
+        history = self._read_ahead.pop(loaded.head.run_id, None)
+        if history is None or history[-1].run_seq < loaded.head.version:
+            history = await read_since_rotation(self._store, loaded.head)
+        else:
+            refuse_sealed(history)
         await load_plan_of(self._registry, self._store, loaded.head, history)
         before = before if epoch == loaded.head.lease_epoch else None  # else another node owned it in between
         cached, problem = rebuild(loaded.head.run_id, history, self._registry, before)

@@ -31,6 +31,7 @@ from holdfast.store.port import (
     Capabilities,
     Created,
     Duplicate,
+    EventQuery,
     Existing,
     Found,
     Index,
@@ -153,6 +154,7 @@ class TenantView:
             RunQuery: self._find_runs,
             RunCountQuery: self._count_runs,
             WaitQuery: self._find_waits,
+            EventQuery: self._find_events,
             MailboxQuery: self._find_mailbox,
             TaskQuery: self._find_tasks,
             DeadLetterQuery: self._find_dead_letters,
@@ -354,6 +356,11 @@ class TenantView:
         if not all(belongs_to(self, token) for token in [*tokens, *known]):
             raise NotPermitted("a tenant keeps tokens of its own")
         return await self._store.put_tokens(tokens, [self._audited(entry) for entry in audit])
+
+    async def _find_events(self, query: EventQuery) -> Found[Event]:
+        own = await self._own([run_id for run_id, _ in query.after])
+        places = tuple(place for place in query.after if place[0] in own)
+        return await self._store.find(replace(query, after=places)) if places else Found()
 
     async def _find_mailbox(self, query: MailboxQuery) -> Found[Signal]:
         if query.run_id is not None:

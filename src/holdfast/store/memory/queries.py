@@ -9,6 +9,7 @@ from msgspec.json import encode
 
 from holdfast.core.attributes import items_of
 from holdfast.core.dead_letters import DeadLetter
+from holdfast.core.events import Event
 from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Actor, Signal
@@ -190,6 +191,14 @@ def _is_task_found(task: Task, words: list[str]) -> bool:
         return False
     name, payload = lowered(task.name), lowered(bytes(task.payload).decode())
     return all(word in name or in_json(word) in payload for word in words)
+
+
+def find_events(runs: Runs, query: port.EventQuery) -> port.Found[Event]:
+    """Return the events that match the query."""
+    places = sorted(dict(query.after).items())
+    return port.Found(
+        event for run_id, after in places if run_id in runs for event in runs[run_id].events[max(after, 0) :]
+    )
 
 
 def find_dead_letters(runs: Runs, query: port.DeadLetterQuery) -> port.Found[DeadLetter]:

@@ -30,6 +30,11 @@ EVENTS = f"""
 SELECT {sql.EVENT} FROM holdfast.events
 WHERE run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = $1) AND run_seq > $2 ORDER BY run_seq LIMIT $3
 """
+EVENTS_OF_RUNS = f"""
+SELECT runs.run_id, {sql.EVENT} FROM unnest($1::text[], $2::bigint[]) AS places (place_id, place_seq)
+JOIN holdfast.runs ON runs.run_id = place_id JOIN holdfast.events ON events.run_no = runs.run_no AND run_seq > place_seq
+ORDER BY runs.run_id, run_seq LIMIT $3
+"""
 SIZES = """
 SELECT octet_length(data) FROM holdfast.events
 WHERE run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = $1) AND run_seq > $2 ORDER BY run_seq LIMIT $3
@@ -103,6 +108,12 @@ async def read_events(db: Db, run_id: str, after: int, limit: int, most_bytes: i
         sizes = await db.fetch(SIZES, askable(run_id), after, limit)
         limit = _fitting(sizes, most_bytes) or limit
     return sql.events_of(run_id, await db.fetch(EVENTS, askable(run_id), after, limit))
+
+
+async def find_events(db: Db, query: port.EventQuery, limit: int) -> port.Found[Event]:
+    """Return the events that match the query."""
+    places = {askable(run_id): after for run_id, after in query.after}
+    return sql.found_events(await db.fetch(EVENTS_OF_RUNS, list(places), list(places.values()), limit))
 
 
 # Runs that were created before one; if it was deleted meanwhile, those that were created by its time.

@@ -61,6 +61,7 @@ _FINDERS: dict[type, Callable[[Pool, Any, int], Coroutine[Any, Any, port.Found[A
     port.RunQuery: queries.find_runs,
     port.RunCountQuery: queries.count_runs,
     port.WaitQuery: queries.find_waits,
+    port.EventQuery: queries.find_events,
     port.MailboxQuery: queries.find_mailbox,
     port.TaskQuery: queries.find_tasks,
     port.DeadLetterQuery: dead_letters.find,

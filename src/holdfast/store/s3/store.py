@@ -131,6 +131,7 @@ class S3Store(WithoutBus):
             port.RunQuery: self._finder(queries.find_runs),
             port.RunCountQuery: self._finder(queries.count_runs),
             port.WaitQuery: self._finder(queries.find_waits),
+            port.EventQuery: self._find_events,
             port.MailboxQuery: self._finder(queries.find_mailbox),
             port.TaskQuery: self._finder(queries.find_tasks),
             port.DeadLetterQuery: self._finder(queries.find_dead_letters),
@@ -598,6 +599,12 @@ class S3Store(WithoutBus):
         found = await finder(query)
         page = queries.page_of(found, query, most)
         return port.Found(page, found.cursor if len(page) == len(found) < query.limit else None)
+
+    async def _find_events(self, query: port.EventQuery) -> port.Found[Event]:
+        places = sorted(dict(query.after).items())
+        most = min(query.limit, self._limits.page_items)
+        read = await asyncio.gather(*(self.read_events(run_id, after, most) for run_id, after in places))
+        return port.Found(event for events in read for event in events)
 
     async def find_nodes(self) -> list[port.NodePlans]:
         now = await self._now()

@@ -258,6 +258,18 @@ def read_events(
     return sql.events_of(run_id, within(found, most_bytes, text_bytes))
 
 
+def find_events(db: sqlite3.Connection, query: port.EventQuery, limit: int) -> port.Found[Event]:
+    """Return the events that match the query."""
+    found = db.execute(
+        f"SELECT runs.run_id, {sql.EVENT} FROM json_each(?) AS places "
+        "CROSS JOIN runs ON runs.run_id = json_extract(places.value, '$[0]') "
+        "CROSS JOIN events ON events.run_no = runs.run_no AND run_seq > json_extract(places.value, '$[1]') "
+        "ORDER BY runs.run_id, run_seq LIMIT ?",
+        (encode_text(list(dict(query.after).items())), limit),
+    )
+    return sql.found_events(found)
+
+
 WINDOW = 20_000
 """How many runs are examined in one read of the newest runs: about ten milliseconds, if none of them matches."""
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from holdfast.core.state import COMPLETED, RUNNING
 from holdfast.errors import InvalidInput
 from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS
-from holdfast.store.port import MailboxQuery, RunQuery, Stats, Store, TaskQuery, WaitQuery
+from holdfast.store.port import EventQuery, MailboxQuery, RunQuery, Stats, Store, TaskQuery, WaitQuery
 from holdfast.store.types import DeadLetterQuery
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import (
@@ -178,6 +178,24 @@ class QuerySuite(SuiteBase):
         first = await store.find(WaitQuery(limit=10 * most))
         rest = await store.find(WaitQuery(after=(first[-1].run_id, first[-1].step_id)))
         assert [found.step_id for found in first + rest] == [f"wait-{number:02}" for number in range(most + 3)]
+
+    # --- events of several runs
+
+    @pytest.mark.contract("EVT-6")
+    async def test_events_of_several_runs_are_found_each_behind_its_place(self, store: Store, node: SampleNode) -> None:
+        """In order of run id and number, as they are read one by one; a run that is not there has none."""
+        await node.start("b", wait("go"))
+        await node.start("a", wait("go"))
+        await node.start("c")
+        histories = {run_id: await store.read_events(run_id) for run_id in ("a", "b", "c")}
+
+        places = (("c", 0), ("missing", 0), ("a", 1), ("b", len(histories["b"]) - 1), ("c", -1))
+        found = await store.find(EventQuery(after=places))
+        assert found == [*histories["a"][1:], *histories["b"][-1:], *histories["c"]]
+        assert await store.find(EventQuery(after=places, limit=2)) == found[:2]
+        assert await store.find(EventQuery(after=())) == []
+        with pytest.raises(InvalidInput):
+            await store.find(EventQuery(after=(("a", None),)))  # type: ignore[arg-type]
 
     # --- the mailbox
 
