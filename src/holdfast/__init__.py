@@ -37,6 +37,7 @@ from holdfast.program.api import (
     on_update,
     patched,
     plan,
+    poll,
     random,
     run_info,
     scope,
@@ -45,6 +46,7 @@ from holdfast.program.api import (
     uuid4,
     wait_until,
 )
+from holdfast.program.fan_out import MapResult, map, parallel
 from holdfast.program.flow.steps import Act, Child, Chorus, Cue, Scene, Signal, Sleep, Task
 from holdfast.program.secrets import Secret, SecretProvider, SecretScope
 from holdfast.program.signals import signals, wait_signal
@@ -105,6 +107,7 @@ __all__ = [
     "Indeterminate",
     "JsonFormatter",
     "Limits",
+    "MapResult",
     "MemoryStore",
     "NodeOptions",
     "NonRetryable",
@@ -143,13 +146,16 @@ __all__ = [
     "continue_as_new_if_long",
     "cut",
     "errors",
+    "map",
     "now",
     "on_query",
     "on_update",
     "open_artifact",
     "open_store",
+    "parallel",
     "patched",
     "plan",
+    "poll",
     "put_artifact",
     "random",
     "run_info",

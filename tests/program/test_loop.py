@@ -288,7 +288,7 @@ async def on_a_socket() -> None:
 
 
 async def as_completed_with_coroutines() -> None:
-    for next_one in asyncio.as_completed([act(1), act(2)]):
+    for next_one in asyncio.as_completed({act(1), act(2)}):
         await next_one
 
 

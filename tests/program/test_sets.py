@@ -91,7 +91,7 @@ def test_a_gather_is_what_it_is_elsewhere() -> None:
 
 
 async def completes_coroutines() -> None:
-    for future in asyncio.as_completed([act(1), act(2)]):
+    for future in asyncio.as_completed(iter([act(1), act(2)])):
         await future
 
 
@@ -107,6 +107,20 @@ async def completes_awaitables() -> None:
 
     for future in asyncio.as_completed([Awaitable(), Awaitable()]):
         await future
+
+
+@pytest.mark.contract("WF-1", "WF-2")
+def test_as_completed_of_a_list_of_coroutines_makes_their_tasks_in_order() -> None:
+    async def completes_a_list() -> list[int]:
+        first = asyncio.create_task(act(0))
+        return [await future for future in asyncio.as_completed([act(1), first, *(act(n) for n in range(2, 40))])]
+
+    run = start_core_run(completes_a_list)
+    names = ["act", *(f"act#{number}" for number in range(2, 41))]
+    assert run.open == names
+    for number, name in enumerate(names):
+        run.complete(name, number)
+    assert run.result == list(range(40))
 
 
 @pytest.mark.contract("WF-1", "WF-2")

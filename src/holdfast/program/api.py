@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 from warnings import warn
 
 from msgspec import Struct, structs
@@ -19,10 +19,13 @@ from holdfast.core.instants import datetime_of
 from holdfast.core.keys import require_step_name
 from holdfast.core.plans import PlanRef
 from holdfast.errors import InvalidInput
+from holdfast.limits import DURATION_MS
 from holdfast.program.coroutine import CoroutineProgram, current_program, require_program, scoped
 from holdfast.program.definitions import ClosePolicy, failure_types, milliseconds
 from holdfast.program.loop import ProgramClosed
 from holdfast.program.outcomes import Rotate
+
+T = TypeVar("T")
 
 
 async def sleep(duration: timedelta | float, *, name: str = "sleep") -> None:
@@ -146,6 +149,30 @@ async def wait_until(condition: Callable[[], bool], *, timeout: timedelta | floa
     limit_ms = milliseconds(timeout)
     async with asyncio.timeout(None if limit_ms is None else limit_ms / 1_000):
         await future
+
+
+async def poll(
+    check: Callable[[], Awaitable[T]],
+    *,
+    every: timedelta | float,
+    backoff: float = 1.0,
+    most: timedelta | float | None = None,
+    timeout: timedelta | float | None = None,
+) -> T:
+    """Call `check`, such as `lambda: look(parcel)`, until it returns something that is true, and return that.
+
+    It sleeps `every` in between, each time `backoff` times as long, at most `most`. `TimeoutError` after `timeout`.
+    """
+    require_program("poll")
+    pause_ms, most_ms = milliseconds(every) or 0, milliseconds(most)
+    if not 1 <= backoff <= 100:
+        raise InvalidInput(f"poll: backoff is a factor from 1 to 100, not {backoff!r}", field="backoff")
+    limit_ms = milliseconds(timeout)
+    async with asyncio.timeout(None if limit_ms is None else limit_ms / 1_000):
+        while not (found := await check()):
+            await sleep(pause_ms / 1_000, name="poll")
+            pause_ms = min(round(pause_ms * backoff), DURATION_MS if most_ms is None else max(most_ms, 1))
+    return found
 
 
 def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:

@@ -26,9 +26,9 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from contextvars import Context, copy_context
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from holdfast.core.instants import Instant
@@ -42,6 +42,7 @@ CLOSING_ATTEMPTS = 10
 """How often a coroutine that does not end when it is closed is closed again."""
 
 _NO_CALLBACKS: frozenset[int] = frozenset()
+_NO_TASKS: Mapping[int, "asyncio.Task[Any]"] = MappingProxyType({})
 
 FEW_TASKS = 8
 """How many tasks are kept before those that have ended are removed."""
@@ -172,6 +173,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self._closed_errors = 0
         self._name = 0
         self._tasks: list[asyncio.Task[Any]] = []
+        self._completing: Mapping[int, asyncio.Task[Any]] = _NO_TASKS
         self._most_tasks = FEW_TASKS
         self._collected: list[AsyncGenerator[Any, Any]] = []
         self._callbacks = 0
@@ -291,14 +293,35 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         if self._is_closed:
             coro.close()
             raise ProgramClosed
-        if _is_of_unordered_set():
-            coro.close()
-            raise NotDurable("as_completed: coroutines in a set have no order; give it tasks made by create_task")
+        if (given := _given_to_as_completed()) is not None:
+            return self._task_of(coro, given)
         task: asyncio.Task[T] = NumberedTask(coro, loop=self, name=name or self._next_name(), context=context)
         self._tasks.append(task)
         if len(self._tasks) > self._most_tasks:
             self._tasks = [task for task in self._tasks if not task.done() or _is_unretrieved(task)]
             self._most_tasks = max(FEW_TASKS, 2 * len(self._tasks))
+        return task
+
+    def _task_of(self, coro: Any, given: Any) -> asyncio.Task[Any]:
+        """Return the task of one of the coroutines that `as_completed` was given; they are made in their order.
+
+        It goes through them by address, so all are made when it asks for the first.
+        """
+        if id(coro) not in self._completing:
+            is_ordered = isinstance(given, list | tuple) and coro in given
+            if not is_ordered:
+                coro.close()
+                raise NotDurable(
+                    "as_completed: coroutines in a set or a generator have no order; give it a list of them, or tasks "
+                    "made by create_task"
+                )
+            for each in dict.fromkeys(given):
+                if asyncio.iscoroutine(each):
+                    made: asyncio.Task[Any] = NumberedTask(each, loop=self, name=self._next_name())
+                    self._tasks.append(made)
+                    self._completing = {**self._completing, id(each): made}
+        task = self._completing[id(coro)]
+        self._completing = {key: other for key, other in self._completing.items() if key != id(coro)}
         return task
 
     def _next_name(self) -> str:
@@ -478,14 +501,14 @@ _GATHERING = asyncio.tasks._GatheringFuture.__init__.__code__  # type: ignore[at
 _AS_COMPLETED = asyncio.as_completed.__code__
 
 
-def _is_of_unordered_set() -> bool:
-    """Return whether `as_completed` makes this task from a coroutine: it goes through them in order of addresses."""
+def _given_to_as_completed() -> Any:
+    """Return what `as_completed` was given if it makes this task from a coroutine, in order of addresses; or None."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename == asyncio.tasks.__file__:
         if frame.f_code is _AS_COMPLETED:
-            return True
+            return frame.f_locals.get("fs", frame.f_locals.get("aws", ()))
         frame = frame.f_back
-    return False
+    return None
 
 
 def _is_listing_tasks() -> bool:

@@ -1,0 +1,153 @@
+"""`map` and `parallel`: the same for many items, side by side, with a bound, and an end before all are done.
+
+They are plain asyncio, a `TaskGroup` of workers, and record nothing of their own: what is called does.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, Literal, TypeVar, overload
+
+from holdfast.errors import InvalidInput
+from holdfast.program.coroutine import current_program
+from holdfast.program.outcomes import is_failure
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+EndReason = Literal["all done", "enough succeeded"]
+
+
+class MapResult(list[R]):
+    """The results in the order of the items, and None where there is none: it has failed, or was not needed."""
+
+    def __init__(self, count: int) -> None:
+        nothing: Any = None
+        super().__init__([nothing] * count)
+        self.failures: dict[int, Exception] = {}
+        """The failures that were tolerated, by the places of their items."""
+        self.succeeded = 0
+        self.reason: EndReason = "all done"
+        """Why it has ended."""
+
+
+class _Enough(Exception):
+    """As many have succeeded as are needed."""
+
+
+class _TooMany(Exception):
+    """More have failed than are tolerated."""
+
+
+@overload
+async def map(
+    function: Callable[[T], Awaitable[R]], items: Iterable[T], *, at_once: int | None = None
+) -> MapResult[R]: ...
+@overload
+async def map(
+    function: Callable[[T], Awaitable[R]],
+    items: Iterable[T],
+    *,
+    at_once: int | None = None,
+    min_successful: int | None = None,
+    tolerated_failures: int | None = None,
+) -> MapResult[R | None]: ...
+
+
+async def map(
+    function: Callable[[T], Awaitable[R]],
+    items: Iterable[T],
+    *,
+    at_once: int | None = None,
+    min_successful: int | None = None,
+    tolerated_failures: int | None = None,
+) -> MapResult[Any]:
+    """Call an activity, a child or an async function for each item, side by side, and return the results in order.
+
+    `at_once` is how many are under way at the same time. The first failure cancels the others and is raised, unless
+    `tolerated_failures` allows more: then they are in `failures` of the result, and one too many raises an
+    `ExceptionGroup` of all. With `min_successful` it ends, and cancels the rest, once so many have succeeded; unless
+    `tolerated_failures` says otherwise, as many may fail as leave enough. `reason` says why it has ended.
+
+    A failure is what fails a run if the code does not handle it. A mistake in the code is none: it is raised at once.
+    """
+    given = list(items)
+    most = _bound("at_once", at_once, 1, len(given))
+    needed = _bound("min_successful", min_successful, 0, len(given))
+    if needed > len(given):
+        raise InvalidInput(f"map: {needed} are to succeed, and there are {len(given)} items", field="min_successful")
+    spare = 0 if min_successful is None else len(given) - needed
+    tolerated = _bound("tolerated_failures", tolerated_failures, 0, spare)
+    found: MapResult[R] = MapResult(len(given))
+
+    async def work(places: Iterator[int]) -> None:
+        for place in places:
+            try:
+                found[place] = await function(given[place])
+            except Exception as problem:
+                if not _is_failure(problem):
+                    raise
+                found.failures[place] = problem
+                if len(found.failures) > tolerated:
+                    raise _TooMany from None
+            else:
+                found.succeeded += 1
+                if min_successful is not None and found.succeeded >= needed:
+                    raise _Enough
+
+    if min_successful == 0:
+        found.reason = "enough succeeded"
+        return found
+    places = iter(range(len(given)))
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(most, len(given))):
+                workers.create_task(work(places))
+    except BaseExceptionGroup as group:
+        others = [problem for problem in group.exceptions if not isinstance(problem, _Enough | _TooMany)]
+        if others:
+            raise (others[0] if len(others) == 1 else group.derive(others)) from None
+        if not any(isinstance(problem, _TooMany) for problem in group.exceptions):
+            found.reason = "enough succeeded"
+            return found
+        raise _failed(found, tolerated, len(given)) from None
+    return found
+
+
+def _failed(found: MapResult[Any], tolerated: int, count: int) -> Exception:
+    failures = [found.failures[place] for place in sorted(found.failures)]
+    if tolerated == 0:
+        return failures[0]
+    return ExceptionGroup(f"{len(failures)} of {count} items failed, and {tolerated} are tolerated", failures)
+
+
+async def parallel(
+    *branches: Callable[[], Awaitable[Any]],
+    at_once: int | None = None,
+    min_successful: int | None = None,
+    tolerated_failures: int | None = None,
+) -> MapResult[Any]:
+    """Call async functions without arguments side by side, and return their results in order: see `map`."""
+    given: tuple[Any, ...] = branches
+    for branch in given:
+        if not callable(branch):
+            kind = type(branch).__qualname__
+            raise InvalidInput(f"parallel: a branch is a function, such as lambda: charge(order), not a {kind}")
+    bounds = {"at_once": at_once, "min_successful": min_successful, "tolerated_failures": tolerated_failures}
+    return await map(_call, branches, **bounds)
+
+
+async def _call(branch: Callable[[], Awaitable[Any]]) -> Any:
+    return await branch()
+
+
+def _bound(field: str, value: Any, least: int, default: int) -> int:
+    if value is None:
+        return default
+    if type(value) is not int or value < least:
+        raise InvalidInput(f"map: {field} is a whole number from {least}, not {value!r}", field=field)
+    return value
+
+
+def _is_failure(problem: Exception) -> bool:
+    program = current_program()
+    return program is None or is_failure(problem, program.definition)
