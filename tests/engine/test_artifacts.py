@@ -13,6 +13,7 @@ import pytest
 from obstore.store import MemoryStore as Bucket
 
 import holdfast as hf
+from holdfast.client import Client
 from holdfast.core.events import StepCompleted
 from holdfast.engine.check_histories import check_store
 from holdfast.errors import (
@@ -357,3 +358,33 @@ async def test_a_node_sweeps_and_a_bucket_holds_the_same(tmp_path: Path) -> None
         kinds = [found.key.split("/")[-2] async for found in bucket.list()]
         assert kinds == ["log"]
         assert [lock.name for lock in await app.runtime().store.find_locks()] == [f"artifacts of {app.name}"]
+
+
+@pytest.mark.contract("FMT-2", "SEC-2")
+@pytest.mark.parametrize("way", ["retention", "delete"])
+async def test_artifacts_stay_while_a_fork_refers_to_them_and_go_after_the_last(
+    variant: EngineVariant, tmp_path: Path, way: str
+) -> None:
+    folder = tmp_path / "artifacts"
+    artifacts = hf.Artifacts(folder)
+    app, workflows = build(artifacts)
+
+    async with variant.node(app, **OPTIONS) as node, Client(app) as client:
+        run = await app.start(workflows["make"], 1)
+        artifact, size = await run.result()
+        fork = await run.fork(at=4)
+        assert size == MIB
+        assert (await fork.result())[1] == MIB
+        again = await fork.fork()
+        assert len((await again.snapshot()).artifacts) == 1, "the fork of the fork has it too"
+        await again.result()
+        for gone in (run, fork):
+            if way == "delete":
+                await client.runs.delete(gone.run_id)
+            else:
+                await node.store.purge(hf.PurgePolicy(run_ids=(gone.run_id,), finished_run_ms=0))
+            await artifacts.sweep(Later(node.store, await node.store.now() + 2 * 3_600_000_000))
+            assert sum([len(chunk) async for chunk in app.open_artifact(artifact)]) == MIB
+        await node.store.purge(hf.PurgePolicy(finished_run_ms=0))
+        await artifacts.sweep(Later(node.store, await node.store.now() + 2 * 3_600_000_000))
+    assert files_in(folder) == []

@@ -7,10 +7,10 @@ import pytest
 
 import holdfast as hf
 from holdfast.core import events as e
+from holdfast.core.keys import retry_tag
 from holdfast.core.messages import CONTROL_SIGNAL, ControlName, SignalRequest
 from holdfast.core.state import RunStatus
 from holdfast.engine.inbox.authorization import ControlRequest
-from holdfast.engine.inbox.operator_commands import retry_tag
 from holdfast.errors import Conflict, InvalidInput, NotFound, NotPermitted, RunTerminal
 from holdfast.run import RunHandle
 from holdfast.store.port import RunQuery

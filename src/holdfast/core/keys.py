@@ -3,7 +3,8 @@
 **Names** are compared byte by byte and never normalised. `check_name` holds for every name and id that is stored;
 `check_step_name` for the names from which the engine makes step ids; `check_signal_name` for signals that people send.
 
-**Keys** are those of events, of start requests, and of records in any store; and the tokens of activities.
+**Keys** are those of events, of start requests, and of records in any store; and the tokens of activities. **Tags**
+name the runs that a run descends from.
 
 **The separator.** The contract fixes two keys as the SHA256 of parts joined by ``|``. Joining is ambiguous if any
 part may hold a ``|``, so exactly one part of each key may: the step id of an event, and the request id of a start.
@@ -22,6 +23,7 @@ activity. It is a secret. It gives the right to report one outcome of one attemp
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from hmac import compare_digest
@@ -251,6 +253,34 @@ def _refuse_separator(**parts: str) -> None:
 
 COMPLETION_KEY = "completion"
 """The name of the store's key for these tokens."""
+
+RETRY_TAG = "retry_of:"
+FORK_TAG = "forked_from:"
+
+ANCESTORS = 20
+"""How many of the runs that it descends from a run has as tags: the last ones."""
+
+
+def retry_tag(run_id: str) -> str:
+    """Return the tag by which the runs are found that do this one again, and those that do them again."""
+    return _tag_of(RETRY_TAG, run_id)
+
+
+def fork_tag(run_id: str) -> str:
+    """Return the tag by which the forks of a run are found, and their forks."""
+    return _tag_of(FORK_TAG, run_id)
+
+
+def descended(tags: Sequence[str], tag: str) -> tuple[str, ...]:
+    """Return the tags of a run that descends from one with these tags, by this one."""
+    ancestors = [each for each in tags if each.startswith((RETRY_TAG, FORK_TAG)) and each != tag]
+    return (*(each for each in tags if each not in ancestors and each != tag), *ancestors[1 - ANCESTORS :], tag)
+
+
+def _tag_of(prefix: str, run_id: str) -> str:
+    name = prefix + run_id
+    return name if len(name.encode()) <= NAME_BYTES else prefix + sha256(run_id.encode()).hexdigest()
+
 
 ACTIVITY_TOKEN_CHARS = 2_000
 """No token is longer: its parts are bounded names."""

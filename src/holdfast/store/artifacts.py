@@ -36,6 +36,7 @@ from msgspec import Struct
 from holdfast.clock import Ids, SystemIds, SystemSecrets
 from holdfast.core.events import ArtifactRef
 from holdfast.core.instants import Instant
+from holdfast.core.keys import fork_tag, retry_tag
 from holdfast.errors import (
     ArtifactCorrupt,
     ArtifactMissing,
@@ -462,9 +463,12 @@ class Artifacts:
         )
 
     async def delete_run(self, store: Store, run_id: str) -> int:
-        """Delete everything that belongs to a run of this store, and return how many objects that were."""
+        """Delete everything that belongs to a run of this store, and return how many objects that were.
+
+        Artifacts that runs refer to which descend from it are left to the sweep after the last of those.
+        """
         count, place = 0, await place_of(store)
-        for top in ("artifacts", "values"):
+        for top in ("values",) if await _has_descendants(store, run_id) else ("artifacts", "values"):
             async for found in self.store.list(f"{place}/{top}/{run_path(run_id)}"):
                 await self.store.delete(found.key)
                 count += 1
@@ -501,12 +505,21 @@ class Artifacts:
             there |= {head.run_id for head in page} | set(page.unreadable)
         count = 0
         for run_id in waiting.keys() - there:
+            is_referred_to = await _has_descendants(store, run_id)
             for key in waiting[run_id]:
+                if is_referred_to and _kind_of(key) is not None:
+                    continue
                 again = await self.store.stat(key)
                 if again is not None and again.modified_at < now - GRACE_MS * 1_000:
                     await self.store.delete(key)
                     count += 1
         return count
+
+
+async def _has_descendants(store: Store, run_id: str) -> bool:
+    """Return whether there are runs that began with what this one has recorded, and so with its artifacts."""
+    tags = (fork_tag(run_id), retry_tag(run_id))
+    return any([await store.find(RunQuery(tag=tag, limit=1)) for tag in tags])
 
 
 def open_artifacts(address: str | Path) -> ArtifactStore:

@@ -19,7 +19,7 @@ from holdfast.core.events import NULL, OPENING, EngineRunRef, Event
 from holdfast.core.fork import find_cut, fork
 from holdfast.core.index_rows import index_changes, record_changes, runtime_snapshot
 from holdfast.core.instants import Instant
-from holdfast.core.keys import check_name, check_signal_id, signal_uuid
+from holdfast.core.keys import check_name, check_signal_id, descended, fork_tag, retry_tag, signal_uuid
 from holdfast.core.messages import ControlName, SignalRequest, control_request
 from holdfast.core.operator_commands import OVERRIDES, certain_objection_to_retry, objection_to_resume
 from holdfast.core.state import TERMINAL, RunState, state_of
@@ -260,14 +260,13 @@ class CommandSender:
             what = "what the steps that have succeeded have given to others"
             queued = replace(queued, input=codec.bounded(again, self._registry.limits.value_bytes, what))
         now = await self._store.now()
-        tags = tuple(tag for tag in head.tags if not tag.startswith(RETRY_TAG))
         new = prepare_run(
             _fitting(f"{run_id}/retry-{number[:12]}", f"retry-{number}"),
             queued,
             now,
             node,
             reference_key=head.reference_key,
-            tags=(*tags, retry_tag(run_id)),
+            tags=descended(head.tags, retry_tag(run_id)),
         )
         audit = audit_entry(caller, self._ids.new_id, actor=command.actor, subject=run_id, detail=command.reason)
         answer = await self._create(replace(new, audit=audit), now)
@@ -306,7 +305,6 @@ class CommandSender:
         queued = forked.events[0].data
         assert isinstance(queued, e.RunQueued)
         changes = index_changes(RunState(run_id=fork_id), forked.state, forked.events)
-        tags = tuple(tag for tag in head.tags if not tag.startswith((RETRY_TAG, FORK_TAG)))
         new = port.NewRun(
             run_id=fork_id,
             tenant=head.tenant,
@@ -324,7 +322,7 @@ class CommandSender:
             tasks=tuple(task for task in changes.tasks if task.status == "OPEN"),
             records=record_changes(RunState(run_id=fork_id), forked.events),
             reference_key=head.reference_key,
-            tags=(*tags, fork_tag(run_id)),
+            tags=descended(head.tags, fork_tag(run_id)),
             audit=audit_entry(caller, self._ids.new_id, actor=command.actor, subject=run_id, detail=command.reason),
         )
         [answer] = await self._store.create([new])
@@ -351,20 +349,6 @@ def _check_verdict(run_id: str, command: OperatorCommand, decision: Event) -> No
 
 def _conflict(run_id: str, command: OperatorCommand, reason: str) -> Conflict:
     return Conflict(f"{command.name} of run {run_id}: {reason}", run_id=run_id, command=command.name)
-
-
-RETRY_TAG = "retry_of:"
-FORK_TAG = "forked_from:"
-
-
-def fork_tag(run_id: str) -> str:
-    """Return the tag by which the forks of a run are found."""
-    return _fitting(FORK_TAG + run_id, FORK_TAG + codec.digest(run_id.encode()))
-
-
-def retry_tag(run_id: str) -> str:
-    """Return the tag by which the runs are found that do this one again."""
-    return _fitting(RETRY_TAG + run_id, RETRY_TAG + codec.digest(run_id.encode()))
 
 
 def _fitting(name: str, otherwise: str) -> str:
