@@ -33,6 +33,7 @@ from bench import (
     postgres,
     recovery,
     retention,
+    search,
     signals,
     streams,
 )
@@ -68,6 +69,7 @@ ON_DISK: dict[str, tuple[str, Callable[[Effort, Path], Awaitable[Rows]]]] = {
         "Commits of a node while retention deletes finished runs beside it (--retention-runs for how many there are)",
         retention.measure,
     ),
+    "search": ("Searches over a million runs of a thousand tenants, ms", search.measure),
     "long": ("A turn of a run with a long history, in memory and after a restart", engine.measure_long),
 }
 CORE_TITLE = "The core alone"

@@ -34,6 +34,7 @@ class Effort(Struct, frozen=True, kw_only=True):
     plan_steps: int
     retention_runs: int
     retention_s: float
+    search_runs: int
 
 
 FULL = Effort(
@@ -65,6 +66,7 @@ FULL = Effort(
     plan_steps=10_000,
     retention_runs=100_000,
     retention_s=20.0,
+    search_runs=1_000_000,
 )
 
 QUICK = Effort(
@@ -96,4 +98,5 @@ QUICK = Effort(
     plan_steps=400,
     retention_runs=2_000,
     retention_s=0.6,
+    search_runs=3_000,
 )

@@ -148,6 +148,9 @@ WHERE_CHARS = 2_000
 SEARCH_CONDITIONS = 10
 """How many conditions on attributes a search may have."""
 
+COUNTED_ROWS = 10_000
+"""How many runs one count looks at, of those that are completed and of the others; a quarter of that for attributes."""
+
 LEASE_MS = 3_600_000
 """The longest lease of a node. One that ends much later than that from now was given by a clock that was ahead."""
 

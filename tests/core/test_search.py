@@ -16,7 +16,7 @@ from holdfast.core.attributes import (
     to_value,
     to_values,
 )
-from holdfast.core.search import Condition, Order, matches, parse_conditions, parse_order
+from holdfast.core.search import Condition, Order, after_prefix, matches, parse_conditions, parse_order
 from holdfast.errors import InvalidInput
 
 TYPES = declared_types({"cents": int, "score": float, "region": str, "vip": bool, "due": datetime, "parts": list[str]})
@@ -133,6 +133,10 @@ def test_values_have_rows_of_the_kinds_in_which_they_are_compared() -> None:
         ("x=2026-13-99", (Condition("x", "=", "s", "2026-13-99"),)),
         ("x=a=b", (Condition("x", "=", "s", "a=b"),)),
         ("x=*", (Condition("x", "exists"),)),
+        ("region=New*", (Condition("region", "prefix", "s", "New"),)),
+        ("parts=a*", (Condition("parts", "prefix", "s", "a"),)),
+        ('region="New*"', (Condition("region", "=", "s", "New*"),)),
+        ("reference.customer=4*", (Condition("reference.customer", "prefix", "s", "4"),)),
     ],
 )
 def test_the_text_of_a_query_is_read(text: str, conditions: tuple[Condition, ...]) -> None:
@@ -146,6 +150,7 @@ def test_the_text_of_a_query_is_read(text: str, conditions: tuple[Condition, ...
         "cents>",
         ">5",
         "cents=abc",
+        "cents=5*",
         "vip=1",
         "due>soon",
         "a=1 b",
@@ -163,6 +168,17 @@ def test_a_query_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         parse_conditions(text, TYPES)
     assert refused.value.details["field"] in ("where", "attributes")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "end"),
+    [("eu", "ev"), ("", None), ("a\U0010ffff", "b"), ("\U0010ffff", None), ("\ud7ff", "\ue000"), ("é", "ê")],
+)
+def test_texts_that_begin_so_are_a_range(prefix: str, end: str | None) -> None:
+    assert after_prefix(prefix) == end
+    assert matches({"x": f"{prefix}z"}, Condition("x", "prefix", "s", prefix))
+    assert not matches({"x": 5}, Condition("x", "prefix", "s", prefix))
+    assert end is None or not matches({"x": end}, Condition("x", "prefix", "s", prefix))
 
 
 def test_an_order_is_read() -> None:

@@ -63,7 +63,7 @@ from holdfast.testing.samples import (
     wait,
 )
 
-FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"))
+FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"), key=lambda file: int(file.stem))
 DAY_MS = 86_400_000
 ONE = RunLimit(at_once=1)
 KEY = "0123456789abcdef" * 4

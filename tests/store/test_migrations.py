@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.search import parse_conditions
 from holdfast.errors import HoldfastError, StoreNotMigrated, StoreTooNew, StoreTooOld
 from holdfast.store.schema import Schema, read_schema
 from holdfast.store.sqlite import SqliteStore, migrate
-from holdfast.store.types import AuditQuery
+from holdfast.store.types import AuditQuery, PurgePolicy, RunQuery
 from holdfast.testing.samples import SampleNode, new_run
 from tests.store.test_format import FORMATS, change, restore
 
@@ -156,3 +157,23 @@ def test_a_build_knows_its_formats_by_its_scripts(tmp_path: Path) -> None:
 
 def _range(first: int, last: int) -> Iterable[int]:
     return list(range(first, last + 1))
+
+
+@pytest.mark.contract("FMT-1", "QUE-4")
+async def test_attributes_that_an_older_build_writes_are_found_by_tenant(tmp_path: Path) -> None:
+    """What was there before the migration, and what a node writes that shares the file; both go with the run."""
+    path = tmp_path / "shared.db"
+    restore(next(file for file in FORMATS if file.stem == "9"), path)
+    number = "(SELECT run_no FROM runs WHERE run_id = 'done')"
+    change(path, f"INSERT INTO run_attributes VALUES ({number}, 'cents', 'n', 5.0, NULL)")
+    store = await SqliteStore.open(path)
+    await store.migrate()
+    change(path, f"INSERT INTO run_attributes VALUES ({number}, 'region', 's', NULL, 'eu')")
+    [head] = await store.find(RunQuery(run_ids=("done",)))
+    for where in ("cents=5", "region=e*", "cents=5 region=eu"):
+        query = RunQuery(tenant=head.tenant, where=parse_conditions(where, {}), newest=True)
+        assert [found.run_id for found in await store.find(query)] == ["done"], where
+    assert (await store.purge(PurgePolicy(finished_run_ms=0))).runs == 1
+    await store.close()
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT count(*) FROM tenant_attributes").fetchone() == (0,)

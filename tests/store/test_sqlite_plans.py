@@ -1,14 +1,16 @@
 """Every statement on the way of a turn, a signal or a claim finds its rows by an index, on a filled file."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from bench.search import SEARCHES, fill
 from holdfast.core.admission import Overload, RunLimit
 from holdfast.core.events import NULL
-from holdfast.core.search import Order, parse_conditions
+from holdfast.store import search
 from holdfast.store.port import FinishedRunQuery, Heartbeat, MailboxQuery, PurgePolicy, RunQuery, TaskQuery
 from holdfast.store.sqlite import SqliteStore, queries
 from holdfast.store.sqlite.admission import FIRST
@@ -279,28 +281,57 @@ async def test_retention_walks_no_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.contract("QUE-4")
-async def test_searches_by_attributes_walk_through_their_index_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("few", [0, search.FEW], ids=["many", "few"])
+@pytest.mark.parametrize("tenant", [None, "tenant-7"])
+async def test_searches_read_their_index_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int, tenant: str | None
+) -> None:
+    """Whether the runs of a source are gathered or walked through; and nothing is sorted that was walked in order."""
+    monkeypatch.setattr(search, "FEW", few)
     path = tmp_path / "store.db"
     store = await SqliteStore.open(path)
     await store.migrate()
-    await store.create([new_run(f"r{number}", attributes={"cents": number, "region": "eu"}) for number in range(20)])
-    recorder = Recorder()
-    database = sqlite3.connect(path)
-    database.set_trace_callback(recorder)
-    for where in ("cents>5", "region=eu cents<=7", "region=*"):
-        asked = RunQuery(where=parse_conditions(where, {"cents": "int", "region": "str"}), newest=True)
-        queries.search_runs(database, asked, 10)
-        queries.search_runs(database, replace(asked, order=Order("cents", "n", True)), 10)
-    database.set_trace_callback(None)
-    plans = [
-        detail
-        for statement in recorder.statements
-        if "coalesce((SELECT run_no" not in statement  # the newest run, which is the first that is looked at
-        for *_, detail in database.execute(f"EXPLAIN QUERY PLAN {statement}")
-    ]
-    database.close()
     await store.close()
-    assert any("run_attributes_number" in detail for detail in plans)
-    assert any("run_attributes_word" in detail for detail in plans)
-    walked = [detail for detail in plans if detail.startswith("SCAN") and not detail.startswith(("SCAN (", "SCAN CON"))]
-    assert not [detail for detail in walked if detail not in ("SCAN driven", "SCAN x")], plans
+    fill(path, 3_000)
+    recorder = Recorder()
+    with closing(sqlite3.connect(path)) as database:
+        for label, query in SEARCHES.items():
+            asked = replace(query, tenant=tenant, newest=query.order is None)
+            if not search.is_driven(asked):
+                continue
+            recorder.statements.clear()
+            database.set_trace_callback(recorder)
+            queries.search_runs(asked, 10, database, 0)
+            database.set_trace_callback(None)
+            plans = [
+                detail
+                for statement in recorder.statements
+                if "coalesce((SELECT run_no" not in statement  # the newest run, which is the first that is looked at
+                for *_, detail in database.execute(f"EXPLAIN QUERY PLAN {statement}")
+            ]
+            of_tables = [detail for detail in plans if detail.startswith("SCAN") and detail[5:] not in PARTS]
+            assert not of_tables, (label, plans)
+            expected = OF_TENANTS.get(label) if tenant else OF_ALL.get(label)
+            assert expected is None or any(expected in detail for detail in plans), (label, plans)
+
+
+OF_ALL = {
+    "equality, few": "run_attributes_word (name=? AND kind=? AND word=? AND run_no<?)",
+    "range, many": "run_attributes_number (name=? AND kind=? AND number>?",
+    "prefix, few": "run_attributes_word (name=? AND kind=? AND word>? AND word<?)",
+    "ordered": "run_attributes_number (name=? AND kind=?",
+    "status": "runs_by_status (status=? AND run_no<?)",
+    "rare workflow": "runs_by_workflow (plan_id=? AND run_no<?)",
+    "time of end": "runs_finished (finished_at>? AND finished_at<?)",
+    "ordered by time of end": "runs_finished (finished_at>?)",
+}
+OF_TENANTS = {
+    "equality, few": "tenant_attributes USING PRIMARY KEY (tenant=? AND name=? AND kind=? AND value=? AND run_no<?)",
+    "range, many": "tenant_attributes USING PRIMARY KEY (tenant=? AND name=? AND kind=? AND value>?",
+    "prefix, few": "tenant_attributes USING PRIMARY KEY (tenant=? AND name=? AND kind=? AND value>? AND value<?)",
+    "status": "runs_by_tenant_status (tenant=? AND status=? AND run_no<?)",
+    "all": "runs_by_tenant (tenant=? AND run_no<?)",
+    "time of end": "runs_by_tenant_finished (tenant=? AND finished_at>? AND finished_at<?)",
+}
+PARTS = ("x", "found", "gathered", "valued", "driven")
+"""Parts of a statement that are bounded: what was found in an index."""

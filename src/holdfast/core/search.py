@@ -2,8 +2,9 @@
 
 A query is conditions with spaces between them, and all of them hold. A condition is a name, one of = != < <= > >=, and
 a value; a value with spaces, or a text that looks like a number, stands in double quotes. `region=*` finds runs that
-have the attribute and `region!=*` those that do not. A list has a value if one of its texts is it. `!=` finds runs that
-have the attribute, and none of its values is this.
+have the attribute and `region!=*` those that do not; `city=New*` finds texts that begin so, as a text in quotes never
+does. A list has a value if one of its texts is it. `!=` finds runs that have the attribute, and none of its values is
+this.
 
 The declared type of a name decides what its value is. Where none is declared, the value itself does: `1000` is a
 number, `true` a truth value, `2026-01-31` and `2026-01-31T09:00:00Z` are instants, everything else is text.
@@ -31,7 +32,7 @@ from holdfast.core.attributes import (
 from holdfast.errors import InvalidInput
 from holdfast.limits import SEARCH_CONDITIONS
 
-Operator = Literal["=", "!=", "<", "<=", ">", ">=", "exists", "missing"]
+Operator = Literal["=", "!=", "<", "<=", ">", ">=", "prefix", "exists", "missing"]
 
 _CONDITION = pattern(
     r"""\s*([A-Za-z][A-Za-z0-9_.]*)\s*(<=|>=|!=|=|<|>)\s*("(?:[^"\\]|\\.)*"|[^\s"]\S*)(?=\s|$)""",
@@ -112,6 +113,8 @@ def _condition(name: str, operator: str, literal: str, types: Mapping[str, Attri
         declared = "str" if name.startswith(REFERENCE) else types.get(name)
         kind = None if declared is None else _ROW_KINDS[declared]
         return Condition(name, "exists" if operator == "=" else "missing", kind)
+    if literal.endswith("*") and operator == "=" and types.get(name) in (None, "str", "list"):
+        return Condition(name, "prefix", "s", literal[:-1])
     [(kind, value)] = items_of(_value(name, literal, types))
     return Condition(name, operator, kind, value)  # type: ignore[arg-type]
 
@@ -151,5 +154,16 @@ def matches(attributes: Mapping[str, Value], condition: Condition) -> bool:
         return condition.value in values
     if condition.operator == "!=":
         return bool(values) and condition.value not in values
+    if condition.operator == "prefix":
+        return any(str(item).startswith(str(condition.value)) for item in values)
     compare: Callable[[Any, Any], bool] = _ORDERED[condition.operator]
     return any(compare(item, condition.value) for item in values)
+
+
+def after_prefix(prefix: str) -> str | None:
+    """Return the least text that is greater than every one with this prefix, by bytes; None if there is none."""
+    for place in range(len(prefix) - 1, -1, -1):
+        following = ord(prefix[place]) + 1
+        if following < 0x110000:
+            return prefix[:place] + chr(0xE000 if following == 0xD800 else following)
+    return None

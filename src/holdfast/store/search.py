@@ -1,58 +1,140 @@
-"""How the SQL stores search runs by attributes and in an order: one plan, whose SQL both databases understand.
+"""How the SQL stores search runs: one plan, whose SQL both databases understand.
 
-A search is *driven* by an index, in the order of the answer: that of the attribute to order by; or, for the newest
-runs, that of one condition. The other conditions are checked run by run. So many entries of the driving index are read
-at a time, and the answer then has a cursor: what a search costs is bounded, whatever it looks for.
+A search is *driven* by an index; everything else that is asked for is checked run by run. What can drive it is called a
+source: the entries of a search attribute (of one tenant, if the query names one), the runs of a status, a tenant or a
+workflow, and those that ended within some time. The entries of each source are counted, up to `FEW`:
 
-For the newest runs a condition drives if it holds of few runs, as a bounded count shows, or if it is an equality,
-whose entries are in the order of creation. If there is none, so many runs match that walking through the newest ones
-finds a page soon.
+- If one has few, its runs are gathered and sorted, and the answer is whole, in whatever order.
+- Otherwise an index is walked in the order of the answer: for the newest runs that of a source which has them in the
+  order of creation, or else all runs, of which so many match that a page is found soon; for another order the index
+  of what is ordered by. So many entries are walked at a time, and the answer then has a cursor. What a search costs is
+  bounded, whatever it looks for.
+
+The tenant `default` is no source, and is not in the indexes by tenant: those who have no tenants pay nothing for them.
+Nor are completed runs, which nearly all runs are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from holdfast.core.search import Condition, Order
-from holdfast.store.sql import HEAD, Where, found_of, head_of
-from holdfast.store.types import Found, RunCountQuery, RunHead, RunQuery, within
+from holdfast.core.search import Condition, Order, after_prefix
+from holdfast.core.state import RunStatus
+from holdfast.store.sql import HEAD, Where, count_rows, found_of, head_of
+from holdfast.store.types import Found, RunCount, RunCountQuery, RunHead, RunQuery, within
 
-FEW = 2_000
-"""How many runs a condition holds of at most, to be read and sorted for one answer."""
+FEW = 5_000
+"""How many entries of a source are gathered and sorted for one answer, at most."""
 
 LOOK = 500
-"""How many entries of the driving index are read for one answer, unless the query says so."""
+"""How many entries of an index are walked for one answer, unless the query says so."""
+
+LONG_LOOK = 20_000
+"""How many are walked at a time for a query that is to be answered in full."""
+
+WITHOUT_INDEX = "default"
+"""The tenant of those who have none."""
+
+
+class Source(Struct, frozen=True):
+    """Entries of an index: the table and the conditions, with `?` for each value."""
+
+    text: str
+    values: tuple[Any, ...]
+    is_ordered: bool
+    """Whether they are in the order of creation."""
 
 
 class Driver(Struct, frozen=True):
-    """The part of a search that an index answers, in order: statements with `?` for each value."""
+    """What a search is driven by: run numbers, and what they are ordered by, in the order of the answer."""
 
-    source: str
-    """The table, and the conditions."""
-    values: tuple[Any, ...]
-    value: str
-    """The expression that is ordered by, before the number of the run."""
+    source: Source
     direction: str
+    value: str = "0"
+    """The expression that is ordered by, before the number of the run."""
+    is_gathered: bool = False
+    """Whether all entries are taken and sorted."""
+    order: Order | None = None
+    """Of gathered runs: what they are sorted by, and from behind where."""
+    behind: tuple[Any, int] | None = None
 
     def rows(self, limit: int, skip: int = 0) -> tuple[str, list[Any]]:
         """Return the statement of so many of its rows: number, and value."""
         order = f"{self.value} {self.direction}, " if self.value != "0" else ""
         text = (
-            f"SELECT run_no AS driven_no, {self.value} AS driven_value FROM {self.source} "
+            f"SELECT run_no AS driven_no, {self.value} AS driven_value FROM {self.source.text} "
             f"ORDER BY {order}run_no {self.direction} LIMIT {limit:d} OFFSET {skip:d}"
         )
-        return text, list(self.values)
+        return text, list(self.source.values)
+
+    def gathered(self, prefix: str) -> tuple[str, list[Any]]:
+        """Return the statement of all its rows, which are few. A list may have several entries of one run."""
+        numbers = f"SELECT DISTINCT run_no FROM (SELECT run_no FROM {self.source.text} LIMIT {FEW:d}) found"
+        values = list(self.source.values)
+        order = self.order
+        if order is None or _is_by_creation(order):
+            return f"SELECT run_no AS driven_no, 0 AS driven_value FROM ({numbers}) gathered", values
+        if order.kind is None:
+            value, named = f"SELECT o.finished_at FROM {prefix}runs o WHERE o.run_no = gathered.run_no", []
+        else:
+            index = "" if prefix else " INDEXED BY run_attributes_run"
+            value = (
+                f"SELECT o.{column_of(order.kind)} FROM {prefix}run_attributes o{index} "
+                "WHERE o.run_no = gathered.run_no AND o.name = ? AND o.kind = ? LIMIT 1"
+            )
+            named = [order.name, order.kind]
+        where = Where()
+        where.add("driven_value IS NOT NULL")
+        if self.behind is not None:
+            where.add(f"(driven_value, driven_no) {'<' if order.descending else '>'} (?, ?)", *self.behind)
+        text = (
+            f"SELECT driven_no, driven_value FROM (SELECT run_no AS driven_no, ({value}) AS driven_value "
+            f"FROM ({numbers}) gathered{_apart(prefix)}) valued {where.text}"
+        )
+        return text, [*named, *values, *where.values()]
+
+
+def _apart(prefix: str) -> str:
+    """Return what keeps PostgreSQL from joining a part with others, and reading all of an attribute for that."""
+    return " OFFSET 0" if prefix else ""
 
 
 def is_driven(query: RunQuery) -> bool:
-    """Return whether a query may be driven by an index of attributes, or by the time of end."""
-    return query.order is not None or (query.newest and bool(query.where))
+    """Return whether an index may drive a query."""
+    if query.run_ids is not None or query.reference_key is not None or query.parent_run_id is not None:
+        return query.order is not None or (query.newest and bool(query.where))
+    return query.order is not None or (query.newest and next(_kinds(query), None) is not None)
+
+
+def _kinds(query: RunQuery) -> Iterator[str]:
+    """Yield what there is beside the attributes that can be a source."""
+    if query.where:
+        yield "where"
+    if query.status not in (None, RunStatus.COMPLETED):
+        yield "status"
+    if query.tenant not in (None, WITHOUT_INDEX):
+        yield "tenant"
+    if query.finished_from is not None or query.finished_until is not None:
+        yield "finished"
+    if query.workflow is not None:
+        yield "workflow"
 
 
 def column_of(kind: str | None) -> str:
     """Return the column of the index that holds values of this kind."""
     return "word" if kind == "s" else "number"
+
+
+def compared(column: str, condition: Condition) -> tuple[str, tuple[Any, ...]]:
+    """Return how a column is compared with the value of a condition, and with what."""
+    if condition.operator != "prefix":
+        return f"{column} {condition.operator} ?", (condition.value,)
+    end = after_prefix(str(condition.value))
+    return (f"{column} >= ?", (condition.value,)) if end is None else (
+        f"{column} >= ? AND {column} < ?", (condition.value, end)
+    )  # fmt: skip
 
 
 def add_attribute_conditions(where: Where, query: RunQuery, prefix: str) -> None:
@@ -62,15 +144,19 @@ def add_attribute_conditions(where: Where, query: RunQuery, prefix: str) -> None
         of_run = f"SELECT 1 FROM {prefix}run_attributes a {index}WHERE a.run_no = runs.run_no AND a.name = ?"
         if condition.operator in ("exists", "missing"):
             negation = "" if condition.operator == "exists" else "NOT "
-            where.add(f"{negation}EXISTS ({of_run})", condition.name)
+            where.add(f"{negation}EXISTS ({of_run}{_apart(prefix)})", condition.name)
             continue
-        of_kind = f"{of_run} AND a.kind = ? AND a.{column_of(condition.kind)}"
-        given = (condition.name, condition.kind, condition.value)
+        # The entries of one run are few. PostgreSQL, by its estimates, would also look among all that have the value.
+        kind = "(a.kind || '')" if prefix else "a.kind"
+        of_kind = f"{of_run} AND {kind} = ? AND "
+        given = (condition.name, condition.kind)
+        column = f"a.{column_of(condition.kind)}"
         if condition.operator == "!=":
-            where.add(f"EXISTS ({of_kind} IS NOT NULL)", *given[:2])
-            where.add(f"NOT EXISTS ({of_kind} = ?)", *given)
+            where.add(f"EXISTS ({of_kind}{column} IS NOT NULL{_apart(prefix)})", *given)
+            where.add(f"NOT EXISTS ({of_kind}{column} = ?{_apart(prefix)})", *given, condition.value)
         else:
-            where.add(f"EXISTS ({of_kind} {condition.operator} ?)", *given)
+            text, values = compared(column, condition)
+            where.add(f"EXISTS ({of_kind}{text}{_apart(prefix)})", *given, *values)
 
 
 def number_query(prefix: str, *, descending: bool) -> str:
@@ -81,30 +167,66 @@ def number_query(prefix: str, *, descending: bool) -> str:
     )
 
 
-def ordered_driver(query: RunQuery, order: Order, number: int, prefix: str) -> Driver:
-    """Return what leads to the runs in an order, from behind a value and a number."""
-    where = Where()
-    direction = "DESC" if order.descending else "ASC"
-    beyond = "<" if order.descending else ">"
+# --- sources
+
+
+def sources(query: RunQuery, prefix: str, bound: tuple[str, Any] | None = None) -> list[Source]:
+    """Return what can drive a query. `bound` restricts the numbers of runs, such as ("run_no < ?", 7).
+
+    The more specific ones come first: of those with many entries the first that is ordered is taken.
+    """
+    kinds = set(_kinds(query)) - _read_in_order(query)
+    found: list[Source] = []
+    status = None if query.status is None else str(query.status)
+    if "status" in kinds and query.tenant not in (None, WITHOUT_INDEX):
+        given = ("tenant = ? AND tenant <> 'default' AND status = ? AND status <> 'COMPLETED'", query.tenant, status)
+        found.append(_of_runs("runs_by_tenant_status", prefix, given))
+    elif "status" in kinds:
+        found.append(_of_runs("runs_by_status", prefix, ("status = ? AND status <> 'COMPLETED'", status)))
+    groups = [] if "where" not in kinds else condition_groups(query)
+    found += [_attribute_source(group, query.tenant, prefix) for group in groups]
+    if "finished" in kinds:
+        found.append(finished_source(query, prefix))
+    if "tenant" in kinds:
+        found.append(_of_runs("runs_by_tenant", prefix, ("tenant = ? AND tenant <> 'default'", query.tenant)))
+    if "workflow" in kinds:
+        found.append(_of_runs("runs_by_workflow", prefix, ("plan_id = ?", query.workflow)))
+    if bound is None:
+        return found
+    return [Source(f"{each.text} AND {bound[0]}", (*each.values, bound[1]), each.is_ordered) for each in found]
+
+
+def _read_in_order(query: RunQuery) -> set[str]:
+    """Return what the index of the order holds already: it need not be gathered, and sorted."""
+    order = query.order
+    if order is None or _is_by_creation(order):
+        return set()
     if order.kind is None:
-        value = "finished_at" if order.name == "finished_at" else "0"
-        if value != "0":
-            where.add("finished_at IS NOT NULL")
-            where.add_given("finished_at >= ?", query.finished_from)
-            where.add_given("finished_at < ?", query.finished_until)
-        if query.behind is not None and value != "0":
-            where.add(f"({value}, run_no) {beyond} (?, ?)", int(query.behind[0]), number)
-        else:
-            where.add(f"run_no {beyond} ?", number if query.behind is not None else -1 if beyond == ">" else 2**62)
-        return Driver(f"{prefix}runs {where.text}", tuple(where.values()), value, direction)
-    value = column_of(order.kind)
-    where.add(f"name = ? AND kind = ? AND {value} IS NOT NULL", order.name, order.kind)
-    for condition in query.where:
-        if (condition.name, condition.kind) == (order.name, order.kind) and _is_comparison(condition):
-            where.add(f"{value} {condition.operator} ?", condition.value)
-    if query.behind is not None:
-        where.add(f"({value}, run_no) {beyond} (?, ?)", query.behind[0], number)
-    return Driver(f"{prefix}run_attributes {where.text}", tuple(where.values()), value, direction)
+        return {"tenant", "finished"}
+    is_own = all((each.name, each.kind) == (order.name, order.kind) for each in query.where)
+    return {"tenant", "where"} if is_own else {"tenant"}
+
+
+def _of_runs(index: str, prefix: str, *conditions: tuple[Any, ...], is_ordered: bool = True) -> Source:
+    where = Where()
+    for condition in conditions:
+        where.add(*condition)
+    hint = "" if prefix else f" INDEXED BY {index}"
+    return Source(f"{prefix}runs{hint} {where.text}", tuple(where.values()), is_ordered)
+
+
+def finished_source(query: RunQuery, prefix: str) -> Source:
+    """Return the runs that ended within the time of a query, in the order of their ends."""
+    given: list[tuple[Any, ...]] = [("finished_at IS NOT NULL",)]
+    index = "runs_finished"
+    if query.tenant not in (None, WITHOUT_INDEX):
+        given.append(("tenant = ? AND tenant <> 'default'", query.tenant))
+        index = "runs_by_tenant_finished"
+    if query.finished_from is not None:
+        given.append(("finished_at >= ?", query.finished_from))
+    if query.finished_until is not None:
+        given.append(("finished_at < ?", query.finished_until))
+    return _of_runs(index, prefix, *given, is_ordered=False)
 
 
 def condition_groups(query: RunQuery) -> list[tuple[Condition, ...]]:
@@ -121,34 +243,93 @@ def _is_comparison(condition: Condition) -> bool:
     return condition.operator not in ("!=", "exists", "missing")
 
 
-def group_driver(group: Sequence[Condition], before: int, prefix: str) -> Driver:
-    """Return what leads to the newest runs of which these conditions hold."""
+def _attribute_source(group: Sequence[Condition], tenant: str | None, prefix: str) -> Source:
+    return attribute_source(group[0].name, group[0].kind, group, tenant, prefix)[0]
+
+
+def attribute_source(
+    name: str, kind: str | None, conditions: Sequence[Condition], tenant: str | None, prefix: str
+) -> tuple[Source, str]:
+    """Return the entries of an attribute for which the conditions hold, and the column of its values."""
     where = Where()
-    column = column_of(group[0].kind)
-    where.add(f"name = ? AND kind = ? AND {column} IS NOT NULL", group[0].name, group[0].kind)
-    for condition in group:
+    table, column = f"{prefix}run_attributes", column_of(kind)
+    if tenant is not None:
+        where.add("tenant = ?", tenant)
+        if not prefix:
+            table, column = "tenant_attributes", "value"
+    where.add(f"name = ? AND kind = ? AND {column} IS NOT NULL", name, kind)
+    for condition in conditions:
         if _is_comparison(condition):
-            where.add(f"{column} {condition.operator} ?", condition.value)
-    where.add("run_no < ?", before)
-    return Driver(f"{prefix}run_attributes {where.text}", tuple(where.values()), "0", "DESC")
+            text, values = compared(column, condition)
+            where.add(text, *values)
+    is_ordered = any(condition.operator == "=" for condition in conditions)
+    return Source(f"{table} {where.text}", tuple(where.values()), is_ordered), column
 
 
-def count_query(driver: Driver) -> tuple[str, list[Any]]:
-    """Return the statement that counts the entries of a driver, up to one more than are few."""
-    return f"SELECT count(*) FROM (SELECT 1 FROM {driver.source} LIMIT {FEW + 1}) x", list(driver.values)
+def count_query(source: Source) -> tuple[str, list[Any]]:
+    """Return the statement that counts the entries of a source, up to one more than are few."""
+    return f"SELECT count(*) FROM (SELECT 1 FROM {source.text} LIMIT {FEW + 1}) x", list(source.values)
 
 
-def choose(groups: list[tuple[Condition, ...]], counts: list[int]) -> tuple[Condition, ...] | None:
-    """Return the conditions that drive a search: those that hold of few runs; else an equality; else none."""
+# --- which one drives
+
+
+def newest_driver(found: Sequence[Source], counts: Sequence[int], *, descending: bool = True) -> Driver | None:
+    """Return what drives a search in the order of creation; None: all runs are walked through."""
+    direction = "DESC" if descending else "ASC"
     few = [(count, place) for place, count in enumerate(counts) if count <= FEW]
     if few:
-        return groups[min(few)[1]]
-    return next((group for group in groups if any(each.operator == "=" for each in group)), None)
+        return Driver(found[min(few)[1]], direction, is_gathered=True)
+    ordered = next((source for source in found if source.is_ordered), None)
+    return None if ordered is None else Driver(ordered, direction)
+
+
+def ordered_driver(
+    query: RunQuery, order: Order, number: int, found: Sequence[Source], counts: Sequence[int], prefix: str
+) -> Driver:
+    """Return what drives a search in an order, from behind a value and a number."""
+    direction = "DESC" if order.descending else "ASC"
+    behind = None if query.behind is None else (query.behind[0], number)
+    few = [(count, place) for place, count in enumerate(counts) if count <= FEW]
+    if few:
+        return Driver(found[min(few)[1]], direction, _value(order), True, order, behind)
+    beyond = "<" if order.descending else ">"
+    if _is_by_creation(order):
+        bound = beyond_number(query, number)
+        where, values = ("", ()) if bound is None else (f" WHERE {bound[0]}", bound[1:])
+        every = Driver(Source(f"{prefix}runs{where}", values, True), direction)
+        return newest_driver(found, counts, descending=order.descending) or every
+    if order.kind is None:
+        source, column = finished_source(query, prefix), "finished_at"
+    else:
+        own = [each for each in query.where if (each.name, each.kind) == (order.name, order.kind)]
+        source, column = attribute_source(order.name, order.kind, own, query.tenant, prefix)
+    if behind is not None:
+        given = (int(behind[0]) if order.kind is None else behind[0], number)
+        source = Source(f"{source.text} AND ({column}, run_no) {beyond} (?, ?)", (*source.values, *given), False)
+    return Driver(source, direction, column)
+
+
+def _value(order: Order) -> str:
+    return "0" if _is_by_creation(order) else "driven_value"
+
+
+def beyond_number(query: RunQuery, number: int) -> tuple[str, int] | None:
+    """Return which numbers come behind a page in the order of creation; None: it is the first, or in another order."""
+    if query.order is None:
+        return "run_no < ?", number
+    if query.behind is None or not _is_by_creation(query.order):
+        return None
+    return ("run_no < ?", number) if query.order.descending else ("run_no > ?", number)
+
+
+def _is_by_creation(order: Order) -> bool:
+    return order.kind is None and order.name == "created_at"
 
 
 def heads_query(driver: Driver, look: int, where: Where, limit: int, prefix: str) -> tuple[str, list[Any]]:
     """Return the statement of the runs that match, with what they are ordered by."""
-    rows, values = driver.rows(look)
+    rows, values = driver.gathered(prefix) if driver.is_gathered else driver.rows(look)
     order = f"driven_value {driver.direction}, " if driver.value != "0" else ""
     text = (
         f"SELECT {HEAD}, driven_value FROM ({rows}) driven JOIN {prefix}runs ON runs.run_no = driven_no "
@@ -180,22 +361,88 @@ def found_runs(
     return Found(found, place, found.unreadable)
 
 
-def counts_query(query: RunCountQuery, driver: Driver | None, where: Where, prefix: str) -> tuple[str, list[Any]]:
+def part_of(query: RunQuery, cursor: Any) -> RunQuery:
+    """Return what is asked next for a query: behind what was found up to now, if it is to be answered in full."""
+    if not _is_answered_in_full(query):
+        return query
+    return replace(query, look=LONG_LOOK, before=query.before if cursor is None else cursor)
+
+
+def joined(found: Found[RunHead], more: Found[RunHead]) -> Found[RunHead]:
+    """Return two parts of an answer as one."""
+    return Found([*found, *more], more.cursor, (*found.unreadable, *more.unreadable))
+
+
+def goes_on(query: RunQuery, found: Found[RunHead], limit: int) -> bool:
+    """Return whether more is to be looked for."""
+    if found.cursor is None or len(found) >= limit or not _is_answered_in_full(query):
+        return False
+    return query.most_bytes is None or not found
+
+
+def _is_answered_in_full(query: RunQuery) -> bool:
+    return query.look is None and query.order is None and not query.where
+
+
+# --- counts
+
+
+class CountPart(Struct, frozen=True):
+    """What is counted, named `runs` in a statement; which of it counts; and what finds whether there is more."""
+
+    runs: tuple[str, list[Any]]
+    condition: tuple[Any, ...] = ("TRUE",)
+    end: tuple[str, list[Any]] | None = None
+
+
+def counted(query: RunCountQuery) -> RunQuery:
+    """Return which runs are counted."""
+    return replace(query.runs, order=None, behind=None, newest=True, before=(2**62 - 1, ""))
+
+
+def count_parts(query: RunQuery, driver: Driver | None, look: int, prefix: str) -> Iterator[CountPart]:
+    """Yield what is counted. Unless few runs can match, those that are not completed are counted on their own.
+
+    They are few, as a rule, and found by their index: so it is known how many runs have failed among any number.
+    """
+    if driver is not None and driver.is_gathered:
+        yield CountPart(_joined(driver.gathered(prefix), prefix))
+        return
+    if query.status is not RunStatus.COMPLETED:
+        source = _uncompleted(query, prefix)
+        rows, values = f"SELECT * FROM {source.text} LIMIT ", list(source.values)
+        yield CountPart((f"({rows}{look:d}) runs", values), end=(f"{rows}1 OFFSET {look:d}", values))
+    if query.status in (None, RunStatus.COMPLETED):
+        is_completed = ("status = 'COMPLETED'",)
+        if driver is not None:
+            yield CountPart(_joined(driver.rows(look), prefix), is_completed, driver.rows(1, look))
+        else:
+            rows = f"SELECT * FROM {prefix}runs ORDER BY run_no DESC LIMIT "
+            yield CountPart((f"({rows}{look:d}) runs", []), is_completed, (f"{rows}1 OFFSET {look:d}", []))
+
+
+def _joined(rows: tuple[str, list[Any]], prefix: str) -> tuple[str, list[Any]]:
+    return f"({rows[0]}) driven JOIN {prefix}runs ON runs.run_no = driven_no", rows[1]
+
+
+def _uncompleted(query: RunQuery, prefix: str) -> Source:
+    given: list[tuple[Any, ...]] = [("status <> 'COMPLETED'",)]
+    index = "runs_by_status"
+    if query.tenant not in (None, WITHOUT_INDEX):
+        given.append(("tenant = ? AND tenant <> 'default'", query.tenant))
+        index = "runs_by_tenant_status"
+    if query.status is not None:
+        given.append(("status = ?", str(query.status)))
+    return _of_runs(index, prefix, *given)
+
+
+def counts_query(part: CountPart, where: Where) -> tuple[str, list[Any]]:
     """Return the statement of the counts: workflow, status, count."""
-    if driver is None:
-        rows: str = f"SELECT run_no AS driven_no FROM {prefix}runs ORDER BY run_no DESC LIMIT {query.look:d}"
-        values: list[Any] = []
-    else:
-        rows, values = driver.rows(query.look)
-    text = (
-        f"SELECT plan_id, status, count(*) FROM ({rows}) driven JOIN {prefix}runs ON runs.run_no = driven_no "
-        f"{where.text} GROUP BY plan_id, status ORDER BY plan_id, status"
-    )
+    runs, values = part.runs
+    text = f"SELECT plan_id, status, count(*) FROM {runs} {where.text} GROUP BY plan_id, status"
     return text, values + where.values()
 
 
-def beyond_query(query: RunCountQuery, driver: Driver | None, prefix: str) -> tuple[str, list[Any]]:
-    """Return the statement that finds whether there is more than was counted."""
-    if driver is None:
-        return f"SELECT 1 FROM {prefix}runs ORDER BY run_no DESC LIMIT 1 OFFSET {query.look:d}", []
-    return driver.rows(1, query.look)
+def found_counts(rows: Sequence[Any], limit: int, *, is_cut: bool) -> Found[RunCount]:
+    """Return an answer."""
+    return Found([RunCount(*row) for row in sorted(count_rows(rows))][:limit], is_cut or None)

@@ -573,8 +573,8 @@ class RunCount(Struct, frozen=True):
 class RunCountQuery(Query[RunCount], frozen=True, kw_only=True):
     """How many runs match a query, by workflow and status, in this order; its order, bounds and cursors do not count.
 
-    At most `look` runs are examined, the newest ones, or those that an attribute leads to. If there are more, the
-    answer has a `cursor`: True.
+    At most `look` runs are examined of those that are not completed, and as many of those that are, the newest ones; or
+    more, if an index leads to few. If there are more, the answer has a `cursor`: True.
     """
 
     runs: RunQuery

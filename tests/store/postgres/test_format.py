@@ -32,7 +32,7 @@ from holdfast.testing.store_suite.admission import admit, enqueue
 from tests.store.postgres.tampering import behind, execute
 from tests.store.test_format import DAY_MS, SCHEDULE, check_plans, check_what_is_not_of_runs, fill_with_sample
 
-FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"))
+FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"), key=lambda file: int(file.stem))
 TABLES = (
     *("runs", "agenda", "events", "messages", "signals", "acceptance_records", "waits", "tasks", "activity_records"),
     *("jobs", "dead_letters", "nodes", "access_tokens"),

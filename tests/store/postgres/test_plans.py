@@ -9,17 +9,21 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import asyncpg
 import pytest
 from msgspec.structs import replace
 
+from bench.search import SEARCHES, fill_server
 from holdfast.core.admission import Overload, RunLimit
 from holdfast.core.events import NULL
+from holdfast.store import search
 from holdfast.store.port import Heartbeat, TaskQuery
-from holdfast.store.postgres import PostgresStore
+from holdfast.store.postgres import PostgresStore, queries
 from holdfast.store.postgres.address import parse_address
+from holdfast.store.postgres.pool import Pool
 from holdfast.store.types import TokenQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import (
@@ -38,7 +42,7 @@ from holdfast.testing.samples import (
 )
 from holdfast.testing.store_suite.admission import admit, enqueue
 from holdfast.testing.store_suite.jobs import queue_turn
-from tests.store.postgres.tampering import execute
+from tests.store.postgres.tampering import behind, execute
 
 HOUR_MS = 3_600_000
 MAY_BE_WALKED = frozenset({"nodes", "growth_kept", "sinks"})
@@ -276,6 +280,66 @@ async def test_tasks_are_found_without_walking_through_all(address: str) -> None
         assert recorder.walked() == []
         assert index in recorder.indexes(), query
     await store.close()
+
+
+class Explained:
+    """Executes statements as a pool does, and keeps the plan of each."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.nodes: list[dict[str, Any]] = []
+
+    async def fetch(self, sql: str, *args: Any, **options: Any) -> list[Any]:
+        """Execute a statement; explain it, unless it looks for the number of the run behind which to begin."""
+        if "coalesce((SELECT run_no" not in sql:
+            [[text]] = await self._pool.fetch(f"EXPLAIN (FORMAT JSON) {sql}", *args)
+            pending = [json.loads(text)[0]["Plan"]]
+            while pending:
+                node = pending.pop()
+                self.nodes.append(node)
+                pending += node.get("Plans", [])
+        return await self._pool.fetch(sql, *args, **options)
+
+
+@pytest.mark.contract("QUE-4")
+async def test_searches_read_their_index_and_nothing_else(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the runs of a source are gathered or walked through, for one tenant or all."""
+    store = await PostgresStore.open(address)
+    await store.migrate()
+    async with behind(address) as connection:
+        await fill_server(connection, parse_address(address).schema, 20_000)
+    for few, tenant, (label, query) in product((0, search.FEW), (None, "tenant-7"), SEARCHES.items()):
+        monkeypatch.setattr(search, "FEW", few)
+        asked = replace(query, tenant=tenant, newest=query.order is None)
+        if not search.is_driven(asked):
+            continue
+        db = Explained(store._pool)
+        await queries._search_part(db, asked, 10)
+        walked = [node for node in db.nodes if node["Node Type"].endswith("Seq Scan")]
+        assert walked == [], (label, tenant, few)
+        used = {node["Index Name"] for node in db.nodes if "Index Name" in node}
+        expected = (OF_TENANTS if tenant else OF_ALL).get(label)
+        assert expected is None or expected in used, (label, tenant, few, used)
+    await store.close()
+
+
+OF_ALL = {
+    "equality, few": "run_attributes_word",
+    "range, few": "run_attributes_number",
+    "prefix, few": "run_attributes_word",
+    "ordered": "run_attributes_number",
+    "status": "runs_by_status",
+    "rare workflow": "runs_by_workflow",
+    "time of end": "runs_finished",
+    "ordered by time of end": "runs_finished",
+}
+OF_TENANTS = {
+    "equality, few": "run_attributes_tenant_word",
+    "range, few": "run_attributes_tenant_number",
+    "status": "runs_by_tenant_status",
+    "all": "runs_by_tenant",
+    "time of end": "runs_by_tenant_finished",
+}
 
 
 @pytest.mark.slow

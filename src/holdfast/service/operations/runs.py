@@ -31,7 +31,7 @@ from holdfast.errors import (
     RunTerminal,
     UpdateFailed,
 )
-from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS, TAGS, WHERE_CHARS
+from holdfast.limits import COUNTED_ROWS, SEARCH_CHARS, SEARCH_WORDS, TAGS, WHERE_CHARS
 from holdfast.program.flow.definition import FlowDefinition
 from holdfast.service.auth.tenancy import check_chosen_id
 from holdfast.service.context import RequestContext
@@ -253,7 +253,10 @@ async def list_(context: RequestContext, request: ListRuns) -> RunPage:
 
 
 class RunCounts(Struct, frozen=True, kw_only=True):
-    """How many runs there are. If `is_whole` is false, so many were looked at, the newest ones, and there are more."""
+    """How many runs there are. If `is_whole` is false there may be more: so many were looked at.
+
+    Runs that are not completed are counted apart from the others, so it is known how many have failed.
+    """
 
     total: int
     by_status: dict[str, int]
@@ -264,7 +267,9 @@ class RunCounts(Struct, frozen=True, kw_only=True):
 @operation("runs.count", "GET /v1/run-counts", scope="runs:read", reads_much=True)
 async def count(context: RequestContext, request: RunFilter) -> RunCounts:
     """Count the runs that a search finds, by status and by workflow."""
-    query = RunCountQuery(runs=run_query(context, request), look=context.service.options.search_rows, limit=500)
+    runs = run_query(context, request)
+    look = min(COUNTED_ROWS // 4 if runs.where else COUNTED_ROWS, context.service.options.search_rows)
+    query = RunCountQuery(runs=runs, look=look, limit=500)
     found = await context.store.find(query)
     by_status: Counter[str] = Counter()
     by_workflow: Counter[str] = Counter()

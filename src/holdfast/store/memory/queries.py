@@ -15,7 +15,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Actor, Signal
 from holdfast.core.plans import definition_of
 from holdfast.core.search import Order, matches
-from holdfast.core.state import TERMINAL
+from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.core.tasks import is_effective
 from holdfast.store import port
 from holdfast.store.decisions import lease_end
@@ -85,9 +85,13 @@ def _ordered(runs: Runs, query: port.RunQuery, order: Order) -> port.Found[port.
 
 def count_runs(runs: Runs, query: port.RunCountQuery) -> port.Found[port.RunCount]:
     """Return how many runs match a query, by workflow and status."""
-    heads = [run.head for run in runs.values()][::-1]
-    counts = Counter((head.plan_id, head.status) for head in _matching(runs, query.runs, heads[: query.look]))
-    has_more = len(heads) > query.look or None
+    completed: list[port.RunHead] = []
+    others: list[port.RunHead] = []
+    for run in reversed(list(runs.values())):
+        (completed if run.head.status is RunStatus.COMPLETED else others).append(run.head)
+    examined = others[: query.look] + completed[: query.look]
+    counts = Counter((head.plan_id, head.status) for head in _matching(runs, query.runs, examined))
+    has_more = len(examined) < len(runs) or None
     return port.Found([port.RunCount(*key, count) for key, count in sorted(counts.items())], has_more)
 
 

@@ -88,8 +88,9 @@ BEGIN
     IF p_more ? 'attributes' THEN  -- all that a run has, in place of what it had; a row without a name is none
         DELETE FROM holdfast.run_attributes WHERE run_no = ANY (ARRAY(
             SELECT p_numbers[x.turn] FROM jsonb_to_recordset(p_more -> 'attributes') AS x (turn int)));
-        INSERT INTO holdfast.run_attributes (run_no, name, kind, number, word)
-        SELECT p_numbers[x.turn], x.name, x.kind, x.number, x.word
+        INSERT INTO holdfast.run_attributes (run_no, name, kind, number, word, tenant)
+        SELECT p_numbers[x.turn], x.name, x.kind, x.number, x.word,
+            (SELECT r.tenant FROM holdfast.runs r WHERE r.run_no = p_numbers[x.turn])
         FROM jsonb_to_recordset(p_more -> 'attributes')
             AS x (turn int, name text, kind text, number double precision, word text)
         WHERE p_numbers[x.turn] > 0 AND x.name IS NOT NULL;

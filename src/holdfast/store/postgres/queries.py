@@ -6,7 +6,6 @@ from operator import itemgetter
 from typing import Any
 
 from msgspec import Raw, json
-from msgspec.structs import replace
 
 from holdfast.core.events import Event
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
@@ -18,6 +17,7 @@ from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.pool import Db
 from holdfast.store.sql import Where, in_json, words_of
 
+PREFIX = "holdfast."
 HEAD = ", ".join(f"l.{name.strip().rpartition('.')[2]}" for name in sql.HEAD.split(","))
 LOADED = (
     f"{HEAD}, l.messages, l.s_seq, l.s_name, l.s_signal, l.s_step, l.s_at, l.s_payload, l.s_received, l.s_by, "
@@ -49,8 +49,9 @@ SELECT (SELECT count(*) FROM holdfast.agenda WHERE ready_at <= t.now),
     (SELECT count(*) FROM holdfast.dead_letters WHERE settled IS NULL),
     (SELECT count(*) FROM holdfast.nodes WHERE holdfast.lease_end_1(lease_until, t.now) > t.now),
     (SELECT min(ready_at) FROM holdfast.agenda WHERE ready_at <= t.now),
-    (SELECT array_agg(x.status) FROM (SELECT status FROM holdfast.runs GROUP BY status ORDER BY status) x),
-    (SELECT array_agg(x.count) FROM (SELECT count(*) FROM holdfast.runs GROUP BY status ORDER BY status) x),
+    (SELECT jsonb_object_agg(x.status, x.count)::text
+        FROM (SELECT status, count(*) FROM holdfast.runs WHERE status <> 'COMPLETED' GROUP BY status) x),
+    (SELECT count(*) FROM holdfast.runs),
     (SELECT jsonb_object_agg(x.queue, x.count)::text
         FROM (SELECT queue, count(*) FROM holdfast.jobs WHERE queue <> '' GROUP BY queue) x),
     (SELECT jsonb_object_agg(node, lease_until)::text FROM holdfast.nodes
@@ -136,9 +137,9 @@ _SAYS = (
 async def find_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port.RunHead]:
     """Return the runs that match the query."""
     if search.is_driven(query):
-        driver = await _driver(db, query)
-        if driver is not None:
-            return await _search_runs(db, query, driver, limit)
+        driven = await _search_runs(db, query, limit)
+        if driven is not None:
+            return driven
     where = Where()
     if query.newest:
         where.add(_BEFORE, query.before[1], query.before[0])
@@ -164,46 +165,63 @@ async def find_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port
 
 def _add_run_conditions(where: Where, query: port.RunQuery) -> None:
     sql.add_run_conditions(where, query, "tags <> '[]' AND tags::jsonb @> to_jsonb(ARRAY[?::text])")
-    search.add_attribute_conditions(where, query, "holdfast.")
+    search.add_attribute_conditions(where, query, PREFIX)
     if query.run_ids is not None:
         where.add("run_id = ANY (?)", list(map(askable, query.run_ids)))
     for word in words_of(query.text):
         where.add(_SAYS, word, word, word)
 
 
-async def _search_runs(db: Db, query: port.RunQuery, driver: search.Driver, limit: int) -> port.Found[port.RunHead]:
-    """Return the runs that match a query which an index drives. See `store/search.py`."""
+async def _search_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port.RunHead] | None:
+    """Return the runs that match a query which an index can drive, or None if none should. See `store/search.py`."""
+    found = port.Found[port.RunHead]()
+    while True:
+        more = await _search_part(db, search.part_of(query, found.cursor), limit - len(found))
+        if more is None:
+            return None if found.cursor is None else found
+        found = search.joined(found, more)
+        if not search.goes_on(query, found, limit):
+            return found
+
+
+async def _search_part(db: Db, query: port.RunQuery, limit: int) -> port.Found[port.RunHead] | None:
     look = query.look or max(search.LOOK, limit)
+    driver = await _driver(db, query)
+    if driver is None:
+        return None
     where = Where()
     _add_run_conditions(where, query)
-    rows = await _ask(db, search.heads_query(driver, look, where, limit, "holdfast."))
-    ends = await _ask(db, search.end_query(driver, look, "holdfast.")) if len(rows) < limit else []
+    rows = await _ask(db, search.heads_query(driver, look, where, limit, PREFIX))
+    is_all = len(rows) == limit or driver.is_gathered
+    ends = [] if is_all else await _ask(db, search.end_query(driver, look, PREFIX))
     return search.found_runs(query, rows, limit, ends[0] if ends else None, sql.text_bytes)
 
 
 async def _driver(db: Db, query: port.RunQuery) -> search.Driver | None:
-    if query.order is not None:
-        behind = query.behind or (0, 0, "")
-        number = search.number_query("holdfast.", descending=query.order.descending)
-        [[number_behind]] = await _ask(db, (number, [behind[2], behind[1]]))
-        return search.ordered_driver(query, query.order, number_behind, "holdfast.")
-    [[before]] = await _ask(db, (search.number_query("holdfast.", descending=True), [query.before[1], query.before[0]]))
-    groups = search.condition_groups(query)
-    drivers = [search.group_driver(group, before, "holdfast.") for group in groups]
-    counts = [(await _ask(db, search.count_query(each)))[0][0] for each in drivers]
-    chosen = search.choose(groups, counts)
-    return None if chosen is None else drivers[groups.index(chosen)]
+    order, number = query.order, 0
+    if order is None:
+        [[number]] = await _ask(db, (search.number_query(PREFIX, descending=True), [query.before[1], query.before[0]]))
+    elif query.behind is not None:
+        text = search.number_query(PREFIX, descending=order.descending)
+        [[number]] = await _ask(db, (text, [query.behind[2], query.behind[1]]))
+    sources = search.sources(query, PREFIX, search.beyond_number(query, number))
+    counts = [(await _ask(db, search.count_query(each)))[0][0] for each in sources]
+    if order is None:
+        return search.newest_driver(sources, counts)
+    return search.ordered_driver(query, order, number, sources, counts, PREFIX)
 
 
 async def count_runs(db: Db, query: port.RunCountQuery, limit: int) -> port.Found[port.RunCount]:
     """Return how many runs match a query, by workflow and status."""
-    runs = replace(query.runs, order=None, behind=None, newest=True, before=(2**62 - 1, ""))
-    driver = await _driver(db, runs)
-    where = Where()
-    _add_run_conditions(where, runs)
-    rows = await _ask(db, search.counts_query(query, driver, where, "holdfast."))
-    has_more = bool(await _ask(db, search.beyond_query(query, driver, "holdfast.")))
-    return port.Found([port.RunCount(*row) for row in sql.count_rows(rows)][:limit], has_more or None)
+    runs = search.counted(query)
+    rows, is_cut = list[Any](), False
+    for part in search.count_parts(runs, await _driver(db, runs), query.look, PREFIX):
+        where = Where()
+        _add_run_conditions(where, runs)
+        where.add(*part.condition)
+        rows += await _ask(db, search.counts_query(part, where))
+        is_cut = is_cut or (part.end is not None and bool(await _ask(db, part.end)))
+    return search.found_counts(rows, limit, is_cut=is_cut)
 
 
 async def _ask(db: Db, statement: tuple[str, list[Any]]) -> list[Any]:
@@ -278,8 +296,11 @@ async def find_tasks(db: Db, query: port.TaskQuery, limit: int) -> port.Found[Ta
 async def stats(db: Db, now: Instant | None) -> port.Stats:
     """Return counts for operators."""
     [row] = await db.fetch(STATS, now)
+    runs = json.decode(row[9] or "{}", type=dict[str, int])
+    if completed := row[10] - sum(runs.values()):  # nearly all, and in no index of theirs: the others are
+        runs["COMPLETED"] = completed
     return port.Stats(
-        runs=dict(zip(row[9] or (), row[10] or (), strict=True)),
+        runs=runs,
         ready=row[0],
         leased=row[1],
         messages=row[2],

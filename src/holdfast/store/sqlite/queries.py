@@ -331,37 +331,45 @@ def newest_runs(
     return _heads(db, where, "run_no DESC", query, query.limit)
 
 
-def search_runs(db: sqlite3.Connection, query: port.RunQuery, limit: int) -> port.Found[port.RunHead] | None:
+def search_runs(
+    query: port.RunQuery, limit: int, db: sqlite3.Connection, _now: Instant
+) -> port.Found[port.RunHead] | None:
     """Return the runs that match a query which an index can drive, or None if none should. See `store/search.py`."""
     look = query.look or max(search.LOOK, limit)
     driver = _driver(db, query)
     if driver is None:
         return None
     rows = db.execute(*search.heads_query(driver, look, _run_conditions(query), limit, "")).fetchall()
-    end = db.execute(*search.end_query(driver, look, "")).fetchone() if len(rows) < limit else None
+    end = None
+    if len(rows) < limit and not driver.is_gathered:
+        end = db.execute(*search.end_query(driver, look, "")).fetchone()
     return search.found_runs(query, rows, limit, end, text_bytes)
 
 
 def _driver(db: sqlite3.Connection, query: port.RunQuery) -> search.Driver | None:
-    if query.order is not None:
-        behind = query.behind or (0, 0, "")
-        number = search.number_query("", descending=query.order.descending)
-        [number_behind] = db.execute(number, (behind[2], behind[1])).fetchone()
-        return search.ordered_driver(query, query.order, number_behind, "")
-    before = number_before(db, query)
-    groups = search.condition_groups(query)
-    drivers = [search.group_driver(group, before, "") for group in groups]
-    chosen = search.choose(groups, [db.execute(*search.count_query(each)).fetchone()[0] for each in drivers])
-    return None if chosen is None else drivers[groups.index(chosen)]
+    order, number = query.order, 0
+    if order is None:
+        number = number_before(db, query)
+    elif query.behind is not None:
+        text = search.number_query("", descending=order.descending)
+        [number] = db.execute(text, (query.behind[2], query.behind[1])).fetchone()
+    sources = search.sources(query, "", search.beyond_number(query, number))
+    counts = [db.execute(*search.count_query(each)).fetchone()[0] for each in sources]
+    if order is None:
+        return search.newest_driver(sources, counts)
+    return search.ordered_driver(query, order, number, sources, counts, "")
 
 
 def count_runs(db: sqlite3.Connection, query: port.RunCountQuery, limit: int) -> port.Found[port.RunCount]:
     """Return how many runs match a query, by workflow and status."""
-    runs = replace(query.runs, order=None, behind=None, newest=True, before=(2**62 - 1, ""))
-    driver = _driver(db, runs)
-    rows = db.execute(*search.counts_query(query, driver, _run_conditions(runs), "")).fetchall()
-    has_more = db.execute(*search.beyond_query(query, driver, "")).fetchone() is not None
-    return port.Found([port.RunCount(*row) for row in sql.count_rows(rows)][:limit], has_more or None)
+    runs = search.counted(query)
+    rows, is_cut = list[Any](), False
+    for part in search.count_parts(runs, _driver(db, runs), query.look, ""):
+        where = _run_conditions(runs)
+        where.add(*part.condition)
+        rows += db.execute(*search.counts_query(part, where)).fetchall()
+        is_cut = is_cut or (part.end is not None and db.execute(*part.end).fetchone() is not None)
+    return search.found_counts(rows, limit, is_cut=is_cut)
 
 
 def is_looked_up(query: port.RunQuery) -> bool:
@@ -477,6 +485,13 @@ def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> por
     return sql.found_of(taken, lambda row: sql.task_of(row[0]), itemgetter(1), itemgetter(1), place)
 
 
+def _counts_by_status(db: sqlite3.Connection) -> dict[str, int]:
+    """Return how many runs have each status. Completed ones, nearly all, are in no index of theirs: the others are."""
+    counts = dict(db.execute("SELECT status, count(*) FROM runs WHERE status <> 'COMPLETED' GROUP BY status"))
+    completed = db.execute("SELECT count(*) FROM runs").fetchone()[0] - sum(counts.values())
+    return {**counts, "COMPLETED": completed} if completed else counts
+
+
 def stats(db: sqlite3.Connection, now: Instant) -> port.Stats:
     """Return counts for operators."""
 
@@ -484,7 +499,7 @@ def stats(db: sqlite3.Connection, now: Instant) -> port.Stats:
         return db.execute(sql, {"now": now} if ":now" in sql else ()).fetchone()[0]
 
     return port.Stats(
-        runs=dict(db.execute("SELECT status, count(*) FROM runs GROUP BY status")),
+        runs=_counts_by_status(db),
         ready=one("SELECT count(*) FROM runs WHERE ready_at <= :now"),
         leased=one("SELECT count(*) FROM runs WHERE lease_owner IS NOT NULL"),
         messages=one("SELECT count(*) FROM messages"),

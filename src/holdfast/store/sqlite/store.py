@@ -250,13 +250,25 @@ class SqliteStore:
         finder = validation.finder_of(_FINDERS, query)
         most = self._page(query.limit)
         if isinstance(query, port.RunQuery) and search.is_driven(query):
-            found = await self._list(lambda db, _: queries.search_runs(db, query, most))
+            found = await self._search(query, most)
             if found is not None:
                 return cast(port.Found[Row], found)
         if isinstance(query, port.RunQuery) and query.newest and query.look is None:
             return cast(port.Found[Row], await self._find_newest(query, most))
         read = self._read if sql.is_lookup(query) and not getattr(query, "newest", False) else self._list
         return await read(lambda db, _: finder(db, query, most))
+
+    async def _search(self, query: port.RunQuery, most: int) -> port.Found[port.RunHead] | None:
+        """Return what a query finds that an index drives, or None if none should."""
+        found = port.Found[port.RunHead]()
+        while True:
+            part, left = search.part_of(query, found.cursor), most - len(found)
+            more = await self._list(partial(queries.search_runs, part, left))
+            if more is None:
+                return None if found.cursor is None else found
+            found = search.joined(found, more)
+            if not search.goes_on(query, found, most):
+                return found
 
     async def _find_newest(self, query: port.RunQuery, most: int) -> port.Found[port.RunHead]:
         """Look for the newest runs window by window, so that one search does not keep a thread from others."""
