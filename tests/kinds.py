@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import PurePath
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -16,6 +17,7 @@ BY_FIXTURE = {
     "postgres": "postgres",
     "browser": "browser",
     "forks": "process",
+    "pytester": "slow",
     "s3_server": "process",
     "seaweed": "process",
 }
@@ -37,10 +39,16 @@ BY_FOLDER = {
 LONG = frozenset({"postgres", "browser", "process", "chaos", "slow"})
 """The kinds that take longer than one waits for while writing code."""
 
-QUICK_VARIANTS = frozenset({("memory", 5_000), ("sqlite", 0)})
+QUICK_VARIANTS = (("memory", 5_000), ("sqlite", 0))
 """The combinations of store and live runs of `tests/engine` that are quick: each of the four is in one of them."""
 
-QUICK_SEEDS = 10
+QUICK_SUITES = frozenset({"test_memory.py", "test_sqlite.py"})
+"""The subclasses of `StoreSuite` that are quick, by their files."""
+
+QUICK_SEEDS = 4
+
+READ_ONCE = "test_tidy.py"
+"""The file of tests that read all sources, once in each process that runs some of them: one worker begins with all."""
 
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system"})
 """The events of the interpreter that start a process."""
@@ -61,12 +69,23 @@ def kinds_of(item: pytest.Item) -> set[str]:
 
 def is_repetition(item: pytest.Item) -> bool:
     """Return whether the test is one of many alike, of which a few are enough while writing code."""
-    given = parameters(item)
+    given, file = parameters(item), PurePath(item.nodeid.partition("::")[0])
     if "variant" in given:
-        return (given.get("address"), given["variant"]) not in QUICK_VARIANTS
-    return (
-        bool(given.get("seed", 0) >= QUICK_SEEDS) if "sim" in PurePath(item.nodeid.partition("::")[0]).parts else False
-    )
+        return (given.pop("address", None), given.pop("variant")) not in _quick_variants(item, is_case=bool(given))
+    suite = getattr(item, "cls", None)
+    if suite is not None and any(base.__name__ == "StoreSuite" for base in suite.__mro__):
+        return file.name not in QUICK_SUITES
+    return bool(given.get("seed", 0) >= QUICK_SEEDS) if "sim" in file.parts else False
+
+
+def _quick_variants(item: pytest.Item, *, is_case: bool) -> tuple[tuple[str, int], ...]:
+    """Return the quick combinations of a test: both, but of a test with many cases they take turns."""
+    if not is_case:
+        return QUICK_VARIANTS
+    case = item.nodeid
+    for word in ("memory", "sqlite", "live", "replayed"):
+        case = case.replace(word, "")
+    return (QUICK_VARIANTS[crc32(case.encode()) % len(QUICK_VARIANTS)],)
 
 
 def slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
@@ -75,12 +94,13 @@ def slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     `--dist worksteal` splits the list into one stretch a worker. A slow test that begins last would keep one worker
     busy while the others have nothing left to do.
     """
+    once = [item for item in items if item.path.name == READ_ONCE]
     slow = [item for item in items if item.get_closest_marker("slow")]
-    short = [item for item in items if not item.get_closest_marker("slow")]
+    short = [item for item in items if item.path.name != READ_ONCE and not item.get_closest_marker("slow")]
     ordered: list[pytest.Item] = []
     for worker in range(workers):
         stretch = (len(items) - len(ordered)) // (workers - worker)
-        own = slow[worker::workers]
+        own = slow[worker::workers] if worker else once + slow[::workers]
         ordered += own + short[: max(0, stretch - len(own))]
         del short[: max(0, stretch - len(own))]
     return ordered + short

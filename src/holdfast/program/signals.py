@@ -220,9 +220,11 @@ def check_on_misfit(on_misfit: Any) -> None:
 
 
 def _until(program: CoroutineProgram, timeout: timedelta | float | None) -> Instant | None:
+    if timeout is None:
+        return None
     is_look = timeout in (0, timedelta(0)) and not isinstance(timeout, bool)
-    limit_ms = 1 if is_look else milliseconds(timeout)  # what is in the mailbox was accepted before
-    return None if limit_ms is None else program.now() + limit_ms * 1_000
+    limit_ms = 1 if is_look else milliseconds(timeout) or 0  # what is in the mailbox was accepted before
+    return program.now() + limit_ms * 1_000
 
 
 def _kind(program: CoroutineProgram, name: str, kind: Any) -> Any:

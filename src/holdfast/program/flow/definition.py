@@ -256,7 +256,7 @@ class _Tree:
 
     def _call_activity(self, node: Node, step: Act[Any], what: str) -> None:
         node.activity = step.activity.definition
-        node.options, node.key = step.activity.call_options, step.activity.call_key
+        node.options, node.key = step.activity.call_options, step.activity.call.idempotency_key
         self._call(node, step, node.activity.signature, what)
 
     def _call(self, node: Node, step: Act[Any] | Child[Any], signature: Signature, what: str) -> None:
@@ -270,8 +270,9 @@ class _Tree:
         node.returns_state = step.apply is None
         if step.compensate is not None:
             undo = node.compensation = Node(step.compensate, f"{node.path}:{COMPENSATE}", node)
-            undo.activity = step.compensate.activity.definition
-            undo.options, undo.key = step.compensate.activity.call_options, step.compensate.activity.call_key
+            called = step.compensate.activity
+            undo.activity = called.definition
+            undo.options, undo.key = called.call_options, called.call.idempotency_key
             undo.call = Call(f"{what}, its compensation", step.compensate.input, undo.activity.signature, self._state)
 
     def _declare(self, step: Signal[Any], what: str) -> None:

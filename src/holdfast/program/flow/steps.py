@@ -17,6 +17,7 @@ from holdfast.errors import InvalidInput
 from holdfast.program.definitions import (
     ActivityDefinition,
     ActivityOptions,
+    CallOptions,
     ClosePolicy,
     WorkflowDefinition,
     milliseconds,
@@ -39,7 +40,7 @@ class RegisteredActivity(Protocol):
 
     definition: ActivityDefinition
     call_options: ActivityOptions
-    call_key: str | None
+    call: CallOptions
 
     def options(self, **changes: Any) -> Self:
         """Return the same activity with other options."""
