@@ -17,7 +17,7 @@ from holdfast.errors import InvalidInput, NotPermitted, RunFailed
 from holdfast.store.port import CommitConflict, Committed, Created, Existing, NewRun, Refused, Store, Turn
 from holdfast.store.proxy import StoreProxy
 from holdfast.testing import view_of
-from tests.engine.harness import EngineVariant, wait_for_history
+from tests.engine.harness import EngineVariant, wait_for_event, wait_for_history
 
 ANN = hf.Actor("ann", roles=("operator",))
 QUICK = hf.Retry(max_attempts=3, initial_ms=1, jitter=0.0)
@@ -331,12 +331,14 @@ async def test_a_verifier_that_comes_back_waits_for_a_slot(variant: EngineVarian
 
     async def take_the_slot() -> Any:
         if bank.looks == 1:
+            await is_taken.wait()
             raise ConnectionError("down")
         order.append("asked again")
         return hf.Completed("found")
 
     bank.says = take_the_slot
     order: list[str] = []
+    is_taken = asyncio.Event()
     app, pay = bank.app(verify_retry=hf.Retry(max_attempts=2, initial_ms=50, jitter=0.0))
 
     @app.activity
@@ -354,6 +356,8 @@ async def test_a_verifier_that_comes_back_waits_for_a_slot(variant: EngineVarian
         while not bank.looks:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         busy = await app.start(beside)
+        await wait_for_event(busy, "StepStarted")  # it is the next to have the slot
+        is_taken.set()
         assert await run.result() == "found"
         assert await busy.result() == 1
         assert await (await app.start(beside)).result() == 1  # the slot is there again
