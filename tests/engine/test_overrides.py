@@ -14,7 +14,7 @@ from holdfast.core.audit import Caller
 from holdfast.core.messages import Actor, control_request
 from holdfast.core.state import RunStatus
 from holdfast.engine.inbox.authorization import ControlRequest
-from holdfast.errors import ActivityFailed, Conflict, InvalidInput, NotPermitted
+from holdfast.errors import ActivityFailed, Conflict, InvalidInput, NotPermitted, RunCancelled
 from holdfast.run import RunHandle
 from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
 
@@ -363,3 +363,50 @@ async def test_the_rules_of_a_task_stand_beside_the_permission_to_skip_it(varian
         await app.tasks.complete(task.task_id, {"is_approved": True}, actor=Actor("lea", ("lead",)))
         await run.skip_step("approve", wait=True)
         assert await run.result() == "None", "one of two answers is no approval"
+
+
+ANSWERS = """
+plan: answers
+version: "1"
+steps:
+  - {id: price, signal: price}
+  - {id: size, task: size}
+  - {id: charge, activity: charge, input: {cents: "${steps.price.output}"}}
+  - {id: pack, activity: charge, input: {cents: "${steps.size.output}"}}
+  - {id: checked, activity: charge, requires_approval: true, input: {cents: 1}}
+  - {id: after, activity: charge, input: {cents: "${steps.checked.output}"}}
+  - {id: items, for_each: "${steps.price.output}", activity: charge, input: {cents: "${item}"}}
+  - {id: thanks, activity: thank, depends_on: [charge, pack, after, items]}
+output: "${sum(steps.price.output)}"
+"""
+
+
+@pytest.mark.contract("SIG-13")
+async def test_what_is_skipped_in_a_plan_never_fails_its_run(variant: EngineVariant) -> None:
+    app = hf.App("shop")
+    done: list[str] = []
+
+    @app.activity
+    async def charge(cents: int) -> int:
+        done.append(f"charge {cents}")
+        return cents
+
+    @app.activity
+    async def thank() -> None:
+        done.append("thank")
+
+    async with variant.node(app):
+        run = await app.plans.start(ANSWERS)
+        await wait_for_event(run, "TaskCreated")
+        for step_id in ("price", "size", "checked:approval"):
+            await run.skip_step(step_id, wait=True)
+        assert await run.result() is None
+        assert done == ["thank"]
+        statuses = {step.step_id: step.status for step in (await run.snapshot()).steps}
+        assert statuses["price"] == "SKIPPED"
+        approved = await app.plans.start(ANSWERS.replace("steps:", "requires_approval: true\nsteps:", 1))
+        await wait_for_event(approved, "TaskCreated")
+        await approved.skip_step(":approval", wait=True)
+        with pytest.raises(RunCancelled):
+            await approved.result()
+        assert done == ["thank"]

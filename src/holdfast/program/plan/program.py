@@ -15,7 +15,7 @@ over. Open steps go on. The cursor holds what is needed to go on, and nothing of
 """
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from types import MappingProxyType
 from typing import Any
@@ -381,7 +381,7 @@ class PlanProgram:
                 value = problem.message
         self._mark(marker, "when", value)
         if isinstance(value, str):
-            self._fail(compiled.position, -1, ErrorInfo("InvalidInput", value))
+            self._misfit(compiled.position, -1, value)
             return False
         if value is False:
             self._settle(compiled.position, UNMET)
@@ -441,7 +441,7 @@ class PlanProgram:
         self._mark(marker, "items", items)
         if isinstance(items, list):
             return items
-        self._fail(compiled.position, -1, ErrorInfo("InvalidInput", str(items)))
+        self._misfit(compiled.position, -1, str(items))
         return None
 
     def _run_items(self, position: int) -> None:
@@ -475,7 +475,7 @@ class PlanProgram:
             marker, lambda: run(self, compiled, path, item, self._data(compiled, "input", item), attempt)
         )
         if message is not None:
-            self._fail(compiled.position, item, ErrorInfo("InvalidInput", message))
+            self._misfit(compiled.position, item, message)
 
     def _objection(self, marker: str, make: Callable[[], None]) -> str | None:
         """Do what needs an input, and return None; or why the input cannot be made, which is recorded."""
@@ -639,7 +639,7 @@ class PlanProgram:
 
         message = self._objection(f"{path}:plan:failed", start)
         if message is not None:
-            self._fail(opened.position, item, ErrorInfo("InvalidInput", message))
+            self._misfit(opened.position, item, message)
 
     def _limit_time(self, compiled: PlanStep, path: str, item: int) -> None:
         """Start the timer of a task or a child that has a timeout."""
@@ -765,7 +765,8 @@ class PlanProgram:
             self._run_again(opened)
             return
         if opened.position == _OF_RUN:
-            self._stop(ErrorInfo("NotApproved", "the approval of the run was skipped"))
+            self._at.is_cancelled = True  # it was not refused, so it has not failed
+            self._stop(None)
             return
         self._close_timer(opened)
         result = StepResult(event.data.result)  # type: ignore[attr-defined]
@@ -921,6 +922,20 @@ class PlanProgram:
         self._ended += 1
         self._touched.append(position)
 
+    def _misfit(self, position: int, item: int, message: str) -> None:
+        """Fail a step whose input cannot be made; or skip it, if an operator has skipped the answer that it needs."""
+        if not self._lacks_answer(self.definition.steps[position].data):
+            self._fail(position, item, ErrorInfo("InvalidInput", message))
+        elif item >= 0:
+            self._item_ended(position, item, StepResult(NULL))
+        else:
+            self._settle(position, UNMET)
+
+    def _lacks_answer(self, positions: Iterable[int]) -> bool:
+        """Return whether an operator has skipped one of these steps that waits for a signal, an answer or approval."""
+        given = (self.definition.steps[each].step for each in positions if self._status[each] == GIVEN)
+        return any(step.kind in ("signal", "task") or step.requires_approval is not False for step in given)
+
     def _fail(self, position: int, item: int, error: ErrorInfo) -> None:
         """Settle a step that has failed, and what follows for the run."""
         compiled = self.definition.steps[position]
@@ -995,7 +1010,10 @@ class PlanProgram:
             self._bounded(output)
             self._commands.append(c.CompleteRun(result=output))
         except (InvalidInput, PayloadTooLarge) as problem:
-            self._commands.append(c.FailRun(error=error_info(problem)))
+            if isinstance(problem, InvalidInput) and self._lacks_answer(range(len(self._status))):
+                self._commands.append(c.CompleteRun(result=NULL))
+            else:
+                self._commands.append(c.FailRun(error=error_info(problem)))
         self._is_done = True
 
     def _stop(self, failure: ErrorInfo | None, on_failure: str = "fail") -> None:
