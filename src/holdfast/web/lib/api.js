@@ -18,6 +18,8 @@ const OPERATIONS = {
   "runs.retry_step": "POST /v1/runs/{run_id}/steps/{step_id}/retry",
   "runs.skip_step": "POST /v1/runs/{run_id}/steps/{step_id}/skip",
   "runs.retry": "POST /v1/runs/{run_id}/retry",
+  "runs.events": "GET /v1/runs/{run_id}/events",
+  "runs.diff": "GET /v1/runs/{run_id}/diff",
   "runs.fork": "POST /v1/runs/{run_id}/fork",
   "signals.send": "POST /v1/runs/{run_id}/signals/{name}",
   "signals.send_many": "POST /v1/signals",

@@ -34,6 +34,10 @@ export function runAddress(runId) {
   return `/runs/${encodeURIComponent(runId)}`;
 }
 
+export function compareAddress(runId, otherId) {
+  return `${runAddress(runId)}/compare/${encodeURIComponent(otherId)}`;
+}
+
 export function go(address, { replace = false } = {}) {
   if (replace) history.replaceState(null, "", address);
   else history.pushState(null, "", address);

@@ -136,6 +136,22 @@ async function forkRun(runId) {
   go(runAddress(run.run_id));
 }
 
+// A run that begins with what this one has recorded up to an event.
+export function forkAt(runId, seq) {
+  const reason = reasonField();
+  const request_id = requestId();
+  openDialog({
+    title: `Fork at event ${seq}`,
+    action: "Fork",
+    body: [h("p", {}, "A new run keeps what was recorded up to the end of this event’s commit, at the latest, and goes on from there. This one stays as it is."), reason.element],
+    act: async () => {
+      const run = await call("runs.fork", { run_id: runId, at: seq, request_id, reason: reason.value() });
+      toast(`The new run has events 1 to ${run.run_seq}.`);
+      go(runAddress(run.run_id));
+    },
+  });
+}
+
 // Which commands there are for a step, as buttons.
 export function stepActions(model, step) {
   if (!may("runs:control") || TERMINAL.has(model.state.status)) return signalOnly(model, step);

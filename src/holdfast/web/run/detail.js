@@ -164,7 +164,7 @@ function attempts(step, until) {
   );
 }
 
-export function eventDetail(place, { event, onClose, onTravel, onStep }) {
+export function eventDetail(place, { event, onClose, onTravel, onStep, onFork = null }) {
   const by = event.engine_run_ref;
   put(
     place,
@@ -182,6 +182,7 @@ export function eventDetail(place, { event, onClose, onTravel, onStep }) {
         ),
         event.step_id &&
           h("button", { class: "button small", type: "button", onclick: () => onStep(event.step_id) }, "See the step"),
+        onFork && h("button", { class: "button small", type: "button", onclick: () => onFork(event.run_seq) }, "Fork from here"),
       ),
       event.data?.error && part("Error", errorView(event.data.error)),
       part("Data", jsonView(event.data, { label: "Data" })),

@@ -3,7 +3,7 @@
 import { h, put } from "../lib/dom.js";
 import { shortId } from "../lib/ids.js";
 import { icon, statusBadge } from "../lib/icons.js";
-import { runAddress } from "../lib/router.js";
+import { compareAddress, runAddress } from "../lib/router.js";
 import { toast } from "../lib/toast.js";
 import { ageOf, elapsedOf, moment } from "../lib/time.js";
 import { commandsFor, othersFor } from "./actions.js";
@@ -54,6 +54,7 @@ export class RunHead {
       await navigator.clipboard.writeText(head.run_id);
       toast("The id was copied.");
     };
+    const forkedFrom = state.queued?.forked_from?.run_id;
     const until = TERMINAL.has(state.status) && state.last ? iso(state.last) : null;
     const pairs = [
       [
@@ -70,6 +71,14 @@ export class RunHead {
       head.parent_run_id && [
         "Parent",
         h("a", { class: "mono", href: runAddress(head.parent_run_id) }, shortId(head.parent_run_id)),
+      ],
+      forkedFrom && [
+        "Forked from",
+        [
+          h("a", { class: "mono", href: runAddress(forkedFrom) }, shortId(forkedFrom)),
+          " ",
+          h("a", { href: compareAddress(forkedFrom, head.run_id) }, "Compare"),
+        ],
       ],
       head.waiting_until && !TERMINAL.has(state.status) && ["Waits until", moment(head.waiting_until)],
       head.tenant !== "default" && ["Tenant", head.tenant],

@@ -3,8 +3,9 @@
 import { call } from "../lib/api.js";
 import { debounced, h, on, perFrame, put } from "../lib/dom.js";
 import { getQuery, setQuery } from "../lib/router.js";
+import { may } from "../lib/session.js";
 import { failed, loading } from "../lib/states.js";
-import { APPROVAL, stepActions } from "../run/actions.js";
+import { APPROVAL, forkAt, stepActions } from "../run/actions.js";
 import { showArchived } from "../run/archived.js";
 import { Asking } from "../run/asking.js";
 import { eventDetail, nodeDetail, stepDetail } from "../run/detail.js";
@@ -212,6 +213,7 @@ class RunPage {
         onClose,
         onTravel: (seq) => this.seek(seq),
         onStep: (id) => this.pickStep(id),
+        onFork: may("runs:control") ? (seq) => forkAt(this.model.runId, seq) : null,
       });
     else if (step)
       stepDetail(this.detail, {

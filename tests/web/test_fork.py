@@ -1,0 +1,81 @@
+"""Forks on the page: from an event, from the step that failed, and beside the run that they are from."""
+
+from urllib.parse import quote, unquote
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from tests.web.browser import PHONE, open_page
+from tests.web.site import HOSTILE, Site
+from tests.web.test_access import barriers
+
+
+async def completed(page: Page, site: Site, run_id: str, by: str) -> None:
+    """Approve a run in this name, and wait on its page for its end."""
+    await site.send(run_id, "approval", {"approved": True, "by": by})
+    await expect(page.locator(".head-marks")).to_contain_text("Completed")
+
+
+async def forked(page: Page, site: Site) -> tuple[str, str]:
+    """Fork an order on the page where it waited for its approval, and approve the fork in another name."""
+    run_id = await site.start("order", order_id="o-1")
+    await page.goto(f"/runs/{run_id}")
+    await completed(page, site, run_id, "ann")
+    [waiting] = [event for event in await site.events(run_id) if event["event_type"] == "SignalWaiting"]
+    await page.locator(f'.log-row[data-seq="{waiting["run_seq"]}"] .log-line').click()
+    await page.get_by_role("button", name="Fork from here").click()
+    dialog = page.get_by_role("dialog", name=f"Fork at event {waiting['run_seq']}")
+    await dialog.get_by_role("button", name="Fork").click()
+    await expect(page.locator(".head-facts")).to_contain_text("Forked from")
+    fork_id = unquote(page.url.rpartition("/")[2])
+    assert fork_id != run_id
+    await completed(page, site, fork_id, "bob")
+    return run_id, fork_id
+
+
+@pytest.mark.contract("WF-2")
+async def test_a_run_is_forked_at_an_event_and_compared_with_the_one_it_is_from(page: Page, site: Site) -> None:
+    run_id, fork_id = await forked(page, site)
+    await page.get_by_role("link", name="Compare").click()
+    difference = (await site.http.get(f"/v1/runs/{run_id}/diff?other_run_id={quote(fork_id, safe='')}")).json()
+    parts_at = difference["parts_at"]
+    await expect(page.locator(".compared-verdict")).to_contain_text(f"part at event {parts_at}")
+    await expect(page.locator(".compared-mark")).to_have_count(1)
+    row = page.locator(".compared-mark + .compared-row")
+    for side, name in (("left", "ann"), ("right", "bob")):
+        cell = row.locator(f'[data-side="{side}"]')
+        await expect(cell.locator(".log-seq")).to_have_text(str(parts_at))
+        await cell.locator("> summary").click()
+        await expect(cell).to_contain_text(name)
+    same = page.locator('.compared-row[data-parted="false"]')
+    await expect(same).to_have_count(min(5, parts_at - 1))
+    if parts_at > 6:
+        await page.get_by_role("button", name="From the first event").click()
+        await expect(same).to_have_count(parts_at - 1)
+    assert await page.evaluate("window.hit") is None
+    assert await barriers(page) == []
+    await page.get_by_role("heading", name=run_id, exact=True).get_by_role("link").click()
+    await expect(page.locator(".head-marks")).to_contain_text("Completed")
+
+
+async def test_a_failed_run_goes_on_from_the_failed_step_by_one_click(page: Page, site: Site) -> None:
+    run_id = await site.start("hostile", text=HOSTILE)
+    await page.goto(f"/runs/{run_id}")
+    await page.get_by_role("button", name="Retry from the failed step").click()
+    await expect(page.locator(".head-facts")).to_contain_text("Forked from")
+    fork_id = unquote(page.url.rpartition("/")[2])
+    [queued, *_] = await site.events(quote(fork_id, safe=""))
+    assert queued["data"]["forked_from"]["run_id"] == run_id
+    await page.get_by_role("link", name="Compare").click()
+    await expect(page.locator(".compared-row").first).to_be_visible()
+    assert await page.evaluate("window.hit") is None
+
+
+async def test_runs_that_cannot_be_compared_say_why(browser: Browser, site: Site) -> None:
+    run_id = await site.start("wide", steps=2)
+    async with open_page(browser, site.address, size=PHONE) as page:
+        await page.goto(f"/runs/{run_id}/compare/{run_id}")
+        await expect(page.locator(".compared-verdict")).to_contain_text("the same")
+        assert await page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        await page.goto(f"/runs/{run_id}/compare/nothing")
+        await expect(page.locator(".state")).to_contain_text("nothing")
