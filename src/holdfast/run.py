@@ -49,7 +49,8 @@ class RunHandle(Generic[R]):
 
     async def result(self) -> R:
         """Wait for the run to finish; return its result, or raise `RunFailed` or `RunCancelled`."""
-        body = (await self.last_event()).data
+        refuse_inside("a run's handle", "call a child, or wait for a signal")
+        body = (await self._runtime.wait_finished(self.run_id)).data
         if isinstance(body, e.RunCompleted):
             codec.refuse_sealed(body.result)
             if self._definition is None:

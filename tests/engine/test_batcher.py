@@ -32,11 +32,11 @@ class Scene:
             raise self.problem
         return [ValueError("odd one out") if number < 0 else 2 * number for number in numbers]
 
-    def ask(self, *numbers: int) -> "list[asyncio.Task[int]]":
+    def ask(self, *numbers: int) -> "list[asyncio.Future[int]]":
         """Ask about numbers, all at once."""
-        return [asyncio.create_task(self.batcher.ask(number)) for number in numbers]
+        return [self.batcher.ask(number) for number in numbers]
 
-    async def begun(self, *numbers: int) -> "list[asyncio.Task[int]]":
+    async def begun(self, *numbers: int) -> "list[asyncio.Future[int]]":
         """Ask about numbers, and return when they are asked, and a batch is under way."""
         self.may_answer.clear()
         tasks = self.ask(*numbers)
@@ -114,8 +114,7 @@ async def test_a_stop_raises_in_every_caller_whether_its_batch_has_begun_or_not(
 
 async def test_a_stop_before_the_first_batch_has_begun_raises_too() -> None:
     scene = Scene()
-    task = asyncio.create_task(scene.batcher.ask(1))
-    await asyncio.sleep(0)
+    task = scene.batcher.ask(1)
     assert scene.batches == []
     async with asyncio.timeout(60):
         await scene.batcher.stop()

@@ -124,10 +124,10 @@ class Scene:
         """Note it."""
         self.found.append(run_id)
 
-    def start(self, *run_ids: str, is_unheard_of: bool = True) -> "list[asyncio.Task[Any]]":
+    def start(self, *run_ids: str, is_unheard_of: bool = True) -> "list[asyncio.Future[Any]]":
         """Ask for runs, all at once."""
         create = partial(self.starter.create, is_unheard_of=is_unheard_of)
-        return [asyncio.create_task(create(new_run(run_id), START)) for run_id in run_ids]
+        return [create(new_run(run_id), START) for run_id in run_ids]
 
 
 @pytest.mark.contract("OWN-1")

@@ -35,13 +35,13 @@ class Batcher(Generic[Q, A]):
         self._asked: list[tuple[Q, asyncio.Future[A]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def ask(self, question: Q) -> A:
-        """Return the answer to a question."""
+    def ask(self, question: Q) -> "asyncio.Future[A]":
+        """Return a future of the answer to a question: with a coroutine around it each caller would cost more."""
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._asked.append((question, future))
         if self._task is None:
             self._task = asyncio.create_task(self._work(), name=self._name, context=self._context.copy())
-        return await future
+        return future
 
     def close(self) -> None:
         """Stop without waiting: the batch that is under way is cancelled, and every caller gets an error."""

@@ -151,12 +151,12 @@ class Starter:
         self._answered = asyncio.Event()
         self._looking: set[asyncio.Task[None]] = set()
 
-    async def create(self, new: NewRun, now: Instant, *, is_unheard_of: bool = False) -> Answer:
-        """Create a run, together with others that are being created.
+    def create(self, new: NewRun, now: Instant, *, is_unheard_of: bool = False) -> "asyncio.Future[Answer]":
+        """Create a run, together with others that are being created; return a future of the answer.
 
         With `is_unheard_of` its first turn may be taken before it is created.
         """
-        return await self._batcher.ask(Start(new, now, is_unheard_of))
+        return self._batcher.ask(Start(new, now, is_unheard_of))
 
     async def begun(self, claimed: Iterable[LoadedRun]) -> None:
         """Wait until those of these runs are begun whose creation here is not answered yet.
