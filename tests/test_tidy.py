@@ -33,6 +33,7 @@ SWALLOWING_ALLOWED: dict[str, str] = {
     "holdfast/engine/activities/verification.py:ask": "an operator of its run gets it as the verifier's words",
     "holdfast/engine/observe/tracing.py:Tracing._work": "logged; losing a trace loses no run",
     "holdfast/program/api.py:Saga._undo_all": "failures are gathered, and raised together with the first error",
+    "holdfast/program/definitions.py:ActivityDefinition.is_retried": "noted at the error, which ends it",
     "holdfast/program/outcomes.py:_attribute": "an exception whose own code fails is recorded without what it says",
     "holdfast/program/outcomes.py:_message": "an exception that cannot even be shown is recorded by its type",
     "holdfast/program/outcomes.py:_traceback": "an exception that cannot even be shown is recorded by its type",

@@ -17,7 +17,7 @@ from holdfast.core.events import Event
 from holdfast.core.messages import Actor
 from holdfast.core.plans import PlanRef
 from holdfast.core.timing import Retry
-from holdfast.engine.activities.context import NonRetryable, activity_context, open_artifact, put_artifact
+from holdfast.engine.activities.context import NonRetryable, RetryAfter, activity_context, open_artifact, put_artifact
 from holdfast.engine.activities.secrets import EnvironmentSecrets, FileSecrets
 from holdfast.engine.activities.verification import Completed, CompletedWithoutResult, Indeterminate, NotCompleted
 from holdfast.engine.inbox.authorization import ControlRequest
@@ -43,6 +43,7 @@ from holdfast.program.api import (
     scope,
     set_attributes,
     sleep,
+    step,
     uuid4,
     wait_until,
 )
@@ -122,6 +123,7 @@ __all__ = [
     "Retention",
     "RetentionRule",
     "Retry",
+    "RetryAfter",
     "RunHandle",
     "RunInfo",
     "Saga",
@@ -166,6 +168,7 @@ __all__ = [
     "sleep",
     "span_context",
     "start",
+    "step",
     "task",
     "traced",
     "uuid4",

@@ -624,6 +624,8 @@ class App:
         verify: Callable[..., Any] | None = None,
         verify_timeout: timedelta | float | None = None,
         verify_retry: Retry | None = None,
+        raises: Failures = (),
+        retry_if: Callable[[Exception], bool] | None = None,
         **options: Any,
     ) -> RegistersActivity: ...
 
@@ -636,6 +638,8 @@ class App:
         verify: Callable[..., Any] | None = None,
         verify_timeout: timedelta | float | None = None,
         verify_retry: Retry | None = None,
+        raises: Failures = (),
+        retry_if: Callable[[Exception], bool] | None = None,
         **options: Any,
     ) -> Any:
         """Register a function as an activity. Use as `@app.activity` or `@app.activity(retry=…, timeout=…)`.
@@ -644,6 +648,8 @@ class App:
         before it is dispatched again, `verify`, a function of the same arguments, is asked whether it has happened. It
         returns `NotCompleted`, `Completed`, `CompletedWithoutResult` or `Indeterminate`, within `verify_timeout`.
         One that raises or takes too long is asked again as `verify_retry` says, before an operator is asked.
+        `raises` are exceptions that a workflow can catch around a call by their own classes: what it gets is both an
+        `ActivityFailed` and that. `retry_if`, a plain function of the exception, says whether it is tried again at all.
         With `cancel="wait"` in `options` a cancellation waits for the outcome of a call that is under way.
         """
         call = call_options(PLAIN_CALL, options)
@@ -659,6 +665,8 @@ class App:
                 milliseconds(verify_timeout),
                 verify_retry,
                 self.registry.values,
+                raises,
+                retry_if,
             )
             require_step_name("an activity's name", definition.name)
             self.registry.add_activity(definition)

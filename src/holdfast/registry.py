@@ -114,6 +114,7 @@ class Registry:
             self.approvals.add(key)
         self.workflows[key] = definition
         definition.attributes = self.attributes
+        definition.activities = self.activities
         self.workflow_limits.pop(definition.name, None)
         if limit is not None:
             self.workflow_limits[definition.name] = limit

@@ -62,6 +62,10 @@ class ErrorInfo(Struct, frozen=True, omit_defaults=True, gc=False):
     category: str = ""
     traceback: str = ""
     cause: "ErrorInfo | None" = None
+    bases: tuple[str, ...] = ()
+    """The names of the exception's base classes that say something, nearest first."""
+    retry_after_ms: int | None = None
+    """The delay before the next attempt, as the error asks for it."""
 
 
 class ArtifactRef(Struct, frozen=True, omit_defaults=True, gc=False):

@@ -24,6 +24,8 @@ from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS
 class Retry(Struct, frozen=True, kw_only=True):
     """A retry policy. `max_attempts` 0 sets no bound; `non_retryable` names exceptions, by class or class name.
 
+    Their subclasses are not retried either. An exception with a `retry_after`, in seconds or as a timedelta, chooses
+    the delay itself: see `RetryAfter`.
     An attempt that is lost with its node counts toward the bound, unless `count_lost` is False.
     """
 
@@ -70,8 +72,12 @@ def retry_delay_ms(policy: Retry, attempt: int, error: ErrorInfo, fraction: floa
     """Return the delay before the attempt after `attempt`, or None if there is none."""
     if not error.retryable or error.code in policy.non_retryable:
         return None
+    if error.bases and any(name in policy.non_retryable for name in error.bases):
+        return None
     if policy.max_attempts and attempt >= policy.max_attempts:
         return None
+    if error.retry_after_ms is not None:
+        return min(error.retry_after_ms, DURATION_MS)
     return int(full_delay_ms(policy, attempt) * (1.0 - policy.jitter * fraction))
 
 

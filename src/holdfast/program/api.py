@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 from warnings import warn
 
 from msgspec import Struct, structs
@@ -21,11 +21,19 @@ from holdfast.core.plans import PlanRef
 from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS
 from holdfast.program.coroutine import CoroutineProgram, current_program, require_program, scoped
-from holdfast.program.definitions import ClosePolicy, failure_types, milliseconds
+from holdfast.program.definitions import (
+    CallOptions,
+    ClosePolicy,
+    encode_options,
+    failure_types,
+    milliseconds,
+    step_definition,
+)
 from holdfast.program.loop import ProgramClosed
 from holdfast.program.outcomes import Rotate
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 async def sleep(duration: timedelta | float, *, name: str = "sleep") -> None:
@@ -149,6 +157,18 @@ async def wait_until(condition: Callable[[], bool], *, timeout: timedelta | floa
     limit_ms = milliseconds(timeout)
     async with asyncio.timeout(None if limit_ms is None else limit_ms / 1_000):
         await future
+
+
+async def step(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
+    """Call a function of a module as a durable step: recorded, retried, and not called again once it has a result.
+
+    It needs no registration, has the default options of an activity, and its step is called by its own name. After a
+    crash the node that goes on finds it again because the workflow's code names it: a function of a module, no lambda.
+    """
+    program = require_program("step")
+    definition = step_definition(program.definition.activities, function, program.definition.values)
+    call = CallOptions(name=function.__name__)
+    return await program.run_activity(definition, args, kwargs, "", encode_options(definition.options), call)
 
 
 async def poll(

@@ -359,7 +359,19 @@ class CoroutineProgram:
             options=options,
         )
         future = self.step(command)
+        if activity.raises:
+            return activity.signature.result_of(await self._declared(activity, future, call))
         return activity.signature.result_of(await (future if call.cancel == "now" else self._outcome_of(future)))
+
+    async def _declared(self, activity: ActivityDefinition, future: StepFuture, call: CallOptions) -> Raw | None:
+        """Wait for the outcome of a step whose failure may be caught by its own class."""
+        try:
+            return await (future if call.cancel == "now" else self._outcome_of(future))
+        except ActivityFailed as problem:
+            declared = activity.as_declared(problem)
+            if declared is problem:
+                raise
+            raise declared from None
 
     async def _outcome_of(self, future: StepFuture, cancel: Callable[[str], None] | None = None) -> Raw | None:
         """Wait for the outcome of a step, whatever is cancelled meanwhile; then go on cancelling.

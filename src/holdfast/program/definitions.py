@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from math import inf
 from typing import Any, Literal, TypedDict, get_args
 
@@ -18,7 +18,7 @@ from holdfast.core.graph import Graph
 from holdfast.core.keys import check_idempotency_key, require_step_name
 from holdfast.core.plans import PlanRef
 from holdfast.core.timing import NO_RETRY, Retry
-from holdfast.errors import InvalidInput
+from holdfast.errors import ActivityFailed, InvalidInput
 from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS, NAME_BYTES, VERIFY_TIMEOUT_MS
 from holdfast.program.fingerprint import fingerprint
 from holdfast.program.secrets import Secret, without_secrets
@@ -69,6 +69,8 @@ class WorkflowDefinition:
         """The queries and updates that its runs answer, as far as they have run in this process."""
         self.attributes: Mapping[str, AttributeType] = {}
         """The search attributes that the app declares."""
+        self.activities: dict[str, ActivityDefinition] = {}
+        """The activities of the app, to which `hf.step` adds functions."""
 
     def form(self, name: str, kind: Any) -> "tuple[Raw, msgspec.json.Decoder[Any]]":
         """Return the JSON Schema of a type as the form of a task, and the decoder of answers; raise if it has none."""
@@ -196,6 +198,20 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     attributes: Any = None
 
 
+def step_definition(known: "dict[str, ActivityDefinition]", function: Any, values: Values) -> "ActivityDefinition":
+    """Return the activity that a function is as a step, under its full name; raise if it cannot be one."""
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
+    found = known.get(name)
+    if found is not None and found.function is function:
+        return found
+    if not callable(function) or "<" in name or not getattr(function, "__qualname__", ""):
+        problem = f"hf.step takes a function of a module, by whose name a node finds it again, not {function!r}"
+        raise InvalidInput(problem, field="function")
+    require_step_name("the name of the function", name)
+    known[name] = ActivityDefinition(function, name, ActivityOptions(), values=values)
+    return known[name]
+
+
 @lru_cache(maxsize=1_024)
 def encode_options(options: ActivityOptions) -> Raw:
     """Return the options as they are stored with a step. There are few different ones, and many calls."""
@@ -240,11 +256,18 @@ class ActivityDefinition:
         verify_timeout_ms: int | None = None,
         verify_retry: Any = None,
         values: Values = PLAIN,
+        raises: Any = (),
+        retry_if: Callable[[Exception], bool] | None = None,
     ) -> None:
         if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
             name = function.__qualname__
             problem = f"an activity returns its result, and {name} yields: return a list, or put an artifact"
             raise InvalidInput(problem)
+        if retry_if is not None and inspect.iscoroutinefunction(retry_if):
+            raise InvalidInput("retry_if is a plain function of the exception, not an async one", field="retry_if")
+        self.raises = failure_types(raises, "raises")
+        """The exceptions that a workflow can catch around a call by their own classes."""
+        self._retry_if = retry_if
         self.function = function
         self.name = name
         self.values = values
@@ -270,6 +293,22 @@ class ActivityDefinition:
         self.verifier = (
             None if verify is None else Verifier(verify, timeout_ms, verify_retry or NO_RETRY, self.signature)
         )
+
+    def is_retried(self, problem: BaseException) -> bool:
+        """Return whether the activity's own predicate lets it be tried again after this."""
+        if self._retry_if is None or not isinstance(problem, Exception):
+            return True
+        try:
+            return bool(self._retry_if(problem))
+        except Exception as broken:
+            problem.add_note(f"retry_if of activity {self.name!r} raised {broken!r}, so it is not tried again")
+            return False
+
+    def as_declared(self, problem: ActivityFailed) -> ActivityFailed:
+        """Return a failure so that it can be caught as the declared exception that it was, or whose subclass it was."""
+        names = (problem.info.code, *problem.info.bases)
+        declared: list[Any] = [each for name in names for each in self.raises if each.__name__ == name]
+        return _failure_class(declared[0])(problem.message, problem.info) if declared else problem
 
     def key_of(self, input: Raw) -> str:
         """Return the idempotency key of a call with these arguments, as the function on the definition computes it."""
@@ -335,13 +374,22 @@ def error_policy(value: str) -> OnError:
     return value  # type: ignore[return-value]
 
 
-def failure_types(value: Any) -> tuple[type[BaseException], ...]:
-    """Return the exceptions that fail a run; raise if they are none."""
+@cache
+def _failure_class(declared: Any) -> type[ActivityFailed]:
+    """Return the class of failures that are caught as `ActivityFailed` and as this exception."""
+    body = {"__init__": ActivityFailed.__init__, "__str__": Exception.__str__}
+    made: Any = type(declared.__name__, (ActivityFailed, declared), body)
+    made.code = ActivityFailed.code
+    return made  # type: ignore[no-any-return]
+
+
+def failure_types(value: Any, field: str = "failures") -> tuple[type[Exception], ...]:
+    """Return the exceptions that fail a run, or that an activity declares; raise if they are none."""
     given = value if isinstance(value, tuple | list | set | frozenset) else (value,)
     for each in given:
         if not isinstance(each, type) or not issubclass(each, Exception):
-            problem = f"failures is a tuple of exception classes, such as (InsufficientFunds,), not {value!r}"
-            raise InvalidInput(problem, field="failures")
+            problem = f"{field} is a tuple of exception classes, such as (InsufficientFunds,), not {value!r}"
+            raise InvalidInput(problem, field=field)
     return tuple(given)
 
 

@@ -7,6 +7,7 @@ once; its result is recorded, and replay reads the record.
 import asyncio
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, get_type_hints
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -26,7 +27,7 @@ from holdfast.errors import (
     UnhandledError,
     WorkflowFailed,
 )
-from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS
+from holdfast.limits import DURATION_MS, ERROR_CAUSES, ERROR_TEXT_CHARS
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.source import authors_frames, raising_line
 from holdfast.program.values import PLAIN, Signature, Values
@@ -186,6 +187,33 @@ def error_info(
         traceback=clean(_traceback(problem))[-ERROR_TEXT_CHARS:],
         cause=cause,
     )
+
+
+def attempt_error(problem: BaseException, *, retryable: bool, redact: Redact | None) -> ErrorInfo:
+    """Return the error of an attempt of an activity: with what a retry policy, and a workflow that catches it, need."""
+    error = error_info(problem, retryable=retryable, redact=redact)
+    bases, after_ms = _bases(problem), _retry_after_ms(problem)
+    return replace(error, bases=bases, retry_after_ms=after_ms) if bases or after_ms is not None else error
+
+
+_SAYS_NOTHING = frozenset({"object", "BaseException", "Exception"})
+_MOST_BASES = 8
+
+
+def _bases(problem: BaseException) -> tuple[str, ...]:
+    """Return the names of an exception's base classes, without those that every one has."""
+    names = [each.__name__[:ERROR_TEXT_CHARS] for each in type(problem).__mro__[1:]]
+    return tuple(name for name in names if name not in _SAYS_NOTHING)[:_MOST_BASES]
+
+
+def _retry_after_ms(problem: BaseException) -> int | None:
+    """Return the delay that an exception asks for before the next attempt: seconds, or a timedelta."""
+    asked = _attribute(problem, "retry_after")
+    if isinstance(asked, timedelta):
+        asked = asked.total_seconds()
+    if isinstance(asked, bool) or not isinstance(asked, int | float) or not 0 <= asked <= DURATION_MS / 1_000:
+        return None
+    return round(asked * 1_000)
 
 
 def _redacted(error: ErrorInfo, redact: Redact) -> ErrorInfo:

@@ -26,7 +26,7 @@ from holdfast.engine.activities.context import is_mendable
 from holdfast.engine.history import head_of, read_since_rotation
 from holdfast.errors import CallerError, Conflict, InvalidInput
 from holdfast.limits import ERROR_TEXT_CHARS, Limits
-from holdfast.program.outcomes import error_info
+from holdfast.program.outcomes import attempt_error
 from holdfast.program.secrets import current_redactor
 from holdfast.registry import Registry
 from holdfast.store.decisions import run_terminal
@@ -74,7 +74,7 @@ async def report_error(
     if isinstance(error, str):
         info = ErrorInfo("ActivityError", (redact or str)(error)[:ERROR_TEXT_CHARS], retryable=True)
     else:
-        info = error_info(error, retryable=is_mendable(error), redact=redact)
+        info = attempt_error(error, retryable=is_mendable(error), redact=redact)
     # Drawn from the token, not by chance: a caller who repeats the call after an unknown answer sends the same again.
     fraction = codec.number_of(token) / 2**56
     await _report(store, of, _outcome(of, error=info, fraction=fraction), registry, audit)

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar, Token
+from datetime import timedelta
 from threading import get_ident
 from typing import Any, NoReturn
 
@@ -32,6 +33,18 @@ Details = Raw | UnsetType
 
 class NonRetryable(HoldfastError):
     """Raise this, or a subclass, in an activity whose failure no retry can mend."""
+
+
+class RetryAfter(HoldfastError):
+    """Raise this, or a subclass, in an activity to choose when it is tried again: `raise RetryAfter(30) from error`.
+
+    The delay is in seconds or a timedelta, and stands for the one of the policy; its attempts count as usual. Any other
+    exception that has such a `retry_after` chooses in the same way.
+    """
+
+    def __init__(self, retry_after: timedelta | float, message: str = "") -> None:
+        super().__init__(message or f"try again after {retry_after}")
+        self.retry_after = retry_after
 
 
 class CompleteLater(BaseException):

@@ -41,7 +41,7 @@ from holdfast.engine.activities.verification import CALL, Found, ask, before_ask
 from holdfast.errors import InvalidInput
 from holdfast.limits import Limits
 from holdfast.program.definitions import ActivityOptions
-from holdfast.program.outcomes import error_info
+from holdfast.program.outcomes import attempt_error, error_info
 from holdfast.program.secrets import ResolvedSecrets, SecretProvider, SecretScope, references_in
 
 logger = logging.getLogger("holdfast.activities")
@@ -246,8 +246,8 @@ class ActivityExecutor:
         if _is_left_for_later(problem):
             until = _until(work, now)
             return ActivityDetached(step.step_id, step.logical_attempt_id, step.engine_attempt_id, until)
-        retryable = is_mendable(problem) and _has_time_left(deadline)
-        error = error_info(problem, retryable=retryable, redact=None if secrets is None else secrets.redactor.text)
+        retryable = is_mendable(problem) and _has_time_left(deadline) and work.definition.is_retried(problem)
+        error = attempt_error(problem, retryable=retryable, redact=None if secrets is None else secrets.redactor.text)
         if secrets is None and work.needs_secrets and step.key is not None:
             error = replace(error, category=NOT_COMPLETED)  # the function was not called
         return ActivityErrored(
