@@ -15,17 +15,23 @@ LONGER = {"orders"}
 
 SHOWN = {
     "agent": ["May I delete /logs/today?", "deleted /logs/old; was not allowed to delete /logs/today"],
+    "agent_inbox": ["done: book a hotel in Lisbon\ndone: rent a car in Venice"],
     "approval": ["ann: 42.00 paid to ann, approved by carol", "bob: nobody answered in time"],
     "crash_explorer": ["deposit ran twice, and without a crash once", "the check gives 50", "findings: 0"],
     "etl": ["{'day': '2026-01-28', 'rows': 48}"],
     "fan_out": ["100 pictures", "100 results recorded; 1 attempt was repeated"],
     "flow": ["20.00 paid", "gave back what was taken: 4000.00 paid\nnot delivered: step ship: NonRetryable: a piano"],
     "hello": ["HELLO, DR ANN SMITH!", "9 RunCompleted"],
+    "money_transfer": ["60 from ann to ben", "ann has 40, and 60 are needed", "{'ann': 40, 'ben': 60}"],
     "orders": ["killed with SIGKILL", "100 of 100 orders completed", "200 results recorded, each once"],
     "payment": ["receipt for 500 cents"],
     "planner": ["to approve: {", "notes about price; notes about reviews"],
     "poller": ["parcel-7 arrived on day 9", "rotated at [16, 30, 44]"],
     "race": ["slow.example: cancelled", "the winner: the file, from fast.example"],
+    "subscription": [
+        "ann reads Tide, Rope",
+        "ben: Vapour takes no subscribers\n['ann: Rope', 'ann: Tide', 'payment of ann",
+    ],
     "saga": ["gave back hotel-Venice\n  gave back flight-Venice", "there are no cars in Venice"],
 }
 
