@@ -172,8 +172,13 @@ async def test_any_function_of_a_module_is_a_step(variant: EngineVariant) -> Non
 
 
 def test_a_step_is_found_again_after_a_crash() -> None:
-    app, collect = new_app()
-    found = explore(app, collect, repeatable=[f"{__name__}.fetch", f"{__name__}.fetch_later"])
+    app = hf.App("pages")
+
+    @app.workflow
+    async def collect() -> list[str]:
+        return [await hf.step(fetch_later, page) for page in range(3)]
+
+    found = explore(app, collect)
     found.assert_clean()
     assert len(found.plays) > 8
 
