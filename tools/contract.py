@@ -18,12 +18,6 @@ import pytest
 
 CONTRACT = Path(__file__).parent.parent / "docs" / "contract.md"
 
-IN_PART: dict[str, str] = {
-    "QUE-4": "creation in one transaction, finding by all but the parts of a reference and typed search attributes",
-    "PRJ-3": "watermarks, gaps, lag, alerts with their counters, and on the page; the bus is not there yet",
-}
-"""Rules that tests prove only in part so far, and which part."""
-
 _RULE = re.compile(r"^- ([A-Z]{2,3}-\d+) ", re.MULTILINE)
 _HEADING = re.compile(r"^## \d+\. .*$", re.MULTILINE)
 _GROUP = re.compile(r"\b[A-Z]{2,3}\b")
@@ -77,21 +71,17 @@ def collect(arguments: Sequence[str] = ()) -> dict[str, list[str]]:
 
 def report(ids: Sequence[str], tests: Mapping[str, Sequence[str]]) -> str:
     """The printed report: ids with their tests, ids with none, and a count for each group."""
-    proved = [rule for rule in ids if tests.get(rule) and rule not in IN_PART]
-    in_part = [rule for rule in ids if tests.get(rule) and rule in IN_PART]
+    proved = [rule for rule in ids if tests.get(rule)]
     missing = [rule for rule in ids if not tests.get(rule)]
     return "\n".join(
         [
             "Rules with tests",
             *(line for rule in proved for line in _rule_lines(rule, tests[rule])),
             "",
-            "Rules proved in part",
-            *(line for rule in in_part for line in _rule_lines(f"{rule}: {IN_PART[rule]}", tests[rule])),
-            "",
             "Rules without tests",
             *_wrapped_by_group(missing),
             "",
-            "Rules with tests, by group (not counting those proved in part)",
+            "Rules with tests, by group",
             *(_count_line(group, ids, proved) for group in _groups(ids)),
             _total_line(ids, proved),
         ]
