@@ -59,6 +59,31 @@ def test_it_finds_a_charge_that_a_crash_doubles_and_a_key_with_a_verifier_mends_
 
 
 @pytest.mark.contract("WF-2")
+@pytest.mark.parametrize("kind", ["function", "lambda of an async function"])
+def test_a_verifier_that_is_not_async_is_asked_in_virtual_time(kind: str) -> None:
+    app, shipped = hf.App("shop"), list[str]()
+
+    def find(order_id: str) -> hf.Completed | hf.NotCompleted:
+        return hf.Completed("parcel") if order_id in shipped else hf.NotCompleted()
+
+    async def find_async(order_id: str) -> hf.Completed | hf.NotCompleted:
+        return find(order_id)
+
+    verify = find if kind == "function" else lambda order_id: find_async(order_id)
+
+    @app.activity(idempotency_key=lambda order_id: f"ship-{order_id}", verify=verify)
+    async def ship(order_id: str) -> str:
+        shipped.append(order_id)
+        return "parcel"
+
+    @app.workflow
+    async def order(order_id: str) -> str:
+        return await ship(order_id)
+
+    explore(app, order, "o-1", before=shipped.clear, check=lambda: list(shipped)).assert_clean()
+    assert app.registry.activities["ship"].verifier.function is verify  # type: ignore[union-attr]
+
+
 def test_it_finds_code_that_decides_differently_the_second_time() -> None:
     app = hf.App("shop")
     drawn = iter(range(1_000))

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -132,6 +133,27 @@ async def test_fakes_return_raise_and_follow_a_list_and_are_gone_afterwards() ->
         assert len(node.calls(shop.charge)) == 5
     assert shop.charged == []
     assert await shop.charge("o-3", 1) == "receipt o-3"
+
+
+async def test_time_stands_still_while_a_verifier_in_a_thread_is_asked() -> None:
+    app, asked = hf.App("shop"), threading.Event()
+
+    def find(order_id: str) -> hf.Completed:
+        asked.wait(0.2)  # in real time
+        return hf.Completed("parcel")
+
+    @app.activity(idempotency_key=lambda order_id: order_id, verify=find)
+    async def ship(order_id: str) -> str:
+        raise ConnectionError("the answer was lost")
+
+    @app.workflow
+    async def order(order_id: str) -> str:
+        return await ship(order_id)
+
+    async with TestNode(app) as node:
+        begun = node.now
+        assert await (await app.start(order, "o-1")).result() == "parcel"
+        assert node.now - begun < timedelta(seconds=29)  # the time of a verifier
 
 
 async def test_a_fake_of_a_function_in_a_thread_may_be_async() -> None:

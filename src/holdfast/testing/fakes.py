@@ -76,6 +76,7 @@ class ActivityCalls:
         self._registry = registry
         self._fakes: dict[str, Fake] = {}
         self._originals: dict[str, tuple[Callable[..., Any], bool]] = {}
+        self._verifiers: dict[str, Callable[..., Any]] = {}
         self.made: list[Call] = []
         """Every call, in order."""
 
@@ -83,7 +84,7 @@ class ActivityCalls:
         """Note the calls of every activity that is registered and is not watched yet.
 
         With `before` and `after`, which are awaited around each call, functions that are not async are called on the
-        loop instead of in threads.
+        loop instead of in threads, and so are verifiers.
         """
         for name, definition in self._registry.activities.items():
             if name not in self._originals:
@@ -93,13 +94,22 @@ class ActivityCalls:
                     definition.is_async = True
                 else:
                     definition.function = self._noting_in_thread(name, definition.function)
+                verifier = definition.verifier
+                if verifier is not None and not verifier.is_async and (before is not None or after is not None):
+                    self._verifiers[name] = verifier.function
+                    verifier.function, verifier.is_async = _on_the_loop(verifier.function), True
 
     def remove(self) -> None:
         """Put every activity's own function back."""
         for name, (function, is_async) in self._originals.items():
             definition = self._registry.activities[name]
             definition.function, definition.is_async = function, is_async
+        for name, function in self._verifiers.items():
+            verifier = self._registry.activities[name].verifier
+            assert verifier is not None
+            verifier.function, verifier.is_async = function, False
         self._originals.clear()
+        self._verifiers.clear()
 
     def fake(self, activity: "Activity[..., Any] | str", fake: Fake) -> None:
         """Let a fake stand for an activity from now on."""
@@ -150,6 +160,13 @@ def _call_of(name: str, arguments: dict[str, Any]) -> Call:
     except NotDurable:
         return Call(name, arguments, 1, "")
     return Call(name, arguments, context.engine_attempt_id, context.run_id)
+
+
+def _on_the_loop(function: Callable[..., Any]) -> Callable[..., Any]:
+    async def called(**arguments: Any) -> Any:
+        return function(**arguments)
+
+    return called
 
 
 async def _awaited(result: Awaitable[Any]) -> Any:

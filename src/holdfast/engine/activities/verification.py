@@ -10,6 +10,7 @@ outside system that restarts is no question for an operator.
 """
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
@@ -94,6 +95,8 @@ async def ask(work: Work, enter: Enter, in_thread: RunInThread, encode: Encode, 
         try:
             async with limit:
                 said = await (call() if definition.verifier.is_async else asyncio.wrap_future(in_thread(call)))
+                if inspect.isawaitable(said):  # of a lambda that calls an async function
+                    said = await said
         except TimeoutError:
             if limit.expired():
                 words = f"the verifier did not answer within {definition.verifier.timeout_ms} ms"
