@@ -1198,7 +1198,10 @@ async def schedules_get(server: InProcessServer, call: Caller) -> None:
 @case("schedules.update")
 async def schedules_update(server: InProcessServer, call: Caller) -> None:
     await expect_answer(call, "schedules.create", NIGHTLY, 201)
+    before = (await server.app.runtime().schedules.get(("default", "default", "default", "nightly"))).input
     changed = await expect_answer(call, "schedules.update", {"schedule_id": "nightly", "every_s": 3600})
+    after = (await server.app.runtime().schedules.get(("default", "default", "default", "nightly"))).input
+    assert bytes(before) == bytes(after) != b"null"
     assert (changed["cron"], changed["every_s"], changed["revision"]) == ("", 3600, 2)
     await expect_problem(call, "schedules.update", {"schedule_id": "nightly"}, "InvalidInput", 422)
     await expect_problem(call, "schedules.update", {"schedule_id": "other", "every_s": 60}, "NotFound", 404)

@@ -124,6 +124,52 @@ async def test_a_schedule_is_created_and_what_is_wrong_stands_beside_its_field(p
     assert (await site.http.get(f"/v1/runs/{started}/result?wait_s=20")).json()["result"] == 4
 
 
+async def test_when_a_schedule_ticks_is_changed_and_its_input_stays(page: Page, site: Site) -> None:
+    await site.schedule("nightly", "wide", cron="30 2 * * *", tz="Europe/Sofia", input={"steps": 3}, catch_up_s=60)
+    await page.goto("/schedules")
+    await page.get_by_role("button", name="Change nightly").click()
+    dialog = page.get_by_role("dialog", name="Change nightly")
+    await expect(dialog.get_by_label("Cron expression")).to_have_value("30 2 * * *")
+    await expect(dialog.get_by_label("Time zone")).to_have_value("Europe/Sofia")
+    await dialog.get_by_label("Cron expression").fill("61 2 * * *")
+    change = dialog.get_by_role("button", name="Change", exact=True)
+    await change.click()
+    await expect(dialog.locator("[data-name=cron] .error")).to_be_visible()
+    await dialog.get_by_label("Interval").check()
+    await dialog.get_by_label("Every").fill("90")
+    await dialog.get_by_label("Unit").select_option("minutes")
+    await dialog.get_by_label("If a run still goes on").select_option("allow")
+    await change.click()
+    await expect(fact(page, "nightly", "When")).to_contain_text("every 1 h 30 min")
+    [stored] = (await site.http.get("/v1/schedules")).json()["items"]
+    assert (stored["every_s"], stored["overlap"], stored["catch_up_s"], stored["cron"]) == (5_400, "allow", 60, "")
+    started = (await site.http.post("/v1/schedules/nightly/trigger", json={})).json()["run_id"]
+    assert (await site.http.get(f"/v1/runs/{started}/result?wait_s=20")).json()["result"] == 3
+    await page.get_by_role("button", name="Change nightly").click()
+    await expect(dialog.get_by_label("Every")).to_have_value("90")
+    await expect(dialog.get_by_label("Unit")).to_have_value("60")
+
+
+async def test_the_ticks_of_a_past_period_are_run(page: Page, site: Site) -> None:
+    await site.schedule("often", "wide", every_s=3_600, input={"steps": 1}, overlap="allow")
+    await page.goto("/schedules")
+    await page.get_by_role("button", name="Backfill often").click()
+    dialog = page.get_by_role("dialog", name="Backfill often")
+    run = dialog.get_by_role("button", name="Run these ticks")
+    await run.click()
+    await expect(dialog.locator("[data-name=since] .error")).to_have_text("Please fill this in.")
+    await dialog.get_by_label("From").fill("2026-01-05T09:30:00")
+    await dialog.get_by_label("Until").fill("2026-01-05T12:30:00")
+    await dialog.get_by_label("How").select_option("allow")
+    await run.click()
+    await expect(page.get_by_text("3 ticks are run.")).to_be_visible()
+    await expect(fact(page, "often", "Running")).to_contain_text("3 started")
+    await page.get_by_role("button", name="Backfill often").click()
+    await dialog.get_by_label("From").fill("1990-01-05T09:30:00")
+    await run.click()
+    await expect(dialog.locator("[data-name=until] .error")).to_contain_text("at most 1000 ticks")
+
+
 async def test_a_schedule_is_deleted_once_that_is_confirmed(page: Page, site: Site) -> None:
     await site.schedule("nightly", "order", **NIGHTLY)
     await site.schedule("a/b c", "wide", every_s=60)
@@ -179,7 +225,7 @@ async def test_one_is_offered_what_the_token_allows(browser: Browser) -> None:
         assert offered == {
             "viewer": [],
             "operator": ["Pause"],
-            "engineer": ["Create a schedule", "Pause", "Trigger now", "Delete"],
+            "engineer": ["Create a schedule", "Pause", "Trigger now", "Change", "Backfill", "Delete"],
         }
 
 

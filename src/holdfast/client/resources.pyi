@@ -973,7 +973,7 @@ class Schedules:
         overlap: Literal["skip", "queue", "cancel-running", "allow"] = ...,
         jitter_s: float = ...,
         catch_up_s: float = ...,
-        input: dict[str, Any] = ...,
+        input: dict[str, Any] | None = ...,
     ) -> ScheduleView: ...
     async def pause(
         self, schedule_id: str, *, tenant: str = ..., project: str = ..., environment: str = ..., note: str = ...
@@ -1044,7 +1044,7 @@ class SyncSchedules:
         overlap: Literal["skip", "queue", "cancel-running", "allow"] = ...,
         jitter_s: float = ...,
         catch_up_s: float = ...,
-        input: dict[str, Any] = ...,
+        input: dict[str, Any] | None = ...,
     ) -> ScheduleView: ...
     def pause(
         self, schedule_id: str, *, tenant: str = ..., project: str = ..., environment: str = ..., note: str = ...

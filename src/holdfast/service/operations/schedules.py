@@ -229,7 +229,9 @@ async def get(context: RequestContext, request: OfSchedule) -> ScheduleView:
 
 
 class UpdateSchedule(Timing, frozen=True, kw_only=True):
-    """When a schedule starts runs from now on, and with what; all of it is replaced."""
+    """When a schedule starts runs from now on, and with what. All of it is replaced, but an input that is left out."""
+
+    input: Annotated[dict[str, Any] | None, Meta(description="null: it stays.")] = None  # type: ignore[assignment]
 
 
 @operation(
@@ -243,10 +245,12 @@ async def update(context: RequestContext, request: UpdateSchedule) -> ScheduleVi
     """Change when a schedule starts runs, and with what. Ticks that are over are not run by the new rule."""
     place = _place(context, request)
     old = await context.runtime.schedules.get(place)
-    packed = _packed(context, old.workflow, old.workflow_version, request.input)
+    given = request.input
+    packed = None if given is None else _packed(context, old.workflow, old.workflow_version, given)
 
     def change(schedule: Schedule, now: Instant) -> Schedule:
-        return replace(schedule, spec=_spec(request), input=packed)
+        changed = replace(schedule, spec=_spec(request))
+        return changed if packed is None else replace(changed, input=packed)
 
     return _view(context, await context.runtime.schedules.update(place, change, context.principal))
 

@@ -11,7 +11,7 @@ import { may } from "../lib/session.js";
 import { denied, empty, failed, loading } from "../lib/states.js";
 import { ageOf, duration, exact } from "../lib/time.js";
 import { toast, toastProblem } from "../lib/toast.js";
-import { createDialog } from "../schedules/create.js";
+import { backfillDialog, changeDialog, createDialog } from "../schedules/create.js";
 import { showConnection } from "../shell.js";
 
 const PAGE = 100;
@@ -189,6 +189,8 @@ function buttons(schedule, place, changed) {
         ? button("Resume", "pause", at("schedules.resume", () => toast("It goes on.")))
         : button("Pause", "pause", () => pauseDialog(named, changed))),
     may("runs:write") && button("Trigger now", "trigger", at("schedules.trigger", ({ run_id: runId }) => toast("A run has started.", { link: ["See it", runAddress(runId)] }))),
+    may("runs:write") && !schedule.at && button("Change", "change", () => changeDialog(named, schedule, changed)),
+    may("runs:write") && button("Backfill", "backfill", () => backfillDialog(named, changed)),
     may("runs:write") && button("Delete", "delete", () => deleteDialog(named, schedule, changed), "danger"),
   ];
 }
