@@ -12,6 +12,7 @@ import sys
 import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 import holdfast as hf
 from holdfast.core.state import COMPLETED, RUNNING
 from holdfast.store.port import FinishedRunQuery, PurgePolicy, RunQuery
-from tests.store.upgrade_node import make_app
+from tests.store.upgrade_node import OTHERS, make_app
 
 pytestmark = [pytest.mark.process, pytest.mark.contract("FMT-1")]
 
@@ -188,3 +189,46 @@ async def test_retention_of_this_build_beside_an_old_node(old_build: Path, addre
                 assert await run.result() == number + 3
             old.end()
             assert sum("adds to" in line for line in old.lines) == 8
+
+
+async def test_a_history_that_is_rotated_by_either_build_goes_on_with_the_other(old_build: Path, address: str) -> None:
+    """What is carried over a rotation is read by both, and nothing that was sent is lost."""
+    async with client(address) as (app, _):
+        run = await app.start(OTHERS["rotating"], 4, 0, run_id="turning")
+        for number, build in enumerate([old_build, NEW, old_build, NEW]):
+            with node(f"node-{number}", address, build) as process:
+                await waits(app, ["turning"])
+                await run.signal("go", 10, signal_id=f"go-{number}")
+                await until(partial(_has_rotated, run, number + 1))
+                process.end()
+        with node("last", address, old_build):
+            assert await run.result() == 45
+        events = await run.events()
+        assert [event.run_seq for event in events] == list(range(1, len(events) + 1))
+
+
+async def _has_rotated(run: hf.RunHandle[Any], count: int) -> bool:
+    return sum(event.event_type == "ContinuedAsNew" for event in await run.events()) >= count
+
+
+@pytest.mark.contract("SIG-13")
+async def test_what_an_old_node_approves_is_started_by_this_build(old_build: Path, address: str) -> None:
+    """An old node holds such a run too, because it has no message; its approval leaves none, so this build does."""
+    async with client(address) as (app, order):
+        with node("old", address, old_build) as old:
+            held = await app.start(OTHERS["held"], 1, run_id="held")
+            await held.signal("go", 5)
+            other = await app.start(order, 1, run_id="other")
+            await waits(app, ["other"])  # the old node has looked at what is ready
+            assert (await held.snapshot()).status == "PENDING"
+            await held.approve(actor="ann")
+
+            async def is_approved() -> bool:
+                return (await held.snapshot()).status == "APPROVED"
+
+            await until(is_approved)
+            old.end()
+        with node("new", address, NEW):
+            assert await held.result() == 7
+            await other.signal("go", 1)
+            await other.result()

@@ -23,9 +23,10 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
-from holdfast.core.messages import Message
+from holdfast.core.events import RunQueued
+from holdfast.core.messages import Message, start_message
 from holdfast.core.plans import ANY_PLAN, definition_of
-from holdfast.core.state import PAUSED
+from holdfast.core.state import APPROVED, PAUSED
 from holdfast.engine.abilities import Abilities, NodeAbilities, abilities_of, other_code
 from holdfast.engine.dead_processes import end_leases_of_the_gone, process_identity
 from holdfast.engine.observe.metrics import LateWrites, ObservedStore
@@ -195,6 +196,7 @@ class DefinitionFilter:
                     is_first = False
                 else:
                     await self._find_orphaned()
+                await self._start_approved()
             except StoreError:
                 logger.warning("the node could not look for orphaned definitions", exc_info=True)
             await asyncio.sleep(grace_s)
@@ -205,6 +207,22 @@ class DefinitionFilter:
         async for letters in pages(self._store.find, query, place_of):
             known = [letter.letter_id for letter in letters if await self._can_run(letter.run_id)]
             await self._store.settle_dead_letters(known, "requeue", name_of(self._node))
+
+    async def _start_approved(self) -> None:
+        """Start runs that a node of an older release has approved: it leaves them no message to begin with.
+
+        A run that has that message still has it: the store accepts one.
+        """
+        query = RunQuery(status=APPROVED)
+        async for page in pages(self._store.find, query, lambda head: head.run_id):
+            for head in page:
+                if head.queued_at is not None or not self.has(head.plan_id, head.plan_version):
+                    continue
+                queued = [event.data for event in await self._store.read_events(head.run_id, 0, 1)]
+                for body in queued:
+                    if isinstance(body, RunQueued) and body.requires_approval:
+                        now = await self._store.now()
+                        await self._store.deliver([start_message(head.run_id, now, body.start_at)])
 
     async def _wake_diverged(self, fits: Fits) -> None:
         """Wake the runs whose history did not fit other code, and fits what this node has. Nothing else is written."""
