@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.core.index_rows import START, runtime_snapshot
 from holdfast.core.schedules import Schedule
-from holdfast.core.state import CANCELLED, COMPLETED, PENDING, RUNNING
+from holdfast.core.state import CANCELLED, COMPLETED, PENDING, RUNNING, state_of
 from holdfast.engine.ticks import TZDATA
 from holdfast.errors import Conflict, InvalidInput, NotFound
 from holdfast.store.port import RunHead, RunQuery, Store
@@ -279,7 +280,15 @@ async def test_a_delayed_run_is_there_and_starts_when_it_is_due(store: Store) ->
         assert run.run_id == again.run_id
         [head] = await store.find(RunQuery(run_ids=(run.run_id,)))
         assert (head.status, head.lease_owner) == (PENDING, None)
+        snapshot = runtime_snapshot(state_of(run.run_id, await run.events()))
+        assert (snapshot.waiting_kind, snapshot.waiting_until) == (START, head.ready_at), "what it waits for is named"
+        assert head.snapshot == snapshot, "the snapshot is the fold of the events"
+        fork = await run.fork()
+        assert (await store.find(RunQuery(run_ids=(fork.run_id,))))[0].ready_at == head.ready_at, "nor does a fork"
         assert await run.result() == 5
+        [head_after] = await store.find(RunQuery(run_ids=(run.run_id,)))
+        assert head_after.snapshot is not None
+        assert (head_after.snapshot.waiting_kind, head_after.snapshot.waiting_until) == (None, None)
         started = next(event for event in await run.events() if event.event_type == "RunStarted")
         assert head.ready_at is not None
         assert started.persisted_at >= head.ready_at > head.created_at

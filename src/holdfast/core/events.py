@@ -229,7 +229,7 @@ class RunQueued(RunBody, frozen=True):
     requires_approval: bool = False
     """The run does not start before an operator has approved it."""
     start_at: Instant | None = None
-    """Nor, then, before this instant."""
+    """The run does not start before this instant."""
     reference_key: str | None = None
     tags: tuple[str, ...] = ()
 

@@ -86,7 +86,8 @@ def fork(
     state = state_of(run_id, events)
     writer = EventWriter(state, now, by)
     _open_again(state, writer)
-    start = () if awaits_approval(state) else (start_message(run_id, now),)  # which leaves it that message
+    # An approval leaves the run the message that starts it.
+    start = () if awaits_approval(state) else (start_message(run_id, now, state.start_at),)
     every = (*events, *writer.events)
     return Fork(every, (*start, *writer.messages), state_of(run_id, every))
 

@@ -70,17 +70,21 @@ class RuntimeSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
 APPROVAL = "approval"
 """What a run waits for that does not start before it is approved."""
 
+START = "start"
+"""What a run waits for that is started later."""
+
 
 def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
     """Return what the commit of this state stores beside its events."""
     waiting = next(iter(state.open_steps.values()), None)
+    kind = APPROVAL if awaits_approval(state) else START if state.start_at is not None else None
     error = state.last_error
     return RuntimeSnapshot(
         status=state.status,
         state_version=state.version,
-        waiting_kind=waiting.kind if waiting else APPROVAL if awaits_approval(state) else None,
+        waiting_kind=waiting.kind if waiting else kind,
         waiting_token=waiting.token if waiting else None,
-        waiting_until=waiting.due_at if waiting else None,
+        waiting_until=waiting.due_at if waiting else state.start_at if kind == START else None,
         active_task_id=waiting.body.task_id if waiting and isinstance(waiting.body, e.TaskCreated) else None,
         resume_pointer=state.replay_from,
         signals=state.cursors,

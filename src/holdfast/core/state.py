@@ -181,7 +181,7 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     requires_approval: bool = False
     """The run does not start before an operator has approved it, and none has."""
     start_at: Instant | None = None
-    """Nor, then, before this instant."""
+    """The run does not start before this instant, and has not."""
     is_held: bool = False
     """A failed step has paused the run, and there is no other reason for the pause."""
     awaits_definition: bool = False
@@ -530,6 +530,7 @@ def _queued(draft: RunState, event: Event) -> None:
     _set(draft, "depth", body.depth)
     if body.requires_approval:
         _set(draft, "requires_approval", True)
+    if body.start_at is not None:
         _set(draft, "start_at", body.start_at)
     if body.attributes:
         _set(draft, "attributes", body.attributes)
@@ -551,11 +552,12 @@ def _queued(draft: RunState, event: Event) -> None:
 
 def _started(draft: RunState, event: Event) -> None:
     _set(draft, "started_at", event.emitted_at)
+    if draft.start_at is not None:
+        _set(draft, "start_at", None)
 
 
 def _approved(draft: RunState, event: Event) -> None:
     _set(draft, "requires_approval", False)
-    _set(draft, "start_at", None)
 
 
 def _attributes_set(draft: RunState, event: Event) -> None:

@@ -252,6 +252,7 @@ class CommandSender:
             parent_step_id=None,
             parent_token=None,
             depth=0,
+            start_at=None,
             retry_of=e.RetryOf(run_id, signal_id, command.actor, command.reason),
             by=None if caller is None else caller.ref,
         )

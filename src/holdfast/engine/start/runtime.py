@@ -23,7 +23,7 @@ from holdfast.core.audit import AuditEntry, Caller, audit_entry
 from holdfast.core.dead_letters import Settlement
 from holdfast.core.decide import update_step_id
 from holdfast.core.events import Event
-from holdfast.core.index_rows import Wait
+from holdfast.core.index_rows import START, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.keys import (
     ANY_VERSION,
@@ -677,9 +677,15 @@ def _delayed(new: port.NewRun, start_at: Instant) -> port.NewRun:
         )
         raise InvalidInput(text, field="at")
     first, *others = new.events
-    if isinstance(first.data, e.RunQueued) and first.data.requires_approval:  # its approval leaves it the message
-        return replace(new, events=(replace(first, data=replace(first.data, start_at=start_at)), *others))
-    return replace(new, messages=tuple(replace(message, due_at=start_at) for message in new.messages))
+    assert isinstance(first.data, e.RunQueued)
+    new = replace(new, events=(replace(first, data=replace(first.data, start_at=start_at)), *others))
+    if first.data.requires_approval:  # which leaves it the message
+        return new
+    return replace(
+        new,
+        messages=tuple(replace(message, due_at=start_at) for message in new.messages),
+        snapshot=replace(new.snapshot, waiting_kind=START, waiting_until=start_at),
+    )
 
 
 def _with_warning(delivered: port.Delivered, warning: str) -> port.Delivered:
