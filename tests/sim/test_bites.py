@@ -174,7 +174,7 @@ def test_it_finds_a_signal_that_is_consumed_without_its_event(monkeypatch: pytes
 @pytest.mark.contract("SIG-5")
 def test_it_finds_a_signal_that_is_accepted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Run, "_known_signal", lambda self, request, limits, now: None)
-    assert "was sent once and is there" in first_finding()
+    assert "was sent once and is there" in first_finding(2)
 
 
 @pytest.mark.contract("TMR-1")
@@ -200,13 +200,13 @@ def test_it_finds_outcomes_that_are_dropped_when_the_store_fails(monkeypatch: py
         return await self._store.commit(turns)
 
     monkeypatch.setattr(TurnProcessor, "_commit", commit_once)
-    assert first_finding() != "nothing"
+    assert first_finding(42) != "nothing"
 
 
 @pytest.mark.contract("ACT-1")
 def test_it_finds_jobs_that_outlive_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TurnDraft, "_jobs_closed", lambda self: ())
-    assert "nobody waits for it to be carried out" in first_finding()
+    assert "nobody waits for it to be carried out" in first_finding(5)
 
 
 @pytest.mark.contract("ACT-1", "OWN-3")

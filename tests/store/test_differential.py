@@ -34,6 +34,9 @@ STEPS = 150
 SEQUENCES = int(os.environ.get("TEST_SEQUENCES", "15"))
 """How many sequences are tried at least; more, if fewer do not reach everything."""
 
+SOON = (174, 50, 69, 64, 196, 52, 2, 4, 171, 15, 21, 22)
+"""Seeds that reach everything together. If the sequences change, others are looked for."""
+
 MOST_SEQUENCES = 1_000
 """When what was not reached counts as unreachable."""
 
@@ -191,7 +194,7 @@ async def seeds_that_reach_all(first: int, folder: Path) -> list[int]:
     """Return seeds whose sequences reach everything together, as the reference alone shows in a tenth of the time."""
     reached: Counter[str] = Counter()
     chosen: list[int] = []
-    for seed in range(first, first + MOST_SEQUENCES):
+    for seed in (*SOON, *range(first, first + MOST_SEQUENCES)):
         if not missing(reached):
             break
         alone = await run_sequence(seed, folder, SUBJECTS[:1])
