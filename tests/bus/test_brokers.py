@@ -12,6 +12,7 @@ import pytest
 from redis import asyncio as redis
 
 import holdfast as hf
+from holdfast.core.bus import OutboxReplay
 from holdfast.engine.activities.secrets import EnvironmentSecrets
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Store
@@ -89,7 +90,7 @@ async def test_nats_jetstream_keeps_every_event_once(store: Store, nats_server: 
         app.sink("orders", f"{nats_server.url}/orders", first_ms=5, most_ms=50)
         histories = await play(app, order, store, "orders")
         count = sum(map(len, histories.values()))
-        await store.replay_outbox("orders")
+        await store.replay_outbox(OutboxReplay("orders"))
         async with running(app, store):
             await until_sent(store, "orders")
         assert (await stream.stream_info("ORDERS")).state.messages == count

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 import holdfast as hf
-from holdfast.core.bus import OutboxSettlement, Sink, SinkProgress
+from holdfast.core.bus import OutboxReplay, OutboxSettlement, Sink, SinkProgress
 from holdfast.core.events import Event
 from holdfast.engine.activities.secrets import EnvironmentSecrets
 from holdfast.engine.bus import relay
@@ -189,7 +189,7 @@ async def test_what_a_slow_sink_has_got_is_settled_before_the_rest_has_arrived(
             for run in runs:
                 await run.result()
         await store.put_sink(hook(receiver))
-        await store.replay_outbox("hook", 0, None, 1, -1, 100)
+        await store.replay_outbox(OutboxReplay("hook", limit=100))
         async with running(app, Settling(store)):
             await until_sent(store)
             for run in runs:
@@ -311,7 +311,7 @@ async def test_a_projection_that_is_far_behind_is_an_alert(store: Store) -> None
         run = await app.start(order, 1)
         await run.result()
         await until_sent(store, "late")
-    await store.replay_outbox("late", run_id=run.run_id)
+    await store.replay_outbox(OutboxReplay("late", run_id=run.run_id))
     [entry] = await store.find(OutboxQuery(sink="late"))
     aged = OutboxSettlement(entry=entry, rest=replace(entry, at=entry.at - 60_000_000, attempts=1))
     assert await store.settle_outbox("late", [aged], SinkProgress()) == [True]
@@ -418,7 +418,7 @@ async def test_a_sink_is_relayed_by_one_node_and_by_another_when_that_stops(stor
                 await until_sent(store)
                 assert [lock.name for lock in await store.find_locks() if lock.name.startswith("bus/")] == ["bus/hook"]
             await store.put_sink(hook(receiver, is_paused=True))
-            await store.replay_outbox("hook", run_id=run.run_id)
+            await store.replay_outbox(OutboxReplay("hook", run_id=run.run_id))
             assert (await status_of(store)).backlog == 1
             await store.put_sink(hook(receiver))
             await until_sent(store)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.core.bus import OutboxSettlement, Sink, SinkProgress, letter_of
+from holdfast.core.bus import OutboxReplay, OutboxSettlement, Sink, SinkProgress, letter_of
 from holdfast.engine.inbox.authorization import OVERRIDE
 from holdfast.service.auth.roles import OF_ALL_TENANTS, ROLES, SCOPES
 from holdfast.service.auth.tokens import make_token
@@ -269,7 +269,7 @@ async def things_of_globex(server: InProcessServer) -> dict[str, str]:
         is_paused=True,
     )
     things["sink"] = (await store.put_sink(sink)).name
-    await store.replay_outbox(sink.name, run_id=things["run"])
+    await store.replay_outbox(OutboxReplay(sink.name, run_id=things["run"]))
     [entry, *_] = await store.find(OutboxQuery(sink=sink.name))
     letter = letter_of(sink, entry, "gone", await store.now())
     await store.settle_outbox(sink.name, [OutboxSettlement(entry=entry, letter=letter)], SinkProgress())

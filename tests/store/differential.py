@@ -15,7 +15,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core.admission import RunLimit
-from holdfast.core.bus import Sink, alert_of
+from holdfast.core.bus import OutboxReplay, Sink, alert_of
 from holdfast.core.index_rows import runtime_snapshot
 from holdfast.core.schedules import Schedule, ScheduleSpec
 from holdfast.core.state import TERMINAL, state_of
@@ -470,7 +470,7 @@ async def change_bus(world: World) -> None:
         await world.ask("put_sink", sink)
     elif values.happens(0.4):
         since, run_id = values.pick((0, world.clock.now())), values.pick((None, None, MISSING, *world.run_ids))
-        await world.ask("replay_outbox", name, since, run_id, values.number(1, 4))
+        await world.ask("replay_outbox", OutboxReplay(name, since, run_id, values.number(1, 4)))
     elif values.happens(0.4):
         alerts = [alert_of("LATE", 2, "late", of=values.number(1, 5)) for _ in range(values.number(0, 3))]
         await world.ask("raise_alerts", alerts)

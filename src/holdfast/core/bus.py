@@ -169,6 +169,20 @@ class BusAlert(Struct, frozen=True, kw_only=True, omit_defaults=True):
     number: int = 0
 
 
+class OutboxReplay(Struct, frozen=True):
+    """Which events a sink gets again: all from an instant on, or those of one run from a `run_seq` on.
+
+    Runs are taken in order of their numbers, those after `after`, up to `limit`.
+    """
+
+    sink: str
+    since: Instant = 0
+    run_id: str | None = None
+    from_seq: int = 1
+    after: int = -1
+    limit: int = 1_000
+
+
 class Replayed(Struct, frozen=True):
     """How many runs' events a sink will get again, and where to go on, if the limit cut it short."""
 

@@ -89,7 +89,7 @@ from typing import Protocol, TypeVar
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry
-from holdfast.core.bus import BusAlert, OutboxSettlement, Replayed, Sink, SinkProgress
+from holdfast.core.bus import BusAlert, OutboxReplay, OutboxSettlement, Replayed, Sink, SinkProgress
 from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -467,20 +467,10 @@ class BusStore(Protocol):
         """
         ...
 
-    async def replay_outbox(
-        self,
-        sink: str,
-        since: Instant = 0,
-        run_id: str | None = None,
-        from_seq: int = 1,
-        after: int = -1,
-        limit: int = 1_000,
-        audit: AuditEntry | None = None,
-    ) -> Replayed:
-        """Let a sink get events again that the store still has: all from an instant on, or those of one run.
+    async def replay_outbox(self, asked: OutboxReplay, audit: AuditEntry | None = None) -> Replayed:
+        """Let a sink get events again that the store still has; call again with `after` if there are more.
 
-        Runs are taken in order of their numbers, up to `limit`; call again with `after` if there are more. Raise
-        `NotFound` if there is no such sink or run.
+        Raise `NotFound` if there is no such sink or run.
         """
         ...
 

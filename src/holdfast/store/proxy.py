@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry
-from holdfast.core.bus import BusAlert, OutboxSettlement, Replayed, Sink, SinkProgress
+from holdfast.core.bus import BusAlert, OutboxReplay, OutboxSettlement, Replayed, Sink, SinkProgress
 from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -197,17 +197,8 @@ class StoreProxy:
     def settle_outbox(self, sink: str, items: Sequence[OutboxSettlement], progress: SinkProgress) -> Answer[list[bool]]:
         return self._store.settle_outbox(sink, items, progress)
 
-    def replay_outbox(
-        self,
-        sink: str,
-        since: Instant = 0,
-        run_id: str | None = None,
-        from_seq: int = 1,
-        after: int = -1,
-        limit: int = 1_000,
-        audit: AuditEntry | None = None,
-    ) -> Answer[Replayed]:
-        return self._store.replay_outbox(sink, since, run_id, from_seq, after, limit, audit)
+    def replay_outbox(self, asked: OutboxReplay, audit: AuditEntry | None = None) -> Answer[Replayed]:
+        return self._store.replay_outbox(asked, audit)
 
     def raise_alerts(self, alerts: Sequence[BusAlert]) -> Answer[int]:
         return self._store.raise_alerts(alerts)

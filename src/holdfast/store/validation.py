@@ -15,7 +15,15 @@ from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit, check_admission_request, check_limit
 from holdfast.core.attributes import Attributes, rows_of
 from holdfast.core.audit import AuditEntry
-from holdfast.core.bus import BusAlert, BusDeadLetter, OutboxEntry, OutboxSettlement, SinkProgress, check_sink
+from holdfast.core.bus import (
+    BusAlert,
+    BusDeadLetter,
+    OutboxEntry,
+    OutboxReplay,
+    OutboxSettlement,
+    SinkProgress,
+    check_sink,
+)
 from holdfast.core.dead_letters import DeadLetter, Reason, Settlement
 from holdfast.core.declarations import check_declaration
 from holdfast.core.events import Event
@@ -617,15 +625,13 @@ def check_alerts(alerts: Sequence[Any], limits: Limits) -> None:
         _check_texts(detail=alert.detail, run_id=alert.run_id, sink=alert.sink)
 
 
-def check_replay(
-    sink: Any, since: Any, run_id: Any, from_seq: Any, after: Any, limit: Any, audit: AuditEntry | None, limits: Limits
-) -> None:
+def check_replay(asked: OutboxReplay, audit: AuditEntry | None, limits: Limits) -> None:
     """Refuse malformed arguments of `replay_outbox`."""
-    check_sink_name(sink, audit, limits)
-    check_values(since=since, from_seq=from_seq, after=after)
-    check_page(limit)
-    if run_id is not None:
-        check_ids([run_id])
+    check_sink_name(asked.sink, audit, limits)
+    check_values(since=asked.since, from_seq=asked.from_seq, after=asked.after)
+    check_page(asked.limit)
+    if asked.run_id is not None:
+        check_ids([asked.run_id])
 
 
 def _check_texts(**texts: Any) -> None:

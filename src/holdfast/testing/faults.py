@@ -18,7 +18,7 @@ from msgspec import Struct
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry
-from holdfast.core.bus import BusAlert, OutboxSettlement, Replayed, Sink, SinkProgress
+from holdfast.core.bus import BusAlert, OutboxReplay, OutboxSettlement, Replayed, Sink, SinkProgress
 from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -268,20 +268,8 @@ class FaultyStore:
     async def settle_outbox(self, sink: str, items: Sequence[OutboxSettlement], progress: SinkProgress) -> list[bool]:
         return await self._reach(lambda: self._store.settle_outbox(sink, items, progress))
 
-    async def replay_outbox(
-        self,
-        sink: str,
-        since: Instant = 0,
-        run_id: str | None = None,
-        from_seq: int = 1,
-        after: int = -1,
-        limit: int = 1_000,
-        audit: AuditEntry | None = None,
-    ) -> Replayed:
-        return await self._reach(
-            lambda: self._store.replay_outbox(sink, since, run_id, from_seq, after, limit, audit),
-            may_repeat=audit is None,
-        )
+    async def replay_outbox(self, asked: OutboxReplay, audit: AuditEntry | None = None) -> Replayed:
+        return await self._reach(lambda: self._store.replay_outbox(asked, audit), may_repeat=audit is None)
 
     async def raise_alerts(self, alerts: Sequence[BusAlert]) -> int:
         return await self._reach(lambda: self._store.raise_alerts(alerts), may_repeat=True)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from holdfast.core.access import AccessToken
 from holdfast.core.audit import AuditEntry
-from holdfast.core.bus import BusDeadLetter, Replayed, Sink, SinkStatus
+from holdfast.core.bus import BusDeadLetter, OutboxReplay, Replayed, Sink, SinkStatus
 from holdfast.core.dead_letters import DeadLetter, Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -300,20 +300,10 @@ class TenantView:
             return False
         return await self._store.remove_sink(name, None if audit is None else self._audited(audit))
 
-    async def replay_outbox(
-        self,
-        sink: str,
-        since: Instant = 0,
-        run_id: str | None = None,
-        from_seq: int = 1,
-        after: int = -1,
-        limit: int = 1_000,
-        audit: AuditEntry | None = None,
-    ) -> Replayed:
-        if not await self._has_sink(sink):
-            raise no_such_sink(sink)
-        entry = None if audit is None else self._audited(audit)
-        return await self._store.replay_outbox(sink, since, run_id, from_seq, after, limit, entry)
+    async def replay_outbox(self, asked: OutboxReplay, audit: AuditEntry | None = None) -> Replayed:
+        if not await self._has_sink(asked.sink):
+            raise no_such_sink(asked.sink)
+        return await self._store.replay_outbox(asked, None if audit is None else self._audited(audit))
 
     async def settle_bus_dead_letters(
         self, ids: Sequence[str], action: Settlement, audit: AuditEntry | None = None

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from holdfast.core.bus import BusDeadLetter, Sink, SinkStatus
+from holdfast.core.bus import BusDeadLetter, OutboxReplay, Sink, SinkStatus
 from holdfast.core.dead_letters import Settlement
 from holdfast.core.instants import Instant
 from holdfast.engine.history import find_event
@@ -218,7 +218,8 @@ async def replay(context: RequestContext, request: ReplaySink) -> ReplayedSink:
     after, runs = -1, 0
     while True:
         entry = context.audit(subject=request.sink) if after == -1 else None
-        done = await context.store.replay_outbox(request.sink, since, run_id, from_seq, after, BATCH, entry)
+        asked = OutboxReplay(request.sink, since, run_id, from_seq, after, BATCH)
+        done = await context.store.replay_outbox(asked, entry)
         runs += done.runs
         if done.after is None:
             return ReplayedSink(request.sink, runs)

@@ -10,6 +10,7 @@ from holdfast.core.bus import (
     BusAlert,
     BusDeadLetter,
     OutboxEntry,
+    OutboxReplay,
     OutboxSettlement,
     Replayed,
     Sink,
@@ -129,19 +130,19 @@ class Bus:
             self._letters[item.letter.letter_id] = item.letter
         return True
 
-    def replay(
-        self, name: str, since: Instant, run_id: str | None, from_seq: int, after: int, limit: int, now: Instant
-    ) -> Replayed:
+    def replay(self, asked: OutboxReplay, now: Instant) -> Replayed:
         """Put entries for events that a sink gets again."""
-        stored = self._sinks.get(name)
+        stored, run_id, limit = self._sinks.get(asked.sink), asked.run_id, asked.limit
         if stored is None:
-            raise decisions.no_such_sink(name)
+            raise decisions.no_such_sink(asked.sink)
         if run_id is not None and run_id not in self._runs:
             raise decisions.no_such_run(run_id)
         chosen: list[OutboxEntry] = []
         for run in self._runs.values():
             wanted = [
-                event.run_seq for event in run.events if event.persisted_at >= since and event.run_seq >= from_seq
+                event.run_seq
+                for event in run.events
+                if event.persisted_at >= asked.since and event.run_seq >= asked.from_seq
             ]
             if (
                 wanted
@@ -149,7 +150,7 @@ class Bus:
                 and stored.status.sink.wants(run.head.tenant, run.head.plan_id)
             ):
                 chosen.append(self._entry(run.head, wanted[0], wanted[-1], now))
-        chosen = sorted((entry for entry in chosen if entry.number > after), key=lambda entry: entry.number)
+        chosen = sorted((entry for entry in chosen if entry.number > asked.after), key=lambda entry: entry.number)
         for entry in chosen[:limit]:
             self._put(stored, entry)
         return Replayed(len(chosen[:limit]), chosen[limit - 1].number if len(chosen) > limit else None)

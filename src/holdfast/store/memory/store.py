@@ -16,7 +16,7 @@ from holdfast.core import codec
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import AdmissionRequest, RunLimit
 from holdfast.core.audit import AuditEntry, letter_entry, run_entry
-from holdfast.core.bus import BusAlert, OutboxSettlement, Replayed, Sink, SinkProgress
+from holdfast.core.bus import BusAlert, OutboxReplay, OutboxSettlement, Replayed, Sink, SinkProgress
 from holdfast.core.dead_letters import DeadLetter, Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -648,19 +648,10 @@ class MemoryStore:
         validation.check_settle_outbox(sink, items, progress, self._limits)
         return self._bus.settle(sink, items, progress, self._now())
 
-    async def replay_outbox(
-        self,
-        sink: str,
-        since: Instant = 0,
-        run_id: str | None = None,
-        from_seq: int = 1,
-        after: int = -1,
-        limit: int = 1_000,
-        audit: AuditEntry | None = None,
-    ) -> Replayed:
-        validation.check_replay(sink, since, run_id, from_seq, after, limit, audit, self._limits)
+    async def replay_outbox(self, asked: OutboxReplay, audit: AuditEntry | None = None) -> Replayed:
+        validation.check_replay(asked, audit, self._limits)
         now = self._now()
-        replayed = self._bus.replay(sink, since, run_id, from_seq, after, limit, now)
+        replayed = self._bus.replay(asked, now)
         self._append(audit, now)
         self.wakeups.notify()
         return replayed

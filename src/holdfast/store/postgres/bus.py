@@ -14,6 +14,7 @@ from holdfast.core.bus import (
     BusAlert,
     BusDeadLetter,
     OutboxEntry,
+    OutboxReplay,
     OutboxSettlement,
     Replayed,
     Sink,
@@ -171,24 +172,16 @@ async def _number_of(db: Db, name: str) -> int | None:
     return int(found[0][0]) if found else None
 
 
-async def replay(
-    transaction: Transaction,
-    name: str,
-    since: Instant,
-    run_id: str | None,
-    from_seq: int,
-    after: int,
-    limit: int,
-    now: Instant,
-) -> Replayed:
+async def replay(transaction: Transaction, asked: OutboxReplay, now: Instant) -> Replayed:
     """Put entries for events that a sink gets again."""
-    sink_no = await _number_of(transaction, name)
+    sink_no = await _number_of(transaction, asked.sink)
     if sink_no is None:
-        raise decisions.no_such_sink(name)
+        raise decisions.no_such_sink(asked.sink)
+    run_id, limit = askable(asked.run_id), asked.limit
     known = "SELECT 1 FROM holdfast.runs WHERE run_id = $1"
-    if run_id is not None and not await transaction.fetch(known, askable(run_id)):
-        raise decisions.no_such_run(run_id)
-    found = await transaction.fetch(_REPLAYED, sink_no, since, askable(run_id), from_seq, after, limit + 1)
+    if asked.run_id is not None and not await transaction.fetch(known, run_id):
+        raise decisions.no_such_run(asked.run_id)
+    found = await transaction.fetch(_REPLAYED, sink_no, asked.since, run_id, asked.from_seq, asked.after, limit + 1)
     chosen = [(run_no, first, last, now, 0, now) for run_no, first, last in found[:limit]]
     if chosen:
         await transaction.fetch(_PUT_ENTRIES, sink_no, *columns(chosen, 6))

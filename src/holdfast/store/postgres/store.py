@@ -15,7 +15,7 @@ from holdfast.clock import Clock
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry
-from holdfast.core.bus import BusAlert, OutboxSettlement, Replayed, Sink, SinkProgress
+from holdfast.core.bus import BusAlert, OutboxReplay, OutboxSettlement, Replayed, Sink, SinkProgress
 from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -447,20 +447,11 @@ class PostgresStore:
         validation.check_settle_outbox(sink, items, progress, self._limits)
         return await self._transact(lambda transaction, now: bus.settle(transaction, sink, items, progress, now))
 
-    async def replay_outbox(
-        self,
-        sink: str,
-        since: Instant = 0,
-        run_id: str | None = None,
-        from_seq: int = 1,
-        after: int = -1,
-        limit: int = 1_000,
-        audit: AuditEntry | None = None,
-    ) -> Replayed:
-        validation.check_replay(sink, since, run_id, from_seq, after, limit, audit, self._limits)
+    async def replay_outbox(self, asked: OutboxReplay, audit: AuditEntry | None = None) -> Replayed:
+        validation.check_replay(asked, audit, self._limits)
 
         async def work(transaction: Transaction, now: Instant) -> Replayed:
-            replayed = await bus.replay(transaction, sink, since, run_id, from_seq, after, limit, now)
+            replayed = await bus.replay(transaction, asked, now)
             await audit_log.append(transaction, () if audit is None else [replace(audit, at=now)])
             return replayed
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from holdfast.core.audit import AuditEntry
-from holdfast.core.bus import BusAlert, OutboxSettlement, Replayed, Sink, SinkProgress
+from holdfast.core.bus import BusAlert, OutboxReplay, OutboxSettlement, Replayed, Sink, SinkProgress
 from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.instants import Instant
 from holdfast.limits import Limits
@@ -38,19 +38,10 @@ class WithoutBus:
         await self._now()
         return [False] * len(items)
 
-    async def replay_outbox(
-        self,
-        sink: str,
-        since: Instant = 0,
-        run_id: str | None = None,
-        from_seq: int = 1,
-        after: int = -1,
-        limit: int = 1_000,
-        audit: AuditEntry | None = None,
-    ) -> Replayed:
-        validation.check_replay(sink, since, run_id, from_seq, after, limit, audit, self._limits)
+    async def replay_outbox(self, asked: OutboxReplay, audit: AuditEntry | None = None) -> Replayed:
+        validation.check_replay(asked, audit, self._limits)
         await self._now()
-        raise decisions.no_such_sink(sink)
+        raise decisions.no_such_sink(asked.sink)
 
     async def raise_alerts(self, alerts: Sequence[BusAlert]) -> int:
         validation.check_alerts(alerts, self._limits)

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from holdfast.core.audit import AuditEntry, letter_entry
 from holdfast.core.bus import (
     BusAlert,
     BusDeadLetter,
     OutboxEntry,
+    OutboxReplay,
     OutboxSettlement,
     Replayed,
     Sink,
@@ -182,24 +183,14 @@ def _number_of(db: sqlite3.Connection, name: str) -> int | None:
     return None if found is None else int(found[0])
 
 
-def replay(
-    db: sqlite3.Connection,
-    name: str,
-    since: Instant,
-    run_id: str | None,
-    from_seq: int,
-    after: int,
-    limit: int,
-    now: Instant,
-) -> Replayed:
+def replay(db: sqlite3.Connection, asked: OutboxReplay, now: Instant) -> Replayed:
     """Put entries for events that a sink gets again."""
-    sink_no = _number_of(db, name)
+    sink_no, run_id, limit = _number_of(db, asked.sink), asked.run_id, asked.limit
     if sink_no is None:
-        raise decisions.no_such_sink(name)
+        raise decisions.no_such_sink(asked.sink)
     if run_id is not None and not db.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone():
         raise decisions.no_such_run(run_id)
-    asked = {"sink": name, "since": since, "run_id": run_id, "from_seq": from_seq, "after": after, "limit": limit}
-    found = db.execute(_REPLAYED, asked).fetchall()
+    found = db.execute(_REPLAYED, asdict(asked)).fetchall()
     chosen = found[:limit]
     db.executemany(_PUT_ENTRY, [(sink_no, run_no, first, last, now, 0, now) for run_no, first, last in chosen])
     return Replayed(len(chosen), chosen[-1][0] if len(found) > limit else None)

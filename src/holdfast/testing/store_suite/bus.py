@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from holdfast.core.bus import (
     OutboxEntry,
+    OutboxReplay,
     OutboxSettlement,
     Sink,
     SinkProgress,
@@ -248,22 +249,22 @@ class BusSuite(SuiteBase):
         await node.step("run-1", complete())
         last = (await node.load("run-1")).head.version
         await store.put_sink(HOOK)
-        assert (await store.replay_outbox("hook", START + 5_000)).runs == 1
+        assert (await store.replay_outbox(OutboxReplay("hook", START + 5_000))).runs == 1
         assert await ranges(store) == [("run-1", versions["run-1"] + 1, last)]
         await settle_all(store)
-        first = await store.replay_outbox("hook", limit=1)
+        first = await store.replay_outbox(OutboxReplay("hook", limit=1))
         assert (first.runs, first.after is None) == (1, False)
-        rest = await store.replay_outbox("hook", after=first.after or 0, limit=1)
+        rest = await store.replay_outbox(OutboxReplay("hook", after=first.after or 0, limit=1))
         assert (rest.runs, rest.after) == (1, None)
         assert await ranges(store) == [("run-1", 1, last), ("run-2", 1, versions["run-2"])]
         await settle_all(store)
         entry = audit_entry("e-1", "bus.replay")
-        assert (await store.replay_outbox("hook", run_id="run-1", from_seq=2, audit=entry)).runs == 1
+        assert (await store.replay_outbox(OutboxReplay("hook", run_id="run-1", from_seq=2), entry)).runs == 1
         assert await ranges(store) == [("run-1", 2, last)]
         assert await audit_ids(store) == ["e-1"]
         for sink, run_id in (("nowhere", None), ("hook", "nowhere")):
             with pytest.raises(NotFound):
-                await store.replay_outbox(sink, run_id=run_id)
+                await store.replay_outbox(OutboxReplay(sink, run_id=run_id))
 
     @pytest.mark.contract("BUS-1", "PRJ-3")
     async def test_alerts_are_events_of_their_own_for_sinks_that_want_them(self, store: Store, peer: Store) -> None:
