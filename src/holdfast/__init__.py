@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from holdfast import errors
-from holdfast.app import Activity, App, Flow, Workflow, start
+from holdfast.app import Activity, App, ChildRun, Flow, Workflow, start
 from holdfast.core.audit import Caller
 from holdfast.core.bus import Sink
 from holdfast.core.events import ArtifactRef as Artifact
@@ -91,6 +91,7 @@ __all__ = [
     "Artifacts",
     "Caller",
     "Child",
+    "ChildRun",
     "Chorus",
     "Completed",
     "CompletedWithoutResult",

@@ -9,14 +9,13 @@ import inspect
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import update_wrapper
 from types import FrameType
-from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, get_args, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
-from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from holdfast.clock import Ids, Rng, SystemIds, SystemRng
@@ -50,13 +49,15 @@ from holdfast.engine.start.runtime import Runtime, StartOptions
 from holdfast.engine.ticks import check_calendar
 from holdfast.errors import CallerError, InvalidInput, NotDurable
 from holdfast.limits import SECRETS, Limits
-from holdfast.program.coroutine import current_program, refuse_inside
+from holdfast.program.coroutine import CoroutineProgram, current_program, refuse_inside
 from holdfast.program.definitions import (
     PLAIN_CALL,
+    PLAIN_CHILD,
     ActivityDefinition,
     ActivityOptions,
     CallOptions,
     CancelPolicy,
+    ChildOptions,
     ClosePolicy,
     LimitOptions,
     OnError,
@@ -64,6 +65,7 @@ from holdfast.program.definitions import (
     WorkflowDefinition,
     WorkflowLimit,
     call_options,
+    child_options,
     encode_options,
     error_policy,
     failure_policy,
@@ -105,35 +107,43 @@ LIFE_DIGITS = 12
 
 
 class ChildCall(TypedDict, total=False):
-    """How a child is called."""
+    """How a child is called, and what it is started with."""
 
     name: str
     """What its step is called, instead of its workflow."""
     cancel: CancelPolicy
     """What a cancellation does while it is awaited: give it up at once, or cancel it and `wait` for its outcome."""
+    close_policy: ClosePolicy
+    """What becomes of it when its parent ends."""
+    attributes: Mapping[str, Any]
+    """Its search attributes."""
+    run_id: str
+    tags: tuple[str, ...]
+    priority: int
+    """The order in which it is admitted, if its workflow has limits."""
+    retry: Retry | None
+    """How often it is started again, as another child, when it has failed."""
 
 
 class Workflow(Generic[P, R]):
     """A registered workflow. Start it with `App.start`; call it inside another workflow to run it as a child."""
 
-    def __init__(
-        self,
-        definition: WorkflowDefinition,
-        close_policy: ClosePolicy = "await",
-        attributes: Mapping[str, Any] | None = None,
-        call: CallOptions = PLAIN_CALL,
-    ) -> None:
+    def __init__(self, definition: WorkflowDefinition, call: ChildOptions = PLAIN_CHILD) -> None:
         self.definition = definition
         self.call = call
         """How children are called."""
-        self.close_policy: ClosePolicy = close_policy
-        """What becomes of a child when its parent ends."""
-        self.attributes = attributes or {}
-        """The search attributes of children."""
         update_wrapper(self, definition.function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Run it as a child inside a workflow, and wait for it. Outside of one it raises `NotDurable`: see `plain`."""
+        return self._program().run_child(self.definition, args, kwargs, self.call)
+
+    def child(self, *args: P.args, **kwargs: P.kwargs) -> "ChildRun[R]":
+        """Start it as a child inside a workflow, without waiting: await what this returns for the result."""
+        run_id, waiting = self._program().start_child(self.definition, args, kwargs, self.call)
+        return ChildRun(run_id, waiting)
+
+    def _program(self) -> CoroutineProgram:
         program = current_program()
         if program is None:
             name = self.definition.name
@@ -141,7 +151,7 @@ class Workflow(Generic[P, R]):
                 f"workflow {name!r} is called outside of a run, where nothing is durable: start it with "
                 f"app.start({name}, …); a unit test calls {name}.plain(…)"
             )
-        return program.run_child(self.definition, args, kwargs, self.close_policy, self.attributes, self.call)
+        return program
 
     def plain(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Call the function itself, for unit tests: activities are only called, and nothing is recorded.
@@ -152,30 +162,43 @@ class Workflow(Generic[P, R]):
         refuse_inside("plain", "call the workflow to run it as a child")
         return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
 
-    def options(
-        self,
-        *,
-        close_policy: ClosePolicy | UnsetType = UNSET,
-        attributes: Mapping[str, Any] | None = None,
-        **call: Unpack[ChildCall],
-    ) -> "Workflow[P, R]":
+    def options(self, **call: Unpack[ChildCall]) -> "Workflow[P, R]":
         """Return the same workflow with other options for children.
 
-        `close_policy` is what becomes of one when its parent ends, and `attributes` are its search attributes. `name`
-        is what its step is called. With `cancel="wait"` a cancellation of the parent while it waits for the child
-        cancels the child, waits until it has ended, and only then goes on: what the child returns is not lost.
+        `close_policy` is what becomes of one when its parent ends; `attributes`, `tags`, `priority` and `run_id` are
+        what it is started with, and `name` is what its step is called. With `retry` another child is started when it
+        has failed. With `cancel="wait"` a cancellation of the parent while it waits for the child cancels the child,
+        waits until it has ended, and only then goes on: what the child returns is not lost.
         """
-        return Workflow(self.definition, *self._with_options(close_policy, attributes, call))
+        return Workflow(self.definition, child_options(self.call, {**call}))
 
-    def _with_options(
-        self, close_policy: ClosePolicy | UnsetType, attributes: Mapping[str, Any] | None, call: "ChildCall"
-    ) -> tuple[ClosePolicy, Mapping[str, Any], CallOptions]:
-        policy = self.close_policy if close_policy is UNSET else checked_close_policy(close_policy)
-        changes: dict[str, Any] = {**call}
-        chosen = call_options(self.call, changes)
-        if changes:
-            raise InvalidInput(f"unknown option of a child {min(changes)!r}", field=min(changes))
-        return policy, self.attributes if attributes is None else attributes, chosen
+
+class ChildRun(Generic[R]):
+    """A child that was started without waiting for it. Await it for its result."""
+
+    def __init__(self, run_id: str, waiting: "asyncio.Task[R]") -> None:
+        self.run_id = run_id
+        """Its id; with a retry policy, that of the first attempt."""
+        self._waiting = waiting
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self._waiting.__await__()
+
+    def done(self) -> bool:
+        """Return whether its outcome is known."""
+        return self._waiting.done()
+
+    def cancel(self, reason: str = "") -> None:
+        """Give it up: it is cancelled too, unless it is abandoned."""
+        self._waiting.cancel(reason or None)
+
+    async def signal(self, name: str, payload: Any = None, *, signal_id: str | None = None) -> None:
+        """Send it a signal, with the turn."""
+        await run_from_inside(self.run_id).signal(name, payload, signal_id=signal_id)
+
+    async def update(self, name: str, /, *, update_id: str | None = None, **arguments: Any) -> Any:
+        """Send it an update, and wait for its answer."""
+        return await run_from_inside(self.run_id).update(name, update_id=update_id, **arguments)
 
 
 class Flow(Workflow[[S], S], Generic[S]):
@@ -183,15 +206,9 @@ class Flow(Workflow[[S], S], Generic[S]):
 
     definition: FlowDefinition
 
-    def options(
-        self,
-        *,
-        close_policy: ClosePolicy | UnsetType = UNSET,
-        attributes: Mapping[str, Any] | None = None,
-        **call: Unpack[ChildCall],
-    ) -> "Flow[S]":
+    def options(self, **call: Unpack[ChildCall]) -> "Flow[S]":
         """Return the same flow with other options for children: see `Workflow.options`."""
-        return Flow(self.definition, *self._with_options(close_policy, attributes, call))
+        return Flow(self.definition, child_options(self.call, {**call}))
 
     def graph(self) -> Graph:
         """Return the tree as it is drawn."""
@@ -208,14 +225,6 @@ def _sink(**given: Any) -> Sink:
         return Sink(**fields)
     except TypeError as problem:
         raise InvalidInput(f"a sink has no such option: {problem}", field="options") from None
-
-
-def checked_close_policy(close_policy: ClosePolicy) -> ClosePolicy:
-    """Return the policy for a child; raise if there is no such policy."""
-    if close_policy not in get_args(ClosePolicy):
-        known = ", ".join(get_args(ClosePolicy))
-        raise InvalidInput(f"close_policy is one of {known}, not {close_policy!r}", field="close_policy")
-    return close_policy
 
 
 class Activity(Generic[P, R]):

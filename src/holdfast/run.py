@@ -148,11 +148,17 @@ class RunHandle(Generic[R]):
         return await runtime.receipt(self.run_id, sent.signal_name, sent.signal_id, sent.signal_storage_key)
 
     async def update(self, name: str, /, *, update_id: str | None = None, **arguments: Any) -> Any:
-        """Send an update and wait for the run's answer. With an `update_id` a retry gets the first answer."""
+        """Send an update and wait for the run's answer. With an `update_id` a retry gets the first answer.
+
+        Inside a workflow it is a step: sent once, and recorded with its answer. A refusal raises `ActivityFailed`.
+        """
         return await self.update_with(name, arguments, update_id)
 
     async def update_with(self, name: str, arguments: dict[str, Any], update_id: str | None = None) -> Any:
         """Do what `update` does, with arguments of any name."""
+        program = current_program()
+        if program is not None:
+            return await program.update_run(self.run_id, name, arguments, update_id)
         answer = await self._outside().update(self.run_id, name, arguments, update_id, self._caller)
         return codec.decode(answer, Any)
 
@@ -293,7 +299,7 @@ class RunHandle(Generic[R]):
 
 
 def run_from_inside(run_id: str) -> RunHandle[Any]:
-    """Return the handle of a run for a workflow, which can signal it and do nothing else with it."""
+    """Return the handle of a run for a workflow, which can signal and update it and do nothing else with it."""
     out_of_reach: Any = _OutOfReach()
     return RunHandle(out_of_reach, run_id)
 
@@ -302,4 +308,4 @@ class _OutOfReach:
     """The runtime as a workflow sees it."""
 
     def __getattr__(self, verb: str) -> Any:
-        raise NotDurable("inside a workflow a run can only be signalled; other calls belong into an activity")
+        raise NotDurable("inside a workflow a run can be signalled and updated; other calls belong into an activity")

@@ -68,7 +68,7 @@ SAMPLES: list[tuple[Body, str | None]] = [
     (e.TaskAnswered("ann", Raw(b"8")), "task"),
     (e.TaskRefused("claim", "bob", ERROR, "ann", START), "task"),
     (e.TaskCompleted("ann", Raw(b"8")), "task"),
-    (e.ChildStarted("run-2", "ship", "1", "fresh@9", Raw(b"9"), "cancel", PLAN, {"cents": 5}), "fresh"),
+    (e.ChildStarted("run-2", "ship", "1", "fresh@9", Raw(b"9"), "cancel", PLAN, {"cents": 5}, ("fast",), 3), "fresh"),
     (e.ChildCompleted(Raw(b"10")), "child"),
     (e.ChildFailed(ERROR), "child"),
     (e.MarkerRecorded("seed", Raw(b"11")), "fresh"),

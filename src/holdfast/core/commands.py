@@ -92,6 +92,8 @@ class StartChild(Struct, frozen=True, kw_only=True, gc=False):
     close_policy: str = "await"
     plan: PlanSource | None = None
     attributes: dict[str, Value] = {}
+    tags: tuple[str, ...] = ()
+    priority: int = 0
 
 
 class RecordMarker(Struct, frozen=True, kw_only=True, gc=False):

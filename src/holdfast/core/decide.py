@@ -508,6 +508,8 @@ def _start_child(state: RunState, command: c.StartChild, writer: EventWriter) ->
         command.close_policy,
         command.plan,
         command.attributes,
+        command.tags,
+        command.priority,
     )
     writer.open(body, command.step_id)
 

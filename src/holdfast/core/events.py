@@ -693,6 +693,9 @@ class ChildStarted(Body, frozen=True):
     close_policy: str = "await"
     plan: PlanSource | None = None
     attributes: dict[str, Value] = {}
+    tags: tuple[str, ...] = ()
+    priority: int = 0
+    """The order in which it is admitted, if its workflow has limits."""
 
 
 class ChildCompleted(Body, frozen=True):

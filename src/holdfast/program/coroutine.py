@@ -31,6 +31,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.keys import fitting_id
 from holdfast.core.plans import STORE_PLAN, PlanRef, workflow_of
 from holdfast.core.state import carried_updates
+from holdfast.core.timing import retry_delay_ms
 from holdfast.errors import (
     ActivityFailed,
     ChildFailed,
@@ -56,9 +57,12 @@ from holdfast.program.definitions import (
     START_RUN,
     STARTING_A_RUN,
     STORING_A_PLAN,
+    UPDATE_RUN,
     ActivityDefinition,
     CallOptions,
+    ChildOptions,
     StartRequest,
+    UpdateRequest,
     WorkflowDefinition,
     child_run_id,
     encode_options,
@@ -403,39 +407,69 @@ class CoroutineProgram:
         return future.result()  # type: ignore[no-any-return]
 
     async def run_child(
-        self,
-        child: WorkflowDefinition,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        close_policy: str,
-        attributes: Mapping[str, Any] = _NOTHING,
-        call: CallOptions = PLAIN_CALL,
+        self, child: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], call: ChildOptions
     ) -> Any:
         """Start another run, and return its result."""
-        input = self.bounded(child.signature.pack(args, kwargs), f"the input of {child.name!r}")
+        command, future = self._open_child(child, child.signature.pack(args, kwargs), call, 1)
+        return await self._child_result(child, command, future, call)
+
+    def start_child(
+        self, child: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], call: ChildOptions
+    ) -> tuple[str, asyncio.Task[Any]]:
+        """Start another run; return its id, and the task that waits for its result."""
+        command, future = self._open_child(child, child.signature.pack(args, kwargs), call, 1)
+        waiting = self._child_result(child, command, future, call)
+        return command.child_run_id, self.loop.create_task(waiting, name=f"child {command.step_id}")
+
+    def _open_child(
+        self, child: WorkflowDefinition, input: Raw, call: ChildOptions, attempt: int
+    ) -> tuple[c.StartChild, StepFuture]:
+        self.bounded(input, f"the input of {child.name!r}")
         if self.depth >= NESTED_RUNS:
             raise InvalidInput(f"runs are nested at most {NESTED_RUNS} deep")
         step_id = self.name_step(call.name or child.name)
         if self.is_replaying:
             self._note_signature(step_id, child.signature)
         self._bytes += len(input)
-        if close_policy == "await":
+        if call.close_policy == "await":
             self._awaited_children = self._awaited_children or set()
             self._awaited_children.add(step_id)
+        run_id = call.run_id and (call.run_id if attempt == 1 else f"{call.run_id}-{attempt}")
         command = c.StartChild(
             step_id=step_id,
-            child_run_id=child_run_id(self.run_id, step_id),
+            child_run_id=run_id or child_run_id(self.run_id, step_id),
             plan_id=child.name,
             plan_version=child.version,
             input=input,
-            close_policy=close_policy,
-            attributes=to_values(attributes, child.attributes) if attributes else {},
+            close_policy=call.close_policy,
+            attributes=to_values(call.attributes, child.attributes) if call.attributes else {},
+            tags=call.tags,
+            priority=call.priority,
         )
-        future = self.step(command)
-        if call.cancel == "now":
-            return child.signature.result_of(await future)
-        ask = partial(self._cancel_child, command)
-        return child.signature.result_of(await self._outcome_of(future, ask))
+        return command, self.step(command)
+
+    async def _child_result(
+        self, child: WorkflowDefinition, command: c.StartChild, future: StepFuture, call: ChildOptions
+    ) -> Any:
+        """Return the result of a child; start another one when it has failed, as the policy says."""
+        attempt = 1
+        while True:
+            try:
+                if call.cancel == "now":
+                    return child.signature.result_of(await future)
+                return child.signature.result_of(await self._outcome_of(future, partial(self._cancel_child, command)))
+            except ChildFailed as problem:
+                if call.retry is None or problem.info.code == "RunCancelled":
+                    raise
+                error = replace(problem.info, retryable=True)
+                delay_ms = retry_delay_ms(call.retry, attempt, error, self.random.random())
+                if delay_ms is None:
+                    raise
+            attempt += 1
+            if delay_ms:
+                due_at = self.now() + delay_ms * 1_000
+                await self.step(c.StartTimer(step_id=self.name_step(f"retry:{child.name}"), due_at=due_at))
+            command, future = self._open_child(child, command.input, call, attempt)
 
     def _cancel_child(self, child: c.StartChild, reason: str) -> None:
         """Ask a child to cancel itself, while its outcome is awaited; one that was not started yet is not started."""
@@ -507,6 +541,17 @@ class CoroutineProgram:
         if result is None:
             raise InvalidInput(f"no run was started by step {step_id!r}: an operator has skipped it")
         return codec.decode(result, str)
+
+    async def update_run(self, run_id: str, name: str, arguments: dict[str, Any], update_id: str | None) -> Any:
+        """Send an update to a run, wait for its answer, and return that; a refusal raises `ActivityFailed`."""
+        step_id = self.name_step(f"update_run:{name}")
+        chosen = update_id or codec.digest(f"{self.run_id}/{step_id}".encode())
+        request = UpdateRequest(run_id=run_id, name=name, update_id=chosen, arguments=arguments)
+        input = self.bounded(self.definition.values.encode({"request": request}), f"the input of update {name!r}")
+        self._bytes += len(input)
+        options = encode_options(STARTING_A_RUN)
+        result = await self.step(c.RunActivity(step_id=step_id, name=UPDATE_RUN, input=input, options=options))
+        return None if result is None else codec.decode(result, Any)
 
     def _note_signature(self, step_id: str, signature: Signature) -> None:
         self._signatures = self._signatures or {}

@@ -15,11 +15,11 @@ from holdfast.core.admission import AdmissionRequest, Overload, RunLimit, check_
 from holdfast.core.attributes import AttributeType
 from holdfast.core.events import NULL
 from holdfast.core.graph import Graph
-from holdfast.core.keys import check_idempotency_key, require_step_name
+from holdfast.core.keys import check_idempotency_key, check_name, check_step_name, require_step_name
 from holdfast.core.plans import PlanRef
 from holdfast.core.timing import NO_RETRY, Retry
-from holdfast.errors import ActivityFailed, InvalidInput
-from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS, NAME_BYTES, VERIFY_TIMEOUT_MS
+from holdfast.errors import ActivityFailed, CallerError, InvalidInput
+from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS, NAME_BYTES, PRIORITY, TAGS, VERIFY_TIMEOUT_MS
 from holdfast.program.fingerprint import fingerprint
 from holdfast.program.secrets import Secret, without_secrets
 from holdfast.program.values import PLAIN, Signature, Values
@@ -116,7 +116,50 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The key of an activity's call, if it is not the definition that computes one."""
 
 
+class ChildOptions(CallOptions, frozen=True, kw_only=True):
+    """How a child is called: also what it is started with."""
+
+    close_policy: ClosePolicy = "await"
+    attributes: Mapping[str, Any] = {}
+    run_id: str = ""
+    """Its id, if it is not to be made of its parent's and the step's."""
+    tags: tuple[str, ...] = ()
+    priority: int = 0
+    retry: Retry | None = None
+    """How often it is started again, as another child, when it has failed."""
+
+
 PLAIN_CALL = CallOptions()
+PLAIN_CHILD = ChildOptions()
+
+
+def child_options(base: ChildOptions, changes: dict[str, Any]) -> ChildOptions:
+    """Return the options of children with these changes; raise if there are none such."""
+    checks: dict[str, Callable[[Any], CallerError | bool | None]] = {
+        "name": lambda value: check_step_name("name", value),
+        "cancel": lambda value: value in get_args(CancelPolicy),
+        "close_policy": lambda value: value in get_args(ClosePolicy),
+        "attributes": lambda value: isinstance(value, Mapping),
+        "run_id": lambda value: check_name("run_id", value),
+        "tags": lambda value: isinstance(value, tuple) and len(value) <= TAGS and all(map(_is_tag, value)),
+        "priority": lambda value: type(value) is int and -PRIORITY <= value <= PRIORITY,
+        "retry": lambda value: value is None or isinstance(value, Retry),
+    }
+    for field, value in changes.items():
+        if field not in checks:
+            raise InvalidInput(
+                f"unknown option of a child {field!r}; known are {', '.join(sorted(checks))}", field=field
+            )
+        verdict = checks[field](value)
+        if isinstance(verdict, CallerError):
+            raise verdict
+        if verdict is False:
+            raise InvalidInput(f"{field} of a child may not be {value!r}", field=field)
+    return msgspec.structs.replace(base, **changes) if changes else base
+
+
+def _is_tag(value: Any) -> bool:
+    return check_name("tags", value) is None
 
 
 def call_options(base: CallOptions, changes: dict[str, Any]) -> CallOptions:
@@ -169,6 +212,19 @@ STORING_A_PLAN = ActivityOptions(
 START_RUN = "holdfast.start"
 """The activity that starts a run of its own for a workflow."""
 
+UPDATE_RUN = "holdfast.update"
+"""The activity that updates a run for a workflow, and waits for the answer."""
+
+
+class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An update that a workflow sends to a run."""
+
+    run_id: str
+    name: str
+    update_id: str
+    arguments: dict[str, Any] = {}
+
+
 STARTING_A_RUN = ActivityOptions(
     retry=Retry(
         max_attempts=0,
@@ -176,11 +232,11 @@ STARTING_A_RUN = ActivityOptions(
         most_ms=10_000,
         non_retryable=(
             *("Conflict", "InvalidInput", "NotFound", "NotPermitted", "Overloaded", "PayloadTooLarge", "PlanInvalid"),
-            *("RateLimited", "RunTerminal"),
+            *("RateLimited", "RunTerminal", "UpdateFailed"),
         ),
     )
 )
-"""How a workflow starts a run: until the store takes it. A refusal is final: the workflow gets it."""
+"""How a workflow starts or updates a run: until the store takes it. A refusal is final: the workflow gets it."""
 
 
 class StartRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.admission import NO_LIMIT, AdmissionRequest
-from holdfast.core.events import Event, RunQueued, RunStarted
+from holdfast.core.events import ChildStarted, Event, RunQueued, RunStarted
 from holdfast.core.instants import Instant
 from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.engine.options import NodeOptions
@@ -97,10 +97,13 @@ class RunQueue:
         """Return the turns so that the children that they start have admission requests."""
         if not self._limited and not self._registry.approvals:
             return turns
-        return [
-            replace(turn, starts=tuple(self._child_with_admission(new) for new in turn.starts)) if turn.starts else turn
-            for turn in turns
-        ]
+        return [self._with_admissions_of_children(turn) if turn.starts else turn for turn in turns]
+
+    def _with_admissions_of_children(self, turn: Turn) -> Turn:
+        started = [event.data for event in turn.events if isinstance(event.data, ChildStarted)]
+        priorities = {body.child_run_id: body.priority for body in started}
+        starts = [self._child_with_admission(new, priorities.get(new.run_id, 0)) for new in turn.starts]
+        return replace(turn, starts=tuple(starts))
 
     def notice_starts(self, turns: list[Turn]) -> None:
         """Take note of the children that turns have started."""
@@ -108,12 +111,13 @@ class RunQueue:
             for new in chain.from_iterable(turn.starts for turn in turns):
                 self.notice_start(new)
 
-    def _child_with_admission(self, new: NewRun) -> NewRun:
+    def _child_with_admission(self, new: NewRun, priority: int) -> NewRun:
         try:
-            return self.with_admission(new)
+            return self.with_admission(new, priority)
         except InvalidInput:  # its parent has gone on: there is no caller to refuse
             logger.exception("run %s is queued without a key, because the key could not be computed", new.run_id)
-            return replace(new, admission=AdmissionRequest(limit=self._limited[new.plan_id].limit))
+            request = AdmissionRequest(limit=self._limited[new.plan_id].limit, priority=priority)
+            return replace(new, admission=request)
 
     # --- admitting
 

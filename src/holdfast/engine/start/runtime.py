@@ -71,15 +71,18 @@ from holdfast.errors import (
 from holdfast.limits import DURATION_MS, NAME_BYTES, PRIORITY, TAGS, Limits
 from holdfast.program.definitions import (
     START_RUN,
+    UPDATE_RUN,
     ActivityDefinition,
     ActivityOptions,
     StartRequest,
+    UpdateRequest,
     WorkflowDefinition,
 )
 from holdfast.program.plan.definition import PlanDefinition
 from holdfast.registry import Registry
 from holdfast.store import port
 from holdfast.store.artifacts import Artifacts
+from holdfast.store.decisions import no_such_run
 from holdfast.store.types import DeadLetterQuery
 
 logger = logging.getLogger("holdfast.node")
@@ -179,6 +182,7 @@ class Runtime:
         """The plans of the installation."""
         registry.built_in[STORE_PLAN] = self.plans.activity()
         registry.built_in[START_RUN] = _starting_activity(ref(self))
+        registry.built_in[UPDATE_RUN] = _updating_activity(ref(self))
         self.relays: Relays | None = None
         """The relays of the event bus, if this node has them."""
         self._authorizer = Authorizer(authoriser, store, ids)
@@ -386,6 +390,16 @@ class Runtime:
         definition = self.registry.workflow(request.workflow, request.version)
         definition.signature.unpack(request.input)
         return (await self.start(definition, request.input, options)).run_id
+
+    async def update_for_run(self, request: UpdateRequest) -> Raw:
+        """Update a run for a workflow: one of the same tenant, project and environment."""
+        own = await head_of(self.store, activity_context().run_id)
+        other = await head_of(self.store, request.run_id)
+        place = own.tenant, own.project, own.environment
+        is_near = (other.tenant, other.project, other.environment) == place
+        if not is_near and not self.registry.allow_cross_tenant_signals:
+            raise no_such_run(request.run_id)
+        return await self.update(request.run_id, request.name, request.arguments, request.update_id)
 
     def _attributes(self, options: StartOptions) -> Attributes:
         """Return the search attributes of a run, with the parts of its reference."""
@@ -667,6 +681,18 @@ def _starting_activity(runtime: "ref[Runtime]") -> ActivityDefinition:
         return await found.start_for_run(request)
 
     return ActivityDefinition(start_run, START_RUN, ActivityOptions())
+
+
+def _updating_activity(runtime: "ref[Runtime]") -> ActivityDefinition:
+    """Return the activity that updates runs for workflows."""
+
+    async def update_run(request: UpdateRequest) -> Any:
+        found = runtime()
+        if found is None:
+            raise StoreUnavailable("the node was closed before the update was answered")
+        return codec.decode(await found.update_for_run(request), Any)
+
+    return ActivityDefinition(update_run, UPDATE_RUN, ActivityOptions())
 
 
 def _delayed(new: port.NewRun, start_at: Instant) -> port.NewRun:

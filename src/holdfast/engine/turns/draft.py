@@ -344,7 +344,8 @@ class TurnDraft:
                     plan=body.plan,
                     attributes=body.attributes,
                 )
-                yield prepare_run(body.child_run_id, queued, self._now, self._by.node, key=event.idempotency_key)
+                key = event.idempotency_key
+                yield prepare_run(body.child_run_id, queued, self._now, self._by.node, tags=body.tags, key=key)
 
     def _sends(self) -> Iterator[Message | SignalRequest]:
         """Return what this turn sends to other runs: its outcome to the parent, cancellations to children."""

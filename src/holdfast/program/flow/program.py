@@ -595,7 +595,7 @@ class FlowProgram:
             plan_id=child.name,
             plan_version=child.version,
             input=input,
-            close_policy=node.step.workflow.close_policy,
+            close_policy=node.step.workflow.call.close_policy,
         )
         return None
 

@@ -18,6 +18,7 @@ from holdfast.program.definitions import (
     ActivityDefinition,
     ActivityOptions,
     CallOptions,
+    ChildOptions,
     ClosePolicy,
     WorkflowDefinition,
     milliseconds,
@@ -51,7 +52,7 @@ class RegisteredWorkflow(Protocol):
     """What a flow needs of a workflow as it was registered."""
 
     definition: WorkflowDefinition
-    close_policy: ClosePolicy
+    call: ChildOptions
 
     def options(self, *, close_policy: ClosePolicy) -> Self:
         """Return the same workflow with another policy."""
