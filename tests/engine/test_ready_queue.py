@@ -50,6 +50,20 @@ def test_more_is_wanted_while_there_is_room() -> None:
     assert not ready.wants_more
 
 
+def test_nothing_is_claimed_while_new_runs_are_left_that_had_no_room() -> None:
+    ready = ReadyQueue()
+    for number in range(BATCH):
+        ready.add(f"new {number}", is_new=True)
+    ready.add("begun")
+    ready.take()
+
+    assert len(ready) == 1
+    assert not ready.wants_more, "it would be claimed again"
+    ready.take()
+    ready.add("newer", is_new=True)
+    assert ready.wants_more
+
+
 def test_a_full_node_still_asks_for_other_work_from_time_to_time() -> None:
     ready = ReadyQueue()
     for _ in range(PATIENCE):

@@ -22,6 +22,7 @@ from holdfast.core.invariants import check_drained
 from holdfast.core.messages import Actor
 from holdfast.run import RunHandle
 from holdfast.store.port import Store
+from holdfast.store.postgres.pool import Pool
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.testing import system_view
 from tests.engine.harness import wait_for_event
@@ -304,5 +305,32 @@ async def test_an_answer_that_was_read_late_does_not_set_the_time_back(address: 
             [[now]] = await connection.fetch("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
         assert now - extrapolated < 250_000
         assert extrapolated <= now
+    finally:
+        await store.close()
+
+
+@pytest.mark.contract("SIG-2")
+async def test_callers_that_ask_for_the_time_together_share_one_query(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that only starts runs hears the time rarely: each of its starts would be a round trip more."""
+    asked: list[str] = []
+    fetch = Pool.fetch
+
+    async def counted(pool: Pool, statement: str, *values: Any) -> Any:
+        asked.append(statement)
+        return await fetch(pool, statement, *values)
+
+    store = await PostgresStore.open(address)
+    try:
+        await store.migrate()
+        monkeypatch.setattr(Pool, "fetch", counted)
+        given_up = asyncio.create_task(store.now())
+        await asyncio.wait({given_up}, timeout=0)
+        others = [asyncio.create_task(store.now()) for _ in range(50)]
+        given_up.cancel()
+        times = await asyncio.gather(*others)
+        assert times == sorted(times)
+        assert len(asked) == 1
     finally:
         await store.close()

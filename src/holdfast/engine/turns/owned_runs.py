@@ -166,12 +166,13 @@ def unsuccessful(batch: Sequence[OwnedRun]) -> list[tuple[str, str]]:
 class ReadyQueue:
     """Which runs are to take a turn."""
 
-    __slots__ = ("_begun", "_full_batches", "_new")
+    __slots__ = ("_begun", "_full_batches", "_has_left", "_new")
 
     def __init__(self) -> None:
         self._begun: OrderedDict[str, None] = OrderedDict()
         self._new: OrderedDict[str, None] = OrderedDict()
         self._full_batches = 0
+        self._has_left = False
 
     def __len__(self) -> int:
         return len(self._begun) + len(self._new)
@@ -196,8 +197,11 @@ class ReadyQueue:
 
     @property
     def wants_more(self) -> bool:
-        """Whether to claim more runs: the batch has room, or the node has not claimed for long."""
-        return not self.is_full or self._full_batches >= PATIENCE
+        """Whether to claim more runs: the batch has room, or the node has not claimed for long.
+
+        Not while runs are left that the last batch had no room for: they would be claimed and loaded once more.
+        """
+        return not (self.is_full or self._has_left) or self._full_batches >= PATIENCE
 
     def take(self) -> list[str]:
         """Return the runs of the next batch."""
@@ -209,6 +213,7 @@ class ReadyQueue:
                 runs.clear()
             while runs and len(batch) < BATCH:
                 batch[runs.popitem(last=False)[0]] = None
+        self._has_left = bool(self._new)
         return list(batch)
 
 

@@ -99,6 +99,7 @@ class PostgresStore:
         self._will_notify = False
         self._latest: Instant = 0
         self._heard: tuple[Instant, float] | None = None
+        self._asking: asyncio.Task[Instant] | None = None
 
     @classmethod
     async def open(
@@ -142,12 +143,22 @@ class PostgresStore:
             return self._clock.now()
         loop_time = asyncio.get_running_loop().time()
         if self._heard is None or loop_time - self._heard[1] > FRESH_S:
-            [[now]] = await self._pool.finished(self._pool.fetch("SELECT holdfast.time_1(NULL)"))
-            self._hear(now)
+            if self._asking is None:  # callers that come at the same time share the answer
+                self._asking = asyncio.create_task(self._ask_time(), name="time of the server")
+                self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
+            now = await asyncio.shield(self._asking)
         else:
             now = self._heard[0] + int((loop_time - self._heard[1]) * 1_000_000)
         self._latest = max(self._latest, now)
         return self._latest
+
+    async def _ask_time(self) -> Instant:
+        try:
+            [[now]] = await self._pool.finished(self._pool.fetch("SELECT holdfast.time_1(NULL)"))
+        finally:
+            self._asking = None
+        self._hear(now)
+        return int(now)
 
     async def create(
         self, runs: Sequence[port.NewRun], claim_for: str | None = None
