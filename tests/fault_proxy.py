@@ -80,19 +80,22 @@ class Proxy:
         self._weather = weather
         self._rng = Random(weather.seed)
         self._conditions = 0
+        self._open: set[StreamReader] = set()
         self.counts: dict[str, int] = {}
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Answer the requests of a connection."""
         server: tuple[StreamReader, StreamWriter] | None = None
+        self._open.add(reader)  # nothing else holds a connection that waits for its caller to give up
         try:
             while (request := await _read_message(reader, is_answer=False)) is not None:
                 server = server or await asyncio.open_connection("127.0.0.1", self._port)
                 if not await self._pass(request, reader, writer, *server):
                     return
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             return
         finally:
+            self._open.discard(reader)
             for each in (writer, *(server or ())[1:]):
                 assert isinstance(each, StreamWriter)
                 each.close()

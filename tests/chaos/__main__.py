@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--lease-s", type=float, default=10.0)
     parser.add_argument("--peace-s", type=float, default=10.0, help="how long the server is left alone, at least")
     parser.add_argument("--killed-every-s", type=float, help="how often a node is killed; at random if not given")
+    parser.add_argument("--patience-s", type=float, default=30.0, help="how long all clients may wait in vain")
     parser.add_argument("--works", type=int, default=0, help="how many activities each run has beside its program")
     parser.add_argument("--turns", type=int, default=0, help="how many turns there must have been")
     parser.add_argument("--seed", type=int, default=0)
@@ -38,6 +39,7 @@ def main() -> int:
         peace_s=given.peace_s,
         killed_every_s=given.killed_every_s,
         works=given.works,
+        patience_s=given.patience_s,
     )
     report = play(order)
     if report.counts["turns"] < given.turns:

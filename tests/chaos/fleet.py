@@ -16,9 +16,9 @@ from random import Random
 
 from holdfast.cli.exit_codes import UNAVAILABLE
 from tests.chaos import programs
+from tests.chaos.forks import Fork, Forks
 from tests.chaos.stores import HarmedStore
 
-ROOT = Path(__file__).parents[2]
 DELAY_US = 100_000
 SENDING_US = 100_000
 """How long it may take until a process notices that it is killed."""
@@ -92,7 +92,7 @@ class Slot:
 
     number: int
     life: int = 0
-    process: asyncio.subprocess.Process | None = None
+    process: Fork | None = None
     is_busy: bool = False
 
     @property
@@ -114,10 +114,12 @@ class Fleet:
         self._chronicle = chronicle
         self._slots = [Slot(number) for number in range(nodes)]
         self._watching: dict[int, asyncio.Task[None]] = {}
+        self._forks = Forks()
         self.plant = ""
 
     async def open(self) -> None:
         """Start every node."""
+        await self._forks.open(self._environment())
         await asyncio.gather(*(self._begin(slot) for slot in self._slots))
 
     async def close(self) -> None:
@@ -141,6 +143,7 @@ class Fleet:
             if slot.process is not None and slot.process.returncode is None:
                 slot.process.kill()
                 await slot.process.wait()
+        await self._forks.close()
 
     async def kill_some(self, over: asyncio.Event, every_s: float | None = None) -> None:
         """Kill a node now and then, or so often, until it is over, and start another in its place."""
@@ -207,19 +210,13 @@ class Fleet:
 
     async def _begin(self, slot: Slot) -> None:
         slot.life += 1
-        with (self._folder / f"{slot.name}.log").open("wb") as log:
-            slot.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "holdfast", "node", f"{programs.__name__}:app"),
-                *("--store", self._place.url, "--name", slot.name),
-                cwd=ROOT,
-                env=self._environment(),
-                stderr=log,
-                start_new_session=True,
-            )
+        slot.process = await self._forks.fork(
+            ["node", f"{programs.__name__}:app", "--store", self._place.url, "--name", slot.name],
+            self._folder / f"{slot.name}.log",
+        )
         self._watching[slot.number] = asyncio.create_task(self._watch(slot, slot.process))
 
-    async def _watch(self, slot: Slot, process: asyncio.subprocess.Process) -> None:
+    async def _watch(self, slot: Slot, process: Fork) -> None:
         """Start a node again that ended by itself. It may, if there was no database; else it is noted."""
         code = await process.wait()
         said = (self._folder / f"{slot.name}.log").read_text()

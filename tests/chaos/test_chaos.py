@@ -17,6 +17,7 @@ from holdfast.core.messages import AcceptedSignalResult, Message, SignalRequest
 from holdfast.store import port
 from holdfast.store.sqlite import SqliteStore
 from tests.chaos.harness import Order, Report, play_out
+from tests.fault_proxy import FAULTS
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +64,22 @@ async def test_nothing_is_lost_or_doubled_while_the_server_is_harmed_as_well(
     assert report.counts["frozen"] > 0
     assert report.counts["taken over from killed"] + report.counts["taken over from frozen"] > 0
     assert report.recoveries_s
+
+
+@pytest.mark.contract("OWN-1", "OWN-3", "STO-1", "EVT-1", "INV")
+async def test_nothing_is_lost_or_doubled_in_a_bucket_that_fails_one_request_in_five(tmp_path: Path) -> None:
+    """The long form is in `make soak`: eight nodes, one of them killed in every second."""
+    report = await played(
+        tmp_path, store="s3", nodes=3, runs=8, works=4, seconds=6.0, lease_s=6.0, killed_every_s=1.5, patience_s=90.0
+    )
+    assert not report.wrong
+    assert report.counts["killed"] > 2
+    failed = sum(
+        count for what, count in report.counts.items() if what.startswith("requests ") and "passed" not in what
+    )
+    assert failed > report.counts["requests passed"] / 10
+    for fault in FAULTS[:-1]:
+        assert report.counts[f"requests {fault}"] > 0, fault
 
 
 # --- It bites

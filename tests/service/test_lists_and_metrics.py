@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from obstore.store import MemoryStore as ObjectsInMemory
 
 import holdfast as hf
+from holdfast.core.instants import parse_instant
 from holdfast.service.context import Headers, Principal
 from holdfast.service.live.subscriptions import MOST_PENDING, ListChange, ListSubscription
+from holdfast.store.s3 import S3Store
+from holdfast.store.s3.bucket import Bucket
 from holdfast.store.types import new_head
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import message, new_run
@@ -159,3 +163,28 @@ async def test_the_page_names_every_metric(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "observing.md").read_text(encoding="utf-8")
     assert names
     assert names <= set(re.findall(r"holdfast_\w+", page))
+
+
+@pytest.mark.contract("STO-2", "API-1")
+async def test_lists_of_a_bucket_say_how_old_they_are() -> None:
+    store = S3Store(Bucket(ObjectsInMemory()))
+    async with serve_in_process(store) as server:
+        began = await store.now()
+        run_id = await waiting_order(server)
+        lists: list[tuple[str, dict[str, Any]]] = [
+            ("runs.list", {}),
+            ("runs.list", {"order_by": "created_at"}),
+            ("signals.waiting", {}),
+            ("signals.mailbox", {"run_id": run_id}),
+            ("signals.unconsumed", {}),
+            ("tasks.list", {}),
+            ("letters.list", {}),
+        ]
+        for name, ask in lists:
+            for call in (server.rest, server.rpc):
+                status, answer = await call(name, ask)
+                assert status == 200, answer
+                assert answer["as_of"], (name, answer)
+                assert began <= parse_instant(answer["as_of"]) <= await store.now(), name
+    async with serve_in_process() as server:
+        assert (await server.rest("runs.list", {}))[1].get("as_of") is None

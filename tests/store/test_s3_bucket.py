@@ -16,6 +16,7 @@ from obstore.exceptions import GenericError
 from obstore.store import LocalStore
 from obstore.store import MemoryStore as ObjectsInMemory
 
+import holdfast as hf
 from holdfast.clock import SystemClock
 from holdfast.core.bus import Sink
 from holdfast.core.instants import format_instant
@@ -421,8 +422,8 @@ def test_an_idle_process_says_what_it_costs() -> None:
     async def look(thoroughly: bool) -> bool:
         return False
 
-    assert PollingWakeups(look).requests_per_hour(0) == 1_692
-    assert PollingWakeups(look).requests_per_hour(100_000) == 2_292
+    assert PollingWakeups(look).requests_per_hour(0) == 1_698
+    assert PollingWakeups(look).requests_per_hour(100_000) == 2_298
 
 
 @pytest.mark.contract("STO-2")
@@ -647,3 +648,49 @@ async def test_a_turn_takes_two_requests_and_a_signal_two(objects: FaultyObjects
     before = store.bucket.requests.copy()
     await store.find(RunQuery())
     assert store.bucket.requests - before == Counter(LIST=1)
+
+
+@pytest.mark.contract("STO-1")
+async def test_parked_runs_cost_no_request_of_their_own_while_a_process_is_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An hour of looks, with many runs that wait: as many requests as are announced, whatever the number of runs."""
+    sent: dict[int, int] = {}
+    for runs in (10, 3_000):
+        store = opened(ObjectsInMemory())
+        for first in range(0, runs, 500):
+            new = [new_run(f"r{number}", request_id=str(number)) for number in range(first, min(first + 500, runs))]
+            await store.create(new)
+        await store.find(RunQuery())
+        polling = store.wakeups
+        assert isinstance(polling, PollingWakeups)
+        before = store.bucket.requests.copy()
+        for look in range(round(3_600 / polling.most_s)):
+            await store._look(look % 120 == 119)
+        sent[runs] = (store.bucket.requests - before).total()
+        assert sent[runs] <= store.idle_requests_per_hour() - 240, "without those for the time, which is virtual here"
+    assert sent[3_000] - sent[10] <= 6 * 3, "a page of a listing for each thousand, six times"
+
+
+@pytest.mark.contract("STO-1")
+async def test_a_workflow_of_many_steps_takes_at_most_three_requests_for_each_turn() -> None:
+    """Counted on a node at work: heads, announcements, and what claiming and leases cost besides."""
+    app = hf.App("counted")
+
+    @app.activity
+    async def one() -> int:
+        return 1
+
+    @app.workflow
+    async def many(steps: int) -> int:
+        return sum([await one() for _ in range(steps)])
+
+    store = S3Store(Bucket(ObjectsInMemory()))
+    async with app.node(store):
+        await (await app.start(many, 1, run_id="warm")).result()
+        before = store.bucket.requests.copy()
+        await (await app.start(many, 30, run_id="counted")).result()
+        sent = store.bucket.requests - before
+    turns = len({event.persisted_at for event in await read_history(S3Store(store.bucket), "counted")})
+    assert turns >= 30
+    assert sent.total() <= 3 * turns, (sent, turns)

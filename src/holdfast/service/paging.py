@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from holdfast.core.instants import format_instant
 from holdfast.errors import InvalidInput
 from holdfast.service.context import RequestContext
 from holdfast.store import types as store
@@ -40,6 +41,11 @@ def decode_cursor(kind: str, cursor: str, place_type: Any) -> Any:
     if found != kind:
         raise InvalidInput("cursor: this was given out for another list", field="cursor")
     return place
+
+
+def time_of(rows: store.Found[Any]) -> str | None:
+    """Return when the rows of a list were so, or None if that is now."""
+    return None if rows.as_of is None else format_instant(rows.as_of)
 
 
 async def read_page(
@@ -74,6 +80,7 @@ async def read_page(
         more = await find(replace(query, **{place: behind}, limit=limit + 1 - len(rows)))
         looked_to = getattr(more, "cursor", None)
         rows += more
+        rows.as_of = rows.as_of or getattr(more, "as_of", None)
         if isinstance(more, store.Found) and more.unreadable:
             rows.unreadable += more.unreadable
             more.log(kind)
@@ -84,7 +91,8 @@ async def read_page(
         is_enough = size >= most or (search is not None and search.is_enough())
         if is_enough and len(rows) <= limit:
             return rows, encode_cursor(kind, behind)
-    return store.Found(rows[:limit], None, rows.unreadable), encode_cursor(kind, place_of(rows[limit - 1]))
+    page = store.Found(rows[:limit], None, rows.unreadable, rows.as_of)
+    return page, encode_cursor(kind, place_of(rows[limit - 1]))
 
 
 async def read_ordered(
@@ -99,6 +107,7 @@ async def read_ordered(
         asked = replace(query, behind=behind, limit=limit - len(rows), most_bytes=context.page_bytes)
         more = await context.store.find(asked)
         rows += more
+        rows.as_of = rows.as_of or more.as_of
         rows.unreadable += more.unreadable
         more.log(kind)
         behind = more.cursor

@@ -741,13 +741,22 @@ class ScheduleQuery(Query[Schedule], frozen=True, kw_only=True):
 class Found(list[Row]):
     """The rows that match a query. `cursor` is set if a bound ended the search: there may be more after it.
 
-    `unreadable` names damaged rows. They are left out, and the others are found all the same.
+    `unreadable` names damaged rows. They are left out, and the others are found all the same. `as_of` is the store's
+    time at which the rows were so, where `scan_consistency` is "eventual": what others did shortly before may be
+    missing.
     """
 
-    def __init__(self, rows: Iterable[Row] = (), cursor: Any = None, unreadable: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        rows: Iterable[Row] = (),
+        cursor: Any = None,
+        unreadable: tuple[str, ...] = (),
+        as_of: Instant | None = None,
+    ) -> None:
         super().__init__(rows)
         self.cursor = cursor
         self.unreadable = unreadable
+        self.as_of = as_of
 
     def log(self, what: str) -> None:
         """Log which rows were left out, if any were."""

@@ -110,7 +110,7 @@ class Tasks:
         found = await self.find(query)
         while found.cursor is not None and len(found) < limit:
             more = await self.find(replace(query, after=found.cursor, limit=limit - len(found)))
-            found = Found([*found, *more], more.cursor, found.unreadable + more.unreadable)
+            found = Found([*found, *more], more.cursor, found.unreadable + more.unreadable, more.as_of)
         found.log("tasks")
         return found
 
@@ -118,7 +118,7 @@ class Tasks:
         """Return a page of the tasks that a query names."""
         found = await self._store.find(query)
         now = await self._store.now()
-        return Found((_view(task, now) for task in found), found.cursor, found.unreadable)
+        return Found((_view(task, now) for task in found), found.cursor, found.unreadable, found.as_of)
 
     async def get(self, task_id: str, *, actor: Actor | None = None) -> TaskView:
         """Return one task; for an actor whom it does not concern it does not exist: `NotFound`."""

@@ -220,10 +220,10 @@ class TenantView:
             own = [head for head in page if belongs_to(self, head)]
             if own or not page or page.cursor is not None or query.order is not None:
                 is_bound = self.project is not None or self.environment is not None
-                return Found(own, page.cursor, () if is_bound else page.unreadable)
+                return Found(own, page.cursor, () if is_bound else page.unreadable, page.as_of)
             last = page[-1]
             if query.look is not None:
-                return Found((), (last.created_at, last.run_id) if query.newest else last.run_id)
+                return Found((), (last.created_at, last.run_id) if query.newest else last.run_id, as_of=page.as_of)
             query = replace(query, after=last.run_id, before=(last.created_at, last.run_id))
 
     async def find_tokens(self, query: TokenQuery) -> Found[AccessToken]:
@@ -391,15 +391,15 @@ class TenantView:
             own = await self._own([row.run_id for row in page])
             found = [row for row in page if row.run_id in own]
             if found or page.cursor is not None:
-                return Found(found, page.cursor)
+                return Found(found, page.cursor, as_of=page.as_of)
             if getattr(query, "look", None) is not None:
-                return Found((), cursor_of(page[-1]))
+                return Found((), cursor_of(page[-1]), as_of=page.as_of)
             query = replace(query, after=cursor_of(page[-1]))
 
     def _part(self, page: Found[T], own: list[T]) -> Found[T]:
         """Return the tenant's own rows of a page; of whose project damaged ones are cannot be known."""
         is_bound = self.project is not None or self.environment is not None
-        return Found(own, page.cursor, () if is_bound else page.unreadable)
+        return Found(own, page.cursor, () if is_bound else page.unreadable, page.as_of)
 
     async def _own(self, run_ids: Sequence[str]) -> set[str]:
         return set(await heads_of(self, run_ids))

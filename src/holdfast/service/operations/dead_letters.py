@@ -8,7 +8,7 @@ from msgspec import Raw, Struct
 from holdfast.core.dead_letters import DeadLetter, Reason, Settlement
 from holdfast.errors import Conflict, NotFound, RunTerminal, StoreCorrupt
 from holdfast.service.context import RequestContext
-from holdfast.service.paging import Cursor, PageSize, read_page
+from holdfast.service.paging import Cursor, PageSize, read_page, time_of
 from holdfast.service.registry import ActorName, Name, Request, operation
 from holdfast.service.views import LetterView, letter_view
 from holdfast.store.payloads import concealed
@@ -30,6 +30,8 @@ class LetterPage(Struct, frozen=True):
 
     items: list[LetterView]
     next: str | None = None
+    as_of: str | None = None
+    """When the list was so, by the store's clock, if the store's lists may be old (S3)."""
 
 
 @operation("letters.list", "GET /v1/dead-letters", scope="letters:read")
@@ -45,7 +47,7 @@ async def list_(context: RequestContext, request: ListLetters) -> LetterPage:
         limit=request.limit,
         size_of=lambda letter: len(letter.envelope),
     )
-    return LetterPage([letter_view(letter) for letter in rows], following)
+    return LetterPage([letter_view(letter) for letter in rows], following, time_of(rows))
 
 
 class OfLetter(Request, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ from holdfast.program.flow.definition import FlowDefinition
 from holdfast.service.auth.tenancy import check_chosen_id
 from holdfast.service.context import RequestContext
 from holdfast.service.live.projections import Drawable
-from holdfast.service.paging import Cursor, PageSize, read_ordered, read_page
+from holdfast.service.paging import Cursor, PageSize, read_ordered, read_page, time_of
 from holdfast.service.registry import OF_A_RUN, Name, Request, RunId, SignalId, WaitSeconds, given, operation
 from holdfast.service.views import (
     TASK_CONTENTS,
@@ -219,6 +219,8 @@ class RunPage(Struct, frozen=True):
     items: list[RunView]
     next: str | None = None
     unreadable: tuple[str, ...] = ()
+    as_of: str | None = None
+    """When the list was so, by the store's clock, if the store's lists may be old (S3)."""
 
 
 @operation("runs.list", "GET /v1/runs", scope="runs:read")
@@ -236,7 +238,7 @@ async def list_(context: RequestContext, request: ListRuns) -> RunPage:
         found, next_page = await read_ordered(
             context, query, request.order_by, cursor=request.cursor, limit=request.limit
         )
-        return RunPage([run_view(head) for head in found], next_page, found.unreadable)
+        return RunPage([run_view(head) for head in found], next_page, found.unreadable, time_of(found))
     kind, place_of, place = ("newest runs", _birth_of, "before") if query.newest else ("runs", _id_of, "after")
     rows, following = await read_page(
         context,
@@ -249,7 +251,7 @@ async def list_(context: RequestContext, request: ListRuns) -> RunPage:
         place=place,
         size_of=_head_bytes,
     )
-    return RunPage([run_view(head) for head in rows], following, rows.unreadable)
+    return RunPage([run_view(head) for head in rows], following, rows.unreadable, time_of(rows))
 
 
 class RunCounts(Struct, frozen=True, kw_only=True):

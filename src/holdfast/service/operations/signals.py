@@ -31,7 +31,7 @@ from holdfast.service.auth.tenancy import heads_of
 from holdfast.service.context import RequestContext
 from holdfast.service.http.problems import Problem, problem_of
 from holdfast.service.operations.runs import StartRun, start_run
-from holdfast.service.paging import Cursor, PageSize, read_page
+from holdfast.service.paging import Cursor, PageSize, read_page, time_of
 from holdfast.service.registry import OF_A_RUN, Name, Request, RunId, SignalId, StepId, given, operation
 from holdfast.service.views import AcceptedSignal, RunStarted, WaitView, accepted_signal, shown, wait_view
 from holdfast.store.decisions import no_such_run
@@ -222,6 +222,8 @@ class WaitPage(Struct, frozen=True):
 
     items: list[WaitView]
     next: str | None = None
+    as_of: str | None = None
+    """When the list was so, by the store's clock, if the store's lists may be old (S3)."""
 
 
 @operation("signals.waiting", "GET /v1/waits", scope="signals:read")
@@ -254,7 +256,8 @@ async def _waits(context: RequestContext, query: WaitQuery, cursor: str, limit: 
         limit=limit,
     )
     heads = await heads_of(context.store, (wait.run_id for wait in rows))
-    return WaitPage([wait_view(wait, heads[wait.run_id]) for wait in rows if wait.run_id in heads], following)
+    views = [wait_view(wait, heads[wait.run_id]) for wait in rows if wait.run_id in heads]
+    return WaitPage(views, following, time_of(rows))
 
 
 class ReadMailbox(Request, frozen=True, kw_only=True):
@@ -296,6 +299,8 @@ class MailPage(Struct, frozen=True):
 
     items: list[MailView]
     next: str | None = None
+    as_of: str | None = None
+    """When the list was so, by the store's clock, if the store's lists may be old (S3)."""
 
 
 @operation("signals.mailbox", "GET /v1/runs/{run_id}/mailbox", scope="signals:read", errors=OF_A_RUN)
@@ -315,7 +320,7 @@ async def mailbox(context: RequestContext, request: ReadMailbox) -> MailPage:
     now = await context.store.now()
     own = [signal for signal in rows if not signal.name.startswith(RESERVED_PREFIX)]
     items = [mail_view(MailView, signal, now, context.item_bytes) for signal in own]
-    return MailPage(items, following)
+    return MailPage(items, following, time_of(rows))
 
 
 class ListUnconsumed(Request, frozen=True, kw_only=True):
@@ -341,6 +346,8 @@ class UnconsumedPage(Struct, frozen=True):
 
     items: list[UnconsumedView]
     next: str | None = None
+    as_of: str | None = None
+    """When the list was so, by the store's clock, if the store's lists may be old (S3)."""
 
 
 class _Place(Struct, frozen=True):
@@ -388,4 +395,4 @@ async def unconsumed(context: RequestContext, request: ListUnconsumed) -> Uncons
         for signal in rows
         if signal.run_id in heads and not signal.name.startswith(RESERVED_PREFIX)
     ]
-    return UnconsumedPage(items, following)
+    return UnconsumedPage(items, following, time_of(rows))

@@ -9,7 +9,7 @@ from holdfast.core.messages import Actor
 from holdfast.errors import Conflict, HoldfastError, NotFound, NotPermitted, PayloadTooLarge, RateLimited
 from holdfast.limits import COMMENT_CHARS, SEARCH_CHARS, SEARCH_WORDS
 from holdfast.service.context import RequestContext
-from holdfast.service.paging import Cursor, PageSize, decode_cursor, encode_cursor, read_page
+from holdfast.service.paging import Cursor, PageSize, decode_cursor, encode_cursor, read_page, time_of
 from holdfast.service.registry import (
     ActorName,
     ActorRoles,
@@ -56,6 +56,8 @@ class TaskPage(Struct, frozen=True):
     items: list[TaskItem]
     next: str | None = None
     unreadable: tuple[str, ...] = ()
+    as_of: str | None = None
+    """When the list was so, by the store's clock, if the store's lists may be old (S3)."""
 
 
 @operation("tasks.list", "GET /v1/tasks", scope="tasks:read")
@@ -88,7 +90,7 @@ async def list_(context: RequestContext, request: ListTasks) -> TaskPage:
         limit=request.limit,
         size_of=lambda task: len(task.payload) + len(task.form),
     )
-    return TaskPage([listed_task(task) for task in found], following, found.unreadable)
+    return TaskPage([listed_task(task) for task in found], following, found.unreadable, time_of(found))
 
 
 class OfTask(Request, frozen=True, kw_only=True):

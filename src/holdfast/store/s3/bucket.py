@@ -51,8 +51,8 @@ T = TypeVar("T")
 OPEN_REQUESTS = 32
 """How many requests a process has open at once."""
 
-REQUEST_S = 10
-"""How long a request may take before its outcome is unknown."""
+REQUEST_S = 3
+"""How long a request may take before its outcome is unknown. A lease (10 s) survives an answer that is lost."""
 
 FIRST_PAUSE_S = 0.05
 MOST_PAUSE_S = 3.0

@@ -24,6 +24,9 @@ SWEEP_S = 600.0
 REQUESTS_PER_LOOK = 2
 """A listing of changes, and one of signals that were put into the bucket."""
 
+REQUESTS_PER_SWEEP = 3
+"""Listings of heads, of nodes and of changes. Each is one more for each thousand that there are."""
+
 REQUESTS_FOR_TIME = 240
 """In an hour: a probe of the server's time is two requests, twice in a minute."""
 
@@ -56,7 +59,7 @@ class PollingWakeups:
 
     def requests_per_hour(self, runs: int) -> int:
         """Return how many requests the looks of an hour cost if nothing happens."""
-        looks, sweeps = 3_600 / self.most_s * REQUESTS_PER_LOOK, 3_600 / SWEEP_S * (2 + runs // 1_000)
+        looks, sweeps = 3_600 / self.most_s * REQUESTS_PER_LOOK, 3_600 / SWEEP_S * (REQUESTS_PER_SWEEP + runs // 1_000)
         return round(looks + sweeps) + REQUESTS_FOR_TIME
 
     async def _poll(self) -> None:

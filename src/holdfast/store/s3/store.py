@@ -595,10 +595,12 @@ class S3Store(WithoutBus):
         await self._follow(now)
         most = min(validation.check_page(query.limit), self._limits.page_items)
         if isinstance(query, port.RunCountQuery) or getattr(query, "order", None) is not None:
-            return await finder(replace(query, limit=most))  # it has a bound, and a cursor of its own
+            found = await finder(replace(query, limit=most))  # it has a bound, and a cursor of its own
+            return port.Found(found, found.cursor, as_of=self._mirror.followed_at)
         found = await finder(query)
         page = queries.page_of(found, query, most)
-        return port.Found(page, found.cursor if len(page) == len(found) < query.limit else None)
+        cursor = found.cursor if len(page) == len(found) < query.limit else None
+        return port.Found(page, cursor, as_of=self._mirror.followed_at)
 
     async def _find_events(self, query: port.EventQuery) -> port.Found[Event]:
         places = sorted(dict(query.after).items())
