@@ -2,7 +2,7 @@
 
 Of all requests to objects a share fails: with 500 or 503, with a connection that is reset, or with no answer until the
 caller gives up; before the request has reached the server, or after it was done. It can also plant what no server may
-do: drop conditions of writes. Requests pass through it unchanged otherwise, so their signatures hold.
+do: drop conditions of writes. They are signed, so such a request is signed again. Others pass through it unchanged.
 This file is also the proxy's program. It ends when its standard input does: with the test session, however that ends.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.s3_server import Endpoint
+from tests.s3_server import Endpoint, signature
 
 ROOT = Path(__file__).parents[1]
 
@@ -53,6 +54,7 @@ class FaultProxy(Endpoint):
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fault_proxy", behind.url.rpartition(":")[2], json.dumps(asdict(weather))],
             cwd=ROOT,
+            env=os.environ | {"S3_SERVER_SECRET": behind.secret},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -139,7 +141,8 @@ class Proxy:
         if not dropped:
             return request
         self._count("dropped a condition")
-        return b"\r\n".join([first, *(line for line in lines if line not in dropped)]) + b"\r\n\r\n" + body
+        kept = [line for line in lines if line not in dropped]
+        return b"\r\n".join([first, *_signed(first, kept)]) + b"\r\n\r\n" + body
 
     def _is_dropped(self, first: bytes, line: bytes) -> bool:
         name = line.partition(b":")[0].strip().lower()
@@ -154,6 +157,24 @@ class Proxy:
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
+
+
+def _signed(first: bytes, lines: list[bytes]) -> list[bytes]:
+    """Return the headers of a request with a signature of those that are left."""
+    headers = {
+        name.lower().decode(): value.strip().decode() for name, _, value in (line.partition(b":") for line in lines)
+    }
+    said = dict(part.strip().split("=", 1) for part in headers["authorization"].partition(" ")[2].split(","))
+    names = [name for name in said["SignedHeaders"].split(";") if name in headers]
+    scope = said["Credential"].partition("/")[2]
+    method, target, _ = first.decode().split(" ")
+    path, _, query = target.partition("?")
+    chosen, payload = {name: headers[name] for name in names}, headers["x-amz-content-sha256"]
+    proof = signature(os.environ["S3_SERVER_SECRET"], method, path, query, chosen, scope, payload)
+    credential = said["Credential"]
+    proven = f"AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders={';'.join(names)}, Signature={proof}"
+    rest = [line for line in lines if not line.lower().startswith(b"authorization:")]
+    return [*rest, b"authorization: " + proven.encode()]
 
 
 def _refusal(kind: str) -> bytes:

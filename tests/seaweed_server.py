@@ -60,6 +60,7 @@ class SeaweedServer(Endpoint):
             "s3.localSocket": folder / "s3.sock",
             "s3.config": folder / "s3.json",
             "s3.iam": "false",
+            "s3.autoCreateBucket": "false",
             "s3.port.iceberg": 0,
             "s3.port.lance": 0,
             "master.telemetry": "false",

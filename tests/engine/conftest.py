@@ -1,5 +1,9 @@
-"""Every feature is tested on two stores, with programs kept in memory and with every turn replayed."""
+"""Every feature is tested on two stores, with programs kept in memory and with every turn replayed.
 
+With TEST_S3_SERVER=1 also in a bucket of a real object storage.
+"""
+
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,11 +14,19 @@ from holdfast.store.port import Store
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.sqlite import SqliteStore
 from tests.engine.harness import EngineVariant
+from tests.s3_server import Endpoint
+
+ADDRESSES = ("memory", "sqlite", "s3") if os.environ.get("TEST_S3_SERVER") else ("memory", "sqlite")
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(params=ADDRESSES)
+def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the address of a store that is empty."""
+    if request.param == "s3":
+        server: Endpoint = request.getfixturevalue("seaweed")
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        return f"s3://{server.make_bucket()}/engine"
     return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/engine.db"
 
 

@@ -51,7 +51,7 @@ T = TypeVar("T")
 OPEN_REQUESTS = 32
 """How many requests a process has open at once."""
 
-REQUEST_S = 3
+REQUEST_S = 6
 """How long a request may take before its outcome is unknown. A lease (10 s) survives an answer that is lost."""
 
 FIRST_PAUSE_S = 0.05

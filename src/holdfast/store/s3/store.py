@@ -4,6 +4,7 @@
 * `head` is a run as one object, and `heads` changes it: to replace the head is to commit;
 * `create`, `relay` and `signals` are what takes more than one object: a request and its run, what a run sends to
   others, signals that were put into the bucket by any S3 client;
+* `leases` has who owns which run, and `jobs` the activities in queues;
 * `mirror` is what a process knows of all runs, for everything that has to be found;
 * `documents` has what is not part of a run.
 
@@ -16,7 +17,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from holdfast.clock import Clock, Secrets, SystemSecrets
@@ -29,15 +29,14 @@ from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
-from holdfast.core.plans import RegisteredPlan, definition_of
+from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
 from holdfast.errors import StoreUnavailable
-from holdfast.limits import SUSPECT_LOSSES, Limits
+from holdfast.limits import Limits
 from holdfast.store import decisions, health, port, validation
 from holdfast.store.memory import queries
 from holdfast.store.memory.health import examine
 from holdfast.store.memory.host_locks import HostLocks
-from holdfast.store.memory.jobs import acquire
 from holdfast.store.memory.plans import Plans
 from holdfast.store.memory.retention import find_finished
 from holdfast.store.memory.run import Run
@@ -57,7 +56,9 @@ from holdfast.store.s3.documents import (
 )
 from holdfast.store.s3.head import FORMAT, StoredRun, note_audit
 from holdfast.store.s3.heads import Heads
-from holdfast.store.s3.mirror import HeldNode, Mirror, NodeRecord, node_key
+from holdfast.store.s3.jobs import Jobs
+from holdfast.store.s3.leases import Leases
+from holdfast.store.s3.mirror import Mirror
 from holdfast.store.s3.polling import PollingWakeups
 from holdfast.store.s3.relay import Relay
 from holdfast.store.s3.retention import ArchiveDocument, Retention
@@ -110,6 +111,8 @@ class S3Store(WithoutBus):
         self._creator = Creator(bucket, self._mirror, self._heads, self._admission, self._secrets, self._limits)
         self._relay = Relay(self._mirror, self._heads, self._creator, self._limits)
         self._signals = SignalObjects(bucket, self._mirror, self._heads, self._limits)
+        self._leases = Leases(bucket, self._mirror, self._heads, self._secrets, self._follow)
+        self._jobs = Jobs(self._mirror, self._heads)
         self._objects = Objects(bucket)
         self._tokens = Document(bucket, self._secrets, "tokens.json", TokensDocument())
         self._locks = Document(bucket, self._secrets, "locks.json", LocksDocument())
@@ -205,7 +208,7 @@ class S3Store(WithoutBus):
         validation.require_for_signals(self, (signal for new in runs for signal in getattr(new, "signals", ())))
         validation.require_for_records(self, runs)
         if claim_for is not None:
-            await self._check_node(claim_for, now)
+            await self._leases.check(claim_for, now)
         order = self._mirror.next_order(now)
         answers: list[Any] = [None] * len(runs)
         in_turn = [getattr(new, "admission", None) is not None for new in runs]
@@ -300,174 +303,40 @@ class S3Store(WithoutBus):
         now = await self._now()
         validation.check_page(limit)
         await self._follow(now)
-        await self._check_node(node, now)
+        await self._leases.check(node, now)
         await self._relay.relay_abandoned(now)
-        await self._mirror.check_leases(now, node)
-        eligible = [
-            (since, run.order, run_id)
-            for run_id in self._mirror.active
-            if _is_of(run := self._mirror.runs[run_id].run, plans)
-            and (since := self._eligible_since(run, node, now)) is not None
-        ]
-        eligible.sort()
-        claimed: list[port.LoadedRun] = []
-        while eligible and len(claimed) < limit:
-            wave, eligible = eligible[: limit - len(claimed)], eligible[limit - len(claimed) :]
-            took = await asyncio.gather(*(self._claim(run_id, node, now) for _, _, run_id in wave))
-            claimed += [run for run in took if run is not None]
+        claimed = await self._leases.claim(node, limit, plans, now)
         await self._announce(now, notify=False)
         return claimed
-
-    async def _claim(self, run_id: str, node: str, now: Instant) -> port.LoadedRun | None:
-        def decide(run: StoredRun) -> port.LoadedRun | None:
-            if self._eligible_since(run, node, now) is None:
-                return None
-            owner, losses = run.head.lease_owner, run.head.losses
-            epoch = run.head.lease_epoch + (owner != node)
-            if owner is not None and owner != node:
-                losses = max(losses, min(losses + 1, SUSPECT_LOSSES))
-            run.head = replace(run.head, lease_owner=node, lease_epoch=epoch, losses=losses)
-            run.wake(now)
-            return run.loaded(now)
-
-        return await self._heads.change(run_id, decide)
-
-    def _eligible_since(self, run: StoredRun, node: str, now: Instant) -> Instant | None:
-        """Return since when the node may claim the run, or None if it may not."""
-        owner = run.head.lease_owner
-        since = run.head.ready_at if owner is None or owner == node else self._mirror.lease_end(owner, now)
-        return since if since is not None and since <= now else None
 
     async def renew(
         self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None, is_start: bool = False
     ) -> Instant:
         now = await self._now()
         validation.check_lease(node, lease_ms, plans)
-        if not self._mirror.is_loaded or is_start:
-            await self._follow(now)
-        held = self._mirror.nodes.get(node)
-        if held is None or self._mirror.lease_end(node, now) <= now:
-            await self._follow(now)
-            held = await self._mirror.fetch_node(node)
-        while True:
-            others = [name for name in self._mirror.nodes if decisions.is_another_life(node, name)]
-            has_lease = self._mirror.lease_end(node, now) > now
-            if is_start:
-                await self._end_lives(node, others, now)
-            elif not has_lease and any(self._mirror.lease_end(name, now) > now for name in others):
-                raise decisions.superseded(node)
-            known = None if held is None else held.record.plans
-            published = known if plans is None else tuple(plans)
-            until = now + lease_ms * 1_000
-            if await self._put_node(node, until, published, held):
-                break
-            await self._follow(now)
-            held = await self._mirror.fetch_node(node)
-        is_shorter = held is not None and until < held.record.lease_until
-        if held is None or held.record.plans != published or is_start or is_shorter or not has_lease:
-            self._heads.note_node(node)
-        await self._drop_nodes(now)
+        until = await self._leases.renew(node, lease_ms, plans, now, is_start=is_start)
+        if is_start:
+            await self._change_locks(lambda locks: locks.end_lives(node, now))
         await self._announce(now, notify=is_start)
         return until
-
-    async def _put_node(
-        self, node: str, until: Instant, plans: tuple[port.Plan, ...] | None, held: HeldNode | None
-    ) -> bool:
-        mark = self._secrets.new_secret()[:24]
-        record = NodeRecord(node, until, plans, mark)
-        data = msgspec.json.encode(record)
-        if held is None:
-            written = await self.bucket.create(node_key(node), data, mark.encode())
-        else:
-            written = await self.bucket.replace(node_key(node), data, held.etag, mark.encode())
-        if written is not None:
-            self._mirror.nodes[node] = HeldNode(record, written.etag)
-        return written is not None
-
-    async def _end_lives(self, node: str, others: Sequence[str], now: Instant) -> None:
-        """End the leases of other lives of a node, and make the jobs that they had acquired visible."""
-        for name in others:
-            held: HeldNode | None = self._mirror.nodes.get(name)
-            while held is not None and held.record.lease_until > now:
-                if await self._put_node(name, now, held.record.plans, held):
-                    self._heads.note_node(name)
-                    break
-                held = await self._mirror.fetch_node(name)
-
-        def show(run: StoredRun) -> None:
-            for step_id, work in run.work.items():
-                is_theirs = work.taken_by is not None and decisions.is_another_life(node, work.taken_by)
-                if is_theirs and work.visible_at is not None and work.visible_at > now:
-                    run.work[step_id] = replace(work, visible_at=now)
-
-        busy = [
-            run_id
-            for run_id in self._mirror.active
-            for work in self._mirror.runs[run_id].run.work.values()
-            if work.taken_by is not None and decisions.is_another_life(node, work.taken_by)
-        ]
-        await asyncio.gather(*(self._heads.change(run_id, show) for run_id in dict.fromkeys(busy)))
-        await self._change_locks(lambda locks: locks.end_lives(node, now))
-
-    async def _drop_nodes(self, now: Instant) -> None:
-        """Delete what is left of nodes that have no lease and own nothing."""
-        owners = {self._mirror.runs[run_id].run.head.lease_owner for run_id in self._mirror.active}
-        late = [node for node in self._mirror.nodes if self._mirror.lease_end(node, now) <= now and node not in owners]
-        await asyncio.gather(*map(self._mirror.fetch_node, late))  # a lease that was renewed is not announced
-        gone = [node for node in late if node in self._mirror.nodes and self._mirror.lease_end(node, now) <= now]
-        await self.bucket.delete([node_key(node) for node in gone])
-        for node in gone:
-            del self._mirror.nodes[node]
-            self._heads.note_node(node)
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
         validation.check_values(node=node)
         validation.check_ids(run_ids or ())
         now = await self._now()
         await self._follow(now)
-
-        def decide(run: StoredRun) -> bool:
-            if run.head.lease_owner != node:
-                return False
-            run.head = replace(run.head, lease_owner=None, lease_epoch=run.head.lease_epoch + 1)
-            run.wake(now)
-            return True
-
-        active = list(self._mirror.active)
-        named = active if run_ids is None else [run_id for run_id in dict.fromkeys(run_ids) if run_id]
-        owned = [
-            run_id
-            for run_id in named
-            if run_id in self._mirror.runs and self._mirror.runs[run_id].run.head.lease_owner == node
-        ]
-        released = await asyncio.gather(*(self._heads.change(run_id, decide) for run_id in owned))
-        if run_ids is None:
-            await self.bucket.delete([node_key(node)])
-            self._mirror.nodes.pop(node, None)
-            self._heads.note_node(node)
+        released = await self._leases.release(node, run_ids, now)
         await self._announce(now)
-        return sum(map(bool, released))
+        return released
 
     async def hand_over(self, node: str, run_ids: Sequence[str], to: str) -> list[str]:
         validation.check_values(node=node, to=to)
         validation.check_ids(run_ids, self._limits)
         now = await self._now()
         await self._follow(now)
-        await self._mirror.fetch_node(to)
-        if self._mirror.lease_end(to, now) <= now:
-            return []
-
-        def decide(run: StoredRun) -> bool:
-            if run.head.lease_owner != node or node == to:
-                return False
-            run.head = replace(run.head, lease_owner=to, lease_epoch=run.head.lease_epoch + 1)
-            run.wake(now)
-            return True
-
-        named = [run_id for run_id in dict.fromkeys(run_ids) if run_id in self._mirror.runs]
-        given = await asyncio.gather(*(self._heads.change(run_id, decide) for run_id in named))
+        given = await self._leases.hand_over(node, run_ids, to, now)
         await self._announce(now)
-        return sorted(run_id for run_id, is_given in zip(named, given, strict=True) if is_given)
+        return given
 
     async def next_due(
         self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()
@@ -477,20 +346,7 @@ class S3Store(WithoutBus):
         validation.check_names("queues", queues, self._limits)
         now = await self._now()
         await self._follow(now, FRESH)
-        await self._mirror.check_leases(now, node)
-        instants: list[Instant] = []
-        for run_id in self._mirror.active:
-            run = self._mirror.runs[run_id].run
-            jobs = [work for work in run.work.values() if work.job is not None and work.job.queue in queues]
-            instants += [work.visible_at for work in jobs if work.visible_at is not None]
-            owner, ready_at = run.head.lease_owner, run.head.ready_at
-            if not _is_of(run, plans):
-                continue
-            if owner is not None and owner != node:
-                instants.append(self._mirror.lease_end(owner, now))
-            elif ready_at is not None:
-                instants.append(ready_at)
-        return min(instants, default=None)
+        return await self._leases.next_due(node, plans, queues, now)
 
     # --- JobQueue
 
@@ -502,74 +358,21 @@ class S3Store(WithoutBus):
         if not queues or not activities:
             return []
         await self._follow(now)
-        visible_until = now + visible_ms * 1_000
-
-        async def take(run_id: str, step_ids: Sequence[str]) -> list[port.Job] | None:
-            return await self._heads.change(
-                run_id, lambda run: _acquire(run, step_ids, activities, node, visible_until, now)
-            )
-
-        taken: list[port.Job] = []
-        wanted = self._visible(queues, activities, now)
-        while wanted and len(taken) < limit:
-            wave, wanted = wanted[: limit - len(taken)], wanted[limit - len(taken) :]
-            by_run: dict[str, list[str]] = {}
-            for _, _, run_id, step_id in wave:
-                by_run.setdefault(run_id, []).append(step_id)
-            found = await asyncio.gather(*(take(run_id, step_ids) for run_id, step_ids in by_run.items()))
-            jobs = {(job.run_id, job.step_id): job for jobs in found for job in jobs or ()}
-            taken += [jobs[run_id, step_id] for _, _, run_id, step_id in wave if (run_id, step_id) in jobs]
+        taken = await self._jobs.acquire(node, queues, activities, limit, now + visible_ms * 1_000, now)
         await self._announce(now, notify=False)
         return taken
-
-    def _visible(
-        self, queues: Sequence[str], activities: Sequence[str], now: Instant
-    ) -> list[tuple[Instant, int, str, str]]:
-        """Return the jobs that may be acquired, as (visible since, order of the run, run id, step id), in order."""
-        found = []
-        for run_id in self._mirror.active:
-            run = self._mirror.runs[run_id].run
-            for step_id, work in run.work.items():
-                job = work.job
-                if job is not None and job.queue in queues and job.activity in activities and work.is_visible(now):
-                    found.append((work.visible_at or 0, run.order, run_id, step_id))
-        return sorted(found)
 
     async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
         validation.check_release(node, jobs, self._limits)
         now = await self._now()
-
-        async def give_back(job: port.Job) -> bool:
-            def decide(run: StoredRun) -> bool:
-                work = run.work.get(job.step_id)
-                if work is None or not work.is_taken_by(node, job.engine_attempt_id):
-                    return False
-                run.work[job.step_id] = work.returned(job.engine_attempt_id, now)
-                return True
-
-            return bool(await self._heads.change(job.run_id, decide))
-
-        released = await asyncio.gather(*map(give_back, jobs))
+        released = await self._jobs.release(node, jobs, now)
         await self._announce(now)
-        return sum(released)
+        return released
 
     async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], visible_ms: int) -> list[bool]:
         validation.check_heartbeats(node, beats, visible_ms, self._limits)
         now = await self._now()
-        visible_until = now + visible_ms * 1_000
-        kept: list[bool] = [False] * len(beats)
-        by_run: dict[str, list[int]] = {}
-        for place, beat in enumerate(beats):
-            by_run.setdefault(beat.run_id, []).append(place)
-
-        async def beat_in(run_id: str, places: list[int]) -> None:
-            found = await self._heads.change(
-                run_id, lambda run: [run.beat(node, beats[place], visible_until) for place in places]
-            )
-            for place, is_kept in zip(places, found or [False] * len(places), strict=True):
-                kept[place] = is_kept
-
-        await asyncio.gather(*(beat_in(run_id, places) for run_id, places in by_run.items()))
+        kept = await self._jobs.heartbeat(node, beats, now + visible_ms * 1_000)
         await self._announce(now, notify=False)
         return kept
 
@@ -579,7 +382,7 @@ class S3Store(WithoutBus):
         validation.check_admit(limits, limit, claim_for, self._limits)
         now = await self._now()
         if claim_for is not None:
-            await self._check_node(claim_for, now)
+            await self._leases.check(claim_for, now)
         if not limits:
             return [], None
         await self._follow(now, FRESH)
@@ -623,7 +426,7 @@ class S3Store(WithoutBus):
         now = await self._now()
         await self._follow(now)
         await self._mirror.fetch_nodes()
-        leases = self._leases()
+        leases = self._leases.ends()
         known = {
             node: frozenset(held.record.plans)
             for node, held in self._mirror.nodes.items()
@@ -651,7 +454,7 @@ class S3Store(WithoutBus):
         runs = list(self._mirror.ordered().values())
         jobs = [work.job for run in runs for work in run.work.values() if work.job is not None]
         ready = [run.head.ready_at for run in runs if run.head.ready_at is not None and run.head.ready_at <= now]
-        leases = self._leases()
+        leases = self._leases.ends()
         alive = {node: end for node, end in leases.items() if decisions.lease_end(end, now) > now}
         return port.Stats(
             runs=dict(Counter(str(run.head.status) for run in runs)),
@@ -673,7 +476,7 @@ class S3Store(WithoutBus):
         now = await self._now()
         await self._follow(now)
         runs: Mapping[str, Run] = self._mirror.ordered()
-        facts = examine(runs, self._leases(), bounds, now)
+        facts = examine(runs, self._leases.ends(), bounds, now)
         return replace(
             facts,
             software="S3",
@@ -885,15 +688,6 @@ class S3Store(WithoutBus):
     def _page(self, found: list[T], limit: int) -> list[T]:
         return found[: min(validation.check_page(limit), self._limits.page_items)]
 
-    def _leases(self) -> dict[str, Instant]:
-        return {node: held.record.lease_until for node, held in self._mirror.nodes.items()}
-
-    async def _check_node(self, node: str, now: Instant) -> None:
-        if self._mirror.lease_end(node, now) <= now:
-            await self._mirror.fetch_node(node)
-        if self._mirror.lease_end(node, now) <= now:
-            raise decisions.lease_expired(node)
-
     async def _follow(self, now: Instant, fresh: int = 0) -> bool:
         """Look for what others have changed, unless a claim, or another call, has done so as recently as this."""
         is_fresh = self._clock is None and self._mirror.is_loaded and now - self._mirror.followed_at < fresh
@@ -919,25 +713,9 @@ class S3Store(WithoutBus):
         return has_news or has_signals
 
 
-def _acquire(
-    run: StoredRun, step_ids: Sequence[str], activities: Sequence[str], node: str, until: Instant, now: Instant
-) -> list[port.Job]:
-    taken = []
-    for step_id in step_ids:
-        work = run.work.get(step_id)
-        if work is not None and work.job is not None and work.job.activity in activities and work.is_visible(now):
-            run.work[step_id], given = acquire(work, work.job, node, until)
-            taken.append(given)
-    return taken
-
-
 def _never_held(run_id: str, after: Instant) -> bool:
     """Return whether a sink has yet to get a run: there are none."""
     return False
-
-
-def _is_of(run: StoredRun, plans: Sequence[port.Plan] | None) -> bool:
-    return plans is None or definition_of(run.head.plan_id, run.head.plan_version) in plans
 
 
 def _names_of_request(new: Any) -> set[str]:
