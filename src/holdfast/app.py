@@ -77,7 +77,7 @@ from holdfast.program.plan.definition import PlanDefinition, check_plan
 from holdfast.program.plan.text import PlanProblem
 from holdfast.program.secrets import Secret, SecretProvider
 from holdfast.program.values import Converter, Values
-from holdfast.registry import Registry
+from holdfast.registry import Registry, RunHook
 from holdfast.run import RunHandle, run_from_inside
 from holdfast.settings import Settings, load_settings
 from holdfast.store import port
@@ -712,6 +712,20 @@ class App:
             return function
 
         return register
+
+    def on_failed(self, hook: RunHook) -> RunHook:
+        """Register a function that is called with the id of a run that has failed, and why. It may be async.
+
+        The node that has committed the failure calls it, once, and not again if it is lost meanwhile: what must not be
+        missed is a projection. What it raises is logged.
+        """
+        self.registry.on_failed.append(hook)
+        return hook
+
+    def on_paused(self, hook: RunHook) -> RunHook:
+        """Register a function that is called with the id of a run that is paused, and why. See `on_failed`."""
+        self.registry.on_paused.append(hook)
+        return hook
 
     def schedule(
         self, cron: str = "", *, schedule_id: str | None = None, **options: Unpack[ScheduleOptions]

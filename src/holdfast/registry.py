@@ -24,6 +24,10 @@ TURN_S = 5.0
 """How long the code of a workflow may block its node, unless the node's options say otherwise."""
 
 
+RunHook = Callable[[str, str], Any]
+"""Called with the id of a run, and why it has failed or is paused. It may be async."""
+
+
 class Registry:
     """What an app can run. Entries are added and never taken away."""
 
@@ -34,6 +38,8 @@ class Registry:
         "attributes",
         "built_in",
         "limits",
+        "on_failed",
+        "on_paused",
         "plans",
         "projections",
         "schedules",
@@ -73,6 +79,10 @@ class Registry:
         """The sinks of the event bus that the app declares, by name."""
         self.projections: dict[str, Callable[[list[dict[str, Any]]], Any]] = {}
         """The functions that are sinks, by name."""
+        self.on_failed: list[RunHook] = []
+        """Called when a run has failed."""
+        self.on_paused: list[RunHook] = []
+        """Called when a run is paused."""
         self.secrets: SecretProvider | None = None
         """Where the secrets of activities come from."""
         self.values = values
@@ -95,6 +105,7 @@ class Registry:
         bounded.workflow_limits = self.workflow_limits
         bounded.approvals = self.approvals
         bounded.sinks = self.sinks
+        bounded.on_failed, bounded.on_paused = self.on_failed, self.on_paused
         bounded.projections = self.projections
         bounded.secrets = self.secrets
         bounded.attributes = self.attributes

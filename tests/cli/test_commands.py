@@ -504,6 +504,28 @@ def test_runs_are_counted_forked_and_compared(setup: CommandSetup) -> None:
 
 
 @pytest.mark.contract("TMR-2", "API-1")
+@pytest.mark.contract("SIG-13", "API-1")
+def test_one_command_goes_to_all_runs_that_a_search_finds(setup: CommandSetup) -> None:
+    for number in range(3):
+        start(setup, "order", f"order_id=many-{number}", run_id=f"many-{number}")
+    setup.hf("run", "cancel", "many-2", "--wait")
+    preview = setup.json("run", "bulk", "pause", "--text", "many-", "--preview")
+    assert (preview["found"], sorted(preview["concerned"])) == (3, ["many-0", "many-1"])
+    refused = setup.hf("run", "bulk", "pause", "--text", "many-", code=2)
+    assert "pause concerns 2 of 3 runs" in refused.stdout
+    assert "1 not: it is not running" in refused.stdout
+    assert "add --yes, or look with --preview" in refused.stderr
+    done = setup.hf("run", "bulk", "pause", "--text", "many-", "--reason", "a bad deployment", "--yes")
+    assert "pause: 2 done, 0 refused" in done.stdout
+    until(lambda: setup.json("run", "get", "many-0"), lambda run: run["status"] == "PAUSED")
+    assert setup.json("run", "get", "many-0")["pause"]["reason"] == "a bad deployment"
+    part = setup.json("run", "command-many", "pause", "again", "--text", "many-", "--preview")
+    assert part["concerned"] == 0
+    answers = setup.json("run", "bulk", "terminate", "--run-id", "many-0", "--run-id", "many-1", "--yes")
+    assert sorted(item["run_id"] for item in answers["items"]) == ["many-0", "many-1"]
+    until(lambda: setup.json("run", "get", "many-1"), lambda run: run["status"] == "CANCELLED")
+
+
 def test_a_schedule_is_made_paused_triggered_and_deleted(setup: CommandSetup) -> None:
     made = setup.json("schedule", "create", "yearly", "filming", "title=Solaris", "kinds:=[]", "--cron", "@yearly")
     assert (made["cron"], made["overlap"]) == ("@yearly", "skip")

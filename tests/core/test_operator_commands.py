@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from holdfast.core import commands
 from holdfast.core import events as e
 from holdfast.core.event_writer import Decision, Refusal
+from holdfast.core.index_rows import Retrying, runtime_snapshot
 from holdfast.core.messages import ControlName
 from holdfast.core.state import APPROVED, CANCELLED, PAUSED, PENDING, RUNNING, TERMINAL, RunStatus
+from holdfast.core.timing import Retry
 from holdfast.errors import RunTerminal
 from tests.core.driver import BROKEN, FATAL, Driver, activity, done, failed, timer
 from tests.core.event_bodies import run_in
@@ -333,3 +335,43 @@ def test_any_series_of_commands_is_recorded_one_by_one_with_unique_keys(
             assert len(run.events) == before + 1
     keys = [event.idempotency_key for event in run.events]
     assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.contract("SIG-13", "ATT-1")
+def test_an_activity_that_is_tried_again_later_can_be_tried_at_once_and_no_attempt_is_lost() -> None:
+    run = Driver().start()
+    run.ask(activity())
+    retry = Retry(max_attempts=3, initial_ms=60_000)
+    run.tell(failed(retry=retry))
+    later = run.message("charge")
+    seen = runtime_snapshot(run.state).retrying
+    assert seen == Retrying("charge", "charge", 1, BROKEN.code, later.due_at)
+    answer = run.control("RETRY_STEP", "charge")
+    assert isinstance(answer, Decision)
+    assert (types(answer), answer.dispatch) == (f"{A} StepRetried", ("charge",))
+    assert run.state.open_steps["charge"].attempt == 2
+    assert types(run.control("RETRY_STEP", "charge")) == R  # it is being tried
+    run.now = later.due_at or 0
+    assert run.tell(later) == Decision()  # what was due later is of an attempt that was replaced
+    run.tell(failed(engine_attempt=3, retry=retry))
+    seen = runtime_snapshot(run.state).retrying
+    assert seen is not None
+    assert seen.failures == 2
+    assert types(run.tell(done())) == "StepCompleted"
+    assert runtime_snapshot(run.state).retrying is None
+
+
+@pytest.mark.contract("PRJ-4", "SIG-13")
+def test_a_run_says_who_has_paused_it_and_why() -> None:
+    run = Driver().start()
+    run.ask(activity(on_failure="pause"), timer())
+    run.control("PAUSE", reason="the bank is down")
+    seen = runtime_snapshot(run.state).pause
+    assert seen is not None
+    assert (seen.since, seen.reason, seen.actor) == (run.now, "the bank is down", "ann")
+    run.control("RESUME")
+    assert runtime_snapshot(run.state).pause is None
+    run.tell(failed())
+    seen = runtime_snapshot(run.state).pause
+    assert seen is not None
+    assert (seen.reason, seen.actor) == ("step 'charge' failed", "")

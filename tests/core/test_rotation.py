@@ -47,6 +47,8 @@ NOT_CARRIED = {
     "local_activities",
     "failed_steps",
     "is_held",
+    "pause",
+    "retried",
     "requires_approval",
     "start_at",
     "awaits_definition",

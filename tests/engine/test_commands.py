@@ -257,6 +257,33 @@ async def test_a_step_that_paused_its_run_is_tried_again_until_it_succeeds(queue
         assert (step.logical_attempt_id, step.engine_attempt_id, len(tries)) == (12, 23, 23)
 
 
+@pytest.mark.contract("SIG-13", "ATT-1")
+@pytest.mark.parametrize("queue", ["", "mail"])
+async def test_an_activity_that_is_due_in_an_hour_is_tried_now_if_asked_for(queue: str, variant: EngineVariant) -> None:
+    app = hf.App("orders")
+    tries: list[int] = []
+
+    @app.activity(retry=hf.Retry(max_attempts=2, initial_ms=3_600_000), queue=queue)
+    async def charge() -> str:
+        tries.append(len(tries))
+        if len(tries) == 1:
+            raise ConnectionError("no answer")
+        return "paid"
+
+    @app.workflow
+    async def order() -> str:
+        return await charge()
+
+    async with variant.node(app, queues=("mail",)) as node:
+        run = await app.start(order)
+        await wait_for_event(run, "StepRetried")
+        [head] = await node.store.find(RunQuery(retrying=True))
+        assert head.run_id == run.run_id
+        await run.retry_step("charge", "the bank is back", actor="ann")
+        assert await run.result() == "paid"
+        assert not await node.store.find(RunQuery(retrying=True))
+
+
 @pytest.mark.contract("ATT-2", "SIG-13", "OWN-3")
 async def test_a_step_that_paused_its_run_is_tried_again_by_another_node(variant: EngineVariant) -> None:
     def life(answers: list[str]) -> tuple[hf.App, Any]:

@@ -404,6 +404,25 @@ async def _fork_many(server: InProcessServer, call: Caller) -> None:
     assert [item["forked_from"] for item in found["items"]] == [run_id]
 
 
+@case("runs.command_many")
+async def _command_many(server: InProcessServer, call: Caller) -> None:
+    run_id = await finished(server, "echo", value="x")
+    waiting = await server.start("order", order_id="o-1")
+    ask = {"request_id": "all", "command": "cancel"}
+    preview = await expect_answer(call, "runs.command_many", {**ask, "preview": True})
+    assert (preview["concerned"], preview["next"]) == (1, None)
+    assert preview["items"] == [{"run_id": waiting}, {"run_id": run_id, "not_concerned": "it has finished"}]
+    first = await expect_answer(call, "runs.command_many", {**ask, "limit": 1})
+    assert [item["run_id"] for item in first["items"]] == [waiting]
+    rest = await expect_answer(call, "runs.command_many", {**ask, "cursor": first["next"]})
+    assert [item["run_id"] for item in rest["items"]] == [run_id]
+    outcome = await expect_answer(call, "runs.result", {"run_id": waiting, "wait_s": 10})
+    assert outcome["status"] == "CANCELLED"
+    again = await expect_answer(call, "runs.command_many", {"request_id": "x", "command": "retry", "run_ids": [run_id]})
+    assert again["items"][0]["made"]
+    await expect_problem(call, "runs.command_many", {**ask, "command": "burn"}, "InvalidInput", 422)
+
+
 @case("runs.diff")
 async def _diff(server: InProcessServer, call: Caller) -> None:
     one, other = await finished(server, "echo", value="x"), await finished(server, "echo", value="y")
@@ -1014,6 +1033,17 @@ async def _stats(server: InProcessServer, call: Caller) -> None:
     assert (stats["runs"], stats["nodes"], stats["dead_letters"]) == ({"RUNNING": 1}, 1, 0)
 
 
+@case("system.doctor")
+async def _doctor(server: InProcessServer, call: Caller) -> None:
+    run_id = await failed_step(server)
+    report = await expect_answer(call, "system.doctor", {})
+    assert not report["is_fine"]
+    [paused] = [each for each in report["items"] if each["subject"] == "paused runs"]
+    assert (paused["level"], paused["run_ids"]) == ("wrong", [run_id])
+    assert "retry-step" in paused["advice"]
+    assert paused["search"] == "status:paused is:child"
+
+
 @case("system.queues")
 async def _queues(server: InProcessServer, call: Caller) -> None:
     await server.start("far")
@@ -1027,6 +1057,8 @@ async def _nodes(server: InProcessServer, call: Caller) -> None:
     [node] = (await expect_answer(call, "system.nodes", {}))["items"]
     assert node["is_here"]
     assert node["name"].startswith("shop-")
+    assert "order" in node["workflows"]
+    assert node["version"]
 
 
 @case("system.locks")

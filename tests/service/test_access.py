@@ -48,13 +48,13 @@ LEAST = {
         "plans.schema plans.validate plans.list plans.get "
         "plans.diff plans.graph schedules.list schedules.get "
         "retention.show retention.preview archive.list archive.get archive.events "
-        "system.stats system.queues system.nodes system.locks "
+        "system.stats system.doctor system.queues system.nodes system.locks "
         "system.alerts".split(),
         VIEWER,
     ),
     **dict.fromkeys(
         "runs.cancel runs.pause runs.resume runs.approve runs.terminate runs.retry_step runs.skip_step runs.retry "
-        "runs.fork runs.fork_many "
+        "runs.fork runs.fork_many runs.command_many "
         "tasks.assign tasks.claim tasks.release tasks.reassign tasks.complete tasks.comment letters.requeue "
         "letters.drop bus.requeue bus.drop schedules.pause schedules.resume".split(),
         OPERATOR,
@@ -231,7 +231,14 @@ MAKES = {"runs.start", "signals.start_with", "tokens.create", "plans.register", 
 SHARED = {"runs.count", "workflows.list", "workflows.get", "system.health", "plans.schema", "plans.validate"}
 BEARERS = {"activities.complete", "activities.fail"}
 """What is asked by who has a completion token, whoever they are otherwise."""
-MANY = {"runs.fork_many", "signals.send_many", "tokens.revoke_leaked", "tenants.delete", "retention.run"}
+MANY = {
+    "runs.fork_many",
+    "runs.command_many",
+    "signals.send_many",
+    "tokens.revoke_leaked",
+    "tenants.delete",
+    "retention.run",
+}
 
 
 def clocked() -> AbstractAsyncContextManager[InProcessServer]:

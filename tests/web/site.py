@@ -184,6 +184,37 @@ def _make_app(orchard: Orchard) -> App:
         await do["ship"](order_id)
         return f"{receipt}, in {len(parcels)} parcels"
 
+    @app.activity(retry=hf.Retry(max_attempts=5, initial_ms=3_600_000))
+    async def transfer(order_id: str) -> str:
+        if orchard.is_zoned:
+            return "transferred"
+        raise ConnectionError("no answer from the bank")
+
+    @app.workflow
+    async def payment(order_id: str) -> str:
+        """Pay, at a bank that may not answer."""
+        return await transfer(order_id)
+
+    @app.workflow
+    async def paying(order_id: str) -> str:
+        """Pay in a child, beside a step that fails."""
+        child = asyncio.ensure_future(sturdy(order_id))
+        try:
+            await book_badly(order_id)
+        finally:
+            await child
+        return "paid"
+
+    @app.activity(retry=hf.Retry(max_attempts=1))
+    async def book_badly(order_id: str) -> str:
+        raise ValueError("no van is free")
+
+    @app.workflow
+    async def sturdy(order_id: str) -> str:
+        """Take its time."""
+        await hf.wait_signal("go")
+        return "done"
+
     @app.workflow
     async def courier(order_id: str) -> str:
         """Book a courier, which may need a hand."""

@@ -1,5 +1,6 @@
 """The list of runs: live, filtered by its address, long, and many at once."""
 
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -38,7 +39,7 @@ async def test_the_filter_is_in_the_address(page: Page, site: Site) -> None:
     await page.get_by_label("Search runs").fill("nothing like this")
     await expect(page.get_by_text("No run matches")).to_be_visible()
     await page.get_by_role("button", name="Clear the filter").click()
-    await page.get_by_label("Workflow").select_option("order")
+    await page.get_by_role("combobox", name="Workflow").select_option("order")
     await expect(page.get_by_role("link", name="C-1")).to_have_count(0)
     assert page.url.endswith("/runs?workflow=order")
     await page.goto("/runs?time=1h&tag=none")
@@ -64,7 +65,7 @@ async def test_many_runs_are_signalled_and_cancelled_after_a_preview(page: Page,
         await page.get_by_label(f"Select {name}").check()
     await page.get_by_role("button", name="Cancel…").click()
     dialog = page.get_by_role("dialog")
-    await expect(dialog.locator(".preview")).to_contain_text("2 of 3 will be hit; 1 not, because they have finished.")
+    await expect(dialog.locator(".preview")).to_contain_text("2 of 3 will be hit; 1 not: it has finished.")
     await dialog.get_by_label("Reason").fill("a test")
     await dialog.get_by_role("button", name="Cancel 2").click()
     await expect(page.locator(".status[data-status='CANCELLED']")).to_have_count(2)
@@ -97,7 +98,7 @@ async def test_a_long_list_is_a_screen_of_rows(page: Page, site: Site) -> None:
     await page.get_by_role("button", name="Select all that match").click()
     await expect(page.get_by_role("region", name="Selected runs")).to_contain_text("1,200 selected")
     await page.get_by_role("button", name="Cancel…").click()
-    await expect(page.locator(".preview")).to_contain_text("0 of 1200 will be hit; 1200 not")
+    await expect(page.locator(".preview")).to_contain_text("0 of 1,200 will be hit; 1,200 not: it has finished.")
     await page.keyboard.press("Escape")
     await page.get_by_label("Search runs").fill("r-00007 WIDE")
     await expect(page.get_by_role("link", name="R-00007")).to_be_visible()
@@ -131,3 +132,137 @@ async def test_of_very_many_runs_only_what_is_looked_at_is_read(page: Page, site
     assert asked == [0, 200, 400]
     assert await page.locator(".rows-body .run-row").count() < 60
     await expect(page.get_by_role("link", name=f"r-{MANY - 399:06}")).to_be_focused()
+
+
+# --- retrying
+
+
+@pytest.mark.contract("SIG-13")
+async def test_a_run_that_is_retried_says_so_is_found_and_is_tried_now(page: Page, site: Site) -> None:
+    for number in range(2):
+        await site.start("payment", reference=f"PAY-{number}", order_id="o")
+    await site.start("order", reference="ORD-1", order_id="o-1")
+    await page.goto("/runs")
+    row = page.locator(".run-row", has=page.get_by_role("link", name="PAY-1"))
+    await expect(row).to_contain_text("transfer failed once, ConnectionError no answer from the bank, again in 1 min")
+    await page.get_by_role("button", name="Retrying 2").click()
+    await expect(page.get_by_role("link", name="ORD-1")).to_have_count(0)
+    await expect(page.locator("[data-main]")).to_have_count(2)
+    await row.get_by_role("link", name="PAY-1").click()
+    card = page.locator(".need")
+    await expect(card).to_contain_text("transfer failed once, ConnectionError no answer from the bank, again in 1 min")
+    site.orchard.is_zoned = True
+    await card.get_by_role("button", name="Try now").click()
+    await expect(page.locator(".head-marks")).to_contain_text("Completed")
+    await page.goto("/runs?text=status%3Aretrying")
+    await page.get_by_label("Select all that are loaded").check()
+    await page.get_by_role("button", name="Try now…").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Try now 1").click()
+    await expect(page.get_by_text("No run matches")).to_be_visible()
+
+
+async def test_a_run_says_what_it_waits_for_and_who_has_paused_it(page: Page, site: Site) -> None:
+    await site.start("order", reference="ORD-1", order_id="o-1")
+    held = await site.start("order", reference="ORD-2", order_id="o-2")
+    beside = await site.start("paying", reference="PAY-1", order_id="o-3")
+    await site.orchard.app.run(held).pause("the shelf burns", actor="ann")
+    await page.goto("/runs")
+    rows = page.locator(".run-row")
+    await expect(rows.filter(has_text="ORD-1")).to_contain_text("Waits for the signal approval")
+    await expect(rows.filter(has_text="ORD-2")).to_contain_text("Paused by ann: the shelf burns")
+    await expect(rows.filter(has_text="PAY-1")).to_contain_text("Waits for the child sturdy")
+    await expect(rows.filter(has_text="PAY-1")).to_contain_text("after ValueError no van is free")
+    await page.goto(f"/runs/{held}")
+    await expect(page.locator(".need", has_text="Paused by ann")).to_contain_text("the shelf burns")
+    await page.goto(f"/runs/{beside}")
+    card = page.locator(".need", has_text="has failed")
+    await expect(card).to_contain_text("book_badly has failed: ValueError no van is free.")
+    await expect(card).to_contain_text("it waits for the child sturdy")
+
+
+# --- the list as one likes it
+
+
+async def test_only_roots_are_listed_until_children_are_asked_for(page: Page, site: Site) -> None:
+    await site.start("paying", reference="PAY-1", order_id="o")
+    await page.goto("/runs")
+    await expect(page.locator("[data-main]")).to_have_text(["PAY-1"])
+    await page.get_by_label("Children").check()
+    await expect(page.locator("[data-main]")).to_have_text(["\u2026/sturdy", "PAY-1"])
+    assert page.url.endswith("/runs?children=1")
+    await page.goto("/runs?workflow=sturdy")
+    await page.get_by_role("button", name="Look among children too").click()
+    await expect(page.locator("[data-main]")).to_have_text(["\u2026/sturdy"])
+
+
+async def test_what_is_typed_is_completed_and_finds_runs_by_what_is_known_of_them(page: Page, site: Site) -> None:
+    await site.start("courier", reference="C-1", order_id="c-1")
+    await site.start("order", reference="ORD-1", order_id="o-1")
+    await page.goto("/runs")
+    await expect(page.get_by_role("button", name="Paused 1")).to_be_visible()
+    box = page.get_by_label("Search runs")
+    await box.press_sequentially("sta")
+    await expect(page.locator(".completions li")).to_have_text(["status:"])
+    await page.keyboard.press("Tab")
+    await box.press_sequentially("pau")
+    await page.keyboard.press("ArrowDown")
+    await expect(page.get_by_role("option", name="status:paused")).to_have_attribute("aria-selected", "true")
+    await page.keyboard.press("Enter")
+    await expect(box).to_have_value("status:paused ")
+    await expect(page.locator("[data-main]")).to_have_text(["C-1"])
+    await box.fill("workflow:order status:running")
+    await expect(page.locator("[data-main]")).to_have_text(["ORD-1"])
+    await box.fill("workflow:order status:failed")
+    await expect(page.get_by_text("No run matches")).to_be_visible()
+
+
+async def test_columns_views_and_what_is_found_can_be_kept(page: Page, site: Site) -> None:
+    await site.start("courier", reference="C-1", order_id="c-1")
+    await site.start("order", reference="=ORD", order_id="o-1")
+    await page.goto("/runs?workflow=courier")
+    await expect(page.locator(".c-node").first).to_be_hidden()
+    menu = page.get_by_label("View", exact=True)
+    await menu.click()
+    await page.get_by_label("Node").check()
+    await page.get_by_label("Tags").uncheck()
+    await page.get_by_role("button", name="Save this view").click()
+    await page.get_by_label("Name").fill("couriers")
+    await page.get_by_role("button", name="Save", exact=True).click()
+    await page.goto("/runs")
+    await expect(page.locator("[data-main]")).to_have_count(2)
+    await expect(page.locator(".c-node").first).to_be_visible()
+    await expect(page.locator(".c-tags").first).to_be_hidden()
+    await menu.click()
+    async with page.expect_download() as download:
+        await page.get_by_role("button", name="CSV").click()
+    lines = Path(await (await download.value).path()).read_text().splitlines()
+    assert lines[0].startswith("run_id,workflow,workflow_version,status")
+    assert [line.split(",")[6] for line in lines[1:]] == ["'=ORD", "C-1"]
+    await menu.click()
+    await page.get_by_role("button", name="couriers", exact=True).click()
+    await expect(page.locator("[data-main]")).to_have_text(["C-1"])
+
+
+# --- many at once
+
+
+@pytest.mark.contract("SIG-13")
+async def test_all_that_a_filter_finds_are_retried_whether_they_are_loaded_or_not(page: Page, site: Site) -> None:
+    app = site.orchard.app
+    workflow = app.registry.workflow("courier", None)
+    for number in range(230):
+        options = StartOptions(reference_key=f"C-{number}")
+        await app.runtime().start(workflow, workflow.signature.pack((), {"order_id": "x"}), options)
+    await page.goto("/runs?status=PAUSED")
+    await expect(page.get_by_role("button", name="Paused 230")).to_be_visible()
+    site.orchard.is_zoned = True
+    await page.get_by_label("Select all that are loaded").check()
+    await page.get_by_role("button", name="Select all that match").click()
+    await expect(page.get_by_role("region", name="Selected runs")).to_contain_text("230 selected")
+    await page.get_by_role("button", name="Retry step…").click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog.locator(".preview")).to_contain_text("230 of 230 will be hit.")
+    await dialog.get_by_label("Reason").fill("the zone is back")
+    await dialog.get_by_role("button", name="Retry step 230").click()
+    await expect(page.get_by_text("230 tried again.")).to_be_visible()
+    await expect(page.get_by_role("button", name="Completed 230")).to_be_visible()

@@ -102,6 +102,11 @@ COMMAND_SPECS: dict[str, CommandSpec] = {
     "runs.retry": CommandSpec(words="run retry", arguments=RUN),
     "runs.fork": CommandSpec(words="run fork", arguments=RUN, rest="input"),
     "runs.fork_many": CommandSpec(words="run fork-many", columns=("forked_from", "run_id", "run_seq", "error")),
+    "runs.command_many": CommandSpec(
+        words="run command-many",
+        arguments=("command", "request_id"),
+        columns=("run_id", "made", "not_concerned", "error"),
+    ),
     "runs.diff": CommandSpec(words="run diff", arguments=("run_id", "other_run_id")),
     "runs.retry_step": CommandSpec(words="run retry-step", arguments=STEP),
     "runs.skip_step": CommandSpec(words="run skip", arguments=STEP, rest="result"),
@@ -195,7 +200,10 @@ COMMAND_SPECS: dict[str, CommandSpec] = {
     "archive.get": CommandSpec(words="archive show", arguments=RUN),
     "archive.events": CommandSpec(words="archive events", arguments=RUN, columns=EVENTS),
     "system.queues": CommandSpec(words="queue list", columns=("name", "jobs")),
-    "system.nodes": CommandSpec(words="system nodes", columns=("name", "lease_until", "is_here")),
+    "system.doctor": CommandSpec(words="system doctor", columns=("level", "subject", "sentence", "advice")),
+    "system.nodes": CommandSpec(
+        words="system nodes", columns=("name", "version", "lease_until", "is_here", "workflows", "queues")
+    ),
     "system.locks": CommandSpec(words="system locks", columns=("name", "node", "epoch", "lease_until", "is_expired")),
     "system.alerts": CommandSpec(words="system alerts", columns=("number", "code", "priority", "run_id", "detail")),
 }

@@ -12,6 +12,7 @@ from holdfast.cli.archive import archive_export
 from holdfast.cli.artifacts import artifact_get, artifact_list
 from holdfast.cli.audit import export
 from holdfast.cli.bench import bench
+from holdfast.cli.bulk import run_bulk
 from holdfast.cli.call import call
 from holdfast.cli.commands import HELP, spec_of
 from holdfast.cli.dev import dev
@@ -72,6 +73,7 @@ def _assemble() -> None:
     _group("archive").command(archive_export, name="export")
     _group("audit").command(export, name="export")
     _group("flow").command(flow_show, name="show")
+    _group("run").command(run_bulk, name="bulk")
     _group("run").command(run_show, name="show")
     _group("run").command(run_tail, name="tail")
     stores = App(name="store", help="The store: bring it up to date, copy it, put a copy back.")

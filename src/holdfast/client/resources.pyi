@@ -9,6 +9,7 @@ from holdfast.core.events import RunStatus
 from holdfast.program.plan.difference import PlanDifference
 from holdfast.service.operations.activities import OutcomeAccepted
 from holdfast.service.operations.audit import AuditPage
+from holdfast.service.operations.bulk import RunsCommanded
 from holdfast.service.operations.bus import (
     BusLetterPage,
     RemovedSink,
@@ -32,7 +33,7 @@ from holdfast.service.operations.signals import (
     UnconsumedPage,
     WaitPage,
 )
-from holdfast.service.operations.system import AlertList, Health, LockList, NodeList, QueueList, StatsView
+from holdfast.service.operations.system import AlertList, DoctorReport, Health, LockList, NodeList, QueueList, StatsView
 from holdfast.service.operations.tasks import TaskHistory, TaskPage
 from holdfast.service.operations.tokens import MadeToken, RevokedToken, TokenPage
 from holdfast.service.operations.workflows import WorkflowList, WorkflowView
@@ -74,6 +75,8 @@ class Runs:
         reference_key: str | None = ...,
         tag: str | None = ...,
         parent_run_id: str | None = ...,
+        roots: bool = ...,
+        retrying: bool = ...,
         created_from: datetime | None = ...,
         created_until: datetime | None = ...,
         finished_from: datetime | None = ...,
@@ -93,6 +96,8 @@ class Runs:
         reference_key: str | None = ...,
         tag: str | None = ...,
         parent_run_id: str | None = ...,
+        roots: bool = ...,
+        retrying: bool = ...,
         created_from: datetime | None = ...,
         created_until: datetime | None = ...,
         finished_from: datetime | None = ...,
@@ -171,6 +176,8 @@ class Runs:
         reference_key: str | None = ...,
         tag: str | None = ...,
         parent_run_id: str | None = ...,
+        roots: bool = ...,
+        retrying: bool = ...,
         created_from: datetime | None = ...,
         created_until: datetime | None = ...,
         finished_from: datetime | None = ...,
@@ -184,6 +191,43 @@ class Runs:
     ) -> RunsForked: ...
     async def diff(self, run_id: str, other_run_id: str) -> RunDifference: ...
     async def delete(self, run_id: str, *, dry_run: bool = ...) -> DeletedView: ...
+    async def command_many(
+        self,
+        command: Literal[
+            "cancel",
+            "pause",
+            "resume",
+            "raise",
+            "terminate",
+            "approve",
+            "retry_step",
+            "skip_step",
+            "try_now",
+            "retry",
+            "fork",
+        ],
+        request_id: str,
+        *,
+        workflow: str | None = ...,
+        status: RunStatus | None = ...,
+        reference_key: str | None = ...,
+        tag: str | None = ...,
+        parent_run_id: str | None = ...,
+        roots: bool = ...,
+        retrying: bool = ...,
+        created_from: datetime | None = ...,
+        created_until: datetime | None = ...,
+        finished_from: datetime | None = ...,
+        finished_until: datetime | None = ...,
+        where: str = ...,
+        text: str | None = ...,
+        run_ids: Sequence[str] = ...,
+        preview: bool = ...,
+        cursor: str = ...,
+        limit: int = ...,
+        reason: str = ...,
+        actor: str = ...,
+    ) -> RunsCommanded: ...
     def stream(self, run_id: str, *, after: int = ...) -> AsyncIterator[EventView]: ...
 
 class SyncRuns:
@@ -216,6 +260,8 @@ class SyncRuns:
         reference_key: str | None = ...,
         tag: str | None = ...,
         parent_run_id: str | None = ...,
+        roots: bool = ...,
+        retrying: bool = ...,
         created_from: datetime | None = ...,
         created_until: datetime | None = ...,
         finished_from: datetime | None = ...,
@@ -235,6 +281,8 @@ class SyncRuns:
         reference_key: str | None = ...,
         tag: str | None = ...,
         parent_run_id: str | None = ...,
+        roots: bool = ...,
+        retrying: bool = ...,
         created_from: datetime | None = ...,
         created_until: datetime | None = ...,
         finished_from: datetime | None = ...,
@@ -311,6 +359,8 @@ class SyncRuns:
         reference_key: str | None = ...,
         tag: str | None = ...,
         parent_run_id: str | None = ...,
+        roots: bool = ...,
+        retrying: bool = ...,
         created_from: datetime | None = ...,
         created_until: datetime | None = ...,
         finished_from: datetime | None = ...,
@@ -324,6 +374,43 @@ class SyncRuns:
     ) -> RunsForked: ...
     def diff(self, run_id: str, other_run_id: str) -> RunDifference: ...
     def delete(self, run_id: str, *, dry_run: bool = ...) -> DeletedView: ...
+    def command_many(
+        self,
+        command: Literal[
+            "cancel",
+            "pause",
+            "resume",
+            "raise",
+            "terminate",
+            "approve",
+            "retry_step",
+            "skip_step",
+            "try_now",
+            "retry",
+            "fork",
+        ],
+        request_id: str,
+        *,
+        workflow: str | None = ...,
+        status: RunStatus | None = ...,
+        reference_key: str | None = ...,
+        tag: str | None = ...,
+        parent_run_id: str | None = ...,
+        roots: bool = ...,
+        retrying: bool = ...,
+        created_from: datetime | None = ...,
+        created_until: datetime | None = ...,
+        finished_from: datetime | None = ...,
+        finished_until: datetime | None = ...,
+        where: str = ...,
+        text: str | None = ...,
+        run_ids: Sequence[str] = ...,
+        preview: bool = ...,
+        cursor: str = ...,
+        limit: int = ...,
+        reason: str = ...,
+        actor: str = ...,
+    ) -> RunsCommanded: ...
     def stream(self, run_id: str, *, after: int = ...) -> Iterator[EventView]: ...
 
 class Signals:
@@ -678,6 +765,7 @@ class System:
     def __init__(self, calls: Calls) -> None: ...
     async def health(self) -> Health: ...
     async def stats(self) -> StatsView: ...
+    async def doctor(self) -> DoctorReport: ...
     async def queues(self) -> QueueList: ...
     async def nodes(self) -> NodeList: ...
     async def locks(self) -> LockList: ...
@@ -687,6 +775,7 @@ class SyncSystem:
     def __init__(self, resource: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None: ...
     def health(self) -> Health: ...
     def stats(self) -> StatsView: ...
+    def doctor(self) -> DoctorReport: ...
     def queues(self) -> QueueList: ...
     def nodes(self) -> NodeList: ...
     def locks(self) -> LockList: ...
@@ -1078,6 +1167,8 @@ class Lists:
         reference_key: str | None = ...,
         tag: str | None = ...,
         parent_run_id: str | None = ...,
+        roots: bool = ...,
+        retrying: bool = ...,
         run_id: str | None = ...,
         status: RunStatus | None = ...,
         task_status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = ...,
@@ -1108,6 +1199,8 @@ class SyncLists:
         reference_key: str | None = ...,
         tag: str | None = ...,
         parent_run_id: str | None = ...,
+        roots: bool = ...,
+        retrying: bool = ...,
         run_id: str | None = ...,
         status: RunStatus | None = ...,
         task_status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = ...,

@@ -7,6 +7,7 @@ claimed, as `indeterminate`, by the commit that schedules the step, and survives
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -27,6 +28,7 @@ from holdfast.core.state import (
     NO_PROGRESS,
     PAUSED,
     OpenStep,
+    Pause,
     RunState,
     RunStatus,
     TaskProgress,
@@ -38,6 +40,16 @@ from holdfast.core.state import (
 )
 
 SNAPSHOT_SCHEMA_VERSION = 1
+
+
+class Retrying(Struct, frozen=True, gc=False):
+    """An activity that has failed and is tried again, at `next_at` or, without one, as soon as a node begins it."""
+
+    step_id: str
+    activity: str
+    failures: int
+    error_code: str
+    next_at: Instant | None = None
 
 
 class RuntimeSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -65,7 +77,19 @@ class RuntimeSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """Failed steps that wait for an operator to retry or skip them."""
     attributes: Attributes = {}
     """The search attributes of the run, and the parts of its reference."""
+    waiting_name: str = ""
+    """The name of what it waits for: of the signal, activity, task or workflow."""
+    retrying: Retrying | None = None
+    """The activity that was last retried after a failure, while it is not done."""
+    pause: Pause | None = None
+    """Why it is paused, and by whom."""
 
+
+FOR_PEOPLE = frozenset({"waiting_name", "retrying", "pause"})
+"""Fields that say more about a run to people. Rows that an older version wrote lack them."""
+
+MOST_SCANNED = 1_000
+"""Among how many open steps another one that is retried is looked for."""
 
 APPROVAL = "approval"
 """What a run waits for that does not start before it is approved."""
@@ -95,7 +119,21 @@ def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
         last_executed_on=state.last_executed_on,
         failed_step_ids=failures_to_settle(state) if state.failed_steps and state.status is PAUSED else (),
         attributes=state.attributes,
+        waiting_name=waiting.name if waiting else "",
+        retrying=None if state.retried is None else _retrying(state, state.retried),
+        pause=state.pause if state.status is PAUSED else None,
     )
+
+
+def _retrying(state: RunState, retried: str) -> Retrying | None:
+    """Return the step that was retried last, or if it is done, the first of the others that are."""
+    step = state.open_steps.get(retried)
+    if step is None or step.error is None:
+        some = islice(state.open_steps.values(), MOST_SCANNED)
+        step = next((each for each in some if each.error is not None and each.kind == "activity"), None)
+    if step is None or step.error is None:
+        return None
+    return Retrying(step.step_id, step.name, step.attempt - 1, step.error.code, step.due_at)
 
 
 class Wait(Struct, frozen=True, kw_only=True, gc=False):

@@ -19,7 +19,15 @@ from holdfast.core import events as e
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.decide import RECORDED_AS, is_taken
 from holdfast.core.events import BODIES, Event
-from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, Task, Wait, record_changes, runtime_snapshot
+from holdfast.core.index_rows import (
+    FOR_PEOPLE,
+    ActivityRecord,
+    RuntimeSnapshot,
+    Task,
+    Wait,
+    record_changes,
+    runtime_snapshot,
+)
 from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import is_of_engine
 from holdfast.core.keys import event_id, event_key, signal_storage_key
@@ -239,6 +247,7 @@ def snapshot_equals_fold(view: RunView) -> list[str]:
             f"the snapshot's {field} is {getattr(view.snapshot, field)!r}, folded {getattr(folded, field)!r}"
             for field in RuntimeSnapshot.__struct_fields__
             if getattr(view.snapshot, field) != getattr(folded, field)
+            and not (field in FOR_PEOPLE and not getattr(view.snapshot, field))  # an older version wrote it
         ]
     return found
 

@@ -15,7 +15,8 @@ APPROVE of a run that requires it leaves the run the message that starts it; wit
 APPROVE of a run that has started, or of a step, answers the task in which a plan asks for the approval, unless the
 task names who may answer it.
 
-RETRY_STEP of an unresolved step (see `reconciliation.py`) asks its verifier again.
+RETRY_STEP of an unresolved step (see `reconciliation.py`) asks its verifier again. Of an activity that has failed and
+is tried again later, it begins the next attempt at once; the bound of its policy counts no attempt more.
 
 A task or a wait is skipped without a result: only those it asks may answer it. Skipping needs a permission of its own
 (`may_override`), and the workflow gets None.
@@ -29,6 +30,7 @@ from holdfast.core import events as e
 from holdfast.core import messages as m
 from holdfast.core import reconciliation
 from holdfast.core.event_writer import Decision, EventWriter, Refusal
+from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import is_of_engine
 from holdfast.core.plans import APPROVAL_PART, COMPENSATE_PART, is_own_step, is_plan
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, OpenStep, RunState
@@ -37,7 +39,7 @@ from holdfast.core.timing import pauses
 
 def control(state: RunState, command: m.Control, writer: EventWriter) -> Decision | Refusal:
     """Record the decision, then what it changes."""
-    why_not = _objection(state, command) if command.is_allowed else command.refusal or "not permitted"
+    why_not = _objection(state, command, writer.now) if command.is_allowed else command.refusal or "not permitted"
     verdict = e.SignalRejected if why_not else e.SignalAccepted
     reason = why_not or command.reason
     writer.write(verdict(command.name, command.signal_id, command.actor, reason, command.step_id), cause=command.id)
@@ -46,7 +48,7 @@ def control(state: RunState, command: m.Control, writer: EventWriter) -> Decisio
     return writer.decision()
 
 
-def _objection(state: RunState, command: m.Control) -> str:
+def _objection(state: RunState, command: m.Control, now: Instant) -> str:
     has_begun = state.status is RUNNING or state.status is PAUSED
     match command.name:
         case "PAUSE" | "RESUME" if not has_begun:
@@ -58,9 +60,9 @@ def _objection(state: RunState, command: m.Control) -> str:
         case "RESUME" if not command.raise_failure:
             return objection_to_resume(failures_to_settle(state))
         case "RETRY_STEP":
-            return _objection_to_retry(state, command.step_id or "")
+            return _objection_to_retry(state, command.step_id or "", now)
         case "SKIP_STEP":
-            return _objection_to_skip(state, command, command.step_id or "")
+            return _objection_to_skip(state, command, command.step_id or "", now)
         case "RETRY_RUN":
             return "the run has not finished"
     return "" if command.name in _CONTROLS else "the command cannot be read"
@@ -85,11 +87,18 @@ def objection_to_resume(failed: Sequence[str]) -> str:
     )
 
 
-def _objection_to_retry(state: RunState, step_id: str) -> str:
+def _awaits_retry(step: OpenStep, now: Instant) -> bool:
+    """Return whether an attempt of an activity has failed, and the next one is due later."""
+    return step.kind == "activity" and not step.is_detached and step.due_at is not None and step.due_at > now
+
+
+def _objection_to_retry(state: RunState, step_id: str, now: Instant) -> str:
     failed = state.failed_steps.get(step_id)
     if failed is None:
         step = state.open_steps.get(step_id)
-        return "" if step is not None and step.is_unresolved else f"step {step_id!r} has not failed"
+        if step is None or (step.error is None and not step.is_unresolved):
+            return f"step {step_id!r} has not failed"
+        return "" if step.is_unresolved or _awaits_retry(step, now) else f"step {step_id!r} is being tried right now"
     if not failed.is_delivered:
         return ""
     if not is_plan(state.plan_id) or not is_own_step(step_id):
@@ -122,7 +131,7 @@ def certain_objection_to_retry(state: RunState, step_id: str) -> str:
 
     A step that is open may fail before the run decides.
     """
-    return "" if step_id in state.open_steps else _objection_to_retry(state, step_id)
+    return "" if step_id in state.open_steps else _objection_to_retry(state, step_id, 0)
 
 
 OVERRIDES = frozenset(kind for body, kind in e.OPENING.items() if body.ASKS_OTHERS)
@@ -131,7 +140,7 @@ OVERRIDES = frozenset(kind for body, kind in e.OPENING.items() if body.ASKS_OTHE
 _WITHOUT_RESULT: frozenset[str] = OVERRIDES | {"timer"}
 
 
-def _objection_to_skip(state: RunState, command: m.Control, step_id: str) -> str:
+def _objection_to_skip(state: RunState, command: m.Control, step_id: str, now: Instant) -> str:
     step = state.open_steps.get(step_id)
     if step is not None:
         if is_of_engine(step_id):
@@ -145,7 +154,7 @@ def _objection_to_skip(state: RunState, command: m.Control, step_id: str) -> str
             return f"step {step_id!r} is a {kind}: to skip it takes a permission of its own, runs:override"
         return ""
     if step_id in state.failed_steps:
-        return _objection_to_retry(state, step_id)
+        return _objection_to_retry(state, step_id, now)
     return f"step {step_id!r} is neither open nor failed"
 
 
@@ -208,9 +217,13 @@ _APPROVED = Raw(b'{"approved":true}')
 
 
 def _retry_step(state: RunState, command: m.Control, writer: EventWriter) -> None:
-    unresolved = state.open_steps.get(command.step_id or "")
-    if unresolved is not None:
-        reconciliation.ask_again(unresolved, writer, command.id)
+    step = state.open_steps.get(command.step_id or "")
+    if step is not None and step.is_unresolved:
+        reconciliation.ask_again(step, writer, command.id)
+        return
+    if step is not None:  # the attempt that was due later has not begun, and does not count
+        writer.retry(step, e.StepRetried(e.NOT_BEGUN, writer.now), command.id)
+        writer.dispatch.append(step.step_id)
         return
     started = state.failed_steps[command.step_id or ""].started
     writer.write(

@@ -154,6 +154,14 @@ MENDED_BY_CODE = frozenset({"VersionMismatch", "NondeterminismError", "Unhandled
 """The error codes of paused runs that resume by themselves when a node has code that fits."""
 
 
+class Pause(Struct, frozen=True, gc=False):
+    """Since when a run is paused, and why; `actor` is the operator who has paused it, if one has."""
+
+    since: Instant
+    reason: str = ""
+    actor: str = ""
+
+
 class RunState(Struct, frozen=True, kw_only=True, gc=False):
     """A run, folded from its events. `version` is the run_seq of the last event."""
 
@@ -196,6 +204,10 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     """The keyed steps that were closed last, to notice a second success."""
     attributes: Attributes = {}
     """The search attributes of the run, and the parts of its reference. Replaced as a whole, never written to."""
+    pause: Pause | None = None
+    """Why the run is paused, if it is."""
+    retried: str | None = None
+    """The step that was last retried after a failure; it may have ended since."""
     forked_from: e.ForkedFrom | None = None
     """The run with whose history it began, if it is a fork."""
     origin: e.RunOrigin | None = None
@@ -569,12 +581,15 @@ def _paused(draft: RunState, event: Event) -> None:
     assert isinstance(event.data, e.RunPaused)
     _set(draft, "is_held", event.data.failed_step_id is not None)
     _set(draft, "awaits_definition", event.data.error is not None and event.data.error.code in MENDED_BY_CODE)
+    if draft.pause is None:  # else an operator's command, which was accepted right before
+        _set(draft, "pause", Pause(event.emitted_at, event.data.reason))
     _record_error(draft, event)
     if event.data.error is not None:  # right after a resumption: the program could not go on, and got nothing
         _mark_delivered(draft, draft.version, None)
 
 
 def _resumed(draft: RunState, event: Event) -> None:
+    _set(draft, "pause", None)
     _set(draft, "is_held", False)
     _set(draft, "awaits_definition", False)
     _mark_delivered(draft, None, draft.version + 1)
@@ -587,7 +602,8 @@ def _mark_delivered(draft: RunState, was: int | None, now: int | None) -> None:
 
 
 def _signal_accepted(draft: RunState, event: Event) -> None:
-    if getattr(event.data, "name", "") == "PAUSE":
+    if isinstance(event.data, e.SignalAccepted) and event.data.name == "PAUSE":
+        _set(draft, "pause", Pause(event.emitted_at, event.data.reason, event.data.actor))
         _set(draft, "is_held", False)  # from now on an operator holds the run
         _set(draft, "awaits_definition", False)
 
@@ -606,6 +622,7 @@ def _close_all(draft: RunState) -> None:
     draft.open_steps.clear()
     draft.waits.clear()
     _set(draft, "local_activities", 0)
+    _set(draft, "retried", None)
 
 
 def _rotated(draft: RunState, event: Event) -> None:
@@ -728,6 +745,8 @@ def _step_retried(draft: RunState, event: Event) -> None:
         is_unbegun=event.data.reason == e.NOT_BEGUN and event.data.due_at is None,
         effect=None if step.key is None else effect_after_retry(step, event, event.data),
     )
+    if event.data.error is not None:
+        _set(draft, "retried", step.step_id)
     _record_error(draft, event)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 
+from holdfast.core.plans import ANY_PLAN
 from holdfast.engine.observe.metrics import LateWrites
 from holdfast.program.fingerprint import CHARS as FINGERPRINT_CHARS
 from holdfast.store.port import NodePlans, Plan
@@ -29,6 +30,16 @@ class Abilities(Struct, frozen=True):
     """Its writes to the store that were over the budget of late."""
     process: str = ""
     """Which process of which machine it is."""
+    version: str = ""
+    """The version of Holdfast that it runs."""
+    queues: frozenset[str] = frozenset()
+    """The queues that it takes jobs from."""
+
+    @property
+    def named_workflows(self) -> set[Plan]:
+        """The workflows that it runs, without what stands for their code and for plans."""
+        coded = {(f"{plan_id}@{code}", version) for (plan_id, version), code in self.codes}
+        return {plan for plan in self.workflows - coded if plan != ANY_PLAN}
 
     def encode(self) -> list[Plan]:
         """Return the abilities as a store keeps them."""
@@ -38,7 +49,9 @@ class Abilities(Struct, frozen=True):
         late = self.late_writes
         writes = [("", f"late writes\n{late.count}\n{late.slowest_ms}\n{late.budget_ms}")] if late is not None else []
         process = [("", f"process\n{self.process}")] if self.process else []
-        return [*sorted(self.workflows), *codes, *activities, *lacks, *writes, *process]
+        version = [("", f"version\n{self.version}")] if self.version else []
+        queues = [("", f"queue\n{name}") for name in sorted(self.queues)]
+        return [*sorted(self.workflows), *codes, *activities, *lacks, *writes, *process, *version, *queues]
 
 
 class NodeAbilities(Struct, frozen=True):
@@ -55,7 +68,8 @@ def decode(plans: Iterable[Plan]) -> Abilities:
     activities: set[str] = set()
     lacks: set[Lack] = set()
     late: LateWrites | None = None
-    process = ""
+    process = running = ""
+    queues: set[str] = set()
     for key, value in plans:
         if key:
             workflows.add((key, value))
@@ -72,7 +86,20 @@ def decode(plans: Iterable[Plan]) -> Abilities:
             late = LateWrites(*map(int, names))
         elif kind == "process" and len(names) == 1:
             process = names[0]
-    return Abilities(frozenset(workflows), frozenset(codes), frozenset(activities), frozenset(lacks), late, process)
+        elif kind == "version" and len(names) == 1:
+            running = names[0]
+        elif kind == "queue" and len(names) == 1:
+            queues.add(names[0])
+    return Abilities(
+        frozenset(workflows),
+        frozenset(codes),
+        frozenset(activities),
+        frozenset(lacks),
+        late,
+        process,
+        running,
+        frozenset(queues),
+    )
 
 
 def abilities_of(nodes: Iterable[NodePlans]) -> list[NodeAbilities]:

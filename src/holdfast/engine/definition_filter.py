@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib.metadata import version
 from zlib import crc32
 
 from msgspec.structs import replace
@@ -46,6 +47,7 @@ Wanted = tuple[Plan, frozenset[str]]
 Fits = Callable[[RunHead], Awaitable[bool]]
 """Returns whether a run waits for code that fits its history, and the code here does."""
 
+VERSION = version("holdfast")
 logger = logging.getLogger("holdfast.node")
 
 
@@ -67,6 +69,7 @@ class DefinitionFilter:
         """The runs that wait here for activities which this node does not have, by what they lack."""
         self._is_stopping = False
         self._process = process_identity()
+        self._queues = frozenset(options.queues)
 
     def plans(self) -> Sequence[Plan]:
         """Return what this node can run: its workflows, and plans, whichever there are."""
@@ -84,7 +87,14 @@ class DefinitionFilter:
         """
         lacks = frozenset((name, plan) for plan, names in self.lacking for name in names)
         late = self._late_writes()
-        abilities = Abilities(frozenset(self.plans()), lacks=lacks, late_writes=late, process=self._process)
+        abilities = Abilities(
+            frozenset(self.plans()),
+            lacks=lacks,
+            late_writes=late,
+            process=self._process,
+            version=VERSION,
+            queues=self._queues,
+        )
         if self._is_stopping or not self._takes_runs:
             return abilities.encode()
         codes, activities = frozenset(self._fingerprints().items()), frozenset(self._registry.activity_names())

@@ -106,6 +106,24 @@ class RunStarted(Struct, frozen=True, kw_only=True):
     workflow_version: str
 
 
+class RetryView(Struct, frozen=True, kw_only=True):
+    """An activity that has failed and is tried again, at `next_at` or, without one, as soon as a node begins it."""
+
+    step_id: str
+    activity: str
+    failures: int
+    error_code: str
+    next_at: datetime | None = None
+
+
+class PauseView(Struct, frozen=True, kw_only=True):
+    """Since when a run is paused, and why; `actor` is the operator who has paused it, if one has."""
+
+    since: datetime
+    reason: str
+    actor: str
+
+
 class RunView(Struct, frozen=True, kw_only=True):
     """A run without its history. `last_event_seq` is the number of its last event."""
 
@@ -133,6 +151,12 @@ class RunView(Struct, frozen=True, kw_only=True):
     """Failed steps that wait for an operator to retry or skip them."""
     reference_parts: dict[str, str] = {}
     attributes: dict[str, Any] = {}
+    waiting_for: str | None = None
+    """The name of what it waits for: of the signal, activity, task or workflow."""
+    retrying: RetryView | None = None
+    pause: PauseView | None = None
+    queued_at: datetime | None = None
+    """Since when it waits for a place, because of the limits of its workflow."""
 
 
 def run_view(head: RunHead) -> RunView:
@@ -153,6 +177,9 @@ def run_view(head: RunHead) -> RunView:
         failed_step_ids=snapshot.failed_step_ids if snapshot else (),
         reference_parts=parts_of(snapshot.attributes) if snapshot else {},
         attributes=_attributes_of(snapshot.attributes) if snapshot and snapshot.attributes else {},
+        waiting_for=(snapshot.waiting_name or None) if snapshot else None,
+        retrying=shown(RetryView, snapshot.retrying) if snapshot and snapshot.retrying else None,
+        pause=shown(PauseView, snapshot.pause) if snapshot and snapshot.pause else None,
     )
 
 

@@ -30,6 +30,8 @@ class Finding(Struct, frozen=True, kw_only=True):
     sentence: str
     advice: str = ""
     run_ids: tuple[str, ...] = ()
+    search: str = ""
+    """What to type on the page to find all of the runs."""
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
@@ -147,14 +149,18 @@ def fine(subject: str, sentence: str) -> Finding:
     return Finding(level="fine", subject=subject, sentence=sentence)
 
 
-def note(subject: str, sentence: str, advice: str, run_ids: Iterable[str] = ()) -> Finding:
+def note(subject: str, sentence: str, advice: str, run_ids: Iterable[str] = (), search: str = "") -> Finding:
     """Return a finding: something is worth knowing."""
-    return Finding(level="note", subject=subject, sentence=sentence, advice=advice, run_ids=tuple(run_ids))
+    return Finding(
+        level="note", subject=subject, sentence=sentence, advice=advice, run_ids=tuple(run_ids), search=search
+    )
 
 
-def wrong(subject: str, sentence: str, advice: str, run_ids: Iterable[str] = ()) -> Finding:
+def wrong(subject: str, sentence: str, advice: str, run_ids: Iterable[str] = (), search: str = "") -> Finding:
     """Return a finding: something is wrong."""
-    return Finding(level="wrong", subject=subject, sentence=sentence, advice=advice, run_ids=tuple(run_ids))
+    return Finding(
+        level="wrong", subject=subject, sentence=sentence, advice=advice, run_ids=tuple(run_ids), search=search
+    )
 
 
 def time_words(microseconds: float) -> str:

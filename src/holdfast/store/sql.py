@@ -516,6 +516,8 @@ def add_run_conditions(where: Where, query: RunQuery, has_tag: str) -> None:
     where.add_given("status = ?", None if query.status is None else str(query.status))
     where.add_given("reference_key = ?", query.reference_key)
     where.add_given("parent_run_id = ?", query.parent_run_id)
+    if query.roots:
+        where.add("parent_run_id IS NULL")
     where.add_given(has_tag, query.tag)
     where.add_given("created_at >= ?", query.created_from)
     where.add_given("created_at < ?", query.created_until)

@@ -498,6 +498,7 @@ class RunQuery(Query[RunHead], frozen=True, kw_only=True):
     With `newest` they are in the reverse order of creation, from before `before`: (created_at, run id) of the last that
     was seen. `run_ids` restricts the search to these runs. Each word of `text` is a part of the run's id, workflow,
     reference, a tag, or of what it last failed with; case is ignored for A to Z. All conditions of `where` hold.
+    With `roots` runs that have a parent are left out; with `retrying`, runs of which no activity is tried again.
 
     With `order` they are in that order, without those that lack what it is about, from behind `behind`: (value,
     created_at, run id) of the last that was seen. Of two with the same value the one that was created first is first,
@@ -510,6 +511,8 @@ class RunQuery(Query[RunHead], frozen=True, kw_only=True):
     reference_key: str | None = None
     tag: str | None = None
     parent_run_id: str | None = None
+    roots: bool = False
+    retrying: bool = False
     run_ids: tuple[str, ...] | None = None
     created_from: Instant | None = None
     created_until: Instant | None = None

@@ -17,7 +17,7 @@ from holdfast.clock import Clock
 from holdfast.core.bus import SinkStatus
 from holdfast.core.instants import Instant
 from holdfast.core.invariants import RunView, check
-from holdfast.core.state import PAUSED, state_of
+from holdfast.core.state import FAILED, PAUSED, state_of
 from holdfast.engine.abilities import abilities_of, lacks_of
 from holdfast.errors import RunError, StoreCorrupt
 from holdfast.store.decisions import is_free, name_of
@@ -46,6 +46,9 @@ LISTED_ROWS = 1_000
 """How many runs and tasks are read to see whether their rows can be: the newest runs, and the first tasks."""
 
 GOES_ON = "unfinished_runs_can_go_on"
+
+FAILED_S = 3_600.0
+"""How long ago runs have failed that are named."""
 
 Progress = Callable[[int, int], None]
 """Called with how many runs have been read, of how many."""
@@ -108,6 +111,7 @@ async def examine(
         findings += list(judge(picture)) or [fine(subject, otherwise)]
     findings += _sinks(picture)
     findings += await _paused(store, picture)
+    findings += [await _retrying(store, picture), *await _failed(store, picture), await _overdue(store, picture)]
     findings += await _unreadable(store, picture)
     read, of_runs = await _runs(store, picture, progress)
     return report_of(shown, findings + of_runs, runs_read=read)
@@ -299,9 +303,9 @@ async def _unreadable(store: Store, picture: Picture) -> list[Finding]:
 
 
 _TO_RETRY = (
-    "`holdfast run get RUN-ID` names the step; when what it failed of is mended, "
-    "`holdfast run retry-step RUN-ID STEP-ID`. `resume --raise-failure` would raise the error in the workflow, "
-    "and fail a run that does not catch it"
+    "`holdfast run show RUN-ID` names the step; when what it failed of is mended, `holdfast run retry-step RUN-ID "
+    "STEP-ID`, or `holdfast run bulk retry_step --status PAUSED` for all. `resume --raise-failure` would raise the "
+    "error in the workflow, and fail a run that does not catch it"
 )
 
 
@@ -321,17 +325,87 @@ async def _paused(store: Store, picture: Picture) -> list[Finding]:
     found = []
     if failed:
         sentence = f"{_runs_were(len(failed))} paused by a failed step"
-        found.append(wrong("paused runs", sentence, _TO_RETRY, failed[: picture.bounds.listed]))
+        listed = failed[: picture.bounds.listed]
+        found.append(wrong("paused runs", sentence, _TO_RETRY, listed, "status:paused is:child"))
     found += [
         wrong(
             "paused runs",
             f"{_runs_were(len(run_ids))} paused by {code}{raised}",
             _TO_RESUME.get(code, _WHEN_MENDED),
             run_ids[: picture.bounds.listed],
+            f"status:paused is:child {code}",
         )
         for (code, raised), run_ids in sorted(by_code.items())
     ]
     return found or [fine("paused runs", f"{_runs_were(len(heads))} paused by operators")]
+
+
+async def _retrying(store: Store, picture: Picture) -> Finding:
+    """Name the activities that fail and are tried again, and with what."""
+    heads = await store.find(RunQuery(retrying=True, newest=True, limit=LISTED_ROWS))
+    if not heads:
+        return fine("retries", "no activity is tried again")
+    by_error: dict[tuple[str, str], int] = {}
+    most = 0
+    for head in heads:
+        if head.snapshot is not None and head.snapshot.retrying is not None:
+            again = head.snapshot.retrying
+            by_error[again.activity, again.error_code] = by_error.get((again.activity, again.error_code), 0) + 1
+            most = max(most, again.failures)
+    named = sorted(by_error.items(), key=lambda each: -each[1])[:3]
+    what = ", ".join(f"{activity} with {code} ({count})" for (activity, code), count in named)
+    sentence = f"activities of {_runs_are(heads)} tried again, up to {most} times so far: {what}"
+    advice = "when what they call is back, `holdfast run bulk try_now --retrying` does not wait for their next attempts"
+    return note("retries", sentence, advice, _some(heads, picture), "is:retrying is:child")
+
+
+async def _failed(store: Store, picture: Picture) -> list[Finding]:
+    """Name the runs that have failed of late, by what they failed with."""
+    since = picture.now - round(FAILED_S * SECOND)
+    heads = await store.find(RunQuery(status=FAILED, finished_from=since, newest=True, limit=LISTED_ROWS))
+    by_code: dict[str, list[RunHead]] = {}
+    for head in heads:
+        code = head.snapshot.last_error_code if head.snapshot is not None else None
+        by_code.setdefault(code or "an error", []).append(head)
+    advice = (
+        "`holdfast run show RUN-ID` says why; when it is mended, `holdfast run bulk fork --status FAILED --text CODE`"
+    )
+    return [
+        note(
+            "failed runs",
+            f"{_runs_have(some)} failed with {code} within the last hour",
+            advice.replace("CODE", code),
+            _some(some, picture),
+            f"status:failed is:child {code}",
+        )
+        for code, some in sorted(by_code.items(), key=lambda each: -len(each[1]))[: picture.bounds.listed]
+    ] or [fine("failed runs", "none has failed within the last hour")]
+
+
+async def _overdue(store: Store, picture: Picture) -> Finding:
+    """Count the tasks that should have been answered."""
+    tasks = await store.find(TaskQuery(status="OPEN", due_before=picture.now, limit=LISTED_ROWS))
+    if not tasks:
+        return fine("tasks", "none is overdue")
+    oldest = min(task.due_at for task in tasks if task.due_at is not None)
+    more = "at least " if len(tasks) >= LISTED_ROWS else ""
+    are = "task is" if len(tasks) == 1 else "tasks are"
+    sentence = f"{more}{len(tasks)} {are} overdue, one of them for {picture.since(oldest)}"
+    advice = "`holdfast task list --status OPEN`; `holdfast task reassign` gives one to somebody else"
+    return note("tasks", sentence, advice, dict.fromkeys(task.run_id for task in tasks[: picture.bounds.listed]))
+
+
+def _some(heads: list[RunHead], picture: Picture) -> list[str]:
+    return [head.run_id for head in heads[: picture.bounds.listed]]
+
+
+def _runs_are(heads: list[RunHead]) -> str:
+    more = "at least " if len(heads) >= LISTED_ROWS else ""
+    return "1 run are" if len(heads) == 1 else f"{more}{len(heads)} runs are"
+
+
+def _runs_have(heads: list[RunHead]) -> str:
+    return "1 run has" if len(heads) == 1 else f"{len(heads)} runs have"
 
 
 def _raised(head: RunHead) -> str:

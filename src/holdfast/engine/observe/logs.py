@@ -244,7 +244,16 @@ def _step_failed(event: Event) -> None:
 
 def _run_failed(event: Event) -> None:
     assert isinstance(event.data, e.RunFailed)
-    _runs.info("run %s has failed: %s", event.run_id, _brief(event.data.error), extra=_fields(event))
+    _runs.warning("run %s has failed: %s", event.run_id, _brief(event.data.error), extra=_fields(event))
+
+
+def _run_paused(event: Event) -> None:
+    assert isinstance(event.data, e.RunPaused)
+    error = event.data.error
+    is_trouble = error is not None or event.data.failed_step_id is not None
+    why = escaped(event.data.reason) if error is None else _brief(error)
+    level = logging.WARNING if is_trouble else logging.INFO
+    _runs.log(level, "run %s is paused: %s", event.run_id, why or "an operator has paused it", extra=_fields(event))
 
 
 def _fields(event: Event) -> dict[str, str]:
@@ -274,6 +283,7 @@ _LOGGED: dict[type[e.Body], Callable[[Event], None]] = {
     e.StepRetried: _retried,
     e.StepFailed: _step_failed,
     e.RunFailed: _run_failed,
+    e.RunPaused: _run_paused,
 }
 LOGGED = frozenset(_LOGGED)
 """The events that leave a line in the log, by the types of their bodies."""

@@ -39,6 +39,7 @@ from holdfast.engine.activities.queue_worker import QueueWorker
 from holdfast.engine.activities.slots import Slots
 from holdfast.engine.completion_waiters import CompletionWaiters
 from holdfast.engine.definition_filter import DefinitionFilter
+from holdfast.engine.observe.hooks import RunHooks
 from holdfast.engine.observe.logs import LOGGED, log_events
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.start.admission import RunQueue
@@ -240,6 +241,7 @@ class OwnedRuns:
         self.refusals = Refusals()
         self.executor = ActivityExecutor(slots, self._on_outcome, self._on_heartbeat, rng, limits, registry.secrets)
         self._workflow_limits = registry.workflow_limits
+        self._hooks = RunHooks(registry)
         self.dispatcher = Dispatcher(registry, self.executor, self._on_outcome)
         self._queue_worker = queue_worker
         self._run_cache = run_cache
@@ -379,6 +381,8 @@ class OwnedRuns:
             self._run_queue.notice_starts_of(state.plan_id, draft.events)
         if not LOGGED.isdisjoint(draft.kinds):
             log_events(draft.events)
+            if self._hooks:
+                self._hooks.notice(draft.events)
         for step_id in draft.dispatch:
             step = state.open_steps.get(step_id)
             if step is not None and self.is_stopping:

@@ -4,6 +4,7 @@ from holdfast.service.operations import (
     activities,
     artifacts,
     audit,
+    bulk,
     bus,
     controls,
     dead_letters,
@@ -24,7 +25,7 @@ from holdfast.service.registry import Operation, collect
 OPERATIONS: dict[str, Operation] = collect(
     (
         *(runs, controls, signals, activities, tasks, dead_letters, workflows, plans, system, tokens, audit, deletions),
-        *(retention, bus, schedules),
+        *(retention, bus, schedules, bulk),
     )
 )
 """Every operation, by its name."""

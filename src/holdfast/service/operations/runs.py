@@ -170,6 +170,8 @@ class RunFilter(Request, frozen=True, kw_only=True):
     reference_key: str | None = None
     tag: str | None = None
     parent_run_id: str | None = None
+    roots: Annotated[bool, Meta(description="Leave out runs that another run has started.")] = False
+    retrying: Annotated[bool, Meta(description="Only runs of which an activity has failed and is tried again.")] = False
     created_from: Moment | None = None
     created_until: Moment | None = None
     finished_from: Moment | None = None
@@ -201,6 +203,8 @@ def run_query(context: RequestContext, request: RunFilter) -> RunQuery:
         reference_key=request.reference_key,
         tag=request.tag,
         parent_run_id=request.parent_run_id,
+        roots=request.roots,
+        retrying=request.retrying,
         created_from=instant_of(request.created_from),
         created_until=instant_of(request.created_until),
         finished_from=instant_of(request.finished_from),

@@ -122,6 +122,8 @@ class WatchLists(Request, frozen=True, kw_only=True):
     reference_key: str | None = None
     tag: str | None = None
     parent_run_id: str | None = None
+    roots: bool = False
+    retrying: bool = False
     run_id: str | None = None
     status: RunStatus | None = None
     task_status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = None
@@ -140,6 +142,7 @@ class WatchLists(Request, frozen=True, kw_only=True):
             and self.reference_key in (None, head.reference_key)
             and (self.tag is None or self.tag in head.tags)
             and self.parent_run_id in (None, head.parent_run_id)
+            and not (self.roots and head.parent_run_id is not None)
             and self.run_id in (None, head.run_id)
         )
 
@@ -147,7 +150,7 @@ class WatchLists(Request, frozen=True, kw_only=True):
         """Return whether an item is in the lists that are watched, as it is now."""
         record: Any = change.record
         if change.kind == "runs":
-            return self.status in (None, record.status)
+            return self.status in (None, record.status) and not (self.retrying and record.retrying is None)
         if change.kind == "letters":
             return self.reason in (None, record.reason) and (self.settled or record.settled is None)
         return (

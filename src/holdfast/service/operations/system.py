@@ -7,15 +7,21 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from holdfast.clock import SystemClock
 from holdfast.core.snapshot import Alert, AlertCode
+from holdfast.engine.abilities import abilities_of
+from holdfast.engine.observe.doctor import examine
 from holdfast.engine.observe.metrics import observer_of
 from holdfast.service.context import RequestContext
 from holdfast.service.paging import PageSize
 from holdfast.service.registry import Request, operation
 from holdfast.service.views import moment, shown
 from holdfast.store.decisions import is_free, lease_end, name_of
+from holdfast.store.health import Bounds
 
 VERSION = version("holdfast")
+BOUNDS_HERE = Bounds(sample_runs=0)
+"""What is examined for a page that asks again and again: suspects, and no sample beside them."""
 
 
 class Nothing(Request, frozen=True, kw_only=True):
@@ -83,6 +89,31 @@ async def stats(context: RequestContext, request: Nothing) -> StatsView:
     )
 
 
+class FindingView(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that was examined. `search` is what to type on the page to find all of the runs."""
+
+    level: Literal["fine", "note", "wrong"]
+    subject: str
+    sentence: str
+    advice: str = ""
+    run_ids: tuple[str, ...] = ()
+    search: str = ""
+
+
+class DoctorReport(Struct, frozen=True):
+    """What was found, and whether nothing of it is wrong."""
+
+    is_fine: bool
+    items: list[FindingView]
+
+
+@operation("system.doctor", "GET /v1/doctor", scope="system:read", reads_much=True)
+async def doctor(context: RequestContext, request: Nothing) -> DoctorReport:
+    """Examine the installation as `holdfast doctor` does, over all nodes, but for the sample of runs read in full."""
+    found = await examine(context.runtime.store, SystemClock(), bounds=BOUNDS_HERE)
+    return DoctorReport(found.is_fine, [shown(FindingView, finding) for finding in found.findings])
+
+
 class QueueView(Struct, frozen=True):
     """A queue of activities, and how many wait in it or are being carried out from it."""
 
@@ -109,6 +140,10 @@ class NodeView(Struct, frozen=True):
     name: str
     lease_until: datetime
     is_here: bool
+    version: str = ""
+    """Of Holdfast; empty if the node is older than this field, or has not published it yet."""
+    workflows: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
 
 
 class NodeList(Struct, frozen=True):
@@ -122,7 +157,20 @@ async def nodes(context: RequestContext, request: Nothing) -> NodeList:
     """Return the nodes that are there."""
     counted, here = await context.store.stats(), context.runtime.node_name
     leases = sorted(counted.leases.items())
-    return NodeList([NodeView(name_of(node), moment(until), node == here) for node, until in leases])
+    able = {each.node: each.abilities for each in abilities_of(await context.store.find_nodes())}
+    return NodeList(
+        [
+            NodeView(
+                name_of(node),
+                moment(until),
+                node == here,
+                able[node].version if node in able else "",
+                tuple(sorted({name for name, _ in able[node].named_workflows})) if node in able else (),
+                tuple(sorted(able[node].queues)) if node in able else (),
+            )
+            for node, until in leases
+        ]
+    )
 
 
 class LockView(Struct, frozen=True):

@@ -49,6 +49,8 @@ def _matching(runs: Runs, query: port.RunQuery, heads: Iterable[port.RunHead]) -
         if all(getattr(query, field) in (None, getattr(head, field)) for field in exact)
         and query.workflow in (None, head.plan_id)
         and (query.tag is None or query.tag in head.tags)
+        and not (query.roots and head.parent_run_id is not None)
+        and not (query.retrying and (head.snapshot is None or head.snapshot.retrying is None))
         and (query.created_from is None or head.created_at >= query.created_from)
         and (query.created_until is None or head.created_at < query.created_until)
         and (query.finished_from is None or (head.finished_at or -1) >= query.finished_from)

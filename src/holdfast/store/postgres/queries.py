@@ -133,6 +133,11 @@ _SAYS = (
     "THEN strpos(lower((" + _ERROR + ') COLLATE "C"), ?) > 0 END)'
 )
 
+_RETRYING = (  # of a text inside JSON the quotes are escaped, so most rows are not parsed
+    "finished_at IS NULL AND CASE WHEN strpos(snapshot, '\"retrying\":{') > 0 "
+    "THEN snapshot::json #>> '{retrying,step_id}' IS NOT NULL ELSE false END"
+)
+
 
 async def find_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port.RunHead]:
     """Return the runs that match the query."""
@@ -166,6 +171,8 @@ async def find_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port
 def _add_run_conditions(where: Where, query: port.RunQuery) -> None:
     sql.add_run_conditions(where, query, "tags <> '[]' AND tags::jsonb @> to_jsonb(ARRAY[?::text])")
     search.add_attribute_conditions(where, query, PREFIX)
+    if query.retrying:
+        where.add(_RETRYING)
     if query.run_ids is not None:
         where.add("run_id = ANY (?)", list(map(askable, query.run_ids)))
     for word in words_of(query.text):

@@ -288,6 +288,10 @@ _SAYS = (
     "AND (json_extract(snapshot, '$.last_error.code') LIKE ? ESCAPE '|' "
     "OR json_extract(snapshot, '$.last_error.message') LIKE ? ESCAPE '|')))"
 )
+_RETRYING = (  # of a text inside JSON the quotes are escaped, so most rows are not parsed
+    "(finished_at IS NULL AND instr(snapshot, '\"retrying\":{') AND json_valid(snapshot) "
+    "AND json_extract(snapshot, '$.retrying.step_id') IS NOT NULL)"
+)
 _LITERAL = str.maketrans({"|": "||", "%": "|%", "_": "|_"})
 
 
@@ -391,6 +395,8 @@ def _run_conditions(query: port.RunQuery) -> Where:
     where = Where()
     sql.add_run_conditions(where, query, "EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)")
     search.add_attribute_conditions(where, query, "")
+    if query.retrying:
+        where.add(_RETRYING)
     if query.run_ids is not None:
         where.add("run_id IN (SELECT value FROM json_each(?))", listing(query.run_ids))
     for word in words_of(query.text):

@@ -7,7 +7,10 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
+from holdfast.core.events import ErrorInfo
+from holdfast.core.messages import ActivityErrored
 from holdfast.core.state import COMPLETED, RUNNING
+from holdfast.core.timing import Retry
 from holdfast.errors import InvalidInput
 from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS
 from holdfast.store.port import EventQuery, MailboxQuery, RunQuery, Stats, Store, TaskQuery, WaitQuery
@@ -15,6 +18,7 @@ from holdfast.store.types import DeadLetterQuery
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
+    activity,
     complete,
     dead_letter,
     fail,
@@ -81,8 +85,25 @@ class QuerySuite(SuiteBase):
         assert await run_ids(store, tag="vi") == ["run-2"]
         assert await run_ids(store, tag="v%") == ["run-3"]
         assert await run_ids(store, parent_run_id="run-1") == ["run-2"]
+        assert await run_ids(store, roots=True) == ["run-1", "run-3"]
+        assert await run_ids(store, roots=True, newest=True) == ["run-3", "run-1"]
         assert await run_ids(store, tenant="acme", tag="eu", status=RUNNING) == ["run-1"]
         assert await run_ids(store, tenant="acme", status=COMPLETED) == []
+
+    async def test_runs_are_found_whose_activity_is_tried_again(self, store: Store, node: SampleNode) -> None:
+        """By what the run is doing, not by what a text in it says; not once it has finished."""
+        broken = ErrorInfo("ConnectionError", 'no answer; "retrying":{"step_id":"a"}', retryable=True)
+        for run_id, retry in (("run-1", Retry(initial_ms=60_000)), ("run-2", Retry(max_attempts=1))):
+            await node.start(run_id, activity("charge"))
+            await node.step(run_id, inputs=[ActivityErrored("charge", 1, 1, broken, retry)])
+        await node.start("run-3", fail('"retrying":{"step_id":"a"}'))
+        assert await run_ids(store, retrying=True) == ["run-1"]
+        assert await run_ids(store, retrying=True, newest=True, look=100) == ["run-1"]
+        assert await run_ids(store, retrying=True, status=COMPLETED) == []
+        [head] = await store.find(RunQuery(retrying=True))
+        assert head.snapshot is not None
+        assert head.snapshot.retrying is not None
+        assert (head.snapshot.retrying.failures, head.snapshot.waiting_name) == (1, "charge")
 
     async def test_runs_are_found_by_their_time_of_creation(self, store: Store, clock: VirtualClock) -> None:
         """From an instant, which is included, until one, which is not."""

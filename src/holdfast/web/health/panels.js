@@ -31,9 +31,23 @@ export function concerns({ latest, nodes, alerts, points }) {
   ].filter(Boolean);
 }
 
+const NOTED = new Set(["retries", "failed runs", "tasks"]);
+
+// What the doctor has found, over all nodes, with what to do about it.
+export function findings(report) {
+  const LEVELS = { wrong: "FAILED", note: "PAUSED" };
+  return (report?.items ?? [])
+    .filter(({ level, subject }) => level === "wrong" || (level === "note" && NOTED.has(subject)))
+    .sort((one, other) => (one.level === "wrong" ? 0 : 1) - (other.level === "wrong" ? 0 : 1))
+    .map(({ level, subject, sentence, advice, search, run_ids: ids = [] }) => {
+      const address = search ? `/runs?text=${encodeURIComponent(search)}` : subject === "tasks" ? "/inbox" : ids.length ? runAddress(ids[0]) : null;
+      return [LEVELS[level], `${subject[0].toUpperCase()}${subject.slice(1)}: ${sentence}.`, address, advice];
+    });
+}
+
 export function verdict(found) {
   if (found.length === 0) return h("div", { class: "verdict fine" }, icon("COMPLETED"), h("p", {}, "All is well."));
-  return h("ul", { class: "verdict" }, found.map(([status, text, address]) => h("li", { dataset: { status } }, icon("warning"), h("span", {}, text), address && h("a", { href: address }, "Look"))));
+  return h("ul", { class: "verdict" }, found.map(([status, text, address, advice]) => h("li", { dataset: { status } }, icon("warning"), h("span", {}, text, advice && h("small", { class: "advice quiet" }, advice)), address && h("a", { href: address }, "Look"))));
 }
 
 export function runCounts({ latest }) {
@@ -56,6 +70,7 @@ export function nodeList({ nodes }) {
   const rows = sorted.map((node) => h(
     "li", { class: node.isGone ? "gone" : null },
     icon(node.isGone ? "FAILED" : "COMPLETED"), h("span", { class: "node-name" }, node.name, node.is_here && h("span", { class: "tag" }, "answers here")),
+    h("span", { class: "quiet", title: (node.workflows ?? []).join(", ") }, [node.version && `${node.version}`, node.workflows?.length && `${node.workflows.length} workflows`, node.queues?.length && `queue ${node.queues.join(", ")}`].filter(Boolean).join(" · ")),
     h("span", { class: "quiet" }, node.isGone ? ["gone, lease ended "] : ["lease ends "], ageOf(node.lease_until)),
   ));
   return panel("Nodes", "system", rows.length === 0 ? h("p", { class: "hint" }, "No node is there: nothing goes on.") : h("ul", { class: "nodes" }, rows));

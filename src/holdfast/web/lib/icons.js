@@ -29,6 +29,7 @@ const PATHS = {
       },
     ],
   ],
+  RETRYING: [["path", { d: "M13 8a5 5 0 1 1-1.6-3.7M13 2.5v3h-3" }]],
   activity: [["path", { d: "M9 2 4 9h4l-1 5 5-7H8z" }]],
   timer: [
     ["circle", { cx: 8, cy: 8.5, r: 5 }],
@@ -75,7 +76,10 @@ export function icon(name, label = null) {
   return s("svg", { class: `icon icon-${name}`, viewBox: "0 0 16 16", ...said }, shapes);
 }
 
+export const RUN_STATUSES = ["RUNNING", "PAUSED", "FAILED", "PENDING", "APPROVED", "COMPLETED", "CANCELLED"];
+
 const WORDS = {
+  RETRYING: "Retrying",
   PENDING: "Pending",
   APPROVED: "Approved",
   RUNNING: "Running",

@@ -5,6 +5,9 @@ export function requestId() {
   return `page-${[...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
 }
 
+// A child is called by what its parent calls it: the end of its id says which one it is, the beginning whose.
 export function shortId(id) {
+  const slash = id.lastIndexOf("/");
+  if (slash > 0 && id.length > 22) return `…${id.slice(Math.max(slash, id.length - 40))}`;
   return id.length <= 22 ? id : `${id.slice(0, 8)}…${id.slice(-6)}`;
 }

@@ -1,6 +1,7 @@
 // What an operator can do to a run and its steps: only what its status and the caller's scopes allow.
 
 import { call } from "../lib/api.js";
+import { nowMs } from "../lib/clock.js";
 import { openDialog, reasonField } from "../lib/dialog.js";
 import { h, newId, put } from "../lib/dom.js";
 import { fieldFor, Unfit } from "../lib/fields.js";
@@ -8,7 +9,7 @@ import { schemaForm } from "../lib/forms.js";
 import { requestId } from "../lib/ids.js";
 import { go, runAddress } from "../lib/router.js";
 import { may } from "../lib/session.js";
-import { toast } from "../lib/toast.js";
+import { toast, toastProblem } from "../lib/toast.js";
 import { workflowNamed } from "../lib/workflows.js";
 import { OVERRIDES, TERMINAL } from "./event-tables.js";
 import { failuresToSettle, UNRESOLVED } from "./fold.js";
@@ -159,7 +160,9 @@ export function stepActions(model, step) {
   const isUnresolved = current?.status === "RUNNING" && current.error?.code === UNRESOLVED;
   const isPlan = model.head.workflow.startsWith(PLAN);
   const isHeld = model.state.status === "PAUSED" || (isPlan && isOwnStep(step.id)); // a plan goes on beside a failure
-  const canRetry = isUnresolved || (current?.status === "FAILED" && current.kind === "activity" && isHeld);
+  const next = current?.attempts.at(-1);
+  const isLater = current?.status === "RUNNING" && current.kind === "activity" && current.attempts.length > 1 && next.until === null && next.from > nowMs();
+  const canRetry = isUnresolved || isLater || (current?.status === "FAILED" && current.kind === "activity" && isHeld);
   const canApprove = isPlan && current?.status === "RUNNING" && isForEveryone(current);
   const mayOverride = !OVERRIDES.has(current?.kind) || may("runs:override");
   const isEngines = step.id.includes("!reconcile"); // a task about another step: that step can be skipped
@@ -175,8 +178,8 @@ export function stepActions(model, step) {
     canRetry &&
       h(
         "button",
-        { class: "button small primary", type: "button", onclick: () => retryStep(model.runId, step.id) },
-        isUnresolved ? "Ask the verifier again" : "Retry step",
+        { class: "button small primary", type: "button", onclick: () => (isLater ? tryNow : retryStep)(model.runId, step.id) },
+        isUnresolved ? "Ask the verifier again" : isLater ? "Try now" : "Retry step",
       ),
     canSkip &&
       h(
@@ -235,6 +238,20 @@ export function retryStep(runId, stepId) {
       toast("The step is tried again.");
     },
   });
+}
+
+// Begins the next attempt of an activity at once, which has failed and is tried again later.
+export async function tryNow(runId, stepId) {
+  try {
+    await call("runs.retry_step", { run_id: runId, step_id: stepId, reason: "", signal_id: requestId(), wait: true });
+    toast("The step is tried now.");
+  } catch (problem) {
+    toastProblem(problem);
+  }
+}
+
+export function resumeRun(runId) {
+  command(runId, "resume");
 }
 
 export function skipStep(runId, { id: stepId, kind }) {

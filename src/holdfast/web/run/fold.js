@@ -162,7 +162,8 @@ function applyToStep(state, event, at) {
     step.engine = event.engine_attempt_id ?? step.engine + 1;
     step.error = settledError(step);
     const lost = step.attempts.at(-1);
-    if (lost) Object.assign(lost, { until: at, error: data.error ?? { code: data.reason, message: "" } });
+    if (lost?.from > at) step.attempts.pop(); // it was due later, and has not begun
+    else if (lost) Object.assign(lost, { until: at, error: data.error ?? { code: data.reason, message: "" } });
     step.attempts.push({
       from: data.due_at ? Math.max(at, data.due_at / 1000) : at,
       until: null,

@@ -5,13 +5,94 @@ import { h, put } from "../lib/dom.js";
 import { icon } from "../lib/icons.js";
 import { jsonView } from "../lib/json.js";
 import { may } from "../lib/session.js";
+import { nowMs } from "../lib/clock.js";
+import { runAddress } from "../lib/router.js";
 import { ageOf, moment } from "../lib/time.js";
-import { retryStep, signalDialog, skipStep } from "./actions.js";
+import { resumeRun, retryStep, signalDialog, skipStep, tryNow } from "./actions.js";
 import { errorView } from "./errors.js";
 import { TERMINAL } from "./event-tables.js";
 import { failuresToSettle } from "./fold.js";
 
 const MOST_FAILED = 3;
+
+// Activities that have failed and are tried again: each with what it failed with, how often, and when it is next.
+export function retriedSteps(state) {
+  return [...state.steps.values()].filter((step) => step.kind === "activity" && step.status === "RUNNING" && failuresOf(step).length > 0);
+}
+
+function failuresOf(step) {
+  return step.attempts.filter((attempt) => attempt.error && attempt.logical === step.logical);
+}
+
+function retryCard(model, step) {
+  const failures = failuresOf(step);
+  const { error } = failures.at(-1);
+  const next = step.attempts.at(-1);
+  const isLater = next.until === null && next.from > nowMs();
+  return need(
+    "RETRYING",
+    h(
+      "span",
+      {},
+      h("code", {}, step.id),
+      failures.length === 1 ? " failed once, " : ` failed ${failures.length} times, `,
+      h("strong", {}, error.code),
+      error.message && ` ${error.message}`,
+      ", again ",
+      isLater ? ageOf(new Date(next.from).toISOString()) : "now",
+    ),
+    isLater &&
+      may("runs:control") &&
+      h("button", { class: "button small primary", type: "button", onclick: () => tryNow(model.runId, step.id) }, "Try now"),
+  );
+}
+
+function pauseCard({ head, runId }) {
+  const { actor, reason, since } = head.pause;
+  return need(
+    "PAUSED",
+    h("span", {}, "Paused by ", h("strong", {}, actor), " ", ageOf(since), reason && `: ${reason}`),
+    may("runs:control") && h("button", { class: "button small primary", type: "button", onclick: () => resumeRun(runId) }, "Resume"),
+  );
+}
+
+// A run that cannot start yet: how many are before it, and how many its workflow admits.
+function queueCard({ head, signal }) {
+  const more = h("span", {});
+  const count = (fields) => call("runs.count", { workflow: head.workflow, ...fields }, signal);
+  const limit = call("workflows.get", { name: head.workflow, version: head.workflow_version }, signal);
+  Promise.all([count({}), count({ status: "PENDING", created_until: head.created_at }), limit.catch(() => null)]).then(
+    ([all, before, workflow]) => {
+      const { RUNNING = 0, PAUSED = 0, APPROVED = 0 } = all.by_status;
+      const most = workflow?.limit?.at_once;
+      put(more, `: ${RUNNING + PAUSED + APPROVED}${most ? ` of ${most}` : ""} inside, ${before.total + 1}. in line`);
+    },
+    (problem) => {
+      if (problem.code === undefined && problem.name !== "AbortError") throw problem; // the rest of the card is true
+    },
+  );
+  return need("PENDING", h("span", {}, "Waits for a place since ", ageOf(head.queued_at), more));
+}
+
+// The workflow has got a failure, and has not ended, because it still waits for a child.
+function failedBesideChild(state) {
+  const child = [...state.steps.values()].find((step) => step.kind === "child" && step.status === "RUNNING");
+  const failed = [...state.steps.values()].findLast((step) => step.status === "FAILED" && step.deliveredBy !== null);
+  if (!child || !failed) return null;
+  return need(
+    "child",
+    h(
+      "span",
+      {},
+      h("code", {}, failed.id),
+      " has failed: ",
+      h("strong", {}, failed.error?.code),
+      ` ${failed.error?.message ?? ""}. The run has not ended, it waits for the child `,
+      h("a", { href: runAddress(child.first.data.child_run_id) }, child.id),
+      ".",
+    ),
+  );
+}
 
 // What needs somebody: a failed step that holds the run, a wait for a signal, a task.
 export function needs(model, state) {
@@ -37,6 +118,11 @@ export function needs(model, state) {
       ),
     );
   }
+  const { head } = model;
+  if (state.status === "PAUSED" && head.pause?.actor) cards.push(pauseCard(model));
+  if (state.status === "PENDING" && head.queued_at) cards.push(queueCard(model));
+  if (state.status === "RUNNING") cards.push(...[failedBesideChild(state)].filter(Boolean));
+  for (const step of retriedSteps(state).slice(0, MOST_FAILED)) cards.push(retryCard(model, step));
   for (const step of state.steps.values()) {
     if (step.status !== "RUNNING" || cards.length >= 6) continue;
     const { data } = step.first;
@@ -85,10 +171,10 @@ export function needs(model, state) {
 function need(name, text, actions) {
   return h(
     "div",
-    { class: "need", dataset: { status: name === "FAILED" ? "FAILED" : "WAITING" } },
+    { class: "need", dataset: { status: ["FAILED", "PAUSED"].includes(name) ? name : "WAITING" } },
     icon(name),
     text,
-    h("div", { class: "actions" }, actions),
+    h("div", { class: "actions" }, actions || []),
   );
 }
 

@@ -1,176 +1,225 @@
-// Doing something to many runs: first what would be hit is shown, then it is done, and reported one by one.
+// Doing something to many runs: first those that it concerns are counted, then it is done, and what was refused is shown.
+// It is done to the runs that were selected, or to all that the filter finds, however many they are.
 
 import { call } from "../lib/api.js";
 import { openDialog, reasonField } from "../lib/dialog.js";
 import { h, newId, put } from "../lib/dom.js";
 import { schemaForm } from "../lib/forms.js";
 import { requestId, shortId } from "../lib/ids.js";
-import { statusBadge } from "../lib/icons.js";
 import { may } from "../lib/session.js";
 import { toast } from "../lib/toast.js";
 import { workflowNamed } from "../lib/workflows.js";
 import { FINISHED } from "./row.js";
+import { csvOf, save } from "./view-menu.js";
 
-const AT_ONCE = 6;
+const AT_ONCE = 100; // which the service takes in one request
+const COUNTED = 500;
 const MOST_SHOWN = 200;
 const MOST_SIGNALS = 500;
 
-const isOpen = (run) => !FINISHED.has(run.status);
-const isFinished = (run) => FINISHED.has(run.status);
+const COMMANDS = {
+  cancel: { word: "Cancel", title: "Cancel runs", done: "asked to cancel", danger: true, hint: "They may clean up first." },
+  retry: { word: "Retry", title: "Do finished runs again", done: "started again", hint: "New runs start, with the same input." },
+  retry_step: {
+    word: "Retry step",
+    title: "Try the failed steps again",
+    done: "tried again",
+    hint: "Of runs that a failed step has paused, the step is tried again, and they go on.",
+  },
+  try_now: {
+    word: "Try now",
+    title: "Try again now",
+    done: "tried now",
+    hint: "What has failed and would be tried again later is tried now. No attempt is lost by it.",
+  },
+  pause: { word: "Pause", title: "Hold runs", done: "paused", hint: "Results are still recorded, but the programs do not go on." },
+  resume: { word: "Resume", title: "Let paused runs go on", done: "resumed" },
+  approve: { word: "Approve", title: "Let runs go ahead", done: "approved" },
+  fork: {
+    word: "Retry from the failed step",
+    title: "Go on with failed runs",
+    done: "gone on with, as new runs",
+    hint: "New runs begin with what was recorded, and go on from the step that failed.",
+  },
+  skip_step: {
+    word: "Skip the failed step",
+    title: "Skip the failed steps",
+    done: "skipped",
+    danger: true,
+    hint: "The workflows get null in place of the step’s result.",
+  },
+  raise: {
+    word: "Resume with the error",
+    title: "Raise the steps’ errors in the workflows",
+    done: "resumed with the error",
+    danger: true,
+    hint: "A workflow that does not catch the error fails for good.",
+  },
+  terminate: {
+    word: "Terminate",
+    title: "End runs at once",
+    done: "ended",
+    danger: true,
+    needed: true,
+    hint: "They are not given a chance to clean up.",
+  },
+};
+const BUTTONS = ["retry_step", "try_now", "cancel", "retry"];
 
-// `onAll` selects everything that the filter finds; it is offered when `update` learns that there is more.
-export function bulkBar(selected, done, onAll) {
+// `scope()` says what is meant: `{ runs, asked, count }`, with `asked` for all that the filter finds.
+// `onAll` chooses everything that the filter finds; it is offered when `update` learns that there is more.
+export function bulkBar(scope, done, onAll) {
   const count = h("strong", {});
   const all = h("button", { class: "link-button", type: "button", hidden: true, onclick: onAll }, "Select all that match");
-  const act = (show) => () => show([...selected.values()], done);
+  const act = (name) => () => commandMany(name, scope(), done);
+  const button = (name) => h("button", { class: "button small", type: "button", onclick: act(name) }, `${COMMANDS[name].word}…`);
+  const rest = Object.keys(COMMANDS).filter((name) => !BUTTONS.includes(name));
+  const menu = h(
+    "details",
+    { class: "menu" },
+    h("summary", { class: "button small", "aria-label": "More for the selected runs" }, "More"),
+    h(
+      "div",
+      { class: "menu-body items" },
+      rest.map((name) =>
+        h(
+          "button",
+          { class: `menu-item${COMMANDS[name].danger ? " danger" : ""}`, type: "button", onclick: () => ((menu.open = false), act(name)()) },
+          `${COMMANDS[name].word}…`,
+        ),
+      ),
+    ),
+  );
   const element = h(
     "div",
     { class: "bulk card", role: "region", "aria-label": "Selected runs", hidden: true },
     count,
     all,
-    may("runs:control") && [
-      h("button", { class: "button small", type: "button", onclick: act(cancelMany) }, "Cancel…"),
-      h("button", { class: "button small", type: "button", onclick: act(retryMany) }, "Retry…"),
-    ],
-    may("signals:write") && h("button", { class: "button small", type: "button", onclick: act(signalMany) }, "Signal…"),
+    may("runs:control") && [BUTTONS.map(button), menu],
+    may("signals:write") &&
+      h("button", { class: "button small", type: "button", onclick: () => signalMany(scope(), done) }, "Signal…"),
     h("button", { class: "link-button", type: "button", onclick: done }, "Clear"),
   );
   const update = (hasMore = false) => {
+    const { count: found } = scope();
     all.hidden = !hasMore;
-    element.hidden = selected.size === 0;
-    count.textContent = `${selected.size.toLocaleString()} selected`;
+    element.hidden = found === 0;
+    count.textContent = `${found.toLocaleString()} selected`;
   };
   return { element, update };
 }
 
-function preview(runs, isHit, why) {
-  const hit = runs.filter(isHit);
-  const left = runs.length - hit.length;
-  const list = hit
-    .slice(0, MOST_SHOWN)
-    .map((run) =>
-      h(
-        "li",
-        {},
-        statusBadge(run.status),
-        h("span", { class: "mono" }, run.reference_key ?? shortId(run.run_id)),
-        h("span", { class: "quiet" }, run.workflow),
-      ),
-    );
-  const element = h(
-    "div",
-    { class: "preview" },
-    h(
-      "p",
-      {},
-      h("strong", {}, `${hit.length} of ${runs.length}`),
-      " will be hit",
-      left > 0 && `; ${left} not, because ${why}`,
-      ".",
-    ),
-    h(
-      "ul",
-      { tabindex: "0", "aria-label": "Runs that will be hit" },
-      list,
-      hit.length > MOST_SHOWN && h("li", { class: "quiet" }, `… and ${hit.length - MOST_SHOWN} more`),
-    ),
-  );
-  return { hit, element };
+// What one request asks for: some of the runs, or the filter, page by page.
+function partsOf({ runs, asked }) {
+  if (asked) return [asked];
+  const ids = runs.map((run) => run.run_id);
+  return Array.from({ length: Math.ceil(ids.length / AT_ONCE) }, (_, n) => ({ run_ids: ids.slice(n * AT_ONCE, (n + 1) * AT_ONCE) }));
 }
 
-async function eachOf(runs, work, progress) {
-  const refused = [];
-  let next = 0;
-  let finished = 0;
-  const worker = async () => {
-    while (next < runs.length) {
-      const run = runs[next];
-      next += 1;
-      try {
-        await work(run);
-      } catch (problem) {
-        if (problem.code === undefined) throw problem;
-        refused.push([run, problem]);
-      }
-      finished += 1;
-      progress.value = finished / runs.length;
+async function eachAnswer(scope, given, limit, signal, take) {
+  for (const part of partsOf(scope)) {
+    for (let cursor = ""; cursor !== null;) {
+      const answer = await call("runs.command_many", { ...given, ...part, cursor, limit }, signal);
+      take(answer);
+      cursor = answer.next;
     }
-  };
-  await Promise.all(Array.from({ length: AT_ONCE }, worker));
-  return refused;
+  }
 }
 
-function report(verb, total, refused, result, done) {
+function commandMany(name, scope, done) {
+  const { word, title, done: verb, hint, danger = false, needed = false } = COMMANDS[name];
+  const given = { command: name, request_id: requestId() };
+  const found = { seen: 0, hit: [], why: new Map() };
+  const counted = h("p", { role: "status" }, h("span", { class: "spinner" }), " Counting…");
+  const list = h("ul", { tabindex: "0", "aria-label": "Runs that will be hit", hidden: true });
+  const reason = reasonField({ needed });
+  const progress = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "Progress" });
+  const result = h("div", {});
+  const closed = new AbortController();
+  const names = new Map(scope.runs.map((run) => [run.run_id, run.reference_key]));
+  const dialog = openDialog({
+    title,
+    action: word,
+    danger,
+    wide: true,
+    body: [hint && h("p", { class: "hint" }, hint), h("div", { class: "preview" }, counted, list), reason.element, progress, result],
+    act: async () => {
+      if (!reason.check()) return false;
+      progress.hidden = false;
+      const answers = [];
+      await eachAnswer(scope, { ...given, reason: reason.value() }, AT_ONCE, closed.signal, (answer) => {
+        answers.push(...answer.items);
+        progress.value = answers.length / Math.max(1, found.seen);
+      });
+      return report(verb, answers, result, done);
+    },
+  });
+  const go = dialog.querySelector("button[type=submit]");
+  go.disabled = true;
+  dialog.addEventListener("close", () => closed.abort());
+
+  function showCount(isWhole) {
+    const reasons = [...found.why].map(([why, count]) => `${count.toLocaleString()} not: ${why}`);
+    put(
+      counted,
+      !isWhole && h("span", { class: "spinner" }),
+      h("strong", {}, `${found.hit.length.toLocaleString()} of ${found.seen.toLocaleString()}`),
+      ` will be hit${reasons.length ? `; ${reasons.join("; ")}` : ""}.`,
+    );
+  }
+
+  async function preview() {
+    await eachAnswer(scope, { ...given, preview: true }, COUNTED, closed.signal, ({ items }) => {
+      found.seen += items.length;
+      for (const { run_id, not_concerned: why } of items)
+        if (why) found.why.set(why, (found.why.get(why) ?? 0) + 1);
+        else found.hit.push(run_id);
+      showCount(false);
+    });
+    showCount(true);
+    put(
+      list,
+      found.hit.slice(0, MOST_SHOWN).map((id) => h("li", {}, h("span", { class: "mono" }, names.get(id) ?? shortId(id)))),
+      found.hit.length > MOST_SHOWN && h("li", { class: "quiet" }, `… and ${(found.hit.length - MOST_SHOWN).toLocaleString()} more`),
+    );
+    list.hidden = found.hit.length === 0;
+    go.textContent = `${word} ${found.hit.length.toLocaleString()}`;
+    go.disabled = found.hit.length === 0;
+  }
+
+  preview().catch((problem) => {
+    if (problem.name === "AbortError") return;
+    if (problem.code === undefined) throw problem;
+    put(counted, h("span", { class: "problem" }, problem.message));
+  });
+}
+
+// What was refused stays to be read, and can be kept as a file. Each run has recorded what was done to it.
+function report(verb, answers, result, done) {
+  const refused = answers.filter(({ error }) => error);
+  const total = answers.filter(({ error, not_concerned: why }) => !error && !why).length;
+  toast(`${total.toLocaleString()} ${verb}.`);
   if (refused.length === 0) {
-    toast(`${total} ${verb}.`);
     done();
     return true;
   }
-  const lines = refused
-    .slice(0, MOST_SHOWN)
-    .map(([run, problem]) => h("li", {}, h("span", { class: "mono" }, shortId(run.run_id)), " ", problem.message));
+  const rows = answers.map(({ run_id, made, not_concerned, error }) => ({ run_id, outcome: error ? "refused" : not_concerned ? "left alone" : "done", why: error?.detail ?? not_concerned, made }));
   put(
     result,
-    h("p", { class: "problem", role: "alert" }, `${total - refused.length} ${verb}; ${refused.length} refused:`),
-    h("ul", { class: "refused" }, lines),
+    h("p", { class: "problem", role: "alert" }, `${total.toLocaleString()} ${verb}; ${refused.length.toLocaleString()} refused:`),
+    h(
+      "ul",
+      { class: "refused" },
+      refused.slice(0, MOST_SHOWN).map(({ run_id, error }) => h("li", {}, h("span", { class: "mono" }, shortId(run_id)), " ", error.detail)),
+    ),
+    h("button", { class: "link-button", type: "button", onclick: () => save("report.csv", csvOf(rows, ["run_id", "outcome", "why", "made"])) }, "Save the report"),
   );
   return false;
 }
 
-function commandMany({ title, action, verb, runs, isHit, why, danger, operation, done }) {
-  const { hit, element } = preview(runs, isHit, why);
-  const reason = reasonField();
-  const progress = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "Progress" });
-  const result = h("div", {});
-  const signal_id = requestId();
-  openDialog({
-    title,
-    action: `${action} ${hit.length}`,
-    danger,
-    wide: true,
-    body: [element, reason.element, progress, result],
-    act: async () => {
-      progress.hidden = false;
-      const refused = await eachOf(
-        hit,
-        (run) => call(operation, { run_id: run.run_id, reason: reason.value(), signal_id }),
-        progress,
-      );
-      return report(verb, hit.length, refused, result, done);
-    },
-  });
-}
-
-function cancelMany(runs, done) {
-  commandMany({
-    title: "Cancel runs",
-    action: "Cancel",
-    verb: "asked to cancel",
-    runs,
-    isHit: isOpen,
-    why: "they have finished",
-    danger: true,
-    operation: "runs.cancel",
-    done,
-  });
-}
-
-function retryMany(runs, done) {
-  commandMany({
-    title: "Do finished runs again",
-    action: "Retry",
-    verb: "started again",
-    runs,
-    isHit: isFinished,
-    why: "they have not finished",
-    danger: false,
-    operation: "runs.retry",
-    done,
-  });
-}
-
-async function signalMany(runs, done) {
-  const { hit, element } = preview(runs, isOpen, "they have finished");
+// Signals go to the runs that are loaded: each is answered by itself.
+async function signalMany({ runs }, done) {
+  const hit = runs.filter((run) => !FINISHED.has(run.status));
   const kinds = [...new Set(hit.map((run) => run.workflow))];
   const workflow = kinds.length === 1 ? await workflowNamed(kinds[0]) : null;
   const id = newId();
@@ -191,7 +240,7 @@ async function signalMany(runs, done) {
     action: `Signal ${hit.length}`,
     wide: true,
     body: [
-      element,
+      h("p", {}, h("strong", {}, `${hit.length} of ${runs.length}`), " will be signalled", hit.length < runs.length && "; the others have finished", "."),
       h(
         "div",
         { class: "field" },
@@ -209,15 +258,15 @@ async function signalMany(runs, done) {
     act: async () => {
       const found = form.read();
       if (!found || !name.value) return false;
-      const refused = [];
+      const answers = [];
       for (let from = 0; from < hit.length; from += MOST_SIGNALS) {
         const part = hit.slice(from, from + MOST_SIGNALS);
         const { items } = await call("signals.send_many", {
           signals: part.map((run) => ({ run_id: run.run_id, name: name.value, payload: found.value, signal_id })),
         });
-        items.forEach((item, n) => item.problem && refused.push([part[n], { message: item.problem.detail }]));
+        items.forEach((item, n) => answers.push({ run_id: part[n].run_id, error: item.problem ?? undefined }));
       }
-      return report("signalled", hit.length, refused, result, done);
+      return report("signalled", answers, result, done);
     },
   });
 }

@@ -1,10 +1,11 @@
 // What to show of all runs. The filter is in the address, so it can be kept and sent.
 
 import { debounced, h, put } from "../lib/dom.js";
-import { icon, statusWord } from "../lib/icons.js";
+import { icon, RUN_STATUSES, statusWord } from "../lib/icons.js";
 import { getQuery, setQuery } from "../lib/router.js";
+import { queryBox } from "./query-box.js";
 
-const STATUSES = ["RUNNING", "PAUSED", "FAILED", "PENDING", "APPROVED", "COMPLETED", "CANCELLED"];
+const STATUSES = ["RUNNING", "RETRYING", "PAUSED", "FAILED", ...RUN_STATUSES.filter((each) => !["RUNNING", "PAUSED", "FAILED"].includes(each))];
 const TIMES = [
   ["", "Any time"],
   ["1h", "Last hour"],
@@ -12,25 +13,21 @@ const TIMES = [
   ["7d", "Last 7 days"],
   ["30d", "Last 30 days"],
 ];
-const FIELDS = ["text", "workflow", "status", "tag", "time"];
+const FIELDS = ["text", "workflow", "status", "tag", "time", "children"];
 
-export function filterBar(changed) {
+// `known()` says what can be completed: the names of workflows and attributes.
+export function filterBar(changed, known) {
   const asked = getQuery();
   const filter = Object.fromEntries(FIELDS.map((name) => [name, asked[name] ?? ""]));
+  let counts = {};
   const apply = () => {
     setQuery(filter);
     changed({ ...filter });
   };
   const later = debounced(apply, 250);
 
-  const search = h("input", {
-    type: "search",
-    placeholder: "Search id, reference, workflow, tag, error; cents>1000 region=eu",
-    "aria-label": "Search runs",
-    value: filter.text,
-    "aria-keyshortcuts": "/",
-    maxlength: 1000,
-  });
+  const box = queryBox({ value: filter.text, known });
+  const { input: search } = box;
   search.addEventListener("input", () => {
     filter.text = search.value;
     later();
@@ -53,7 +50,14 @@ export function filterBar(changed) {
     filter.tag = tag.value.trim();
     later();
   });
+  const children = h("input", { type: "checkbox", checked: Boolean(filter.children) });
+  children.addEventListener("change", () => set("children", children.checked ? "1" : ""));
   const statuses = h("div", { class: "chips", role: "group", "aria-label": "Status" });
+
+  function countOf(value) {
+    const count = counts[value];
+    return count ? h("span", { class: "count numbers" }, count.toLocaleString()) : null;
+  }
 
   function showStatuses() {
     const chip = (value, word) =>
@@ -68,12 +72,23 @@ export function filterBar(changed) {
         },
         value && icon(value),
         word,
+        value && countOf(value),
       );
+    const focused = statuses.contains(document.activeElement) ? document.activeElement.dataset.status : null;
+    const isShown = (status) => status !== "APPROVED" || counts[status] || filter.status === status;
     put(
       statuses,
       chip("", "All"),
-      STATUSES.map((status) => chip(status, statusWord(status))),
+      STATUSES.filter(isShown).map((status) => chip(status, statusWord(status))),
     );
+    if (focused) statuses.querySelector(`[data-status="${focused}"]`)?.focus();
+  }
+
+  // How many there are of each status, whichever of them is shown.
+  function setCounts(found) {
+    if (JSON.stringify(found) === JSON.stringify(counts)) return;
+    counts = found;
+    showStatuses();
   }
 
   function set(name, value) {
@@ -85,9 +100,14 @@ export function filterBar(changed) {
     apply();
   }
 
-  function clear() {
-    for (const name of FIELDS) filter[name] = "";
-    search.value = workflow.value = time.value = tag.value = "";
+  // Shows what an address names: a view that was saved, or nothing in particular.
+  function take(given) {
+    for (const name of FIELDS) filter[name] = given[name] ?? "";
+    search.value = filter.text;
+    workflow.value = filter.workflow;
+    time.value = filter.time;
+    tag.value = filter.tag;
+    children.checked = Boolean(filter.children);
     showStatuses();
     apply();
   }
@@ -105,9 +125,10 @@ export function filterBar(changed) {
   const element = h(
     "div",
     { class: "filter", role: "search" },
-    h("label", { class: "search" }, icon("search"), search),
+    box.element,
     statuses,
-    h("div", { class: "filter-more" }, workflow, tag, time),
+    h("div", { class: "filter-more" }, workflow, tag, time, h("label", { class: "check" }, children, "Children")),
   );
-  return { element, filter, search, clear, nameWorkflows, isEmpty: () => FIELDS.every((name) => !filter[name]) };
+  const isEmpty = () => FIELDS.every((name) => !filter[name] || name === "children");
+  return { element, filter, search, box, take, clear: () => take({}), set, setCounts, nameWorkflows, isEmpty };
 }

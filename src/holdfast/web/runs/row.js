@@ -7,25 +7,56 @@ import { runAddress } from "../lib/router.js";
 import { ageOf, elapsedOf, moment } from "../lib/time.js";
 
 const WAITS = {
-  signal: "Waits for a signal",
-  task: "Waits for a person",
-  child: "Waits for a child",
-  timer: "Sleeps",
-  activity: "A step is under way",
-  update: "Answers an update",
+  signal: ["Waits for the signal ", "Waits for a signal"],
+  task: ["Waits for a person: ", "Waits for a person"],
+  child: ["Waits for the child ", "Waits for a child"],
+  timer: ["Sleeps", "Sleeps"],
+  activity: ["Carries out ", "A step is under way"],
+  update: ["Answers the update ", "Answers an update"],
+  approval: ["Waits to be approved", "Waits to be approved"],
 };
+const NAMELESS = new Set(["timer", "approval"]);
 
 export const FINISHED = new Set(["COMPLETED", "FAILED", "CANCELLED"]);
 
+// "failed 9 times, ConnectionError no answer, again in 40 s"
+export function retryWords(retrying, error = null) {
+  const times = retrying.failures === 1 ? "failed once" : `failed ${retrying.failures} times`;
+  const message = error?.code === retrying.error_code ? ` ${error.message}` : "";
+  const isLater = retrying.next_at && Date.parse(retrying.next_at) > Date.now() - 1000;
+  return h(
+    "span",
+    { class: "row-error" },
+    h("b", {}, retrying.activity),
+    ` ${times}, `,
+    h("b", {}, retrying.error_code),
+    `${message}, again `,
+    isLater ? ageOf(retrying.next_at) : "now",
+  );
+}
+
+function pausedWords(run) {
+  const { pause, last_error: error } = run;
+  if (pause?.actor)
+    return h("span", { class: "row-waits" }, h("span", {}, `Paused by ${pause.actor}`, pause.reason && `: ${pause.reason}`));
+  if (error) return h("span", { class: "row-error" }, h("b", {}, error.code), " ", error.message);
+  return pause?.reason ?? "";
+}
+
 export function nowOf(run) {
-  if (run.last_error && (run.status === "FAILED" || run.status === "PAUSED")) {
-    return h("span", { class: "row-error" }, h("b", {}, run.last_error.code), " ", run.last_error.message);
-  }
+  const error = run.last_error;
+  if (run.status === "FAILED" && error) return h("span", { class: "row-error" }, h("b", {}, error.code), " ", error.message);
   if (FINISHED.has(run.status)) return "";
+  if (run.status === "PAUSED") return pausedWords(run);
+  if (run.retrying) return retryWords(run.retrying, error);
+  if (run.queued_at) return h("span", { class: "row-waits" }, icon("WAITING"), h("span", {}, "Waits for a place since ", ageOf(run.queued_at)));
   const kind = run.waiting_kind;
   if (!kind) return run.node ? "Runs on " + run.node : "";
+  const [named, unnamed] = WAITS[kind] ?? [`${kind} `, kind];
+  const name = NAMELESS.has(kind) ? null : run.waiting_for;
   const until = run.waiting_until && h("span", { class: "quiet" }, ` until ${moment(run.waiting_until)}`);
-  return h("span", { class: "row-waits" }, icon(kind), h("span", {}, WAITS[kind] ?? kind, until));
+  const after = kind === "child" && error && h("span", { class: "row-error" }, `, after ${error.code} ${error.message}`);
+  return h("span", { class: "row-waits" }, icon(kind), h("span", {}, name ? named : unnamed, name && h("b", {}, name), until, after));
 }
 
 const MOST_ATTRIBUTES = 4;
@@ -73,6 +104,7 @@ export function runRow(run, { isSelected, onSelect, canSelect }) {
         h("a", { class: "tag attribute", tabindex: "-1", href: `/runs?text=${encodeURIComponent(conditionOf(name, value))}` }, h("span", { class: "quiet" }, name), ` ${value}`),
       ),
     ),
+    h("div", { class: "c-node quiet", role: "cell" }, run.node ?? ""),
     h("div", { class: "c-age", role: "cell" }, ageOf(run.created_at)),
     h("div", { class: "c-took", role: "cell" }, elapsedOf(run.created_at, run.finished_at)),
   ];

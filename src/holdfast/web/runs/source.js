@@ -3,6 +3,7 @@
 import { call } from "../lib/api.js";
 import { nowMs } from "../lib/clock.js";
 import { readAgain } from "../lib/pages.js";
+import { fieldsOfStatus, parseQuery } from "./query.js";
 
 const PAGE = 200;
 const SPANS = { "1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000, "30d": 2_592_000_000 };
@@ -12,12 +13,27 @@ function isNewer(one, other) {
   return one.run_id > other.run_id;
 }
 
+// A filter as the service is asked. Runs that others have started are left out, unless they are asked for.
+export function askedOf(filter) {
+  const since = SPANS[filter.time] ? new Date(nowMs() - SPANS[filter.time]).toISOString() : undefined;
+  const { children, unknown, ...typed } = parseQuery(filter.text ?? "");
+  const fields = {
+    workflow: filter.workflow || undefined,
+    ...(filter.status ? fieldsOfStatus(filter.status) : {}),
+    tag: filter.tag || undefined,
+    created_from: since,
+    ...typed,
+  };
+  if (unknown) fields.text = `${fields.text} ${unknown}`.trim();
+  if (!filter.children && !children && !fields.parent_run_id) fields.roots = true;
+  return Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined && value !== ""));
+}
+
 export class RunSource {
   constructor(filter, signal) {
     this.filter = filter;
     this.signal = signal;
-    this.asked = wordsAndConditions(filter.text ?? "");
-    this.since = SPANS[filter.time] ? new Date(nowMs() - SPANS[filter.time]).toISOString() : null;
+    this.asked = askedOf(filter);
     this.clear();
   }
 
@@ -30,18 +46,18 @@ export class RunSource {
 
   // What the stream is asked; the rest of the filter is applied here.
   get watched() {
-    const { workflow, status, tag } = this.filter;
-    return { kinds: "runs", workflow, status, tag, where: this.asked.where };
+    const { text, created_from, ...watched } = this.asked;
+    return { kinds: "runs", ...watched };
   }
 
   has(run) {
-    return (!this.since || run.created_at >= this.since) && matches(run, this.asked.text);
+    const { created_from: since, text } = this.asked;
+    return (!since || run.created_at >= since) && matches(run, text);
   }
 
   async more() {
-    const { workflow, status, tag } = this.filter;
-    const asked = { workflow, status, tag, ...this.asked, created_from: this.since };
-    const found = await readAgain((cursor) => call("runs.list", { ...asked, cursor, order: "newest", limit: PAGE }, this.signal), 1, this.cursor);
+    const ask = (cursor) => call("runs.list", { ...this.asked, cursor, order: "newest", limit: PAGE }, this.signal);
+    const found = await readAgain(ask, 1, this.cursor);
     this.cursor = found.next ?? "";
     this.isWhole = found.next === null;
     for (const run of found.items) this.upsert(run, true);
@@ -81,15 +97,6 @@ export class RunSource {
     );
     return true;
   }
-}
-
-const CONDITION = /(?<=^|\s)[A-Za-z][\w.]*(?:<=|>=|!=|=|<|>)(?:"(?:[^"\\]|\\.)*"|[^\s"]\S*)(?=\s|$)/g;
-
-// What was typed, as words to look for and conditions on attributes: `ann cents>1000 region=eu`. The service reads these.
-export function wordsAndConditions(typed) {
-  const where = (typed.match(CONDITION) ?? []).join(" ");
-  const text = typed.replace(CONDITION, " ").trim().replace(/\s+/g, " ");
-  return { text, where };
 }
 
 const lowered = (text) => text.replace(/[A-Z]/g, (letter) => letter.toLowerCase());

@@ -9,10 +9,11 @@ import { denied, failed, loading } from "../lib/states.js";
 import { showConnection } from "../shell.js";
 import { BusPanel } from "../health/bus.js";
 import { Chart } from "../health/chart.js";
-import { alertList, concerns, limitList, lockList, nodeList, queueList, runCounts, verdict, work } from "../health/panels.js";
+import { alertList, concerns, findings, limitList, lockList, nodeList, queueList, runCounts, verdict, work } from "../health/panels.js";
 import { RetentionPanel } from "../health/retention.js";
 import { EVERY_MS, samples } from "../health/samples.js";
 
+const EXAMINE_MS = 15_000;
 const RANGES = [["5", "5 min"], ["15", "15 min"], ["60", "1 h"]];
 const short = new Intl.NumberFormat(undefined, { maximumSignificantDigits: 3, notation: "compact" });
 const perSecond = (value) => `${short.format(value)}/s`;
@@ -47,12 +48,25 @@ class HealthView {
     this.retention = new RetentionPanel(signal);
     put(place, loading("Taking the first sample"));
     this.bus = may("letters:read") && new BusPanel(signal);
+    this.examine(signal);
+    const examining = setInterval(() => !document.hidden && this.examine(signal), EXAMINE_MS);
+    signal.addEventListener("abort", () => clearInterval(examining));
     samples.listen(() => {
       this.draw();
       if (this.bus) this.bus.read();
     }, signal);
     if (samples.latest !== null) this.draw();
     this.readWorkflows(signal);
+  }
+
+  // The doctor reads more than a sample does, and comes less often.
+  async examine(signal) {
+    try {
+      this.report = await call("system.doctor", {}, signal);
+      this.draw();
+    } catch (problem) {
+      if (problem.code === undefined && problem.name !== "AbortError") throw problem; // the samples say what is wrong
+    }
   }
 
   async readWorkflows(signal) {
@@ -77,7 +91,7 @@ class HealthView {
 
   // It is read out, so it is put there again only when it says something else.
   judge(problem) {
-    const found = problem ? failed(problem) : verdict(concerns(samples));
+    const found = problem ? failed(problem) : verdict([...concerns(samples), ...findings(this.report)]);
     if (found.textContent !== this.verdict.textContent) put(this.verdict, found);
   }
 

@@ -1,21 +1,22 @@
 // All runs, live.
 
+import { call } from "../lib/api.js";
 import { h, on, perFrame, put } from "../lib/dom.js";
 import { icon } from "../lib/icons.js";
 import { Rows } from "../lib/rows.js";
 import { may } from "../lib/session.js";
 import { empty, failed, loading } from "../lib/states.js";
-import { toast } from "../lib/toast.js";
 import { knownWorkflows } from "../lib/workflows.js";
 import { startDialog } from "../run/start.js";
 import { bulkBar } from "../runs/bulk.js";
 import { filterBar } from "../runs/filter.js";
 import { LiveRuns } from "../runs/live.js";
 import { runRow } from "../runs/row.js";
+import { askedOf } from "../runs/source.js";
+import { COLUMNS, viewMenu } from "../runs/view-menu.js";
 import { showConnection } from "../shell.js";
 
-const MOST_SELECTED = 5000;
-const COLUMNS = ["Status", "Run", "Workflow", "Now", "Tags", "Started", "Took"];
+const COUNT_EVERY_MS = 5000;
 
 export function showRuns(place, signal) {
   document.title = "Runs · Holdfast";
@@ -27,13 +28,22 @@ class RunsPage {
     this.signal = signal;
     this.canSelect = may("runs:control") || may("signals:write");
     this.selected = new Map();
+    this.isAll = false;
+    this.total = null;
     this.lastSelected = null;
+    this.names = [];
     this.show = perFrame(() => signal.aborted || this.showNow());
-    this.bar = filterBar((filter) => this.begin(filter));
+    this.bar = filterBar(
+      (filter) => this.begin(filter),
+      () => ({ workflows: this.names, attributes: this.attributes }),
+    );
     this.note = h("p", { class: "list-note quiet", role: "status" });
     this.state = h("div", {});
-    const selectNone = () => this.select([], false);
-    this.bulk = bulkBar(this.selected, selectNone, () => this.selectAll());
+    this.bulk = bulkBar(
+      () => this.scope,
+      () => this.select([], false),
+      () => this.selectAll(),
+    );
     this.rows = new Rows({
       signal,
       keyOf: (run) => run.run_id,
@@ -41,10 +51,11 @@ class RunsPage {
       make: (run) => this.row(run),
     });
     this.table = this.makeTable();
+    const view = viewMenu({ bar: this.bar, table: this.table, onLook: () => this.runs && this.show(), signal });
     const start = may("runs:write") && startButton([icon("plus"), "Start a run"]);
     put(
       place,
-      h("div", { class: "view-head" }, h("h1", {}, "Runs"), this.note, h("div", { class: "actions" }, start)),
+      h("div", { class: "view-head" }, h("h1", {}, "Runs"), this.note, h("div", { class: "actions" }, view.element, start)),
       this.bar.element,
       this.bulk.element,
       this.table,
@@ -53,6 +64,18 @@ class RunsPage {
     this.listen();
     this.begin({ ...this.bar.filter });
     this.nameWorkflows();
+    const counting = setInterval(() => !document.hidden && this.count(), COUNT_EVERY_MS);
+    signal.addEventListener("abort", () => clearInterval(counting));
+  }
+
+  // What a command is about: the runs that were selected, or all that the filter finds.
+  get scope() {
+    const runs = this.isAll ? this.runs.items : [...this.selected.values()];
+    return { runs, asked: this.isAll ? this.runs.source.asked : null, count: this.isAll ? (this.total ?? runs.length) : runs.length };
+  }
+
+  get attributes() {
+    return [...new Set(this.runs.items.flatMap((run) => Object.keys(run.attributes ?? {})))].sort();
   }
 
   makeTable() {
@@ -65,7 +88,7 @@ class RunsPage {
       "div",
       { class: "run-row run-head", role: "row", "aria-rowindex": 1 },
       this.canSelect && h("div", { class: "c-box", role: "columnheader" }, all),
-      COLUMNS.map((word) => h("div", { class: `c-${word.toLowerCase()}`, role: "columnheader" }, word)),
+      Object.entries(COLUMNS).map(([name, [word]]) => h("div", { class: `c-${name}`, role: "columnheader" }, word)),
     );
     return h(
       "div",
@@ -96,14 +119,40 @@ class RunsPage {
     this.reading = reading;
     this.signal.addEventListener("abort", () => reading.abort(), { signal: reading.signal });
     this.selected.clear();
-    this.bulk.update();
+    this.isAll = false;
     this.runs = new LiveRuns(filter, {
       signal: reading.signal,
       wanted: () => this.rows.range()[1],
       onState: (state, problem) => this.heard(state, problem),
       onChange: (at) => this.changed(at),
     });
+    this.bulk.update();
     this.show();
+    this.count();
+  }
+
+  // How many the filter finds of each status, and how many there are of the one that is shown.
+  async count() {
+    if (this.isCounting) return;
+    this.isCounting = true;
+    const { runs } = this;
+    const { status, retrying, ...asked } = askedOf(this.bar.filter);
+    try {
+      const [all, again] = await Promise.all([
+        call("runs.count", asked, this.signal),
+        call("runs.count", { ...asked, retrying: true }, this.signal),
+      ]);
+      if (runs === this.runs) {
+        this.bar.setCounts({ "": all.total, ...all.by_status, RETRYING: again.total });
+        this.total = retrying ? again.total : status ? (all.by_status[status] ?? 0) : all.total;
+        this.bulk.update(this.hasMore);
+      }
+    } catch (problem) {
+      if (problem.code === undefined && problem.name !== "AbortError") throw problem; // the list works without
+    } finally {
+      this.isCounting = false;
+    }
+    if (runs !== this.runs && !this.signal.aborted) this.count();
   }
 
   heard(state, problem) {
@@ -139,11 +188,17 @@ class RunsPage {
       return empty("No runs yet", "They appear here the moment they are started.", start);
     }
     const clear = h("button", { class: "button", type: "button", onclick: this.bar.clear }, "Clear the filter");
-    return empty("No run matches", "", clear);
+    const among = () => {
+      this.bar.take({ ...this.bar.filter, children: "1" });
+    };
+    const children =
+      !this.bar.filter.children &&
+      h("button", { class: "button", type: "button", onclick: among }, "Look among children too");
+    return empty("No run matches", "", h("div", { class: "actions" }, clear, children));
   }
 
   row(run) {
-    const isSelected = this.selected.has(run.run_id);
+    const isSelected = this.isAll || this.selected.has(run.run_id);
     const onSelect = (chosen, isOn, isRange) => {
       this.select(isRange && this.lastSelected ? between(this.runs.items, this.lastSelected, chosen) : [chosen], isOn);
       this.lastSelected = chosen;
@@ -154,28 +209,33 @@ class RunsPage {
   // Adds runs to the selection or takes them out; without any it is emptied.
   select(runs, isOn) {
     if (runs.length === 0) this.selected.clear();
+    if (this.isAll && !isOn) for (const run of this.runs.items) this.selected.set(run.run_id, run);
+    this.isAll = false;
     for (const run of runs) {
       if (isOn) this.selected.set(run.run_id, run);
       else this.selected.delete(run.run_id);
     }
+    if (runs.length === 0) this.selected.clear();
     this.rows.refresh();
-    this.bulk.update(!this.runs.source.isWhole && this.selected.size >= this.runs.items.length);
+    this.bulk.update(this.hasMore);
   }
 
-  // Reads on until everything that the filter finds is here, and selects it.
-  async selectAll() {
-    const { runs } = this;
-    const isOurs = () => runs === this.runs && !this.signal.aborted;
-    while (isOurs() && !runs.source.isWhole && runs.items.length < MOST_SELECTED && !runs.problem)
-      await (runs.isBusy ? new Promise(requestAnimationFrame) : runs.more());
-    if (!isOurs()) return;
-    this.select(runs.items, true);
-    if (!runs.source.isWhole) toast(`The newest ${runs.items.length.toLocaleString()} are selected; there are more.`);
+  get hasMore() {
+    const isEverything = this.selected.size > 0 && this.selected.size >= this.runs.items.length;
+    return !this.isAll && isEverything && !this.runs.source.isWhole;
+  }
+
+  // All that the filter finds is meant from now on, whether it is loaded here or not.
+  selectAll() {
+    this.isAll = true;
+    this.rows.refresh();
+    this.bulk.update();
   }
 
   async nameWorkflows() {
     const known = await knownWorkflows().catch(() => []); // the list works without their names
-    this.bar.nameWorkflows(known.map(({ name }) => name));
+    this.names = [...new Set(known.map(({ name }) => name))];
+    this.bar.nameWorkflows(this.names);
   }
 }
 

@@ -1,0 +1,55 @@
+"""Functions of the app that are called when a run fails or is paused: to page somebody, to write elsewhere.
+
+They are called by the node that has committed it, after the commit, once, and not again if that node is lost meanwhile;
+what must not be missed is a projection or a sink. What they raise is logged, and concerns no run.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Iterable
+
+from holdfast.core import events as e
+from holdfast.core.events import Event
+from holdfast.registry import Registry, RunHook
+
+logger = logging.getLogger("holdfast.hooks")
+
+
+class RunHooks:
+    """The hooks of an app, and their calls that are under way."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._on_failed, self._on_paused = registry.on_failed, registry.on_paused
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._on_failed or self._on_paused)
+
+    def notice(self, events: Iterable[Event]) -> None:
+        """Call the hooks for events that are durable now. They run beside what the node does."""
+        for event in events:
+            if isinstance(event.data, e.RunFailed):
+                self._call(self._on_failed, event.run_id, _words(event.data.error))
+            elif isinstance(event.data, e.RunPaused):
+                why = event.data.reason if event.data.error is None else _words(event.data.error)
+                self._call(self._on_paused, event.run_id, why)
+
+    def _call(self, hooks: Iterable[RunHook], run_id: str, why: str) -> None:
+        for hook in hooks:
+            task = asyncio.get_running_loop().create_task(_call(hook, run_id, why))
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+
+
+async def _call(hook: RunHook, run_id: str, why: str) -> None:
+    try:
+        answer = hook(run_id, why)
+        if inspect.isawaitable(answer):
+            await answer
+    except Exception:  # a mistake in a hook is no mistake of the run
+        logger.exception("the hook %s failed for run %s", getattr(hook, "__qualname__", hook), run_id)
+
+
+def _words(error: e.ErrorInfo) -> str:
+    return f"{error.code}: {error.message}"

@@ -1,0 +1,179 @@
+"""One command to many runs: those that a search finds, a part at a time, with a preview of which it concerns.
+
+A part is read by the order of creation, the newest first, and the next one begins behind it: what a command changes of
+a run never moves another one out of sight. A run that the command does not concern is left alone, with its history.
+"""
+
+from typing import Annotated, Literal, get_args
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from holdfast.core.messages import ControlName
+from holdfast.core.state import APPROVED, FAILED, PAUSED, PENDING, RUNNING, TERMINAL
+from holdfast.engine.inbox.operator_commands import OperatorCommand
+from holdfast.errors import CallerError, RateLimited
+from holdfast.service.context import RequestContext
+from holdfast.service.http.problems import Problem, problem_of
+from holdfast.service.operations.runs import RunFilter, run_query
+from holdfast.service.paging import Cursor, read_page
+from holdfast.service.registry import ActorName, Reason, RunId, operation
+from holdfast.store.port import RunHead
+
+BulkCommand = Literal[
+    "cancel", "pause", "resume", "raise", "terminate", "approve", "retry_step", "skip_step", "try_now", "retry", "fork"
+]
+"""`raise` resumes with the error of a failed step, `try_now` begins the next attempt of an activity that is retried."""
+
+MOST_RUNS = 100
+"""How many runs one request commands. A preview counts more at a time."""
+
+
+class CommandRuns(RunFilter, frozen=True, kw_only=True):
+    """Which runs to command: these, or those that a search finds; and how."""
+
+    command: BulkCommand
+    run_ids: Annotated[tuple[RunId, ...], Meta(max_length=MOST_RUNS, description="Instead of a search.")] = ()
+    request_id: Annotated[str, Meta(min_length=1, max_length=128, description="The same request commands none twice.")]
+    preview: Annotated[bool, Meta(description="Only say which runs the command would concern.")] = False
+    cursor: Cursor = ""
+    limit: Annotated[int, Meta(ge=1, le=500, description="How many runs to look at.")] = MOST_RUNS
+    reason: Reason = ""
+    actor: ActorName = ""
+
+
+class CommandAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One run: commanded, or why not. `not_concerned` says why the command does not apply; `made` is a new run."""
+
+    run_id: str
+    made: str | None = None
+    not_concerned: str | None = None
+    error: Problem | None = None
+
+
+class RunsCommanded(Struct, frozen=True, kw_only=True):
+    """One answer for each run that was looked at. `next` is the cursor of the part behind it, if there is more."""
+
+    items: list[CommandAnswer]
+    concerned: int
+    next: str | None = None
+
+
+_UNSTARTED = (PENDING, APPROVED)
+
+
+def _failed_steps(head: RunHead) -> tuple[str, ...]:
+    return head.snapshot.failed_step_ids if head.snapshot is not None else ()
+
+
+def _not_concerned(head: RunHead, command: BulkCommand) -> str | None:
+    """Return why a command does not apply to a run as it is, or None if it does."""
+    status, is_over = head.status, head.status in TERMINAL
+    match command:
+        case "cancel" | "terminate":
+            return "it has finished" if is_over else None
+        case "pause":
+            return None if status is RUNNING else "it is not running"
+        case "approve":
+            return None if status in _UNSTARTED else "it has started"
+        case "resume" if status is PAUSED and _failed_steps(head):
+            return "a failed step has paused it: retry the step"
+        case "resume":
+            return None if status is PAUSED else "it is not paused"
+        case "retry_step" | "skip_step" | "raise":
+            return None if status is PAUSED and _failed_steps(head) else "no failed step waits for an operator"
+        case "try_now":
+            is_retrying = head.snapshot is not None and head.snapshot.retrying is not None
+            return None if is_retrying and not is_over else "no activity of it is tried again"
+        case "retry":
+            return None if is_over else "it has not finished"
+        case "fork":
+            return None if status is FAILED else "it has not failed"
+
+
+@operation(
+    "runs.command_many", "POST /v1/run-commands", scope="runs:control", errors=(RateLimited,), audit="its commit"
+)
+async def command_many(context: RequestContext, request: CommandRuns) -> RunsCommanded:
+    """Give one command to many runs: pause, resume, cancel, retry their failed steps, try now, and the others.
+
+    With `preview` nothing is changed. What is refused does not stop the others. Each run records the command, its actor
+    and its reason, and the audit log has all of them.
+    """
+    heads, following = await _heads(context, request)
+    items: list[CommandAnswer] = []
+    concerned = 0
+    for head in heads:
+        objection = _not_concerned(head, request.command)
+        concerned += objection is None
+        if objection is not None or request.preview:
+            items.append(CommandAnswer(run_id=head.run_id, not_concerned=objection))
+            continue
+        try:
+            items.append(CommandAnswer(run_id=head.run_id, made=await _carry_out(context, request, head)))
+        except CallerError as error:
+            items.append(CommandAnswer(run_id=head.run_id, error=problem_of(error, context.correlation_id)))
+    return RunsCommanded(items=items, concerned=concerned, next=following)
+
+
+async def _heads(context: RequestContext, request: CommandRuns) -> tuple[list[RunHead], str | None]:
+    query = replace(run_query(context, request), newest=True)
+    if request.run_ids:
+        query = replace(query, run_ids=request.run_ids)
+    limit = request.limit if request.preview else min(request.limit, MOST_RUNS)
+    return await read_page(
+        context,
+        "commanded runs",
+        context.store.find,
+        query,
+        lambda head: (head.created_at, head.run_id),
+        cursor=request.cursor,
+        limit=limit,
+        place="before",
+    )
+
+
+_CONTROLS: dict[BulkCommand, ControlName] = {
+    "cancel": "CANCEL",
+    "pause": "PAUSE",
+    "resume": "RESUME",
+    "raise": "RESUME",
+    "terminate": "EMERGENCY_STOP",
+    "approve": "APPROVE",
+    "retry_step": "RETRY_STEP",
+    "skip_step": "SKIP_STEP",
+    "try_now": "RETRY_STEP",
+    "retry": "RETRY_RUN",
+    "fork": "RETRY_RUN",
+}
+assert _CONTROLS.keys() == set(get_args(BulkCommand))
+
+
+async def _carry_out(context: RequestContext, request: CommandRuns, head: RunHead) -> str | None:
+    """Give the command to one run, and return the run that was made by it, if one was."""
+    runtime, caller = context.runtime, context.principal
+    command = OperatorCommand(
+        name=_CONTROLS[request.command],
+        reason=request.reason,
+        actor=context.name(request.actor),
+        signal_id=request.request_id,
+        raise_failure=request.command == "raise",
+    )
+    if request.command == "retry":
+        return await runtime.retry_run(head.run_id, command, caller)
+    if request.command == "fork":
+        forked, _ = await runtime.fork_run(head.run_id, command, caller, request_id=request.request_id)
+        return forked
+    for step_id in _steps_for(head, request.command):
+        signal_id = request.request_id if step_id is None else f"{request.request_id}:{step_id}"[:255]
+        await runtime.command(head.run_id, replace(command, step_id=step_id, signal_id=signal_id), caller)
+    return None
+
+
+def _steps_for(head: RunHead, command: BulkCommand) -> tuple[str | None, ...]:
+    """Return the steps that a command is about; None for the run itself."""
+    if command in ("retry_step", "skip_step"):
+        return _failed_steps(head)
+    if command == "try_now" and head.snapshot is not None and head.snapshot.retrying is not None:
+        return (head.snapshot.retrying.step_id,)
+    return (None,)

@@ -1,0 +1,55 @@
+// What is typed to find runs: words, conditions on attributes, and what one knows of a run.
+// `status:failed workflow:order is:retrying cents>1000 ann`
+
+import { RUN_STATUSES } from "../lib/icons.js";
+
+const VALUE = `"(?:[^"\\\\]|\\\\.)*"|[^\\s"]\\S*`;
+const CONDITION = new RegExp(`(?<=^|\\s)[A-Za-z][\\w.]*(?:<=|>=|!=|=|<|>)(?:${VALUE})(?=\\s|$)`, "g");
+const FIELD = new RegExp(`(?<=^|\\s)(status|workflow|tag|parent|is):(${VALUE})(?=\\s|$)`, "g");
+const STATES = { retrying: { retrying: true }, child: { children: true } };
+
+function unquoted(text) {
+  if (!text.startsWith('"')) return text;
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
+// What was typed, as the service is asked: words to look for, conditions on attributes, and fields.
+export function parseQuery(typed) {
+  const asked = {};
+  const rest = typed.replace(FIELD, (whole, name, given) => {
+    const value = unquoted(given);
+    if (name === "is") Object.assign(asked, STATES[value.toLowerCase()] ?? { unknown: whole });
+    else if (name === "status") Object.assign(asked, fieldsOfStatus(value.toUpperCase()));
+    else asked[name === "parent" ? "parent_run_id" : name] = value;
+    return " ";
+  });
+  asked.where = (rest.match(CONDITION) ?? []).join(" ");
+  asked.text = rest.replace(CONDITION, " ").trim().replace(/\s+/g, " ");
+  return asked;
+}
+
+// Retrying is no status of a run, but what it is doing; people look for it beside them.
+export function fieldsOfStatus(status) {
+  if (status === "RETRYING") return { retrying: true };
+  return RUN_STATUSES.includes(status) ? { status } : {}; // while it is being typed it is none
+}
+
+// What could stand in place of the word that is being typed.
+export function completions(word, { workflows = [], attributes = [] }) {
+  const [name, value] = word.includes(":") ? [word.slice(0, word.indexOf(":")), word.slice(word.indexOf(":") + 1)] : [word, null];
+  const quoted = (text) => (/[\s"]/.test(text) ? JSON.stringify(text) : text);
+  const values = {
+    status: [...RUN_STATUSES, "RETRYING"].map((status) => status.toLowerCase()),
+    workflow: workflows.map(quoted),
+    is: Object.keys(STATES),
+  };
+  if (value === null) {
+    const keys = ["status:", "workflow:", "tag:", "parent:", "is:retrying", "is:child", ...attributes.map((each) => `${each}=`)];
+    return word === "" ? [] : keys.filter((key) => key.startsWith(word) && key !== word);
+  }
+  return (values[name] ?? []).filter((each) => each.startsWith(value) && each !== value).map((each) => `${name}:${each}`);
+}
