@@ -83,7 +83,8 @@ def test_a_new_run_carries_its_request_its_first_event_and_its_first_message() -
     assert new.input_sha256 == codec.digest(b"[1]")
     assert (new.parent_run_id, new.reference_key, new.tags) == ("parent", "order-1", ("vip",))
     [event] = new.events
-    assert (event.data, event.engine_run_ref, event.emitted_at) == (queued, EngineRunRef(NODE), START)
+    known = replace(queued, tags=("vip",), reference_key="order-1")
+    assert (event.data, event.engine_run_ref, event.emitted_at) == (known, EngineRunRef(NODE), START)
     assert [message.type for message in new.messages] == ["InternalContinue"]
     assert new.snapshot == runtime_snapshot(fold(RunState(run_id="run-1"), new.events))
 

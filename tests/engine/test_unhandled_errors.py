@@ -372,3 +372,42 @@ async def test_an_update_whose_handler_raises_is_answered_and_the_run_goes_on(va
         await run.signal("close", "done")
         assert await run.result() == "done"
         assert await run.status() is COMPLETED
+
+
+@pytest.mark.contract("SIG-13", "WF-7")
+@pytest.mark.parametrize("verb", ["cancel", "terminate", "pause"])
+async def test_a_command_that_was_accepted_while_no_node_was_there_holds_before_mended_code(
+    variant: EngineVariant, verb: str
+) -> None:
+    def build(*, is_broken: bool) -> tuple[hf.App, Any]:
+        app = hf.App("shop")
+
+        @app.workflow
+        async def order() -> str:
+            if is_broken:
+                raise KeyError("nowhere")
+            return "sent"  # at once: there is no later turn
+
+        return app, order
+
+    async with asyncio.timeout(MOST_SECONDS), variant.opened() as store:
+        broken, order = build(is_broken=True)
+        async with broken.node(store):
+            await paused_with(await broken.start(order, run_id="o-1"))
+        mended, _ = build(is_broken=False)
+        async with mended.connect(store):
+            await getattr(mended.run("o-1"), verb)("stop it")
+        async with mended.node(store, options=hf.NodeOptions(cached_runs=variant.cached_runs)):
+            run = mended.run("o-1")
+            accepted = await wait_for_event(run, "SignalAccepted")
+            assert isinstance(accepted.data, e.SignalAccepted)
+            assert accepted.data.reason == "stop it"
+            if verb == "pause":
+                assert await run.status() == PAUSED
+                await run.resume()
+                assert await run.result() == "sent"
+            elif verb == "terminate":
+                await wait_for_status(run, CANCELLED)
+            else:
+                assert await run.result() == "sent", "code that never waits is never interrupted"
+                assert "RunCancelRequested" in await event_types(run), "but it was asked"

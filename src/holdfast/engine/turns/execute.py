@@ -366,7 +366,10 @@ class _Turn:
         signals = self._engine_signals
         commands = self._report(signals) if signals else []
         if self._live.state.awaits_definition:
-            self._absorb(self._draft.handle(DefinitionFound()))
+            while commands:  # before its code goes on: what operators have decided meanwhile holds
+                self._absorb(self._draft.handle(commands.pop(0)))
+            if self._draft.state.awaits_definition:
+                self._absorb(self._draft.handle(DefinitionFound()))
         if signals:
             starts = [given for given in inputs if _is_start(given)]
             others = sorted((given for given in inputs if not _is_start(given)), key=_place)
