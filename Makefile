@@ -33,12 +33,12 @@ demo: $(RUN_STAMP) ## Watch a hundred orders survive the SIGKILL of their worker
 	@echo "To see these orders in a browser:  $(BIN)/holdfast dev examples/orders.py --store sqlite:///$(DEMO)/orders.db"
 	@echo "and open http://127.0.0.1:8321/"
 
-quick: style ## The loop while you write: ruff, and the tests that need no server, browser or process (2 minutes)
+quick: style ## The loop while you write: ruff, and the tests that need no server, browser or process (minutes)
 	$(BIN)/pytest $(PARALLEL) -m quick $(PYTEST_ARGS)
 
 # Types are checked beside the tests. A test that fails beside others is run once more, alone: a busy machine must not
 # decide. Its first failure stays in the output.
-test: style browser commands ## Lint, and every test in parallel; what CI runs (about 12 minutes)
+test: style browser commands ## Lint, and every test in parallel; what CI runs (a quarter of an hour)
 	@mkdir -p build; $(BIN)/mypy $(CODE) > build/types.txt & types=$$!; \
 	  status=0; $(BIN)/pytest $(PARALLEL) --durations=20 $(PYTEST_ARGS) || status=$$?; \
 	  wait $$types || { cat build/types.txt; exit 1; }; \
