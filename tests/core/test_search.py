@@ -16,9 +16,10 @@ from holdfast.core.attributes import (
     to_value,
     to_values,
 )
-from holdfast.core.search import Condition, Order, after_prefix, matches, parse_conditions, parse_order
+from holdfast.core.search import Condition, Order, after_prefix, matches, parse_conditions, parse_order, parse_query
 from holdfast.errors import InvalidInput
 
+DAY = 86_400_000_000
 TYPES = declared_types({"cents": int, "score": float, "region": str, "vip": bool, "due": datetime, "parts": list[str]})
 
 
@@ -179,6 +180,47 @@ def test_texts_that_begin_so_are_a_range(prefix: str, end: str | None) -> None:
     assert matches({"x": f"{prefix}z"}, Condition("x", "prefix", "s", prefix))
     assert not matches({"x": 5}, Condition("x", "prefix", "s", prefix))
     assert end is None or not matches({"x": end}, Condition("x", "prefix", "s", prefix))
+
+
+@pytest.mark.contract("QUE-4")
+@pytest.mark.parametrize(
+    ("text", "fields", "conditions"),
+    [
+        ("status:failed workflow:order", {"status": "FAILED", "workflow": "order"}, ()),
+        ("cents>5 tag:web", {"tag": "web"}, (Condition("cents", ">", "n", 5.0),)),
+        ('reference:"o 7" parent:a/b', {"reference_key": "o 7", "parent_run_id": "a/b"}, ()),
+        ("created_at>=1970-01-02 created_at<=1970-01-03", {"created_from": DAY, "created_until": 2 * DAY + 1}, ()),
+        ("finished_at>1970-01-02 finished_at<1970-01-03", {"finished_from": DAY + 1, "finished_until": 2 * DAY}, ()),
+        ("region=a:b", {}, (Condition("region", "=", "s", "a:b"),)),
+    ],
+)
+def test_one_text_asks_for_everything(text: str, fields: Any, conditions: Any) -> None:
+    parsed = parse_query(text, TYPES)
+    assert (parsed.fields, parsed.conditions) == (fields, conditions)
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        ("cents>5  colour:red", 10),
+        ("status:failed status:paused", 15),
+        ("created_at=1970-01-01", 1),
+        ("finished_at>soon", 1),
+        ("cents>5 cents", 9),
+        ("region=eu cents=many", 11),
+        ('tag:"x', 1),
+    ],
+)
+def test_an_error_names_the_character(text: str, at: int) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        parse_query(text, TYPES)
+    assert refused.value.details["at"] == at
+    assert f"character {at}:" in refused.value.message
+
+
+def test_where_only_attributes_can_be_asked_for_nothing_else_is() -> None:
+    with pytest.raises(InvalidInput, match="status"):
+        parse_conditions("status:failed", TYPES)
 
 
 def test_an_order_is_read() -> None:

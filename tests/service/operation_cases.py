@@ -172,6 +172,9 @@ async def _count(server: InProcessServer, call: Caller) -> None:
         ("due<2026-02-01", "", ["r0"]),
         ("reference.customer=2", "created_at", ["r2"]),
         ("", "finished_at", []),
+        ("workflow:patient region=e* created_at>2026-01-01", "", ["r1", "r0"]),
+        ("status:failed", "", []),
+        ("workflow:patient", "created_at desc", ["r2", "r1", "r0"]),
     ):
         found: list[str] = []
         cursor: str | None = ""
@@ -184,7 +187,12 @@ async def _count(server: InProcessServer, call: Caller) -> None:
     counts = await expect_answer(call, "runs.count", {"where": "region=eu cents<100000"})
     assert (counts["total"], counts["by_workflow"], counts["is_whole"]) == (2, {"patient": 2}, True)
     assert sum(counts["by_status"].values()) == 2
-    for bad in ({"where": "cents"}, {"where": "cents=many"}, {"order_by": "colour"}):
+    wheres = ("cents", "cents=many", "status:odd", "colour:red", "workflow:a workflow:b", "created_at=now")
+    for bad in (
+        *({"where": where} for where in wheres),
+        {"where": "status:failed", "status": "PAUSED"},
+        {"order_by": "x"},
+    ):
         await expect_problem(call, "runs.list", bad, "InvalidInput", 422)
     await expect_problem(call, "runs.count", {"where": "cents>>1"}, "InvalidInput", 422)
     for wrong in ({"cents": "5"}, {"colour": "red"}):

@@ -6,6 +6,9 @@ have the attribute and `region!=*` those that do not; `city=New*` finds texts th
 does. A list has a value if one of its texts is it. `!=` finds runs that have the attribute, and none of its values is
 this.
 
+What runs have beside attributes is named with a colon, status:failed workflow:order tag:web reference:"o 7"
+parent:RUN-ID, and `created_at` and `finished_at` are compared with instants.
+
 The declared type of a name decides what its value is. Where none is declared, the value itself does: `1000` is a
 number, `true` a truth value, `2026-01-31` and `2026-01-31T09:00:00Z` are instants, everything else is text.
 """
@@ -29,6 +32,7 @@ from holdfast.core.attributes import (
     rows_of,
     to_value,
 )
+from holdfast.core.instants import Instant
 from holdfast.errors import InvalidInput
 from holdfast.limits import SEARCH_CONDITIONS
 
@@ -37,12 +41,25 @@ Operator = Literal["=", "!=", "<", "<=", ">", ">=", "prefix", "exists", "missing
 _CONDITION = pattern(
     r"""\s*([A-Za-z][A-Za-z0-9_.]*)\s*(<=|>=|!=|=|<|>)\s*("(?:[^"\\]|\\.)*"|[^\s"]\S*)(?=\s|$)""",
 )
+_FIELD = pattern(r"""\s*([a-z]+):("(?:[^"\\]|\\.)*"|[^\s"]\S*)(?=\s|$)""")
 _NUMBER = pattern(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _MOMENT = pattern(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?")
 _ORDERED = {"<": lt, "<=": le, ">": gt, ">=": ge}
 
 OF_RUN: dict[str, Literal["created_at", "finished_at"]] = {"created_at": "created_at", "finished_at": "finished_at"}
 """What runs can be ordered by beside attributes."""
+
+
+FIELDS = {
+    "status": "status",
+    "workflow": "workflow",
+    "tag": "tag",
+    "reference": "reference_key",
+    "parent": "parent_run_id",
+}
+"""What is named with a colon, and the field of a query that it is."""
+
+_BOUNDS = {">=": ("from", 0), ">": ("from", 1), "<": ("until", 0), "<=": ("until", 1)}
 
 
 class Condition(Struct, frozen=True, gc=False):
@@ -65,25 +82,70 @@ class Order(Struct, frozen=True, gc=False):
     descending: bool = False
 
 
-def parse_conditions(text: str, types: Mapping[str, AttributeType]) -> tuple[Condition, ...]:
-    """Return the conditions that a text has, or raise `InvalidInput` with the place that cannot be read."""
+class ParsedQuery(Struct, frozen=True):
+    """What a text asks for: conditions on attributes, and values of `FIELDS`, `created_from` and the like."""
+
+    conditions: tuple[Condition, ...] = ()
+    fields: dict[str, str | Instant] = {}
+
+
+def parse_query(text: str, types: Mapping[str, AttributeType]) -> ParsedQuery:
+    """Return what a text asks for, or raise `InvalidInput` with the place that cannot be read."""
     found: list[Condition] = []
+    fields: dict[str, str | Instant] = {}
     place = 0
     text = text.rstrip()
     while place < len(text):
-        match = _CONDITION.match(text, place)
-        if match is None:
-            rest = text[place:].strip()[:100]
-            raise InvalidInput(
-                f"where: {rest!r} is no condition; write a name, one of = != < <= > >=, and a value, such as "
-                'cents>1000 or city="New York"',
-                field="where",
-            )
-        found.append(_condition(match[1], match[2], match[3], types))
+        try:
+            if (match := _FIELD.match(text, place)) is not None:
+                _add_field(fields, _named(match[1]), _literal(match[1], match[2]), match[1])
+            elif (match := _CONDITION.match(text, place)) is None:
+                rest = text[place:].strip()[:100]
+                raise InvalidInput(
+                    f"{rest!r} is no condition; write a name, one of = != < <= > >=, and a value, such as cents>1000 "
+                    'or city="New York"; or status:failed, workflow:order, tag:web, reference:o-7, parent:RUN-ID'
+                )
+            elif match[1] in OF_RUN:
+                field, instant = _bound(match[1], match[2], _literal(match[1], match[3]))
+                _add_field(fields, field, instant, match[1])
+            else:
+                found.append(_condition(match[1], match[2], match[3], types))
+        except InvalidInput as problem:
+            at = place + len(text[place:]) - len(text[place:].lstrip()) + 1
+            said = problem.message.removeprefix("where: ")
+            raise InvalidInput(f"where, character {at}: {said}", field="where", at=at) from None
         place = match.end()
     if len(found) > SEARCH_CONDITIONS:
         raise InvalidInput(f"where: a search has at most {SEARCH_CONDITIONS} conditions", field="where")
-    return tuple(found)
+    return ParsedQuery(tuple(found), fields)
+
+
+def parse_conditions(text: str, types: Mapping[str, AttributeType]) -> tuple[Condition, ...]:
+    """Return the conditions on attributes that a text has, and nothing else may be in it."""
+    parsed = parse_query(text, types)
+    if parsed.fields:
+        raise InvalidInput(f"where: {', '.join(parsed.fields)} cannot be asked for here", field="where")
+    return parsed.conditions
+
+
+def _named(name: str) -> str:
+    if name not in FIELDS:
+        raise InvalidInput(f"{name!r} is none of {', '.join(FIELDS)}; attributes are compared with = != < <= > >=")
+    return FIELDS[name]
+
+
+def _add_field(fields: dict[str, str | Instant], field: str, value: str | Instant, name: str) -> None:
+    if field in fields:
+        raise InvalidInput(f"{name} is asked for twice")
+    fields[field] = str(value).upper() if field == "status" else value
+
+
+def _bound(name: str, operator: str, text: str) -> tuple[str, Instant]:
+    instant = instant_in(text)
+    if instant is None or operator not in _BOUNDS:
+        raise InvalidInput(f"{name} is compared with an instant, such as {name}>=2026-01-31, by one of < <= > >=")
+    side, more = _BOUNDS[operator]
+    return f"{name.removesuffix('_at')}_{side}", instant.at + more
 
 
 def parse_order(text: str, types: Mapping[str, AttributeType]) -> Order:
@@ -119,12 +181,16 @@ def _condition(name: str, operator: str, literal: str, types: Mapping[str, Attri
     return Condition(name, operator, kind, value)  # type: ignore[arg-type]
 
 
-def _value(name: str, literal: str, types: Mapping[str, AttributeType]) -> Value:
-    is_quoted = literal.startswith('"')
+def _literal(name: str, literal: str) -> str:
+    """Return the text of a value as it is written."""
     try:
-        text = decode(literal, type=str) if is_quoted else literal
+        return decode(literal, type=str) if literal.startswith('"') else literal
     except ValueError as problem:
-        raise InvalidInput(f"where: the text of {name!r} is malformed: {problem}", field="where") from problem
+        raise InvalidInput(f"the text of {name!r} is malformed: {problem}", field="where") from problem
+
+
+def _value(name: str, literal: str, types: Mapping[str, AttributeType]) -> Value:
+    is_quoted, text = literal.startswith('"'), _literal(name, literal)
     declared: AttributeType | None = "str" if name.startswith(REFERENCE) else types.get(name)
     if declared in ("str", "list") or (declared is None and is_quoted):
         return text

@@ -12,7 +12,7 @@ from holdfast.core import events as e
 from holdfast.core.events import NULL
 from holdfast.core.messages import cancelled_text
 from holdfast.core.plans import is_plan
-from holdfast.core.search import parse_conditions, parse_order
+from holdfast.core.search import parse_order, parse_query
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.engine.history import head_of
 from holdfast.engine.inbox.signals import FirstSignal
@@ -21,6 +21,7 @@ from holdfast.engine.plans import load_plan
 from holdfast.engine.start.runtime import StartOptions
 from holdfast.errors import (
     Conflict,
+    InvalidInput,
     NotFound,
     NotPermitted,
     Overloaded,
@@ -159,7 +160,10 @@ _WORDS = (
 )
 
 
-_WHERE = 'Conditions on search attributes, with spaces between: cents>1000 region=eu city="New York" vip=* due!=*'
+_WHERE = (
+    'Conditions with spaces between: cents>1000 region=eu city="New York" city=New* vip=* due!=*; also status:failed, '
+    "workflow:order, tag:web, reference:o-7, parent:RUN-ID, created_at>=2026-01-31, finished_at<2026-02-01"
+)
 
 
 class RunFilter(Request, frozen=True, kw_only=True):
@@ -197,7 +201,8 @@ class ListRuns(RunFilter, frozen=True, kw_only=True):
 
 def run_query(context: RequestContext, request: RunFilter) -> RunQuery:
     """Return what a filter means to a store."""
-    return RunQuery(
+    parsed = parse_query(request.where, context.runtime.registry.attributes)
+    query = RunQuery(
         workflow=request.workflow,
         status=request.status,
         reference_key=request.reference_key,
@@ -209,9 +214,22 @@ def run_query(context: RequestContext, request: RunFilter) -> RunQuery:
         created_until=instant_of(request.created_until),
         finished_from=instant_of(request.finished_from),
         finished_until=instant_of(request.finished_until),
-        where=parse_conditions(request.where, context.runtime.registry.attributes),
+        where=parsed.conditions,
         text=request.text,
     )
+    return replace(query, **{field: _asked_once(query, field, value) for field, value in parsed.fields.items()})
+
+
+def _asked_once(query: RunQuery, field: str, value: Any) -> Any:
+    """Return what the text of a query asks for, unless the filter has it as well and means something else."""
+    if field == "status":
+        if value not in RunStatus.__members__:
+            known = ", ".join(status.lower() for status in RunStatus)
+            raise InvalidInput(f"where: status:{value.lower()} is none of {known}", field="where")
+        value = RunStatus(value)
+    if getattr(query, field) not in (None, value):
+        raise InvalidInput(f"where: {field} is also given beside it, as another", field="where")
+    return value
 
 
 class RunPage(Struct, frozen=True):
@@ -232,11 +250,11 @@ async def list_(context: RequestContext, request: ListRuns) -> RunPage:
     """Find runs by workflow, status, reference, attributes, tag, parent, times of creation and end, and text.
 
     A cursor goes with the order that it was given out for. A search looks at so many runs at a time: an answer with
-    `next` may have few items, or none, and there may be more behind it all the same. A search by attributes has the
+    `next` may have few items, or none, and there may be more behind it all the same. A search with `where` has the
     newest runs first unless `order_by` says otherwise; runs that lack what that names are left out.
     """
     query = run_query(context, request)
-    query = replace(query, newest=request.order == "newest" or bool(query.where))
+    query = replace(query, newest=request.order == "newest" or bool(request.where))
     if request.order_by:
         query = replace(query, order=parse_order(request.order_by, context.runtime.registry.attributes))
         found, next_page = await read_ordered(
