@@ -35,6 +35,7 @@ def _row(operation: Operation) -> str:
     options = [given.option for given in fields.values() if given.field not in (*arguments, spec.rest)]
     options += [given.negative for given in fields.values() if given.negative]
     options += ["--all"] if "cursor" in fields else []
+    options += ["--watch"] if spec.columns else []
     options += ["--wait"] if operation.name in STARTS else []
     listed = " ".join(f"`{option}`" for option in options)
     return f"| `holdfast {' '.join([spec.words, *said])}` | {listed} | `{operation.name}` |"

@@ -63,6 +63,30 @@ class ArtifactSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long artifacts of a kind are kept. Others stay as long as their run."""
 
 
+class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the nodes that the command line starts; what is left out is as `NodeOptions` has it."""
+
+    lease_ms: int | None = None
+    claim_runs: int | None = None
+    activities_at_once: int | None = None
+    cached_runs: int | None = None
+    safety_poll_s: float | None = None
+    drain_s: float | None = None
+    blocked_s: float | None = None
+    visible_ms: int | None = None
+    definition_grace_s: float | None = None
+    write_latency_budget_ms: int | None = None
+    fail_open: str | None = None
+    artifact_sweep_s: float | None = None
+    relays: bool | None = None
+    relay_events_s: int | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that are set, by their names."""
+        options = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {name: value for name, value in options.items() if value is not None}
+
+
 class RetentionRuleSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long finished runs of a workflow, with a status, or of a tenant are kept. What is left out matches all."""
 
@@ -123,6 +147,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     For databases that cannot notify. While it is away runs are found a little later, and nothing else happens.
     """
+
+    node: NodeSettings = NodeSettings()
+    """Options of the nodes that the command line starts: `HOLDFAST_NODE__LEASE_MS`."""
 
     encryption: EncryptionSettings = EncryptionSettings()
     """The keys with which payloads are encrypted."""

@@ -12,8 +12,10 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from holdfast.cli.app_loader import node_options
 from holdfast.cli.exit_codes import run_command
 from holdfast.cli.main import commands, main
+from holdfast.engine.options import NodeOptions
 from holdfast.errors import CorruptHistory, InvalidInput, NotFound, NotPermitted, RunTerminal, StoreError
 from tests.cli.command_process import environment, run
 from tests.cli.forked_commands import ForkedCommands
@@ -199,3 +201,13 @@ def test_what_nobody_expected_is_told_in_full(capsys: pytest.CaptureFixture[str]
         run_command(fail)
     assert ended.value.code == 70
     assert "KeyError: 'a mistake of ours'" in capsys.readouterr().err
+
+
+def test_options_of_a_node_come_from_flags_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_NODE__LEASE_MS", "4000")
+    monkeypatch.setenv("HOLDFAST_NODE__CACHED_RUNS", "7")
+    options = node_options("memory://", lease_ms=None, cached_runs=9)
+    assert (options.lease_ms, options.cached_runs, options.drain_s) == (4_000, 9, NodeOptions().drain_s)
+    monkeypatch.setenv("HOLDFAST_NODE__LEASE", "4000")
+    with pytest.raises(InvalidInput, match="lease"):
+        node_options("memory://")

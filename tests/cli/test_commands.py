@@ -188,6 +188,7 @@ def test_the_installation_and_what_else_there_is(setup: CommandSetup) -> None:
     queues = until(lambda: setup.json("queue", "list"), lambda page: page["items"])
     assert queues["items"] == [{"name": "gpu", "jobs": 1}]
     assert setup.json("system", "stats")["jobs"] == 1
+    assert [each["level"] for each in setup.json("system", "doctor")["items"] if each["subject"] == "clock"] == ["fine"]
     assert [node["is_here"] for node in setup.json("system", "nodes")["items"]] == [True]
     assert setup.json("system", "alerts") == {"items": []}
     assert "echo" in setup.hf("workflow", "list").stdout
@@ -504,6 +505,21 @@ def test_runs_are_counted_forked_and_compared(setup: CommandSetup) -> None:
 
 
 @pytest.mark.contract("TMR-2", "API-1")
+def test_a_run_is_shown_in_words_and_an_empty_list_says_so(setup: CommandSetup) -> None:
+    done = start(setup, "echo", "value=hello", run_id="words-1")
+    until(lambda: setup.json("run", "get", done), lambda run: run["status"] == "COMPLETED")
+    shown = setup.hf("run", "show", done).stdout
+    assert 'input:\n{"value":"hello"}' in shown
+    assert 'result:\n"hello"' in shown
+    paying = start(setup, "paying", "order_id=o-9", run_id="words-2")
+    until(lambda: setup.json("run", "get", paying), lambda run: run["status"] == "PAUSED")
+    shown = setup.hf("run", "show", paying).stdout
+    assert "ValueError: the card was refused" in shown
+    assert "-> `holdfast run retry-step words-2 charge` tries the failed step again" in shown
+    nothing = setup.hf("run", "list", "--workflow", "nothing-of-the-kind")
+    assert (nothing.stdout, nothing.stderr) == ("", "holdfast: there are none\n")
+
+
 @pytest.mark.contract("SIG-13", "API-1")
 def test_one_command_goes_to_all_runs_that_a_search_finds(setup: CommandSetup) -> None:
     for number in range(3):

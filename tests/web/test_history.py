@@ -75,12 +75,15 @@ async def test_thousands_of_steps_are_drawn_a_screen_at_a_time(page: Page, site:
     run_id = await site.start("wide", steps=2_000)
     await page.goto(f"/runs/{run_id}")
     await expect(page.locator(".head-marks")).to_contain_text("Completed", timeout=60_000)
-    await expect(page.locator(".step-row").first).to_be_visible()
+    await expect(page.locator(".step-row")).to_have_count(1)
+    await expect(page.locator(".step-name")).to_have_text("reserve ×2000")
+    await page.locator(".step-label").click()
+    await expect(page.locator(".step-row").nth(1)).to_be_visible()
     assert await page.locator(".step-row").count() < 60
     assert await page.locator(".log-row").count() < 60
     await page.locator(".step-label").first.focus()
     await page.keyboard.press("End")
-    await expect(page.locator(".step-row[data-index='1999']")).to_be_visible()
+    await expect(page.locator(".step-row[data-index='2000']")).to_be_visible()
     took = await page.evaluate(
         """async () => {
             const box = document.querySelector(".steps");
@@ -155,3 +158,33 @@ def span_ms(events: list[dict[str, Any]], step_id: str) -> float:
     """Return how long a step took, as its events say."""
     times = [datetime.fromisoformat(e["persisted_at"]).timestamp() for e in events if e["step_id"] == step_id]
     return (times[-1] - times[0]) * 1_000
+
+
+async def test_what_is_wrong_is_on_top_with_the_authors_frames_first(page: Page, site: Site) -> None:
+    run_id = await site.start("hostile", text="no such shelf")
+    await page.goto(f"/runs/{run_id}")
+    await expect(page.locator(".trouble .error-head").first).to_contain_text("ValueError")
+    found = await page.evaluate(
+        f"""async () => {{
+            const {{ ownFrames }} = await {module("run/errors.js")};
+            return ownFrames([
+                "Traceback (most recent call last):",
+                '  File "/x/site-packages/holdfast/program/loop.py", line 3, in step',
+                "    go()",
+                '  File "/app/shop.py", line 7, in order',
+                "    raise ValueError(text)",
+                "ValueError: no such shelf",
+            ].join("\\n"));
+        }}"""
+    )
+    assert found == '  File "/app/shop.py", line 7, in order\n    raise ValueError(text)'
+
+
+async def test_large_values_are_cut_until_they_are_asked_for(page: Page, site: Site) -> None:
+    run_id = await site.start("hostile", text="x" * 5_000)
+    await page.goto(f"/runs/{run_id}")
+    shown = page.get_by_role("group", name="Input").locator(".json-text")
+    await expect(shown).to_contain_text("show all 5,000 characters")
+    assert len(await shown.inner_text()) < 1_200
+    await shown.get_by_role("button").click()
+    assert len(await shown.inner_text()) >= 5_000

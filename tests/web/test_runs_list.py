@@ -144,7 +144,7 @@ async def test_a_run_that_is_retried_says_so_is_found_and_is_tried_now(page: Pag
     await site.start("order", reference="ORD-1", order_id="o-1")
     await page.goto("/runs")
     row = page.locator(".run-row", has=page.get_by_role("link", name="PAY-1"))
-    await expect(row).to_contain_text("transfer failed once, ConnectionError no answer from the bank, again in 1 min")
+    await expect(row).to_contain_text("transfer failed once, ConnectionError, again in 1 min: no answer from the bank")
     await page.get_by_role("button", name="Retrying 2").click()
     await expect(page.get_by_role("link", name="ORD-1")).to_have_count(0)
     await expect(page.locator("[data-main]")).to_have_count(2)

@@ -14,7 +14,7 @@ async def test_what_looks_like_markup_is_shown_as_text(page: Page, site: Site) -
     await page.goto("/runs")
     await expect(page.locator(".row-error")).to_contain_text(HOSTILE)
     await page.goto(f"/runs/{run_id}")
-    await expect(page.locator(".run-main .error-view")).to_contain_text(HOSTILE)
+    await expect(page.locator(".trouble .error-view")).to_contain_text(HOSTILE)
     await expect(page.get_by_role("group", name="Input")).to_contain_text("onerror")
     await page.get_by_role("button", name="reserve, Activity").click()
     await expect(page.locator(".detail")).to_contain_text("onerror")

@@ -11,8 +11,10 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from holdfast.app import App
+from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput
 from holdfast.settings import Settings, load_settings
 
@@ -111,3 +113,9 @@ def _leave_out_ours(trace: traceback.TracebackException | None) -> None:
     trace.stack = traceback.StackSummary.from_list([(f.filename, f.lineno or 0, f.name, f.line) for f in frames])
     _leave_out_ours(trace.__cause__)
     _leave_out_ours(trace.__context__)
+
+
+def node_options(store: str | None, **given: Any) -> NodeOptions:
+    """Return the options of a node: those that are given here, else by the settings, else as they are by default."""
+    flags = {name: value for name, value in given.items() if value is not None}
+    return NodeOptions(**{"tune_gc": True, **settings_at(store).node.given(), **flags})

@@ -18,6 +18,9 @@ from holdfast.cli.plans import read_document
 from holdfast.errors import InvalidInput
 from holdfast.service.registry import Operation
 
+WATCH_S = 2.0
+"""How long a list that is watched is shown before it is read again."""
+
 Fields = dict[str, Any]
 Read = Callable[[Any, str], Any]
 """Makes, of what was given for a field, what is asked."""
@@ -74,6 +77,7 @@ def command_of(operation: Operation, spec: CommandSpec, extra: ExtraFlag | None 
     fields = fields_of(operation)
     arguments = arguments_of(spec, fields)
     flags = [_flag("all_pages", "--all", "Read all pages, and not only the first.")] if "cursor" in fields else []
+    flags += [_flag("is_watched", "--watch", "Show it again every two seconds, until Ctrl-C.")] if spec.columns else []
     flags += [] if extra is None else [_flag("is_extra", extra.option, extra.help)]
     signature = inspect.Signature(
         [*_parameters(fields, arguments, spec.rest), *flags, _keyword("target", Target | None)]
@@ -83,6 +87,7 @@ def command_of(operation: Operation, spec: CommandSpec, extra: ExtraFlag | None 
         bound = signature.bind(*positional, **named)
         target = bound.arguments.pop("target", None) or Target()
         is_all = bound.arguments.pop("all_pages", False)
+        is_watched = bound.arguments.pop("is_watched", False)
         then = extra.then if extra is not None and bound.arguments.pop("is_extra", False) else None
         ask = _ask(fields, spec.rest, bound.arguments)
         if spec.stdin is not None and ask.get(spec.stdin) == "-":
@@ -90,6 +95,8 @@ def command_of(operation: Operation, spec: CommandSpec, extra: ExtraFlag | None 
         if spec.file is not None and spec.file in ask:
             ask[spec.file] = read_document(ask[spec.file])
         try:
+            if is_watched:
+                return asyncio.run(_watch(operation, spec, target, ask, is_all))
             return asyncio.run(_carry_out(operation, spec, target, ask, is_all, then))
         except InvalidInput as problem:
             if values.has_text_pairs(bound.arguments.get(spec.rest or "", ())) and problem.message.endswith(
@@ -162,6 +169,16 @@ async def _carry_out(
     if not target.json and isinstance(answer, dict) and answer.get("next"):
         note(f"there is more: use --all, or --cursor {answer['next']}")
     return 0
+
+
+async def _watch(operation: Operation, spec: CommandSpec, target: Target, ask: Fields, is_all: bool) -> int:
+    """Show an answer again and again; on a terminal, in place of the one before."""
+    while True:
+        if sys.stdout.isatty():
+            print("\x1b[H\x1b[2J", end="")
+        await _carry_out(operation, spec, target, ask, is_all, None)
+        sys.stdout.flush()
+        await asyncio.sleep(WATCH_S)
 
 
 def _parameters(fields: dict[str, Option], arguments: tuple[str, ...], rest: str | None) -> list[inspect.Parameter]:

@@ -9,12 +9,11 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-from holdfast.cli.app_loader import load_app
+from holdfast.cli.app_loader import load_app, node_options
 from holdfast.cli.exit_codes import OK
 from holdfast.cli.server import set_up_logging
 from holdfast.core.keys import check_name
 from holdfast.engine.activities.slots import THREADS
-from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput
 from holdfast.limits import ACTIVITY_NAME_BYTES
 
@@ -32,7 +31,10 @@ def node(
     name: str | None = None,
     queue: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
     runs: bool = True,
-    drain_s: Annotated[float, Parameter(validator=validators.Number(gte=0))] = NodeOptions().drain_s,
+    drain_s: Annotated[float | None, Parameter(validator=validators.Number(gte=0), show_default=False)] = None,
+    lease_ms: Annotated[int | None, Parameter(validator=validators.Number(gte=1), show_default=False)] = None,
+    activities_at_once: Annotated[int | None, Parameter(validator=validators.Number(gte=1), show_default=False)] = None,
+    cached_runs: Annotated[int | None, Parameter(validator=validators.Number(gte=0), show_default=False)] = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="", show_default=False)] = False,
 ) -> int:
     """Run workflows until SIGTERM or Ctrl-C, then finish what is under way and give the rest back.
@@ -53,14 +55,28 @@ def node(
     runs: bool
         Whether to run workflows; --no-runs leaves activities from queues, so it needs --queue.
     drain_s: float
-        How long activities may go on after the first signal, in seconds.
+        How long activities may go on after the first signal, in seconds; otherwise HOLDFAST_NODE__DRAIN_S, then 10.
+    lease_ms: int
+        How long the node may be silent before others take its runs; otherwise HOLDFAST_NODE__LEASE_MS, then 10000.
+    activities_at_once: int
+        How many activities it carries out at a time; otherwise HOLDFAST_NODE__ACTIVITIES_AT_ONCE, then 200.
+    cached_runs: int
+        How many runs it keeps in memory; otherwise HOLDFAST_NODE__CACHED_RUNS, then 5000.
     as_json: bool
         Write the log as lines of JSON, with run and step.
     """
     _refuse_idle(queue, runs)
     app = load_app(target)
     set_up_logging(as_json)
-    options = NodeOptions(queues=queue, takes_runs=runs, drain_s=drain_s, tune_gc=True)
+    options = node_options(
+        store,
+        queues=queue,
+        takes_runs=runs,
+        drain_s=drain_s,
+        lease_ms=lease_ms,
+        activities_at_once=activities_at_once,
+        cached_runs=cached_runs,
+    )
     asyncio.run(app.serve(store, name=name, options=options))
     if working := [thread for thread in threading.enumerate() if thread.name.startswith(THREADS)]:
         leaving = threading.Timer(LEFT_BEHIND_S, _leave)

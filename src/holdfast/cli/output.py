@@ -46,6 +46,9 @@ def show_json(value: Any) -> None:
 
 def show_items(items: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
     """Write a table. Where there is no terminal it is as wide as it needs to be, and nothing is cut off."""
+    if not items:
+        note("there are none")
+        return
     rows = [[_cell(item.get(column)) for column in columns] for item in items]
     heads = [clean(column.replace("_", " ")) for column in columns]
     if sys.stdout.isatty():

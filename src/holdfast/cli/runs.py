@@ -1,6 +1,7 @@
 """What the command line can do with runs beyond the operations: show one as a whole, wait for it, follow it."""
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -8,8 +9,11 @@ from cyclopts import Parameter, validators
 
 from holdfast.cli.connection import Connection, Target, connect
 from holdfast.cli.exit_codes import FAILED, OK, TIMED_OUT
-from holdfast.cli.output import moment, note, show_fields, show_items, show_json, show_line
+from holdfast.cli.output import json_line, moment, note, show_fields, show_items, show_json, show_line
 from holdfast.core.events import BODIES, UnknownBody
+
+SHOWN_CHARS = 1_024
+"""How much of an input or a result is shown."""
 
 WAIT_S = 30.0
 """How long one question waits for a result; then it is asked again."""
@@ -35,10 +39,19 @@ async def _show(run_id: str, target: Target) -> int:
         run = await connection("runs.get", {"run_id": run_id})
         snapshot = await connection("runs.snapshot", {"run_id": run_id})
         waits = (await connection("signals.waits", {"run_id": run_id}))["items"]
+        first = (await connection("runs.events", {"run_id": run_id, "limit": 1}))["items"]
+        outcome = await connection("runs.result", {"run_id": run_id})
+    given = first[0]["data"].get("input") if first and isinstance(first[0]["data"], dict) else None
     if target.json:
-        show_json({"run": run, "snapshot": snapshot, "waits": waits})
+        show_json({"run": run, "snapshot": snapshot, "waits": waits, "input": given, "outcome": outcome})
         return OK
-    show_fields(run)
+    show_fields({name: value for name, value in run.items() if name not in ("retrying", "pause", "last_error")})
+    for line in _in_words(run):
+        show_line(line, "yellow")
+    for title, text in _values(outcome, given):
+        print()
+        print(f"{title}:")
+        show_line(text)
     if snapshot["steps"]:
         print()
         show_items(snapshot["steps"], STEPS)
@@ -48,6 +61,38 @@ async def _show(run_id: str, target: Target) -> int:
     if snapshot["is_stale"]:
         note("events are missing; look again later")
     return OK
+
+
+def _in_words(run: dict[str, Any]) -> Iterator[str]:
+    """Yield what a run does, as a sentence each."""
+    again, pause, error = run.get("retrying"), run.get("pause"), run.get("last_error")
+    if again:
+        times = "once" if again["failures"] == 1 else f"{again['failures']} times"
+        when = f"again at {moment(again['next_at'])}" if again.get("next_at") else "again now"
+        what = f" {error['message']}" if error and error["code"] == again["error_code"] else ""
+        yield f"{again['activity']} failed {times}, {again['error_code']}{what}, {when}"
+        yield f"-> `holdfast run retry-step {run['run_id']} {again['step_id']}` tries it now"
+    if pause:
+        who = f" by {pause['actor']}" if pause["actor"] else ""
+        yield f"paused{who} since {moment(pause['since'])}{': ' + pause['reason'] if pause['reason'] else ''}"
+    for step_id in run.get("failed_step_ids", ()):
+        yield f"-> `holdfast run retry-step {run['run_id']} {step_id}` tries the failed step again"
+    if error and not again and run["status"] in ("FAILED", "PAUSED"):
+        yield f"{error['code']}: {error['message']}"
+    if run.get("queued_at"):
+        yield f"waits for a place since {moment(run['queued_at'])}"
+
+
+def _values(outcome: dict[str, Any], given: Any) -> Iterator[tuple[str, str]]:
+    """Yield what a run was given, and what it has returned, cut where they are long."""
+    if given is not None:
+        yield "input", _cut(json_line(given))
+    if outcome["is_finished"] and outcome["status"] == "COMPLETED":
+        yield "result", _cut(json_line(outcome["result"]))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text)} characters; all with --json)"
 
 
 def run_result(

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter, validators
 
-from holdfast.cli.app_loader import load_app, settings_at
+from holdfast.cli.app_loader import load_app, node_options, settings_at
 from holdfast.cli.exit_codes import OK
 from holdfast.engine.observe.logs import JsonFormatter, PlainFormatter
-from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput
 from holdfast.service.auth.roles import ROLES
 from holdfast.service.options import OidcOptions, ServiceOptions
@@ -131,8 +130,8 @@ def server(
         tls_min_version=front.tls_min_version,
         oidc=None if oidc is None else oidc.options(),
     )
-    node_options = NodeOptions(takes_runs=node, queues=queue, tune_gc=True)
-    asyncio.run(serve(app, settings_at(store).store, options=options, node=node_options))
+    of_node = node_options(store, takes_runs=node, queues=queue)
+    asyncio.run(serve(app, settings_at(store).store, options=options, node=of_node))
     return OK
 
 

@@ -20,7 +20,8 @@ from holdfast.core.audit import AuditEntry
 from holdfast.errors import InvalidInput
 from holdfast.settings import Settings, without_password
 from holdfast.store.copy import CopyReport, copy_store
-from holdfast.store.open import open_sealed, open_store, sqlite_path
+from holdfast.store.health import Bounds
+from holdfast.store.open import open_existing, open_sealed, open_store, sqlite_path
 from holdfast.store.sqlite import backup as files
 
 Address = Annotated[
@@ -43,9 +44,29 @@ KeepTokens = Annotated[
 def info(*, store: Address = None, as_json: AsJson = False) -> int:
     """Say what a store is: where, how large, and of which version. Nothing is changed."""
     settings = settings_at(store)
-    found = msgspec.to_builtins(files.file_info(file_of(settings, "look at it with psql")))
+    if sqlite_path(settings.store) is None and settings.store != "memory://":
+        found = asyncio.run(_info(settings))
+    else:
+        found = msgspec.to_builtins(files.file_info(file_of(settings, "name a store that is kept")))
     _show({"store": without_password(settings.store), **found}, as_json)
     return OK
+
+
+async def _info(settings: Settings) -> dict[str, Any]:
+    """Return what is known of a store that is no file."""
+    store = await open_existing(settings)
+    try:
+        facts, stats = await store.health(Bounds(sample_runs=0)), await store.stats()
+    finally:
+        await store.close()
+    return {
+        "software": facts.software,
+        "schema_version": facts.schema_version,
+        "latest_version": facts.latest_version,
+        "runs": sum(stats.runs.values()),
+        "by_status": dict(stats.runs),
+        "nodes": stats.nodes,
+    }
 
 
 def migrate(*, store: Address = None, as_json: AsJson = False) -> int:

@@ -354,7 +354,8 @@ async def _retrying(store: Store, picture: Picture) -> Finding:
             most = max(most, again.failures)
     named = sorted(by_error.items(), key=lambda each: -each[1])[:3]
     what = ", ".join(f"{activity} with {code} ({count})" for (activity, code), count in named)
-    sentence = f"activities of {_runs_are(heads)} tried again, up to {most} times so far: {what}"
+    often = "once" if most == 1 else f"up to {most} times"
+    sentence = f"activities of {_runs_are(heads)} tried again, and have failed {often}: {what}"
     advice = "when what they call is back, `holdfast run bulk try_now --retrying` does not wait for their next attempts"
     return note("retries", sentence, advice, _some(heads, picture), "is:retrying is:child")
 

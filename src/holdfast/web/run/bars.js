@@ -52,7 +52,8 @@ function label(step, left, right, scale, end) {
   const open = Math.max(right, left + 3);
   if (open + LABEL_ROOM < scale.width) return s("text", { class: "took", x: open + 8, y: ROW / 2 + 4 }, text);
   if (left > LABEL_ROOM) return s("text", { class: "took", x: left - 8, y: ROW / 2 + 4, "text-anchor": "end" }, text);
-  return null;
+  if (clip(open, scale) - clip(left, scale) < LABEL_ROOM) return null;
+  return s("text", { class: "took inside", x: Math.min(open, scale.width) - 8, y: ROW / 2 + 4, "text-anchor": "end" }, text);
 }
 
 function pointer(x, isRight) {

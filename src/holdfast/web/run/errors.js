@@ -3,6 +3,24 @@
 import { h } from "../lib/dom.js";
 import { icon } from "../lib/icons.js";
 
+const FOREIGN = /site-packages|[\\/]holdfast[\\/](?!examples)|[\\/]lib[\\/]python3|<frozen /;
+
+// The frames of the author's own files, of a traceback that has others too; empty if there is nothing to leave out.
+export function ownFrames(traceback) {
+  const frames = traceback.split(/^(?= {2}File ")/m).slice(1);
+  const own = frames.filter((frame) => !FOREIGN.test(frame.split("\n")[0]));
+  return own.length > 0 && own.length < frames.length ? own.map((frame) => frame.replace(/\n(?! {4}).*/s, "")).join("\n") : "";
+}
+
+function traces(error) {
+  const own = ownFrames(error.traceback);
+  const isOwn = error.code === "UnhandledError"; // which has the author's own frames only
+  return [
+    own && h("details", { class: "trace own", open: true }, h("summary", {}, "In your code"), h("pre", {}, own)),
+    h("details", { class: "trace", open: isOwn && !own }, h("summary", {}, own ? "Whole traceback" : "Traceback"), h("pre", {}, error.traceback)),
+  ];
+}
+
 export function errorView(error, { title = null } = {}) {
   const parts = [];
   for (let each = error, depth = 0; each && depth < 20; each = each.cause, depth += 1) {
@@ -18,13 +36,7 @@ export function errorView(error, { title = null } = {}) {
           h("span", {}, each.message),
         ),
         each.retryable && depth === 0 && h("p", { class: "hint" }, "It may help to try again."),
-        each.traceback &&
-          h(
-            "details",
-            { class: "trace", open: each.code === "UnhandledError" }, // the author's own frames
-            h("summary", {}, "Traceback"),
-            h("pre", {}, each.traceback),
-          ),
+        each.traceback && traces(each),
       ),
     );
   }

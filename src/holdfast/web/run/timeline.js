@@ -14,12 +14,55 @@ import { kindWord, nameOf, spokenStep } from "./words.js";
 
 const AXIS = 24;
 
+const MANY = 20;
+const WORST = ["FAILED", "RUNNING", "PENDING", "SUCCESS", "SKIPPED"];
+
+// Many steps of one name and kind are one row, until it is opened: `pick ×60`. One that is chosen opens its row.
+export function foldRepeated(steps, unfolded, selected = null) {
+  const keyOf = (step) => `${step.kind} ${step.id.replace(/#\d+$/, "")}`;
+  const groups = new Map();
+  for (const step of steps) {
+    const key = keyOf(step);
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(step);
+  }
+  const isOpen = new Map();
+  return steps.flatMap((step) => {
+    const key = keyOf(step);
+    const group = groups.get(key);
+    if (group.length < MANY) return [step];
+    if (isOpen.has(key)) return isOpen.get(key) ? [step] : [];
+    isOpen.set(key, unfolded.has(key) || group.some((each) => each.id === selected));
+    return [foldOf(key, group), ...(isOpen.get(key) ? [step] : [])];
+  });
+}
+
+function foldOf(key, steps) {
+  const isOpen = steps.some((step) => step.until === null);
+  const until = isOpen ? null : steps.reduce((last, step) => Math.max(last, step.until), 0);
+  const from = steps.reduce((first, step) => Math.min(first, step.from), Infinity);
+  const name = steps[0].id.replace(/#\d+$/, "");
+  const failed = steps.filter((step) => step.status === "FAILED").length;
+  return {
+    ...steps[0],
+    id: `${name} ×${steps.length}${failed ? `, ${failed} failed` : ""}`,
+    folds: key,
+    status: WORST.find((status) => steps.some((step) => step.status === status)) ?? steps[0].status,
+    from,
+    until,
+    error: null,
+    logical: 1,
+    attempts: [{ from, until, logical: 1, error: null }],
+  };
+}
+
 export class Timeline {
   constructor({ onPick, signal }) {
     this.onPick = onPick;
     this.zoom = null;
     this.warp = PLAIN;
     this.steps = [];
+    this.unfolded = new Set();
     this.version = 0;
     this.active = 0;
     this.scroller = new Scroller({
@@ -149,10 +192,10 @@ export class Timeline {
       cursor: this.cursor,
       warp: this.warp,
     });
-    this.steps = [...this.state.steps.values()];
+    this.steps = foldRepeated([...this.state.steps.values()], this.unfolded, this.selected);
     this.scroller.setCount(this.steps.length);
     // It must not jump while one goes through history.
-    this.chart.style.setProperty("min-height", `min(56vh, 620px, ${this.whole.steps.size * ROW}px)`);
+    this.chart.style.setProperty("min-height", `min(56vh, 620px, ${foldRepeated([...this.whole.steps.values()], this.unfolded, this.selected).length * ROW}px)`);
     this.scroller.drawNow();
     this.span.textContent = duration(this.warp.from(scale.until) - this.warp.from(scale.from));
   }
@@ -209,10 +252,18 @@ export class Timeline {
     );
   }
 
+  // A row of many steps of one name: it opens, and so do they fold again.
+  act(step) {
+    if (!step.folds) return this.onPick(step.id);
+    if (!this.unfolded.delete(step.folds)) this.unfolded.add(step.folds);
+    return this.redraw();
+  }
+
   row(index) {
     const step = this.steps[index];
     const until = this.until;
     const tries =
+      !step.folds &&
       step.attempts.length > 1 &&
       h("span", { class: "tries", title: `${step.attempts.length} attempts` }, `×${step.attempts.length}`);
     const retry = step.logical > 1 && h("span", { class: "tries" }, `Retry #${step.logical - 1}`);
@@ -225,7 +276,8 @@ export class Timeline {
         tabindex: index === this.active ? "0" : "-1",
         "aria-label": spokenStep(step, until),
         "aria-pressed": String(step.id === this.selected),
-        onclick: () => this.onPick(step.id),
+        "aria-expanded": step.folds ? String(this.unfolded.has(step.folds)) : null,
+        onclick: () => this.act(step),
       },
       icon(step.status === "RUNNING" && step.kind !== "activity" ? step.kind : step.status),
       h("span", { class: "step-name", title: step.id }, nameOf(step)),
@@ -244,7 +296,7 @@ export class Timeline {
         role: "listitem",
         dataset: { index },
         onclick: (event) => {
-          if (!button.contains(event.target)) this.onPick(step.id);
+          if (!button.contains(event.target)) this.act(step);
         },
         ondblclick: () => this.zoomToStep(step),
       },

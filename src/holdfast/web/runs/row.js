@@ -19,10 +19,10 @@ const NAMELESS = new Set(["timer", "approval"]);
 
 export const FINISHED = new Set(["COMPLETED", "FAILED", "CANCELLED"]);
 
-// "failed 9 times, ConnectionError no answer, again in 40 s"
+// "failed 9 times, ConnectionError, again in 40 s: no answer". What is long is last: a row cuts it.
 export function retryWords(retrying, error = null) {
   const times = retrying.failures === 1 ? "failed once" : `failed ${retrying.failures} times`;
-  const message = error?.code === retrying.error_code ? ` ${error.message}` : "";
+  const message = error?.code === retrying.error_code ? `: ${error.message}` : "";
   const isLater = retrying.next_at && Date.parse(retrying.next_at) > Date.now() - 1000;
   return h(
     "span",
@@ -30,8 +30,9 @@ export function retryWords(retrying, error = null) {
     h("b", {}, retrying.activity),
     ` ${times}, `,
     h("b", {}, retrying.error_code),
-    `${message}, again `,
+    ", again ",
     isLater ? ageOf(retrying.next_at) : "now",
+    message,
   );
 }
 

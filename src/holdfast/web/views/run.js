@@ -89,10 +89,13 @@ class RunPage {
     this.flowState = new FlowState(this.stateCard.element, this.model.runId, signal);
     const timeline = card("Timeline", [this.timeline.element, this.travel.element], { extra: this.timeline.tools });
     timeline.element.classList.add("timeline-card");
+    this.trouble = h("div", { class: "trouble" });
+    this.pair = h("div", { class: "run-pair" }, this.inputCard.element, this.outcomeCard.element);
     put(
       this.place,
       this.head.element,
       this.needs,
+      this.trouble,
       h(
         "div",
         { class: "run-grid" },
@@ -102,7 +105,7 @@ class RunPage {
           this.graphCard.element,
           this.stateCard.element,
           timeline.element,
-          h("div", { class: "run-pair" }, this.inputCard.element, this.outcomeCard.element),
+          this.pair,
           this.askCard.element,
           this.mailCard.element,
           this.treeCard.element,
@@ -191,6 +194,8 @@ class RunPage {
     this.panels = stamp;
     inputPanel(this.input, state);
     outcomePanel(this.outcomeCard.element, this.outcome, this.outcomeCard.heading, state);
+    const isTrouble = state.status === "FAILED" || (state.status === "PAUSED" && state.error !== null);
+    (isTrouble ? this.trouble : this.pair).append(this.outcomeCard.element); // what is wrong is on top
   }
 
   showDetail(state) {
