@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -21,6 +22,9 @@ from holdfast.store.postgres import PostgresStore
 SECONDS = int(os.environ.get("TEST_TICK_SECONDS", "4"))
 SCHEDULES = int(os.environ.get("TEST_TICK_SCHEDULES", "5"))
 NODES = 3
+FROZEN = 0.3
+"""How often a process is frozen instead of killed."""
+
 TOP = Path(__file__).parents[2]
 
 
@@ -48,9 +52,17 @@ async def test_each_second_has_one_run_however_often_nodes_are_killed(postgres_u
             await asyncio.sleep(rng.uniform(0.5, 1.0))
             kills += 1
             victim = rng.randrange(len(nodes))
+            for process in nodes:
+                if rng.random() < FROZEN:
+                    process.send_signal(signal.SIGCONT)
+            if rng.random() < FROZEN:  # for longer than its lease, mostly; then it comes back
+                nodes[victim].send_signal(signal.SIGSTOP)
+                continue
             nodes[victim].kill()
             nodes[victim].wait()
             nodes[victim] = node(postgres_url)
+        for process in nodes:
+            process.send_signal(signal.SIGCONT)
         async with asyncio.timeout(120):
             while any(found.watermark < end for found in await store.find(ScheduleQuery())):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
@@ -61,7 +73,7 @@ async def test_each_second_has_one_run_however_often_nodes_are_killed(postgres_u
                 schedule_id, tick = head.run_request_id.removeprefix("schedule:").rsplit(":", 1)
                 ticks[schedule_id, int(tick)] += 1
             query = RunQuery(after=page[-1].run_id)
-        print(f"{len(ticks)} ticks of {SCHEDULES} schedules, {kills} kills")
+        print(f"{len(ticks)} ticks of {SCHEDULES} schedules, {kills} kills and freezes")
         assert max(ticks.values()) == 1, seed
         for number in range(SCHEDULES):
             seen = sorted(tick for schedule_id, tick in ticks if schedule_id == f"s-{number}")

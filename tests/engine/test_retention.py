@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import json
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,15 @@ from holdfast.core.audit import AuditEntry
 from holdfast.engine import retention
 from holdfast.engine.observe.metrics import observed
 from holdfast.engine.retention import Retention, RetentionDuty, RetentionRule
-from holdfast.errors import ArtifactCorrupt, ArtifactMissing, Conflict, InvalidInput, LockLost, StoreUnavailable
+from holdfast.errors import (
+    ArtifactCorrupt,
+    ArtifactMissing,
+    Conflict,
+    InvalidInput,
+    LockLost,
+    StoreFull,
+    StoreUnavailable,
+)
 from holdfast.settings import load_settings
 from holdfast.store.archive import Archive
 from holdfast.store.artifacts import Artifacts
@@ -335,6 +344,29 @@ async def test_what_cannot_be_archived_is_not_deleted(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable):
         await duty(store, Retention(finished=NOW), Archive(place, store)).sweep()
     assert await left(store) == ["run-1"]
+
+
+@pytest.mark.contract("FMT-2")
+async def test_a_full_archive_deletes_nothing_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention goes on once there is room again."""
+    store = MemoryStore()
+    node = SampleNode(store)
+    for number in range(3):
+        await node.start(f"run-{number}", complete())
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    worker = duty(store, Retention(finished=NOW), Archive(tmp_path, store))
+    with monkeypatch.context() as patched:
+        patched.setattr("holdfast.store.artifacts._finish", full)
+        with pytest.raises(StoreFull):
+            await worker.sweep()
+    assert len(await left(store)) == 3
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert (await worker.sweep()).runs == 3
 
 
 @pytest.mark.contract("FMT-2")

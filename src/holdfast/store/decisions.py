@@ -90,7 +90,8 @@ def schedule_conflict(schedule: Schedule, known: Schedule | None) -> Conflict:
 def next_schedule(schedule: Schedule, expected: int, known: Schedule | None, now: Instant) -> Schedule | None:
     """Return the schedule as it is stored; None if this very change is stored already. Raise `Conflict` otherwise."""
     given = replace(schedule, revision=expected + 1)
-    if (0 if known is None else known.revision) == expected:
+    is_another = known is not None and schedule.created_at not in (0, known.created_at)  # deleted, and made again
+    if (0 if known is None else known.revision) == expected and not is_another:
         return replace(given, updated_at=now, created_at=now if known is None else known.created_at)
     if known is not None and known == replace(given, updated_at=known.updated_at, created_at=known.created_at):
         return None

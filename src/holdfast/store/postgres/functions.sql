@@ -783,7 +783,8 @@ BEGIN
             SELECT run_no, min(run_seq) AS from_seq, max(run_seq) AS to_seq, max(persisted_at) AS at
             FROM grown GROUP BY run_no
         ) g
-        JOIN holdfast.runs r ON r.run_no = g.run_no
+        -- By the key, whatever the server believes about the table: a plan that reads all of it would be kept.
+        CROSS JOIN LATERAL (SELECT tenant, plan_id FROM holdfast.runs WHERE run_no = g.run_no LIMIT 1) r
         JOIN holdfast.sinks s ON (s.tenant IS NULL OR s.tenant = r.tenant)
             AND (s.workflows IS NULL OR r.plan_id = ANY (s.workflows))
         ON CONFLICT (sink_no, run_no, from_seq) DO UPDATE SET to_seq = greatest(o.to_seq, excluded.to_seq);

@@ -128,7 +128,13 @@ class ScheduleSuite(SuiteBase):
         with pytest.raises(Conflict):
             await store.commit_schedule(stored, 1, [new_run("late")])
         assert await store.load(["late"]) == [None]
-        assert (await store.commit_schedule(schedule(), 0))[0].revision == 1
+        clock.advance(ms=1)
+        again, _ = await store.commit_schedule(schedule(note="again"), 0)
+        assert again.revision == 1
+        with pytest.raises(Conflict):  # a tick that was in flight when the schedule was deleted and made again
+            await store.commit_schedule(replace(stored, watermark=START), 1, [new_run("late")])
+        assert await store.load(["late"]) == [None]
+        assert await store.find(ScheduleQuery()) == [again]
 
     @pytest.mark.contract("TMR-2", "API-4")
     async def test_what_callers_change_is_in_the_audit_log(self, store: Store, clock: VirtualClock) -> None:
