@@ -88,6 +88,7 @@ soak: $(DEV_STAMP) ## Play simulated crashes until 100,000 signals were sent int
 	@TEST_KILL_ROUNDS=1000 $(BIN)/pytest -q -s tests/crash/test_kill.py
 	@TEST_SCHEDULE_DAYS=366 $(BIN)/pytest -q -s -n 0 tests/sim/test_schedules.py
 	@TEST_TICK_SECONDS=60 TEST_TICK_SCHEDULES=50 $(BIN)/pytest -q -s -n 0 tests/crash/test_ticks.py
+	@TEST_RETENTION_CYCLES=300 $(BIN)/pytest -q -s -n 0 tests/engine/test_retention.py -k does_not_grow
 	@TEST_RELAY_KILLS=100 TEST_RELAY_RUNS=2000 $(BIN)/pytest -q -s -n 0 tests/bus/test_killed_relay.py
 	@TEST_S3_SERVER=1 TEST_S3_SEQUENCES=20 $(BIN)/pytest -q -n $(CORES) tests/store/test_s3.py tests/store/test_differential.py
 	@TEST_S3_SERVER=1 $(BIN)/pytest -q -n $(CORES) -k s3 tests/engine

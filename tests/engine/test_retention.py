@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gzip
 import json
+import os
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -42,6 +43,7 @@ from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, complete, fail, read_history, signal, task, wait
 from tests.s3_server import S3Server
 
+CYCLES = int(os.environ.get("TEST_RETENTION_CYCLES", "8"))
 NOW = timedelta(0)
 DAY_MS = 86_400_000
 
@@ -435,19 +437,20 @@ async def test_histories_are_archived_in_a_bucket(s3_server: S3Server) -> None:
 
 @pytest.mark.contract("FMT-2")
 async def test_a_file_does_not_grow_as_long_as_as_much_goes_as_comes(tmp_path: Path) -> None:
-    """SQLite uses the pages again that a purge leaves."""
+    """SQLite uses the pages again that a purge leaves. `TEST_RETENTION_CYCLES=300` is a long play."""
     path = tmp_path / "store.db"
     store = await SqliteStore.open(path)
     await store.migrate()
     node, sizes = SampleNode(store), list[int]()
-    for cycle in range(8):
+    for cycle in range(CYCLES):
         for number in range(40):
             await node.start(f"run-{cycle}-{number}", task("approve"), complete())
         assert (await duty(store, Retention(finished=NOW, audit=NOW)).sweep()).runs == 40
         [[pages]] = store._database.connection.execute("PRAGMA page_count").fetchall()
         sizes.append(pages)
     await store.close()
-    assert sizes[-1] <= 1.05 * sizes[1], sizes
+    print(f"{CYCLES} cycles: {sizes[1]} pages after the second, {max(sizes)} at most, {sizes[-1]} in the end")
+    assert max(sizes[2:]) <= 1.05 * sizes[1], sizes
 
 
 # --- nodes

@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core import codec
+from holdfast.core.bus import OutboxReplay, OutboxSettlement, Sink, SinkProgress, alert_of, letter_of
 from holdfast.core.dead_letters import Settled
 from holdfast.core.events import UnknownBody
 from holdfast.core.index_rows import FOR_PEOPLE, runtime_snapshot
@@ -26,7 +27,14 @@ from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.migrate import schema as schema_scripts
 from holdfast.store.postgres.pool import in_schema
-from holdfast.store.types import DeadLetterQuery, TokenQuery
+from holdfast.store.types import (
+    AlertQuery,
+    BusDeadLetterQuery,
+    DeadLetterQuery,
+    OutboxQuery,
+    SinkQuery,
+    TokenQuery,
+)
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, access_token, complete, dead_letter, new_run, signal
 from holdfast.testing.store_suite.admission import admit, enqueue
@@ -39,6 +47,7 @@ TABLES = (
     *("jobs", "dead_letters", "nodes", "access_tokens"),
     *("gates", "gate_starts", "gate_runs", "gate_exits", "gate_lines", "gate_started"),
     *("audit_log", "store_keys", "definitions", "plan_bodies", "plans", "plan_uses", "host_locks", "schedules"),
+    *("sinks", "outbox", "alerts", "bus_dead_letters"),
 )
 
 
@@ -55,10 +64,14 @@ async def dump(address: str) -> str:
             columns = [name for (name,) in names]
             values = " || ', ' || ".join(f"quote_nullable({column})" for column in columns)
             for (row,) in await connection.fetch(f"SELECT {values} FROM {table} ORDER BY 1"):
-                lines.append(f"INSERT INTO holdfast.{table} ({', '.join(columns)}) VALUES ({row});")
+                numbered = "OVERRIDING SYSTEM VALUE " if table in ("sinks", "alerts") else ""
+                lines.append(f"INSERT INTO holdfast.{table} ({', '.join(columns)}) {numbered}VALUES ({row});")
         for sequence in ("run_numbers", "gate_numbers"):
             [[last]] = await connection.fetch(f"SELECT last_value FROM {sequence}")
             lines.append(f"SELECT setval('holdfast.{sequence}', {last});")
+        for table, column in (("sinks", "sink_no"), ("alerts", "alert_no")):
+            [[last]] = await connection.fetch(f"SELECT max({column}) FROM {table}")
+            lines.append(f"SELECT setval(pg_get_serial_sequence('holdfast.{table}', '{column}'), {last});")
     return "\n".join([*lines, ""])
 
 
@@ -251,11 +264,41 @@ async def test_retention_removes_only_records_that_are_safe_to_remove(old_addres
     await store.close()
 
 
+async def fill_with_bus(store: PostgresStore) -> None:
+    """Add a sink that has yet to get something, has not got something else, and was sent an alert."""
+    sink = await store.put_sink(Sink(name="log", kind="redis", address="redis://redis/log", alerts=True))
+    await store.replay_outbox(OutboxReplay("log", run_id="waiting"))
+    await store.replay_outbox(OutboxReplay("log", run_id="done"))
+    entry = (await store.find(OutboxQuery(sink="log")))[0]
+    letter = letter_of(sink, entry, "the stream is full", await store.now())
+    await store.settle_outbox("log", [OutboxSettlement(entry=entry, letter=letter)], SinkProgress(failures=2))
+    await store.raise_alerts([alert_of("BUS_DEAD_LETTER", 2, "the stream is full", run_id=letter.run_id)])
+
+
+@pytest.mark.contract("FMT-1", "BUS-1")
+async def test_what_a_sink_has_yet_to_get_is_read(request: pytest.FixtureRequest, old_address: str) -> None:
+    store = await opened(old_address)
+    if request.node.callspec.params["old_address"].stem == "7":  # which had no event bus
+        assert await store.find(SinkQuery()) == []
+        await store.close()
+        return
+    [status] = await store.find(SinkQuery(counted=True))
+    assert (status.sink.name, status.backlog, status.dead_letters, status.failures) == ("log", 2, 1, 2)
+    [alert], [letter] = await store.find(AlertQuery()), await store.find(BusDeadLetterQuery())
+    assert (alert.code, alert.run_id, letter.detail) == ("BUS_DEAD_LETTER", letter.run_id, "the stream is full")
+    await store.settle_bus_dead_letters([letter.letter_id], "requeue")
+    assert len(await store.find(OutboxQuery(sink="log"))) == 3
+    again = await store.put_sink(Sink(name="other", kind="redis", address="redis://redis/other"))
+    assert again.name == "other"
+    await store.close()
+
+
 async def _write(address: str, file: Path) -> None:
     clock = VirtualClock()
     store = await PostgresStore.open(address, clock=clock)
     await store.migrate()
     await fill_with_sample(store, clock)
+    await fill_with_bus(store)
     await store.close()
     file.write_text(await dump(address))
 

@@ -60,5 +60,12 @@ INSERT INTO holdfast.plan_bodies (tenant, sha256, body, put_at) VALUES ('acme', 
 INSERT INTO holdfast.plans (tenant, plan_id, plan_version, sha256, uri, registered_by, registered_at) VALUES ('acme', 'etl', '1', E'\\x303725ad1e11b275e0634296556496e3ac60f2fe716821b6a55f162e30e5dd39', 'file:etl', '', '1769601600005000');
 INSERT INTO holdfast.host_locks (name, owner, epoch, acquired_at, lease_until) VALUES ('retention', 'node-a#1', '1', '1769601600005000', '1769601660005000');
 INSERT INTO holdfast.schedules (tenant, project, environment, schedule_id, app, workflow, next_due, is_waiting, revision, body) VALUES ('default', 'default', 'default', 'nightly', 'shop', 'order', '1769601600000007', 'true', '1', '{"schedule_id":"nightly","app":"shop","workflow":"order","input":{"n":1},"spec":{"cron":"0 9 * * MON-FRI","tz":"Europe/Sofia","jitter_ms":5000,"overlap":"queue"},"created_at":1769601600005000,"updated_at":1769601600005000,"next_due":1769601600000007,"queued":[1769601600000000],"running":["waiting"]}');
+INSERT INTO holdfast.sinks (sink_no, name, tenant, workflows, alerts, sink, failures, due_at, error, failed_at, delivered_at, delivered) OVERRIDING SYSTEM VALUE VALUES ('1', 'log', NULL, NULL, 'true', '{"name":"log","kind":"redis","address":"redis://redis/log","alerts":true,"created_at":1769601600005000}', '2', '0', '', '1769601600005000', NULL, '0');
+INSERT INTO holdfast.outbox (sink_no, run_no, from_seq, to_seq, at, attempts, due_at) VALUES ('1', '0', '1', '1', '1769601600005000', '0', '1769601600005000');
+INSERT INTO holdfast.outbox (sink_no, run_no, from_seq, to_seq, at, attempts, due_at) VALUES ('1', '5', '1', '3', '1769601600005000', '0', '1769601600005000');
+INSERT INTO holdfast.alerts (alert_no, alert_id, raised_at, alert) OVERRIDING SYSTEM VALUE VALUES ('1', 'c057f130-f100-82f2-818a-2c20d8957207', '1769601600005000', '{"alert_id":"c057f130-f100-82f2-818a-2c20d8957207","code":"BUS_DEAD_LETTER","priority":2,"detail":"the stream is full","run_id":"waiting"}');
+INSERT INTO holdfast.bus_dead_letters (letter_id, sink_no, run_no, run_id, from_seq, to_seq, attempts, detail, died_at) VALUES ('942ae6d8-e5ff-8de0-8fd5-09fb23e48119', '1', '1', 'waiting', '1', '3', '0', 'the stream is full', '1769601600005000');
 SELECT setval('holdfast.run_numbers', 8);
 SELECT setval('holdfast.gate_numbers', 2);
+SELECT setval(pg_get_serial_sequence('holdfast.sinks', 'sink_no'), 1);
+SELECT setval(pg_get_serial_sequence('holdfast.alerts', 'alert_no'), 1);
