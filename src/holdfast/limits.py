@@ -163,6 +163,9 @@ ERROR_TEXT_CHARS = 8_000
 ROTATIONS_IN_ONE_BREATH = 100
 """How often a workflow may begin again without anything having happened. More is a loop without an end."""
 
+PUBLISHED_BYTES = 4 * 1024
+"""The most bytes that one call of `hf.publish` stores, as JSON."""
+
 EVENT_BYTES = 350
 """What an event takes in a store beside the values in it, about. Only the estimate of a history's size uses it."""
 

@@ -234,6 +234,14 @@ def _make_app(orchard: Orchard) -> App:
         return steps
 
     @app.workflow
+    async def packing(items: int = 5) -> int:
+        """Pack items, one for each signal, and publish how far it has come."""
+        for number in range(items):
+            hf.publish(stage=f"item {number + 1}", done=number / items)
+            await hf.wait_signal("packed")
+        return items
+
+    @app.workflow
     async def basket(limit: int = 3) -> list[str]:
         """Be filled by updates until it is full, and say what is in it."""
         items: list[str] = []

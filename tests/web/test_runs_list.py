@@ -24,6 +24,19 @@ async def test_the_list_is_live_and_newest_first(page: Page, site: Site) -> None
     await expect(row).to_contain_text("Completed")
 
 
+@pytest.mark.contract("API-3", "PRJ-1")
+async def test_what_a_run_publishes_is_drawn_as_progress_and_live(page: Page, site: Site) -> None:
+    run_id = await site.start("packing", reference="BOX-1", items=5)
+    await page.goto("/runs")
+    row = page.locator(".run-row", has=page.get_by_role("link", name="BOX-1"))
+    await expect(row.locator(".published")).to_have_text("0 %0 % · item 1")
+    await site.send(run_id, "packed", None)
+    await expect(row.get_by_role("progressbar")).to_have_attribute("value", "0.2")
+    await expect(row.locator(".published > span")).to_have_text("20 % · item 2")
+    await page.goto(f"/runs/{run_id}")
+    await expect(page.locator(".published > span")).to_have_text("20 % · item 2")
+
+
 async def test_the_filter_is_in_the_address(page: Page, site: Site) -> None:
     await site.start("courier", reference="C-1", order_id="c-1")
     await site.start("order", reference="ORD-1", order_id="o-1")

@@ -725,6 +725,10 @@ class MarkerRecorded(Body, frozen=True):
     value: Raw = NULL
 
 
+PUBLISHED = "published"
+"""The name of a marker whose value a program has published: fields that are changed, and None for those taken away."""
+
+
 class AttributesSet(Body, frozen=True):
     """The program has changed search attributes of its run. None: the run does not have that one any more."""
 

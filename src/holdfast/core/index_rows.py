@@ -8,7 +8,7 @@ claimed, as `indeterminate`, by the commit that schedules the step, and survives
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -83,9 +83,11 @@ class RuntimeSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """The activity that was last retried after a failure, while it is not done."""
     pause: Pause | None = None
     """Why it is paused, and by whom."""
+    published: dict[str, Any] = {}
+    """What its program has published last, such as how far it has come."""
 
 
-FOR_PEOPLE = frozenset({"waiting_name", "retrying", "pause"})
+FOR_PEOPLE = frozenset({"waiting_name", "retrying", "pause", "published"})
 """Fields that say more about a run to people. Rows that an older version wrote lack them."""
 
 MOST_SCANNED = 1_000
@@ -122,6 +124,7 @@ def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
         waiting_name=waiting.name if waiting else "",
         retrying=None if state.retried is None else _retrying(state, state.retried),
         pause=state.pause if state.status is PAUSED else None,
+        published=state.published,
     )
 
 

@@ -27,7 +27,7 @@ from msgspec.structs import force_setattr, replace
 
 from holdfast.core import events as e
 from holdfast.core.attributes import Attributes, changed
-from holdfast.core.codec import SCHEMA_VERSIONS, decode_body, digest, encode_body
+from holdfast.core.codec import SCHEMA_VERSIONS, SEAL, decode_body, digest, encode_body
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import (
@@ -213,6 +213,8 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     origin: e.RunOrigin | None = None
     """How it came about. None in runs that rotated before there was one."""
     started_at: Instant = 0
+    published: dict[str, Any] = {}
+    """What the program has published last, by name. Replaced as a whole, never written to."""
 
     @property
     def is_finished(self) -> bool:
@@ -306,6 +308,7 @@ CARRIED = (
     "forked_from",
     "origin",
     "started_at",
+    "published",
 )
 """The fields of a state that hold after a rotation too: its event carries them over."""
 
@@ -384,6 +387,8 @@ def carried(state: RunState, update_ids: Sequence[str] = (), step_ids: Sequence[
         del fields["forked_from"]
     if state.origin is None:
         del fields["origin"], fields["started_at"]
+    if not state.published:
+        del fields["published"]
     if updates:
         fields["updates"] = updates
     if step_ids is not None:
@@ -560,6 +565,16 @@ def _queued(draft: RunState, event: Event) -> None:
         None if body.retry_of is None else body.retry_of.run_id,
     )
     _set(draft, "origin", origin)
+
+
+def _marked(draft: RunState, event: Event) -> None:
+    body = event.data
+    assert isinstance(body, e.MarkerRecorded)
+    if body.name == e.PUBLISHED:
+        changed = decode(body.value)
+        if isinstance(changed, dict) and SEAL not in changed:
+            known = {**draft.published, **changed}
+            _set(draft, "published", {name: value for name, value in known.items() if value is not None})
 
 
 def _started(draft: RunState, event: Event) -> None:
@@ -843,6 +858,7 @@ _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
     e.RunQueued: _queued,
     e.RunApproved: _approved,
     e.RunStarted: _started,
+    e.MarkerRecorded: _marked,
     e.RunPaused: _paused,
     e.RunResumed: _resumed,
     e.RunFailed: _record_error,

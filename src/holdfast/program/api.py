@@ -238,6 +238,17 @@ def set_attributes(**values: Any) -> None:
     require_program("set_attributes").set_attributes(values)
 
 
+def publish(**values: Any) -> None:
+    """Show values with this run from the commit of this turn on: `hf.publish(stage="packing", done=0.4)`.
+
+    Lists, streams and the page have the last ones; `done`, from 0 to 1, is drawn as progress. None takes one away. They
+    are for people: at most 4 KB, not searched, and like search attributes not encrypted.
+    """
+    program = require_program("publish")
+    if values:
+        program.publish(values)
+
+
 def on_query(name: str, handler: Callable[..., Any]) -> None:
     """Answer queries of this name with this function, which is read-only."""
     require_step_name("query name", name)

@@ -49,6 +49,7 @@ from holdfast.limits import (
     ERROR_TEXT_CHARS,
     EVENT_BYTES,
     NESTED_RUNS,
+    PUBLISHED_BYTES,
     SIGNAL_ID_BYTES,
     Limits,
 )
@@ -619,6 +620,12 @@ class CoroutineProgram:
         changes = to_changes(values, self.definition.attributes)
         if changes:
             self.note(c.SetAttributes(step_id=self.name_step("attributes:set"), values=changes))
+
+    def publish(self, values: Mapping[str, Any]) -> None:
+        """Record values that are shown with the run; None takes one away."""
+        raw = codec.bounded(self.definition.values.encode(dict(values)), PUBLISHED_BYTES, "what is published")
+        self._bytes += len(raw)
+        self.note(c.RecordMarker(step_id=self.name_step("publish:set"), name=e.PUBLISHED, value=raw))
 
     def note(self, command: c.RecordMarker | c.SendSignal | c.SetAttributes) -> None:
         """Issue a command that is only recorded: there is no outcome to wait for."""

@@ -157,6 +157,8 @@ class RunView(Struct, frozen=True, kw_only=True):
     pause: PauseView | None = None
     queued_at: datetime | None = None
     """Since when it waits for a place, because of the limits of its workflow."""
+    published: dict[str, Any] = {}
+    """What its program has published last, such as how far it has come."""
 
 
 def run_view(head: RunHead) -> RunView:
@@ -180,6 +182,7 @@ def run_view(head: RunHead) -> RunView:
         waiting_for=(snapshot.waiting_name or None) if snapshot else None,
         retrying=shown(RetryView, snapshot.retrying) if snapshot and snapshot.retrying else None,
         pause=shown(PauseView, snapshot.pause) if snapshot and snapshot.pause else None,
+        published=snapshot.published if snapshot else {},
     )
 
 

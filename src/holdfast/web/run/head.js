@@ -3,6 +3,7 @@
 import { h, put } from "../lib/dom.js";
 import { shortId } from "../lib/ids.js";
 import { icon, statusBadge } from "../lib/icons.js";
+import { publishedOf } from "../lib/published.js";
 import { compareAddress, runAddress } from "../lib/router.js";
 import { toast } from "../lib/toast.js";
 import { ageOf, elapsedOf, moment } from "../lib/time.js";
@@ -80,6 +81,7 @@ export class RunHead {
           h("a", { href: compareAddress(forkedFrom, head.run_id) }, "Compare"),
         ],
       ],
+      publishedOf(head) && ["Published", publishedOf(head)],
       head.waiting_until && !TERMINAL.has(state.status) && ["Waits until", moment(head.waiting_until)],
       head.tenant !== "default" && ["Tenant", head.tenant],
       head.environment !== "default" && ["Environment", head.environment],

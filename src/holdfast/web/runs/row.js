@@ -3,6 +3,7 @@
 import { h } from "../lib/dom.js";
 import { shortId } from "../lib/ids.js";
 import { icon, statusBadge } from "../lib/icons.js";
+import { publishedOf } from "../lib/published.js";
 import { runAddress } from "../lib/router.js";
 import { ageOf, elapsedOf, moment } from "../lib/time.js";
 
@@ -93,7 +94,7 @@ export function runRow(run, { isSelected, onSelect, canSelect }) {
       h("span", {}, run.workflow),
       h("span", { class: "quiet sub" }, `version ${run.workflow_version}`),
     ),
-    h("div", { class: "c-now", role: "cell" }, nowOf(run)),
+    h("div", { class: "c-now", role: "cell" }, nowOf(run), !FINISHED.has(run.status) && publishedOf(run)),
     h(
       "div",
       { class: "c-tags", role: "cell" },
