@@ -532,7 +532,7 @@ def test_one_command_goes_to_all_runs_that_a_search_finds(setup: CommandSetup) -
     assert "1 not: it is not running" in refused.stdout
     assert "add --yes, or look with --preview" in refused.stderr
     done = setup.hf("run", "bulk", "pause", "--text", "many-", "--reason", "a bad deployment", "--yes")
-    assert "pause: 2 done, 0 refused" in done.stdout
+    assert "pause: 2 done, 0 refused, 1 not concerned" in done.stdout
     until(lambda: setup.json("run", "get", "many-0"), lambda run: run["status"] == "PAUSED")
     assert setup.json("run", "get", "many-0")["pause"]["reason"] == "a bad deployment"
     part = setup.json("run", "command-many", "pause", "again", "--text", "many-", "--preview")

@@ -163,7 +163,9 @@ def _show_answers(asked: dict[str, Any], answers: list[Any], target: Target) -> 
     if target.json:
         show_json({"request_id": asked["request_id"], "items": answers})
     else:
-        print(f"{asked['command']}: {len(done)} done, {len(refused)} refused")
+        left = len(answers) - len(done) - len(refused)
+        alone = f", {left} not concerned" if left else ""
+        print(f"{asked['command']}: {len(done)} done, {len(refused)} refused{alone}")
         if refused:
             show_items(
                 [{"run_id": item["run_id"], "why": item["error"]["detail"]} for item in refused], ("run_id", "why")

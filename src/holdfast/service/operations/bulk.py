@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from holdfast.core.messages import ControlName
 from holdfast.core.state import APPROVED, FAILED, PAUSED, PENDING, RUNNING, TERMINAL
 from holdfast.engine.inbox.operator_commands import OperatorCommand
-from holdfast.errors import CallerError, RateLimited
+from holdfast.errors import CallerError, RateLimited, RunTerminal
 from holdfast.service.context import RequestContext
 from holdfast.service.http.problems import Problem, problem_of
 from holdfast.service.operations.runs import RunFilter, run_query
@@ -111,6 +111,8 @@ async def command_many(context: RequestContext, request: CommandRuns) -> RunsCom
             continue
         try:
             items.append(CommandAnswer(run_id=head.run_id, made=await _carry_out(context, request, head)))
+        except RunTerminal:
+            items.append(CommandAnswer(run_id=head.run_id, not_concerned="it has finished meanwhile"))
         except CallerError as error:
             items.append(CommandAnswer(run_id=head.run_id, error=problem_of(error, context.correlation_id)))
     return RunsCommanded(items=items, concerned=concerned, next=following)
