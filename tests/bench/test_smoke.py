@@ -18,7 +18,17 @@ ROOT = Path(__file__).parents[2]
 SHARES = 4
 """In so many processes everything is measured, so that none of the tests takes long."""
 
+SEARCHES = (
+    "equality, few; equality, many; range, few; range, many; prefix, few; prefix, many; ordered; range, ordered; "
+    "few, ordered by another; many, ordered by another; status; status and attribute; rare status and range; "
+    "status, ordered; rare workflow; rare workflow, attribute; time of end; ordered by time of end; all"
+).split("; ")
+MAY_BE_ZERO = ("MB", "CPU ms/step by tenths", "found", "2nd", "found of a tenant", "2nd of a tenant")
 FIGURES = {
+    "search": (
+        {f"{store} {search}" for store in ("SQLite", "PostgreSQL") for search in SEARCHES},
+        {"found", "ms", "2nd", "count", "found of a tenant", "ms of a tenant", "2nd of a tenant", "count of a tenant"},
+    ),
     "fleet": (
         {
             f"{store}, {fleet}"
@@ -75,11 +85,7 @@ def numbers(values: Any) -> list[float]:
 
 
 def _parts(values: Any) -> list[Any]:
-    return (
-        [values[key] for key in values if key not in ("MB", "CPU ms/step by tenths")]
-        if isinstance(values, dict)
-        else list(values)
-    )
+    return [values[key] for key in values if key not in MAY_BE_ZERO] if isinstance(values, dict) else list(values)
 
 
 def test_every_measurement_is_known_here() -> None:

@@ -117,7 +117,7 @@ def test_a_run_from_its_start_to_its_end(setup: CommandSetup) -> None:
     lines = [json.loads(line) for line in setup.hf("run", "tail", run_id, "--json", "--after", "2").stdout.splitlines()]
     assert [event["run_seq"] for event in lines] == list(range(3, len(tail) + 1))
     assert setup.json("signal", "receipt", run_id, "approval", "click-1")["status"] == "consumed"
-    assert setup.json("signal", "mailbox", run_id) == {"items": [], "next": None}
+    assert setup.json("signal", "mailbox", run_id) == {"items": [], "next": None, "as_of": None}
     assert setup.json("signal", "unconsumed", "--finished")["items"] == []
     assert [event["run_seq"] for event in setup.json("run", "events", run_id, "--limit", "2")["items"]] == [1, 2]
     assert setup.json("run", "get", run_id)["status"] == setup.json("run", "snapshot", run_id)["status"] == "COMPLETED"
@@ -199,7 +199,7 @@ def test_the_installation_and_what_else_there_is(setup: CommandSetup) -> None:
     payload = ("--signal-payload", '{"approved": true}')
     started = setup.json("signal", "start-with", "order", "approval", "order_id=o-7", *payload)
     assert started["signal"]["accepted"]
-    assert setup.json("dead-letter", "list") == {"items": [], "next": None}
+    assert setup.json("dead-letter", "list") == {"items": [], "next": None, "as_of": None}
     for words in (("dead-letter", "show"), ("dead-letter", "requeue"), ("dead-letter", "drop")):
         assert "there is no dead letter 'none'" in setup.hf(*words, "none", code=3).stderr
     assert setup.json("call", "runs.get", "run_id=run-6")["workflow"] == "far"

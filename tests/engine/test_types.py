@@ -25,6 +25,7 @@ from tests.engine.harness import EngineVariant, wait_for_event
 TEXTS: list[Any] = [None, 5, 0, False, b"x", ["x"], {"x": 1}, "\ud800", object()]
 IDS: list[Any] = [*TEXTS, "", "x" * 300]
 DURATIONS: list[Any] = [True, nan, inf, -1, 0, "5", [1], timedelta(0), timedelta(days=-1), 10**30]
+PATIENCE: list[Any] = [True, nan, inf, -1, "5", [1], timedelta(days=-1), 10**30]  # none is to look into the mailbox
 COUNTS: list[Any] = [True, 1.5, "1", -1, nan, 10**30, [1]]
 LISTS: list[Any] = ["x", 5, [5], [None], [""], {"x": 1}, ["\ud800"]]
 
@@ -50,8 +51,8 @@ INSIDE: dict[str, tuple[list[Any], Callable[[Any], Any]]] = {
     ),
     "task approvals": (COUNTS, lambda bad: hf.task("ask", bool, approvals=bad)),
     "task of": (COUNTS, lambda bad: hf.task("ask", bool, of=bad)),
-    "wait timeout": (DURATIONS, lambda bad: hf.wait_signal("go", timeout=bad)),
-    "signals timeout": (DURATIONS, lambda bad: hf.signals("go", timeout=bad)),
+    "wait timeout": (PATIENCE, lambda bad: hf.wait_signal("go", timeout=bad)),
+    "signals timeout": (PATIENCE, lambda bad: hf.signals("go", timeout=bad)),
     "sleep": ([True, nan, inf, "5", [1], None, 10**30], lambda bad: hf.sleep(bad)),
     "wait_for_history timeout": (DURATIONS, lambda bad: hf.wait_until(lambda: False, timeout=bad)),
 }

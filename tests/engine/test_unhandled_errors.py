@@ -411,3 +411,31 @@ async def test_a_command_that_was_accepted_while_no_node_was_there_holds_before_
             else:
                 assert await run.result() == "sent", "code that never waits is never interrupted"
                 assert "RunCancelRequested" in await event_types(run), "but it was asked"
+
+
+@pytest.mark.contract("WF-7")
+async def test_a_saga_of_a_cancelled_task_that_cannot_be_undone_fails_the_run(variant: EngineVariant) -> None:
+    """The code has cancelled a task of its own: that is no mistake of the code, and the undoing has failed."""
+    app = hf.App("shop")
+
+    @app.activity(retry=hf.Retry(max_attempts=1))
+    async def refund() -> None:
+        raise ValueError("refused")
+
+    @app.workflow
+    async def trip() -> None:
+        async def book() -> None:
+            async with hf.Saga() as saga:
+                saga.undo(refund)
+                await hf.sleep(1_000)
+
+        async with asyncio.TaskGroup() as group:
+            booking = group.create_task(book())
+            await hf.sleep(0.01)
+            booking.cancel()
+
+    async with variant.opened() as store, variant.node(app, store):
+        run = await app.start(trip)
+        with pytest.raises(RunFailed, match="could not all be undone"):
+            await run.result()
+        assert (await run.snapshot()).status == FAILED

@@ -46,7 +46,7 @@ def run(script: Path, folder: Path) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert re.sub(r"(?m)^run .* has failed: .*\n", "", done.stderr) == ""  # as it should, where an example shows it
     return done.stdout
 
 

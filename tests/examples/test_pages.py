@@ -70,6 +70,10 @@ def test_every_limit_is_on_the_page() -> None:
     assert sorted(named) == sorted(hf.Limits.__struct_fields__)
 
 
-@pytest.mark.parametrize("name", [field for field in hf.Settings.__struct_fields__ if field != "limits"])
+@pytest.mark.parametrize("name", [field for field in hf.Settings.__struct_fields__ if field not in ("limits", "node")])
 def test_every_setting_is_on_the_page(name: str) -> None:
     assert f"`HOLDFAST_{name.upper()}`" in PAGE
+
+
+def test_how_options_of_nodes_are_set_is_on_the_page() -> None:
+    assert "`HOLDFAST_NODE__" in PAGE

@@ -155,7 +155,7 @@ def _die_always(self: World, bomb: str, times: int) -> None:
 @pytest.mark.contract("OWN-3")
 def test_it_finds_runs_that_were_created_and_are_never_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Starter, "_look_for", lambda self, run_ids: None)
-    assert "is stuck" in first_finding(41, payers=0)
+    assert "is stuck" in first_finding(105, payers=0)
 
 
 @pytest.mark.contract("SIG-4")

@@ -180,7 +180,7 @@ async def test_retention_of_this_build_beside_an_old_node(old_build: Path, addre
             await runs[0].signal("go", 1)
             await runs[0].result()
             store = app.runtime().store
-            [done] = await store.find(FinishedRunQuery(until=await store.now()))
+            [done] = await store.find(FinishedRunQuery(until=await store.now() + 1_000_000))
             assert (await store.purge(PurgePolicy(run_ids=(done.run_id,), finished_run_ms=0))).runs == 1
             again = await app.start(order, 5, run_id="run-0")
             await waits(app, ["run-0"])

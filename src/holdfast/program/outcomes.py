@@ -123,16 +123,15 @@ Later code would get the same outcome again, so a pause would mend nothing.
 def is_failure(problem: BaseException, definition: WorkflowDefinition, *, is_cancelling: bool = False) -> bool:
     """Return whether an exception that the code does not handle fails its run; any other pauses it.
 
-    A group does if every exception in it does, or, while the run is being cancelled, is its cancellation.
+    A group does if every exception in it does. Cancellations in it, of the run or of a task by its code, do not count.
     """
     if definition.on_error == "fail" or isinstance(problem, (*FAILURES, *definition.failures)):
         return True
     if not isinstance(problem, BaseExceptionGroup):
         return False
-    return all(
-        (is_cancelling and isinstance(each, asyncio.CancelledError))
-        or is_failure(each, definition, is_cancelling=is_cancelling)
-        for each in problem.exceptions
+    others = [each for each in problem.exceptions if not isinstance(each, asyncio.CancelledError)]
+    return (is_cancelling or bool(others)) and all(
+        is_failure(each, definition, is_cancelling=is_cancelling) for each in others
     )
 
 

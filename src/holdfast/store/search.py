@@ -190,7 +190,8 @@ def sources(query: RunQuery, prefix: str, bound: tuple[str, Any] | None = None) 
     if "tenant" in kinds:
         found.append(_of_runs("runs_by_tenant", prefix, ("tenant = ? AND tenant <> 'default'", query.tenant)))
     if "workflow" in kinds:
-        found.append(_of_runs("runs_by_workflow", prefix, ("plan_id = ?", query.workflow)))
+        condition = "plan_id = ? AND plan_id <> ''" if prefix else "plan_id = ?"  # which PostgreSQL's index has
+        found.append(_of_runs("runs_by_workflow", prefix, (condition, query.workflow)))
     if bound is None:
         return found
     return [Source(f"{each.text} AND {bound[0]}", (*each.values, bound[1]), each.is_ordered) for each in found]

@@ -16,8 +16,8 @@ function traces(error) {
   const own = ownFrames(error.traceback);
   const isOwn = error.code === "UnhandledError"; // which has the author's own frames only
   return [
-    own && h("details", { class: "trace own", open: true }, h("summary", {}, "In your code"), h("pre", {}, own)),
-    h("details", { class: "trace", open: isOwn && !own }, h("summary", {}, own ? "Whole traceback" : "Traceback"), h("pre", {}, error.traceback)),
+    own && h("details", { class: "trace own", open: true }, h("summary", {}, "In your code"), h("pre", { tabindex: "0" }, own)),
+    h("details", { class: "trace", open: isOwn && !own }, h("summary", {}, own ? "Whole traceback" : "Traceback"), h("pre", { tabindex: "0" }, error.traceback)),
   ];
 }
 
