@@ -53,6 +53,8 @@ SHA = "ab" * 32
 
 Make = Callable[[str], Awaitable[Store]]
 
+pytestmark = pytest.mark.process  # PostgreSQL is among the stores
+
 
 @pytest.fixture
 def clock() -> VirtualClock:
@@ -234,7 +236,6 @@ async def copy_command(source: str, target: str, **options: Any) -> asyncio.subp
     return await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, **options)
 
 
-@pytest.mark.process
 @pytest.mark.contract("OWN-3", "SIG-3", "SIG-5", "INV")
 async def test_live_runs_go_on_from_sqlite_to_postgres_to_a_bucket(
     tmp_path: Path, postgres_url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
@@ -263,7 +264,6 @@ async def test_live_runs_go_on_from_sqlite_to_postgres_to_a_bucket(
         assert await app.run("two").result() == ["charged two", 8, "charged again"]
 
 
-@pytest.mark.process
 async def test_a_copy_that_is_killed_goes_on_when_it_is_repeated(tmp_path: Path) -> None:
     here, there = (f"sqlite:///{tmp_path / name}" for name in ("a.db", "b.db"))
     store = await open_store(hf.Settings(store=here))
