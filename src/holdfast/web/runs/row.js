@@ -15,8 +15,9 @@ const WAITS = {
   activity: ["Carries out ", "A step is under way"],
   update: ["Answers the update ", "Answers an update"],
   approval: ["Waits to be approved", "Waits to be approved"],
+  start: ["Starts later", "Starts later"],
 };
-const NAMELESS = new Set(["timer", "approval"]);
+const NAMELESS = new Set(["timer", "approval", "start"]);
 
 export const FINISHED = new Set(["COMPLETED", "FAILED", "CANCELLED"]);
 
