@@ -360,6 +360,7 @@ async def test_alerts_of_a_process_are_put_on_the_bus(store: Store) -> None:
     async with running(app, store):
         observer_of(app.runtime().store).write_latency.on_alert("a commit is slow")
         await until_alert(store, "WRITE_LATENCY_HIGH")
+        assert "a commit is slow" in [alert.detail for alert in await store.find(AlertQuery())]
 
 
 @pytest.mark.contract("BUS-1", "MSG-3")
@@ -395,6 +396,7 @@ async def test_what_is_stale_is_an_alert_on_the_bus_of_a_node_without_a_service(
     async with running(app, store):
         run = await app.start(waiting)
         await until_alert(store, "STALE_RUNS")
+        assert {alert.code for alert in await store.find(AlertQuery())} == {"STALE_RUNS"}
         await run.cancel()
 
 
