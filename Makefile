@@ -4,10 +4,11 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
-# Many tests wait for a time rather than for the machine, so there are more workers than cores: of the quick ones fewer do.
+# Many tests wait for a time rather than for the machine, so there are more workers than cores: the quick ones do not, and
+# each worker collects all tests.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-WORKERS = $(shell expr 3 '*' $(CORES))
-quick: WORKERS = $(shell expr 3 '*' $(CORES) / 2)
+WORKERS = $(shell expr 2 '*' $(CORES))
+quick: WORKERS = $(CORES)
 PARALLEL ?= -n $(WORKERS) --dist worksteal
 
 VENV := .venv
@@ -18,10 +19,12 @@ DEV_STAMP := $(VENV)/.installed-dev
 CODE = $(wildcard src tests tools bench examples)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Without bytecode each worker would compile the package and all tests again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test coverage browser commands pictures style lint format bench soak chaos dev contract diagram tables clean
+.PHONY: help demo quick test coverage browser commands pictures style lint format bench soak chaos dev contract diagram tables docs release clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,8 +36,8 @@ demo: $(RUN_STAMP) ## Watch a hundred orders survive the SIGKILL of their worker
 	@echo "To see these orders in a browser:  $(BIN)/holdfast dev examples/orders.py --store sqlite:///$(DEMO)/orders.db"
 	@echo "and open http://127.0.0.1:8321/"
 
-quick: style ## The loop while you write: ruff, and the tests that need no server, browser or process (minutes)
-	$(BIN)/pytest $(PARALLEL) -m quick $(PYTEST_ARGS)
+quick: style ## The loop while you write: ruff, and the tests that need no server, browser or process (two minutes)
+	$(BIN)/pytest $(PARALLEL) -m quick --durations=10 --durations-min=1 $(PYTEST_ARGS)
 
 # Types are checked beside the tests. A test that fails beside others is run once more, alone: a busy machine must not
 # decide. Its first failure stays in the output.
@@ -86,13 +89,14 @@ bench: $(DEV_STAMP) ## Measure
 soak: $(DEV_STAMP) ## Play simulated crashes until 100,000 signals were sent into races, kill 1,000 writers, and more (minutes)
 	@$(BIN)/python -m tests.sim.soak
 	@TEST_KILL_ROUNDS=1000 $(BIN)/pytest -q -s tests/crash/test_kill.py
+	@TEST_CALLER_KILLS=350 $(BIN)/pytest -q -s -n 0 tests/transactions/test_killed_callers.py
 	@TEST_SCHEDULE_DAYS=366 $(BIN)/pytest -q -s -n 0 tests/sim/test_schedules.py
 	@TEST_TICK_SECONDS=60 TEST_TICK_SCHEDULES=50 $(BIN)/pytest -q -s -n 0 tests/crash/test_ticks.py
 	@TEST_RETENTION_CYCLES=300 $(BIN)/pytest -q -s -n 0 tests/engine/test_retention.py -k does_not_grow
 	@TEST_RELAY_KILLS=100 TEST_RELAY_RUNS=2000 $(BIN)/pytest -q -s -n 0 tests/bus/test_killed_relay.py
 	@TEST_S3_SERVER=1 TEST_S3_SEQUENCES=20 $(BIN)/pytest -q -n $(CORES) tests/store/test_s3.py tests/store/test_differential.py
 	@TEST_S3_SERVER=1 $(BIN)/pytest -q -n $(CORES) -k s3 tests/engine
-	@$(BIN)/python -m tests.chaos --store s3 --nodes 8 --runs 150 --works 130 --seconds 540 --killed-every-s 1 --patience-s 90 --turns 20000
+	@$(BIN)/python -m tests.chaos --store s3 --nodes 8 --runs 300 --works 65 --seconds 300 --killed-every-s 1 --patience-s 90 --turns 20000
 	@TEST_PAYMENTS=5000 $(BIN)/pytest -q -s tests/payments/test_schedules.py
 	@TEST_EXAMPLES=20 $(BIN)/pytest -q tests/service/test_openapi.py
 	@TEST_SCHEMES=light,dark $(BIN)/pytest -q tests/web/test_pictures.py
@@ -122,6 +126,14 @@ tables: $(DEV_STAMP) ## Write what is derived: tables of the page and of the doc
 	@$(BIN)/ruff format --quiet src/holdfast/client/resources.pyi
 	@$(BIN)/python -m tools.reference
 	@$(BIN)/python -m tools.commands
+
+docs: $(DEV_STAMP) ## Build the documentation site into build/site; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "Open build/site/index.html, or, with search:  $(BIN)/python -m http.server --directory build/site"
+
+release: $(DEV_STAMP) ## Build the package into dist/ and check it: a pure wheel, its files, hashes, an SBOM; uploads nothing
+	@$(BIN)/python -m pip install --quiet --group release
+	@$(BIN)/python -m tools.release
 
 clean: ## Remove the virtual environment and everything generated
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis

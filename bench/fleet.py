@@ -57,7 +57,7 @@ async def _measure(address: str, nodes: int, effort: Effort) -> Row:
     count, rates, cpu_us, fetched_s = effort.fleet_runs, list[float](), list[float](), list[float]()
     async with (
         app.node(address, options=as_the_command(takes_runs=not nodes)),
-        _nodes(address, nodes) as others,
+        node_processes(address, nodes) as others,
     ):
         await _finished(WARM_RUNS)
         for _ in range(effort.engine_rounds):
@@ -94,7 +94,7 @@ async def _finished(count: int) -> list[str]:
 
 
 @asynccontextmanager
-async def _nodes(address: str, count: int) -> AsyncIterator[list[Connection]]:
+async def node_processes(address: str, count: int) -> AsyncIterator[list[Connection]]:
     """Start nodes; give a connection to each, over which it answers how much CPU it has used."""
     spawning = multiprocessing.get_context("spawn")
     connections, processes = list[Connection](), []

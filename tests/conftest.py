@@ -27,6 +27,9 @@ hypothesis.settings.register_profile("holdfast", deadline=None, print_blob=True)
 hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("holdfast"), max_examples=30)
 hypothesis.settings.load_profile("holdfast")
 
+# httpx looks for this package at each request in process, which takes longer than many an answer.
+sys.modules.setdefault("sniffio", None)  # type: ignore[arg-type]
+
 # A shell lets a job in the background ignore interrupts, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

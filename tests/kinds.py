@@ -6,11 +6,14 @@ A test that starts a process and does not say so fails, so that the quick ones s
 from __future__ import annotations
 
 import sys
-from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 import pytest
+
+from tools import slow_tests
+
+T = TypeVar("T")
 
 BY_FIXTURE = {
     "databases": "postgres",
@@ -40,12 +43,26 @@ LONG = frozenset({"postgres", "browser", "process", "chaos", "slow"})
 """The kinds that take longer than one waits for while writing code."""
 
 QUICK_VARIANTS = (("memory", 5_000), ("sqlite", 0))
-"""The combinations of store and live runs of `tests/engine` that are quick: each of the four is in one of them."""
+"""The combinations of store and live runs of `tests/engine` that are quick: tests take turns between them."""
 
-QUICK_SUITES = frozenset({"test_memory.py", "test_sqlite.py"})
-"""The subclasses of `StoreSuite` that are quick, by their files."""
+IN_TURN: dict[str, tuple[Any, ...]] = {
+    "how": ("REST", "JSON-RPC", "client in process", "client over HTTP", "command line"),
+    "store": ("memory", "sqlite"),
+    "address": ("memory", "sqlite"),
+}
+"""Parameters whose values take turns in a test with many cases: each case is quick with one of them."""
 
-QUICK_SEEDS = 4
+TURN_WORDS = ("live", "replayed", *(value for values in IN_TURN.values() for value in values))
+
+QUICK_SUITE = "test_sqlite.py"
+"""The subclass of `StoreSuite` that is quick, by its file. Of the memory's the engine's tests would fail as well."""
+
+QUICK_SEEDS = 10
+QUICK_STORIES = 3
+"""How many seeds of a test are quick, and how many of the simulation."""
+
+SLOW = slow_tests.read_list()
+"""Tests, and functions with all their tests, that were measured to be slow; of the simulation the seeds decide."""
 
 READ_ONCE = "test_tidy.py"
 """The file of tests that read all sources, once in each process that runs some of them: one worker begins with all."""
@@ -61,7 +78,9 @@ def kinds_of(item: pytest.Item) -> set[str]:
     kinds |= {
         BY_PARAMETER[value] for value in parameters(item).values() if isinstance(value, str) and value in BY_PARAMETER
     }
-    kinds |= {BY_FOLDER[part] for part in PurePath(item.nodeid.partition("::")[0]).parts if part in BY_FOLDER}
+    kinds |= {BY_FOLDER[part] for part in parts_of(item) if part in BY_FOLDER}
+    if {item.nodeid, slow_tests.function_of(item.nodeid)} & SLOW and not kinds & {"sim", "slow"}:
+        kinds.add("slow")
     if not kinds & LONG and not is_repetition(item):
         kinds.add("quick")
     return kinds
@@ -69,23 +88,26 @@ def kinds_of(item: pytest.Item) -> set[str]:
 
 def is_repetition(item: pytest.Item) -> bool:
     """Return whether the test is one of many alike, of which a few are enough while writing code."""
-    given, file = parameters(item), PurePath(item.nodeid.partition("::")[0])
+    given, parts = parameters(item), parts_of(item)
     if "variant" in given:
-        return (given.pop("address", None), given.pop("variant")) not in _quick_variants(item, is_case=bool(given))
+        return (given.get("address"), given["variant"]) not in _in_turn(item, QUICK_VARIANTS)
     suite = getattr(item, "cls", None)
     if suite is not None and any(base.__name__ == "StoreSuite" for base in suite.__mro__):
-        return file.name not in QUICK_SUITES
-    return bool(given.get("seed", 0) >= QUICK_SEEDS) if "sim" in file.parts else False
+        return parts[-1] != QUICK_SUITE
+    if given.get("seed", 0) >= (QUICK_STORIES if "sim" in parts else QUICK_SEEDS):
+        return True
+    for name, values in IN_TURN.items():
+        if len(given) > 1 and given.get(name) in values:
+            return given[name] not in _in_turn(item, values)
+    return False
 
 
-def _quick_variants(item: pytest.Item, *, is_case: bool) -> tuple[tuple[str, int], ...]:
-    """Return the quick combinations of a test: both, but of a test with many cases they take turns."""
-    if not is_case:
-        return QUICK_VARIANTS
+def _in_turn(item: pytest.Item, values: tuple[T, ...]) -> tuple[T, ...]:
+    """Return the value whose turn it is in this case of a test: cases take turns."""
     case = item.nodeid
-    for word in ("memory", "sqlite", "live", "replayed"):
+    for word in TURN_WORDS:
         case = case.replace(word, "")
-    return (QUICK_VARIANTS[crc32(case.encode()) % len(QUICK_VARIANTS)],)
+    return (values[crc32(case.encode()) % len(values)],)
 
 
 def slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
@@ -104,6 +126,11 @@ def slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
         ordered += own + short[: max(0, stretch - len(own))]
         del short[: max(0, stretch - len(own))]
     return ordered + short
+
+
+def parts_of(item: pytest.Item) -> list[str]:
+    """Return the folders and the name of the file that a test is in."""
+    return item.nodeid.partition("::")[0].split("/")
 
 
 def parameters(item: pytest.Item) -> dict[str, Any]:

@@ -25,6 +25,8 @@ SOURCE_SUFFIXES = {".py", ".sql", ".js", ".css", ".html"}
 SWALLOWING_ALLOWED: dict[str, str] = {
     "holdfast/engine/observe/logs.py:redact_record": "a record whose arguments do not fit is logged, redacted",
     "holdfast/engine/observe/hooks.py:_call": "a mistake in a hook of the app is logged, and no mistake of the run",
+    "holdfast/client/sync.py:_LoopThread._run": "what opening raises is raised in the caller, what ends it by close",
+    "holdfast/client/sync.py:_answer": "what a statement raises in the caller's thread is raised where it is awaited",
     "holdfast/engine/batcher.py:Batcher._answer_batch": "what the call raises is raised in every caller",
     "holdfast/engine/start/starter.py:Starter._create": "what a store raises is raised in every caller",
     "holdfast/engine/turns/execute.py:rebuild": "what user code raises where no task takes it pauses its run",

@@ -26,10 +26,13 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"store"}),
     frozenset({"engine"}),
     frozenset({"run"}),
+    frozenset({"workflow", "activity", "app_plans"}),
+    frozenset({"app_schedules"}),
     frozenset({"app"}),
     frozenset({"service"}),
     frozenset({"client"}),
     frozenset({"cli", "web", "testing"}),
+    frozenset({"django"}),
 )
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
 FACADES = frozenset({"__init__", "__main__"})  # they stand above all layers

@@ -1,8 +1,9 @@
 """Which rule of `docs/contract.md` is proved by which test.
 
 The page is the only list of ids. A test names the ids it proves with `@pytest.mark.contract("SIG-4", ...)`;
-`tests/conftest.py` refuses ids that the page does not have, and `python -m tools.contract` prints the report.
-Tests are collected, never run.
+`tests/conftest.py` refuses ids that the page does not have. `@pytest.mark.contract("BUS-1", open="…")` says what of the
+rule is not there yet. `python -m tools.contract` prints the report, and writes into the page which rules hold, which
+hold in part, and which do not hold yet, from these markers alone. Tests are collected, never run.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import re
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 CONTRACT = Path(__file__).parent.parent / "docs" / "contract.md"
+
+BEGIN, END = "<!-- state: made by make contract, from the tests alone -->\n", "<!-- end -->\n"
 
 _RULE = re.compile(r"^- ([A-Z]{2,3}-\d+) ", re.MULTILINE)
 _HEADING = re.compile(r"^## \d+\. .*$", re.MULTILINE)
@@ -53,20 +57,40 @@ def marker_problems(item: pytest.Item, known: Container[str]) -> Iterator[str]:
     for marker in item.iter_markers("contract"):
         if not marker.args:
             yield f"{item.nodeid}: the contract marker names no rule"
+        if marker.kwargs and not (marker.kwargs.keys() == {"open"} and marker.kwargs["open"]):
+            yield f"{item.nodeid}: beside rules the contract marker takes open='what is not there yet'"
     for rule in contract_ids(item):
         if rule not in known:
             yield f"{item.nodeid}: docs/contract.md has no rule {rule!r}"
 
 
-def collect(arguments: Sequence[str] = ()) -> dict[str, list[str]]:
-    """The tests that carry each id, by collecting the suite; a test with parameters is listed once."""
+@dataclass
+class Proofs:
+    """The tests that carry each id, and what of a rule is not there yet."""
+
+    tests: dict[str, list[str]] = field(default_factory=dict)
+    open: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, item: pytest.Item) -> None:
+        """Take in a test; one with parameters is listed once."""
+        name = item.nodeid.partition("[")[0]
+        for rule in contract_ids(item):
+            _add(self.tests, str(rule), name)
+        for marker in item.iter_markers("contract"):
+            if "open" in marker.kwargs:
+                for rule in marker.args:
+                    _add(self.open, str(rule), str(marker.kwargs["open"]))
+
+
+def collect(arguments: Sequence[str] = ()) -> Proofs:
+    """The tests that carry each id, by collecting the suite."""
     collector = _Collector()
     printed = io.StringIO()
     with redirect_stdout(printed):
         status = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *arguments], plugins=[collector])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise SystemExit(f"{printed.getvalue()}\nThe tests could not be collected, so there is no report.")
-    return collector.tests
+    return collector.proofs
 
 
 def report(ids: Sequence[str], tests: Mapping[str, Sequence[str]]) -> str:
@@ -88,25 +112,52 @@ def report(ids: Sequence[str], tests: Mapping[str, Sequence[str]]) -> str:
     )
 
 
+def state_table(ids: Sequence[str], proofs: Proofs) -> str:
+    """The table of the page: which rules hold, hold in part, or do not hold yet."""
+    part = [rule for rule in ids if proofs.open.get(rule) and proofs.tests.get(rule)]
+    holds = [rule for rule in ids if proofs.tests.get(rule) and rule not in part]
+    missing = [rule for rule in ids if not proofs.tests.get(rule)]
+    return "\n".join(
+        [
+            "| state | rules |",
+            "|---|---|",
+            f"| holds: tests prove it | {', '.join(holds) or 'none'} |",
+            *(f"| holds in part | {rule}: {'; '.join(sorted(proofs.open[rule]))} |" for rule in part),
+            f"| not yet: no test proves it | {', '.join(missing) or 'none'} |",
+        ]
+    )
+
+
+def page_with_state(page: str, proofs: Proofs) -> str:
+    """The page with the table in its place."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n{state_table(read_ids(page), proofs)}\n\n{END}{rest.partition(END)[2]}"
+
+
 def main() -> None:
-    """Print the report for the whole test suite."""
-    ids = read_ids(CONTRACT.read_text(encoding="utf-8"))
-    print(report(ids, collect(sys.argv[1:])))
+    """Print the report for the whole test suite, and write the table of the page."""
+    page = CONTRACT.read_text(encoding="utf-8")
+    proofs = collect(sys.argv[1:])
+    print(report(read_ids(page), proofs.tests))
+    if not sys.argv[1:]:
+        CONTRACT.write_text(page_with_state(page, proofs), encoding="utf-8")
 
 
 class _Collector:
     """A pytest plugin that remembers which tests carry which id."""
 
     def __init__(self) -> None:
-        self.tests: dict[str, list[str]] = {}
+        self.proofs = Proofs()
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
-            name = item.nodeid.partition("[")[0]
-            for rule in contract_ids(item):
-                names = self.tests.setdefault(str(rule), [])
-                if name not in names:
-                    names.append(name)
+            self.proofs.add(item)
+
+
+def _add(lists: dict[str, list[str]], key: str, value: str) -> None:
+    values = lists.setdefault(key, [])
+    if value not in values:
+        values.append(value)
 
 
 def _sections(page: str) -> Iterator[tuple[str, str]]:

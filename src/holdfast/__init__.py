@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from holdfast import errors
-from holdfast.app import Activity, App, ChildRun, Flow, Workflow, start
+from holdfast.activity import Activity
+from holdfast.app import App, start
 from holdfast.core.audit import Caller
 from holdfast.core.bus import Sink
 from holdfast.core.events import ArtifactRef as Artifact
@@ -62,9 +63,11 @@ from holdfast.store.open import open_store
 from holdfast.store.payloads import Payload, PayloadCodec, StreamCodec
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.types import PurgePolicy
+from holdfast.workflow import ChildRun, Flow, Workflow
 
 if TYPE_CHECKING:
     from holdfast.engine.observe.tracing import RedactingSpanProcessor, span_context, traced
+    from holdfast.service.http.asgi import asgi
     from holdfast.service.http.server import serve
     from holdfast.service.options import ServiceOptions
     from holdfast.store.encryption import Encryption
@@ -77,6 +80,7 @@ _LAZY = {
     "PostgresStore": "holdfast.store.postgres",
     "RedactingSpanProcessor": "holdfast.engine.observe.tracing",
     "ServiceOptions": "holdfast.service.options",
+    "asgi": "holdfast.service.http.asgi",
     "serve": "holdfast.service.http.server",
     "span_context": "holdfast.engine.observe.tracing",
     "traced": "holdfast.engine.observe.tracing",
@@ -146,6 +150,7 @@ __all__ = [
     "Workflow",
     "WorkflowFailed",
     "activity_context",
+    "asgi",
     "continue_as_new",
     "continue_as_new_if_long",
     "cut",

@@ -5,30 +5,29 @@ the coroutine that it returns only calls the function, async or not, so unit tes
 """
 
 import asyncio
-import inspect
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from datetime import UTC, datetime, timedelta
-from functools import update_wrapper
+from datetime import datetime, timedelta
 from types import FrameType
-from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from msgspec.structs import replace
 
+from holdfast.activity import Activity, activity_options
+from holdfast.app_plans import AppPlans
+from holdfast.app_schedules import AppSchedules, ScheduleOptions
 from holdfast.clock import Ids, Rng, SystemIds, SystemRng
 from holdfast.core.attributes import declared_types
 from holdfast.core.bus import Sink, SinkKind
 from holdfast.core.dead_letters import DeadLetter, Reason
 from holdfast.core.events import ArtifactRef
-from holdfast.core.graph import Graph
 from holdfast.core.index_rows import Wait
 from holdfast.core.keys import check_name, check_signal_name, require_step_name
 from holdfast.core.messages import AcceptedSignalResult
-from holdfast.core.plans import PlanRef, RegisteredPlan, is_plan
-from holdfast.core.schedules import Overlap, Schedule, check_schedule
+from holdfast.core.plans import PlanRef, is_plan
 from holdfast.core.timing import Retry
 from holdfast.engine.activities.secrets import open_provider
 from holdfast.engine.activities.slots import DaemonExecutor
@@ -41,40 +40,32 @@ from holdfast.engine.observe.logs import describe_store, describe_work, logger_o
 from holdfast.engine.observe.metrics import observed
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.plan_sources import PlanSources
-from holdfast.engine.plans import body_of
 from holdfast.engine.retention import Retention
-from holdfast.engine.schedules import Schedules, instant_of, spec_of
+from holdfast.engine.schedules import instant_of
 from holdfast.engine.start.admission import Dequeued
-from holdfast.engine.start.runtime import Runtime, StartOptions
-from holdfast.engine.ticks import check_calendar
+from holdfast.engine.start.runtime import OpenRuntimes, Runtime, StartOptions
 from holdfast.errors import CallerError, InvalidInput, NotDurable
-from holdfast.limits import SECRETS, Limits
-from holdfast.program.coroutine import CoroutineProgram, current_program, refuse_inside
+from holdfast.limits import Limits
+from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import (
+    NO_TIMEOUTS,
     PLAIN_CALL,
-    PLAIN_CHILD,
+    RUN_TIMEOUTS,
     ActivityDefinition,
     ActivityOptions,
-    CallOptions,
-    CancelPolicy,
-    ChildOptions,
-    ClosePolicy,
+    ExternalWorkflow,
     LimitOptions,
     OnError,
     StartRequest,
     WorkflowDefinition,
     WorkflowLimit,
     call_options,
-    child_options,
-    encode_options,
     error_policy,
-    failure_policy,
     milliseconds,
+    run_timeouts,
 )
 from holdfast.program.flow.definition import FlowDefinition
 from holdfast.program.flow.steps import Step
-from holdfast.program.plan.definition import PlanDefinition, check_plan
-from holdfast.program.plan.text import PlanProblem
 from holdfast.program.secrets import Secret, SecretProvider
 from holdfast.program.values import Converter, Values
 from holdfast.registry import Registry, RunHook
@@ -85,8 +76,9 @@ from holdfast.store.artifacts import Artifacts
 from holdfast.store.decisions import LIFE
 from holdfast.store.open import open_store
 from holdfast.store.payloads import PayloadCodec, SealingStore, sealed
-from holdfast.store.types import DeadLetterQuery, PlanQuery, ScheduleQuery
+from holdfast.store.types import DeadLetterQuery
 from holdfast.store.validation import check_node_name, check_ownership
+from holdfast.workflow import Flow, Workflow
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,9 +86,6 @@ S = TypeVar("S")
 W = TypeVar("W")
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
-
-PlanDocument = dict[str, Any] | str | bytes
-"""A plan: its text, the bytes of it, or a plain value."""
 
 Failures = type[Exception] | tuple[type[Exception], ...]
 """Exceptions that fail a run."""
@@ -106,337 +95,12 @@ LIFE_DIGITS = 12
 """How many characters of a new id distinguish one life of a node from others of the same name."""
 
 
-class ChildCall(TypedDict, total=False):
-    """How a child is called, and what it is started with."""
-
-    name: str
-    """What its step is called, instead of its workflow."""
-    cancel: CancelPolicy
-    """What a cancellation does while it is awaited: give it up at once, or cancel it and `wait` for its outcome."""
-    close_policy: ClosePolicy
-    """What becomes of it when its parent ends."""
-    attributes: Mapping[str, Any]
-    """Its search attributes."""
-    run_id: str
-    tags: tuple[str, ...]
-    priority: int
-    """The order in which it is admitted, if its workflow has limits."""
-    retry: Retry | None
-    """How often it is started again, as another child, when it has failed."""
-
-
-class Workflow(Generic[P, R]):
-    """A registered workflow. Start it with `App.start`; call it inside another workflow to run it as a child."""
-
-    def __init__(self, definition: WorkflowDefinition, call: ChildOptions = PLAIN_CHILD) -> None:
-        self.definition = definition
-        self.call = call
-        """How children are called."""
-        update_wrapper(self, definition.function)
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Run it as a child inside a workflow, and wait for it. Outside of one it raises `NotDurable`: see `plain`."""
-        return self._program().run_child(self.definition, args, kwargs, self.call)
-
-    def child(self, *args: P.args, **kwargs: P.kwargs) -> "ChildRun[R]":
-        """Start it as a child inside a workflow, without waiting: await what this returns for the result."""
-        run_id, waiting = self._program().start_child(self.definition, args, kwargs, self.call)
-        return ChildRun(run_id, waiting)
-
-    def _program(self) -> CoroutineProgram:
-        program = current_program()
-        if program is None:
-            name = self.definition.name
-            raise NotDurable(
-                f"workflow {name!r} is called outside of a run, where nothing is durable: start it with "
-                f"app.start({name}, …); a unit test calls {name}.plain(…)"
-            )
-        return program
-
-    def plain(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Call the function itself, for unit tests: activities are only called, and nothing is recorded.
-
-        What needs a run raises `NotDurable` there: sleeping, waiting for signals, children. For those there is
-        `holdfast.testing.TestNode`.
-        """
-        refuse_inside("plain", "call the workflow to run it as a child")
-        return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
-
-    def options(self, **call: Unpack[ChildCall]) -> "Workflow[P, R]":
-        """Return the same workflow with other options for children.
-
-        `close_policy` is what becomes of one when its parent ends; `attributes`, `tags`, `priority` and `run_id` are
-        what it is started with, and `name` is what its step is called. With `retry` another child is started when it
-        has failed. With `cancel="wait"` a cancellation of the parent while it waits for the child cancels the child,
-        waits until it has ended, and only then goes on: what the child returns is not lost.
-        """
-        return Workflow(self.definition, child_options(self.call, {**call}))
-
-
-class ChildRun(Generic[R]):
-    """A child that was started without waiting for it. Await it for its result."""
-
-    def __init__(self, run_id: str, waiting: "asyncio.Task[R]") -> None:
-        self.run_id = run_id
-        """Its id; with a retry policy, that of the first attempt."""
-        self._waiting = waiting
-
-    def __await__(self) -> Generator[Any, None, R]:
-        return self._waiting.__await__()
-
-    def done(self) -> bool:
-        """Return whether its outcome is known."""
-        return self._waiting.done()
-
-    def cancel(self, reason: str = "") -> None:
-        """Give it up: it is cancelled too, unless it is abandoned."""
-        self._waiting.cancel(reason or None)
-
-    async def signal(self, name: str, payload: Any = None, *, signal_id: str | None = None) -> None:
-        """Send it a signal, with the turn."""
-        await run_from_inside(self.run_id).signal(name, payload, signal_id=signal_id)
-
-    async def update(self, name: str, /, *, update_id: str | None = None, **arguments: Any) -> Any:
-        """Send it an update, and wait for its answer."""
-        return await run_from_inside(self.run_id).update(name, update_id=update_id, **arguments)
-
-
-class Flow(Workflow[[S], S], Generic[S]):
-    """A registered flow: a workflow that is written as a tree of steps around a state. See `App.flow`."""
-
-    definition: FlowDefinition
-
-    def options(self, **call: Unpack[ChildCall]) -> "Flow[S]":
-        """Return the same flow with other options for children: see `Workflow.options`."""
-        return Flow(self.definition, child_options(self.call, {**call}))
-
-    def graph(self) -> Graph:
-        """Return the tree as it is drawn."""
-        return self.definition.graph()
-
-    def mermaid(self) -> str:
-        """Return the tree as a flowchart of Mermaid."""
-        return self.definition.graph().mermaid()
-
-
 def _sink(**given: Any) -> Sink:
     fields: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     try:
         return Sink(**fields)
     except TypeError as problem:
         raise InvalidInput(f"a sink has no such option: {problem}", field="options") from None
-
-
-class Activity(Generic[P, R]):
-    """A registered activity."""
-
-    def __init__(
-        self,
-        definition: ActivityDefinition,
-        options: ActivityOptions | None = None,
-        call: CallOptions = PLAIN_CALL,
-    ) -> None:
-        self.definition = definition
-        self.call = call
-        """How it is called: the name of the step, its idempotency key, what a cancellation does."""
-        self.call_options = options or definition.options
-        """The options of the calls made through it."""
-        self._encoded_options = encode_options(self.call_options)
-        update_wrapper(self, definition.function)
-
-    def options(self, **changes: Any) -> "Activity[P, R]":
-        """Return the same activity with other options for the calls made through it.
-
-        Those of `@app.activity`, and of the call itself: `name` is what its step is called; `idempotency_key`, a text,
-        is its key, whatever the definition computes. With `cancel="wait"` a cancellation while it is awaited waits for
-        its outcome: a result is returned, and the code is cancelled where it waits next.
-        """
-        call = call_options(self.call, changes)
-        return Activity(self.definition, _options(self.call_options, **changes), call)
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Run it as a durable step inside a workflow; outside one only call the function. Either is to be awaited."""
-        program = current_program()
-        if program is None:
-            return self._plain(args, kwargs)
-        return program.run_activity(
-            self.definition, args, kwargs, self.call_options.queue, self._encoded_options, self.call
-        )
-
-    async def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        result = self.definition.function(*args, **kwargs)
-        return await result if inspect.isawaitable(result) else result  # type: ignore[no-any-return]
-
-
-class AppPlans:
-    """The plans of an app's installation: documents that are run. See docs/plans.md."""
-
-    def __init__(self, app: "App") -> None:
-        self._app = app
-
-    def validate(self, document: PlanDocument) -> list[PlanProblem]:
-        """Return every problem of a plan, with its place: in the document, and with what is registered here."""
-        return check_plan(body_of(document), self._app.registry)[1]
-
-    async def register(self, document: PlanDocument, *, tenant: str = "default", uri: str = "") -> RegisteredPlan:
-        """Keep a plan under its id and version, and return it as it is registered.
-
-        The hash is over the exact bytes of a text. The same version with other bytes raises `Conflict`, and a plan that
-        is wrong raises `PlanInvalid` with every problem.
-        """
-        return await self._app.runtime().plans.register(tenant, body_of(document), uri=uri)
-
-    async def show(self, plan_id: str, version: str | None = None, *, tenant: str = "default") -> PlanDefinition:
-        """Return a registered plan; without a version, the one that was registered last."""
-        return (await self._app.runtime().plans.show(tenant, plan_id, version))[1]
-
-    async def list(
-        self,
-        plan_id: str | None = None,
-        *,
-        tenant: str = "default",
-        after: RegisteredPlan | None = None,
-        limit: int = 100,
-    ) -> Sequence[RegisteredPlan]:
-        """Return registered versions, ordered by id and version, from after one that was returned before."""
-        place = ("", "", "") if after is None else (after.tenant, after.plan_id, after.plan_version)
-        return await self._app.runtime().plans.find(PlanQuery(tenant=tenant, plan_id=plan_id, after=place, limit=limit))
-
-    async def start(
-        self,
-        plan: PlanDocument | PlanRef,
-        inputs: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> RunHandle[Any]:
-        """Start a run of a plan: of a registered one by its id, of one that a `PlanRef` names, or of a document.
-
-        A document is a dict, bytes, or a text that has several lines or begins with `{`. `options` are those of
-        `App.start`.
-        """
-        refuse_inside("plans.start", "call hf.plan to run it as a child")
-        runtime = self._app.runtime()
-        chosen = StartOptions(**options)
-        chosen.check()
-        uri = ""
-        if isinstance(plan, str) and "\n" not in plan and not plan.lstrip().startswith("{"):
-            plan = PlanRef(plan_id=plan)
-        if isinstance(plan, PlanRef):
-            definition, uri = await runtime.plans.resolve(chosen.tenant, plan)
-        else:
-            definition = await runtime.plans.put(chosen.tenant, body_of(plan))
-        given = definition.check_inputs(dict(inputs or {}))
-        started = await runtime.start(definition, self._app.registry.values.encode(given), chosen, uri=uri)
-        for delivered in started.signals:
-            result_of(delivered)
-        return RunHandle(runtime, started.run_id)
-
-
-class SchedulePlace(TypedDict, total=False):
-    """Whose a schedule is; `default` where it is left out."""
-
-    tenant: str
-    project: str
-    environment: str
-
-
-class ScheduleOptions(SchedulePlace, total=False):
-    """When a schedule starts runs, of what, and with what."""
-
-    workflow: "Workflow[..., Any] | str"
-    """A workflow or flow, its name, or `plan:ID` for a registered plan."""
-    input: Mapping[str, Any]
-    """The arguments of the workflow by name, or the inputs of the plan."""
-    every: timedelta
-    at: datetime
-    tz: str
-    start_at: datetime
-    end_at: datetime
-    overlap: Overlap
-    """While an earlier run is not finished: `skip` (the default), `queue`, `cancel-running` or `allow`."""
-    jitter: timedelta
-    """Each tick is put off by up to this, always by the same for the same tick."""
-    catch_up: timedelta
-    """Ticks that no node could fire for longer than this are missed: a day, unless you say otherwise."""
-    workflow_version: str
-    reference_key: str
-    tags: tuple[str, ...]
-    priority: int
-
-
-class AppSchedules:
-    """The schedules of an app, at run time. Each belongs to a tenant, project and environment."""
-
-    def __init__(self, app: "App") -> None:
-        self._app = app
-
-    async def create(self, schedule_id: str, cron: str = "", **options: Unpack[ScheduleOptions]) -> Schedule:
-        """Make a schedule. The options are those of `App.schedule`; `workflow` is needed."""
-        given: dict[str, Any] = {**options}
-        workflow = given.pop("workflow", None)
-        if workflow is None:
-            raise InvalidInput("a schedule starts a workflow: name it", field="workflow")
-        return await self._schedules.create(self._app.scheduled(workflow, cron, schedule_id, **given))
-
-    async def get(
-        self, schedule_id: str, *, tenant: str = "default", project: str = "default", environment: str = "default"
-    ) -> Schedule:
-        """Return a schedule."""
-        return await self._schedules.get((tenant, project, environment, schedule_id))
-
-    async def pause(self, schedule_id: str, note: str = "", **place: Unpack[SchedulePlace]) -> Schedule:
-        """Fire no ticks until it is resumed; those of the meantime are not run."""
-        return await self._schedules.pause(_place(schedule_id, place), note)
-
-    async def resume(self, schedule_id: str, note: str = "", **place: Unpack[SchedulePlace]) -> Schedule:
-        """Fire the ticks from now on."""
-        return await self._schedules.resume(_place(schedule_id, place), note)
-
-    async def trigger(
-        self, schedule_id: str, *, request_id: str = "", **place: Unpack[SchedulePlace]
-    ) -> RunHandle[Any]:
-        """Start a run of it now, beside its ticks and whatever runs."""
-        run_id = await self._schedules.trigger(_place(schedule_id, place), request_id)
-        return RunHandle(self._app.runtime(), run_id)
-
-    async def backfill(
-        self,
-        schedule_id: str,
-        since: datetime,
-        until: datetime,
-        *,
-        overlap: Overlap = "queue",
-        **place: Unpack[SchedulePlace],
-    ) -> int:
-        """Run the ticks of a period that is over; return how many there are. What has run already is not run again."""
-        period = (instant_of("since", since), instant_of("until", until))
-        return await self._schedules.backfill(_place(schedule_id, place), *period, overlap)
-
-    async def delete(self, schedule_id: str, **place: Unpack[SchedulePlace]) -> None:
-        """Delete a schedule. Its runs go on. One that is declared in code is made again by the next node that opens."""
-        await self._schedules.delete(_place(schedule_id, place))
-
-    def next_ticks(self, schedule: Schedule, count: int = 5) -> list[datetime]:
-        """Return when the next ticks are due; none while it is paused."""
-        ticks = self._schedules.next_ticks(schedule, count)
-        return [datetime.fromtimestamp(tick / 1_000_000, UTC) for tick in ticks]
-
-    @property
-    def _schedules(self) -> Schedules:
-        return self._app.runtime().schedules
-
-    async def list(self, *, tenant: str | None = None, workflow: str | None = None) -> list[Schedule]:
-        """Return the schedules of this app, by tenant, project, environment and id."""
-        query = ScheduleQuery(app=self._app.name, tenant=tenant, workflow=workflow)
-        found: Sequence[Schedule] = ()
-        while page := await self._app.runtime().store.find(query):
-            found = [*found, *page]
-            query = replace(query, after=page[-1].place)
-        return [*found]
-
-
-def _place(schedule_id: str, place: "SchedulePlace") -> tuple[str, str, str, str]:
-    tenant, project = place.get("tenant", "default"), place.get("project", "default")
-    return (tenant, project, place.get("environment", "default"), schedule_id)
 
 
 class RegistersWorkflow(Protocol):
@@ -510,11 +174,12 @@ class App:
         self.registry.attributes = declared_types(attributes or {})
         self.registry.secrets = None if secrets is None else open_provider(secrets)
         self._plan_sources = plan_sources if isinstance(plan_sources, PlanSources) else PlanSources(plan_sources)
-        self.plans = AppPlans(self)
-        self.schedules = AppSchedules(self)
-        """Its schedules, while a node is open."""
+        self.plans = AppPlans(self.registry, self.runtime)
         """The plans that can be run: documents instead of code."""
-        self._runtime: Runtime | None = None
+        self.schedules = AppSchedules(name, self.registry, self._known, self.runtime)
+        """Its schedules, while a node is open."""
+        self.runtimes = OpenRuntimes()
+        """The runtimes of the nodes and connections that are open."""
 
     # --- registering
 
@@ -581,6 +246,28 @@ class App:
             return Workflow(definition)
 
         return register if function is None else register(function)
+
+    @overload
+    def external_workflow(self, workflow: str, /, *, version: str = "1") -> Workflow[..., Any]: ...
+    @overload
+    def external_workflow(
+        self, workflow: Callable[P, Coroutine[Any, Any, R]], /, *, name: str | None = None, version: str = "1"
+    ) -> Workflow[P, R]: ...
+
+    def external_workflow(self, workflow: Any, /, *, name: str | None = None, version: str = "1") -> Any:
+        """Return a workflow of another app on the same store, to run it as a child or to start it.
+
+        By its name it takes arguments by name. Given an async function without a body, which has the same parameters
+        and result, calls are checked and typed. This process needs none of its code, and never runs it; its approval
+        and its limits hold. A child waits until a node has that version.
+        """
+        _check_version(version)
+        definition = ExternalWorkflow(workflow, name, version, self.registry.values)
+        require_step_name("a workflow's name", definition.name)
+        if is_plan(definition.name):
+            raise InvalidInput("a plan is run by hf.plan, and started by a PlanRef", field="name")
+        definition.attributes = self.registry.attributes
+        return Workflow(self.registry.workflows.get((definition.name, version), definition))
 
     def flow(
         self,
@@ -668,7 +355,7 @@ class App:
             definition = ActivityDefinition(
                 function,
                 chosen,
-                _options(ActivityOptions(), **options),
+                activity_options(ActivityOptions(), **options),
                 idempotency_key,
                 verify,
                 milliseconds(verify_timeout),
@@ -739,53 +426,12 @@ class App:
 
         def declare(workflow: W) -> W:
             rest: dict[str, Any] = {key: value for key, value in options.items() if key != "workflow"}
-            self.registry.add_schedule(self.scheduled(workflow, cron, schedule_id, **rest))
+            self.registry.add_schedule(self.schedules.declared(workflow, cron, schedule_id, **rest))
             return workflow
 
         if "workflow" in options:
             declare(options["workflow"])
         return declare
-
-    def scheduled(
-        self,
-        workflow: Any,
-        cron: str,
-        schedule_id: str | None = None,
-        *,
-        input: Mapping[str, Any] | None = None,
-        tenant: str = "default",
-        project: str = "default",
-        environment: str = "default",
-        workflow_version: str | None = None,
-        reference_key: str | None = None,
-        tags: tuple[str, ...] = (),
-        priority: int = 0,
-        **when: Any,
-    ) -> Schedule:
-        """Return a schedule of this app, as `schedule` declares it and `schedules.create` makes it."""
-        name = workflow if isinstance(workflow, str) else self._known(workflow).name
-        if is_plan(name):
-            packed = self.registry.values.encode(dict(input or {}))
-        else:
-            packed = self.registry.workflow(name, workflow_version).signature.pack((), dict(input or {}))
-        schedule = Schedule(
-            schedule_id=schedule_id or name,
-            app=self.name,
-            workflow=name,
-            workflow_version=workflow_version,
-            input=packed,
-            spec=spec_of(cron, **when),
-            tenant=tenant,
-            project=project,
-            environment=environment,
-            reference_key=reference_key,
-            tags=tags,
-            priority=priority,
-        )
-        if (problem := check_schedule(schedule)) is not None:
-            raise problem
-        check_calendar(schedule.spec)
-        return schedule
 
     def run(self, run_id: str | None = None) -> RunHandle[Any]:
         """Return the handle of a run that is there already. Inside a workflow it can be signalled, durably.
@@ -795,18 +441,18 @@ class App:
         program = current_program()
         if program is not None:
             return run_from_inside(run_id or program.run_id)
-        if self._runtime is None or run_id is None:
+        if self.runtimes.current() is None or run_id is None:
             raise InvalidInput("no node is open: look at runs inside `async with app.node(...)`, by their id")
-        return RunHandle(self._runtime, run_id)
+        return RunHandle(self.runtime(), run_id)
 
     async def signal_many(self, signals: Sequence[Outgoing]) -> list[AcceptedSignalResult | CallerError]:
         """Send signals, each a dict of run_id, name and what else `RunHandle.signal` takes.
 
         Each is answered by itself, in order: with its result, or with the error that refuses it.
         """
-        if self._runtime is None or current_program() is not None:
+        if self.runtimes.current() is None or current_program() is not None:
             raise InvalidInput("no node is open: send signals inside `async with app.node(...)`, outside of workflows")
-        return await self._runtime.signal_many(signals)
+        return await self.runtime().signal_many(signals)
 
     def waits(self, *, run_id: str | None = None, name: str | None = None) -> AsyncIterator[Wait]:
         """Iterate over the open waits: of a run, for a signal's name, or all."""
@@ -862,15 +508,25 @@ class App:
         """
         return await self.runtime().dequeue_and_start()
 
-    def _known(self, workflow: Any) -> WorkflowDefinition:
+    def _known(self, workflow: Any, version: str | None = None) -> WorkflowDefinition:
+        """Return a workflow of this app; with a version, that one of it."""
         if not isinstance(workflow, Workflow):
             name = getattr(workflow, "__qualname__", repr(workflow))
             raise InvalidInput(f"{name} is not a workflow: register the function with @app.workflow, and start that")
         definition = workflow.definition
+        if definition.is_external:
+            if version not in (None, definition.version):
+                what = f"{definition.name!r} is version {definition.version!r} of another app's workflow"
+                raise InvalidInput(f"{what}: name the version in external_workflow", field="workflow_version")
+            return definition
         if self.registry.workflows.get((definition.name, definition.version)) is not definition:
             raise InvalidInput(
                 f"workflow {definition.name!r} belongs to another app than {self.name!r}; start it there"
             )
+        if version is not None:
+            if (problem := check_name("workflow_version", version)) is not None:
+                raise problem
+            return self.registry.workflow(definition.name, version)
         return definition
 
     @property
@@ -892,7 +548,6 @@ class App:
         options = options or NodeOptions()
         if options.fail_open and name is None:
             raise InvalidInput("a node that fails open has a name, so that it finds its journal again", field="name")
-        before = self._runtime
         async with self._open(store) as (unobserved, limits):
             check_ownership(unobserved, _settings(None, None).checkpoint_ownership)
             works = options.takes_runs or bool(options.queues)
@@ -915,11 +570,11 @@ class App:
                 app=self.name,
             )
             await runtime.open()
-            self._runtime = runtime
+            self.runtimes.add(runtime)
             try:
                 yield node
             finally:
-                self._runtime = before
+                self.runtimes.remove(runtime)
                 await runtime.close()
         if node.failure is not None:
             raise node.failure
@@ -947,7 +602,7 @@ class App:
     @asynccontextmanager
     async def connect(self, store: str | port.Store | None = None) -> AsyncIterator[None]:
         """Start runs, send to them and wait for them while the context is open, and leave the work to others' nodes."""
-        async with self.node(store, options=NodeOptions(takes_runs=False, relays=False)):
+        async with self.node(store, options=NodeOptions(takes_runs=False, relays=False, sample_s=None)):
             yield
 
     async def serve(
@@ -985,6 +640,10 @@ class App:
         attributes: Mapping[str, Any] | None = None,
         at: datetime | None = None,
         after: timedelta | None = None,
+        execution_timeout: timedelta | float | None = None,
+        run_timeout: timedelta | float | None = None,
+        cleanup_timeout: timedelta | float | None = None,
+        connection: Any = None,
         **kwargs: Any,
     ) -> RunHandle[R]:
         """Start a run with these arguments. The same request again gives the run that is there.
@@ -999,14 +658,15 @@ class App:
         app declares: runs are found by them (docs/search.md).
         With `at`, a datetime with a time zone, or `after` a timedelta, the run is there at once and PENDING, can be
         cancelled, and starts then by the store's clock, never earlier.
+        `execution_timeout` bounds the whole run, `run_timeout` each stretch between rotations: then it is cancelled,
+        may clean up for `cleanup_timeout` (10 minutes), and has failed with `RunTimedOut`.
+        With a `connection` of yours to the store's database, on which a transaction is open, the run is written in
+        that: it is there, and begins, if you commit; if you roll back, it never was (docs/transactions.md).
         """
         refuse_inside("start", "call the workflow to run it as a child, or hf.start to start it on its own")
         runtime = self.runtime()  # it may be closed while this waits
-        definition = self._known(workflow)
-        if workflow_version is not None:
-            if (problem := check_name("workflow_version", workflow_version)) is not None:
-                raise problem
-            definition = self.registry.workflow(definition.name, workflow_version)
+        definition = self._known(workflow, workflow_version)
+        bounds = (execution_timeout, run_timeout, cleanup_timeout)
         options = StartOptions(
             request_id=request_id,
             run_id=run_id,
@@ -1017,29 +677,28 @@ class App:
             environment=environment,
             priority=priority,
             with_signal=with_signal,
-            names_version=workflow_version is not None,
+            names_version=workflow_version is not None or definition.is_external,
             reference_parts=reference_parts or {},
             attributes=attributes or {},
             at=None if at is None else instant_of("at", at),
             after_ms=None if after is None else milliseconds(after),
+            timeouts=None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),
         )
         if not _START_OPTIONS.isdisjoint(definition.signature.names):
-            _refuse_ambiguous(definition, options)
-        started = await runtime.start(definition, definition.signature.pack(args, kwargs), options)
+            _refuse_ambiguous(definition, options, connection)
+        packed = definition.signature.pack(args, kwargs)
+        started = await runtime.start(definition, packed, options, connection=connection)
         for delivered in started.signals:
             result_of(delivered)
         started_as = self.registry.workflows.get((definition.name, started.workflow_version))
         return RunHandle(runtime, started.run_id, started_as)
 
-    def is_open_with(self, runtime: Runtime) -> bool:
-        """Return whether this runtime is still the one that is open."""
-        return self._runtime is runtime
-
     def runtime(self) -> Runtime:
         """Return the runtime of the node that is open: every verb, by definition and for a caller. For services."""
-        if self._runtime is None:
+        runtime = self.runtimes.current()
+        if runtime is None:
             raise InvalidInput("no node is open: use `async with app.node(...)` or `app.connect(...)`")
-        return self._runtime
+        return runtime
 
 
 async def start(
@@ -1052,6 +711,9 @@ async def start(
     priority: int = 0,
     attributes: Mapping[str, Any] | None = None,
     workflow_version: str | None = None,
+    execution_timeout: timedelta | float | None = None,
+    run_timeout: timedelta | float | None = None,
+    cleanup_timeout: timedelta | float | None = None,
     **kwargs: Any,
 ) -> RunHandle[R]:
     """Start a run from inside a workflow that is no child: nothing waits for it, and it goes on when this one ends.
@@ -1071,6 +733,7 @@ async def start(
         priority=priority,
         attributes=None if attributes is None else dict(attributes),
         version=workflow_version,
+        timeouts=run_timeouts(execution_timeout, run_timeout, cleanup_timeout),
     )
     values = program.definition.values
     if isinstance(workflow, PlanRef):
@@ -1086,6 +749,8 @@ async def start(
     else:
         definition = workflow.definition
         request = replace(request, workflow=definition.name, input=definition.signature.pack(args, kwargs))
+        if definition.is_external:
+            request = replace(request, version=definition.version)
     return run_from_inside(await program.start_run(request))
 
 
@@ -1122,16 +787,18 @@ def termination_signal() -> Iterator["asyncio.Future[str]"]:
             signal.signal(ending, handler if handler is not None else signal.SIG_DFL)
 
 
-_START_OPTIONS = frozenset({*StartOptions.__struct_fields__, "after", "workflow_version"})
+_OTHER_OPTIONS = {"after", "connection", "workflow_version", *RUN_TIMEOUTS}
+_START_OPTIONS = frozenset({*StartOptions.__struct_fields__, *_OTHER_OPTIONS} - {"timeouts"})
 _PLAIN_START = StartOptions()
 
 
-def _refuse_ambiguous(definition: WorkflowDefinition, options: StartOptions) -> None:
+def _refuse_ambiguous(definition: WorkflowDefinition, options: StartOptions, connection: Any) -> None:
     """Raise if an option was given that could be meant as an argument: the workflow has a parameter of that name."""
-    fields = {"after": "after_ms", "workflow_version": "names_version"}
+    fields = {"after": "after_ms", "workflow_version": "names_version", **dict.fromkeys(RUN_TIMEOUTS, "timeouts")}
     for name in _START_OPTIONS.intersection(definition.signature.names):
         field = fields.get(name, name)
-        if getattr(options, field) != getattr(_PLAIN_START, field):
+        given = connection if name == "connection" else getattr(options, field)
+        if given != getattr(_PLAIN_START, field, None):
             problem = (
                 f"{name} is an option of start, and workflow {definition.name!r} has a parameter of that name: "
                 "give the argument by position; to give the option, rename the parameter"
@@ -1148,39 +815,3 @@ def _check_version(version: str) -> None:
 def _settings(address: str | None, limits: Limits | None) -> Settings:
     settings = load_settings(os.environ) if address is None else load_settings(os.environ, store=address)
     return settings if limits is None else replace(settings, limits=limits)
-
-
-def _options(base: ActivityOptions, **changes: Any) -> ActivityOptions:
-    """Return options with some of them changed; durations are given as timedeltas or seconds."""
-    known: dict[str, Callable[[Any], dict[str, Any]]] = {
-        "retry": lambda value: {"retry": _retry(value)},
-        "queue": lambda value: {"queue": value},
-        "timeout": lambda value: {"timeout_ms": milliseconds(value)},
-        "schedule_to_close": lambda value: {"schedule_to_close_ms": milliseconds(value)},
-        "heartbeat_timeout": lambda value: {"heartbeat_timeout_ms": milliseconds(value)},
-        "on_failure": lambda value: {"on_failure": failure_policy(value)},
-        "secrets": lambda value: {"secrets": _secrets(value)},
-    }
-    fields: dict[str, Any] = {}
-    for name, value in changes.items():
-        if name not in known:
-            raise InvalidInput(f"unknown activity option {name!r}; known are {', '.join(sorted(known))}")
-        fields |= known[name](value)
-    if fields.get("queue", "") != "":  # the empty one is none
-        require_step_name("queue", fields["queue"])
-    return replace(base, **fields)
-
-
-def _secrets(value: Any) -> tuple[Secret, ...]:
-    if not isinstance(value, list | tuple | set | frozenset):
-        raise InvalidInput(f'secrets is a list such as ["stripe/key"], not {value!r}', field="secrets")
-    found = {each.name: each for each in (one if isinstance(one, Secret) else Secret(one) for one in value)}
-    if len(found) > SECRETS:
-        raise InvalidInput(f"an activity has {len(found)} secrets; the most is {SECRETS}", field="secrets")
-    return tuple(found[name] for name in sorted(found))
-
-
-def _retry(value: Any) -> Retry:
-    if not isinstance(value, Retry):
-        raise InvalidInput(f"retry is a Retry, such as Retry(max_attempts=5), not {value!r}", field="retry")
-    return value

@@ -5,6 +5,7 @@ registration (the bounds of an installation, the seconds of a turn) it gets with
 """
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from msgspec import Raw
@@ -12,6 +13,7 @@ from msgspec import Raw
 from holdfast.core import events as e
 from holdfast.core.attributes import AttributeType
 from holdfast.core.bus import Sink, check_sink
+from holdfast.core.plans import ANY_PLAN, with_levels
 from holdfast.core.schedules import Schedule
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.limits import Limits
@@ -37,7 +39,10 @@ class Registry:
         "approvals",
         "attributes",
         "built_in",
+        "claimable",
+        "definitions",
         "limits",
+        "newest",
         "on_failed",
         "on_paused",
         "plans",
@@ -61,6 +66,12 @@ class Registry:
     ) -> None:
         self.workflows: dict[tuple[str, str], WorkflowDefinition] = {}
         """The workflows, by name and version."""
+        self.definitions: list[tuple[str, str]] = [ANY_PLAN]
+        """What a node can run: plans, whichever there are, and the workflows."""
+        self.claimable: list[tuple[str, str]] = with_levels(self.definitions)
+        """By what a node claims them: each with the levels of the stored format that this release understands."""
+        self.newest: dict[str, WorkflowDefinition] = {}
+        """The version of each workflow that was registered last, by name."""
         self.activities: dict[str, ActivityDefinition] = {}
         """The activities, by name."""
         self.built_in: dict[str, ActivityDefinition] = {}
@@ -99,7 +110,8 @@ class Registry:
         bounded = Registry(
             limits, turn_s, allow_cross_tenant_signals=self.allow_cross_tenant_signals, values=self.values
         )
-        bounded.workflows = self.workflows
+        bounded.workflows, bounded.definitions, bounded.newest = self.workflows, self.definitions, self.newest
+        bounded.claimable = self.claimable
         bounded.activities = self.activities
         bounded.plans = self.plans
         bounded.workflow_limits = self.workflow_limits
@@ -117,13 +129,11 @@ class Registry:
         key = (definition.name, definition.version)
         if key in self.workflows:
             raise InvalidInput(f"workflow {definition.name!r} is registered twice with version {definition.version!r}")
-        requires_approval = definition.requires_approval or any(name == definition.name for name, _ in self.approvals)
-        if limit is not None and requires_approval:
-            problem = f"workflow {definition.name!r} has limits, and a version of it that requires approval: choose one"
-            raise InvalidInput(problem, field="requires_approval")
         if definition.requires_approval:
             self.approvals.add(key)
-        self.workflows[key] = definition
+        self.workflows[key] = self.newest[definition.name] = definition
+        self.definitions.append(key)
+        self.claimable += with_levels([key])
         definition.attributes = self.attributes
         definition.activities = self.activities
         self.workflow_limits.pop(definition.name, None)
@@ -153,19 +163,20 @@ class Registry:
 
     def workflow(self, name: str, version: str | None = None) -> WorkflowDefinition:
         """Return a workflow by its name; without a version, the one that was registered last."""
-        if version is not None and (name, version) in self.workflows:
-            return self.workflows[name, version]
-        known = {version: definition for (of, version), definition in self.workflows.items() if of == name}
-        if not known:
-            raise NotFound(f"there is no workflow {name!r} here", workflow=name)
-        if version is not None:
-            problem = f"there is no version {version!r} of workflow {name!r} here; there are {sorted(known)}"
-            raise NotFound(problem, workflow=name, version=version)
-        return next(reversed(known.values()))
+        found = self.newest.get(name) if version is None else self.workflows.get((name, version))
+        if found is not None:
+            return found
+        if name not in self.newest:
+            near = get_close_matches(name, self.workflow_names(), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise NotFound(f"there is no workflow {name!r} here{hint}", workflow=name)
+        known = sorted(known for of, known in self.workflows if of == name)
+        problem = f"there is no version {version!r} of workflow {name!r} here; there are {known}"
+        raise NotFound(problem, workflow=name, version=version)
 
     def workflow_names(self) -> list[str]:
         """Return the names of the workflows, in order."""
-        return sorted({name for name, _ in self.workflows})
+        return sorted(self.newest)
 
     def activity_names(self) -> list[str]:
         """Return the names of the activities, in order."""

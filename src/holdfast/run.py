@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, cast
 
-from msgspec import Raw
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
@@ -15,7 +16,7 @@ from holdfast.core.state import RunStatus
 from holdfast.engine.inbox.operator_commands import OperatorCommand
 from holdfast.engine.inbox.receipts import Receipt, Unconsumed
 from holdfast.engine.start.runtime import Runtime
-from holdfast.errors import InvalidInput, NotDurable, RunCancelled, RunFailed
+from holdfast.errors import InvalidInput, NotDurable, RunCancelled, RunFailed, RunTimedOut
 from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.signals import send_signal
@@ -23,7 +24,7 @@ from holdfast.program.signals import send_signal
 R = TypeVar("R")
 
 
-class RunHandle(Generic[R]):
+class RunHandle(Struct, Generic[R], frozen=True, eq=False):
     """One run: its result, its history, and what can be sent to it.
 
     Operators' commands (`cancel`, `pause`, `resume`, `approve`, `retry_step`, `skip_step`, `terminate`) are durable
@@ -31,24 +32,15 @@ class RunHandle(Generic[R]):
     decided: `Conflict` is the run's rejection, with the reason. `NotPermitted` is the authoriser's.
     """
 
-    __slots__ = ("_caller", "_definition", "_runtime", "run_id")
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        run_id: str,
-        definition: WorkflowDefinition | None = None,
-        caller: Caller | None = None,
-    ) -> None:
-        self.run_id = run_id
-        self._runtime = runtime
-        self._definition = definition
-        self._caller = caller
+    _runtime: Runtime
+    run_id: str
+    _definition: WorkflowDefinition | None = None
+    _caller: Caller | None = None
 
     # --- how it ends
 
     async def result(self) -> R:
-        """Wait for the run to finish; return its result, or raise `RunFailed` or `RunCancelled`."""
+        """Wait for the run to finish; return its result, or raise `RunFailed`, `RunTimedOut` or `RunCancelled`."""
         refuse_inside("a run's handle", "call a child, or wait for a signal")
         body = (await self._runtime.wait_finished(self.run_id)).data
         if isinstance(body, e.RunCompleted):
@@ -57,6 +49,8 @@ class RunHandle(Generic[R]):
                 return cast(R, codec.decode(body.result, Any))
             return cast(R, self._definition.values.decode(body.result, self._definition.signature.result_type))
         if isinstance(body, e.RunFailed):
+            if body.timeout:
+                raise RunTimedOut(f"run {self.run_id} failed: {body.error.message}", body.error)
             raise RunFailed(f"run {self.run_id} failed: {body.error.code}: {body.error.message}", body.error)
         reason = getattr(body, "reason", "")
         raise RunCancelled(cancelled_text(self.run_id, reason), run_id=self.run_id, reason=reason)
@@ -110,15 +104,19 @@ class RunHandle(Generic[R]):
         require_waiting: bool = False,
         step_id: str | None = None,
         actor: str = "",
+        connection: Any = None,
     ) -> AcceptedSignalResult:
         """Send a signal: to the oldest wait of its name, or with `step_id` to exactly that wait.
 
         With a `signal_id` a retry is recognised and answered as the first time. With `require_waiting` it is refused
         unless a wait would take it now. Inside a workflow it is sent once, with the turn, and `accepted` is False.
-        `actor` is who sends it, for the authoriser.
+        `actor` is who sends it, for the authoriser. With a `connection` it is sent in the transaction that is open
+        there, and counts when that is committed: see `App.start`.
         """
         program = current_program()
         if program is not None:
+            if connection is not None:
+                raise InvalidInput("a workflow has no connection to a database: signal without one", field="connection")
             if require_waiting:
                 raise InvalidInput(
                     "a workflow does not wait for the answer to require_waiting", field="require_waiting"
@@ -133,7 +131,7 @@ class RunHandle(Generic[R]):
             require_waiting=require_waiting,
             actor=actor,
         )
-        return await self._runtime.signal(request, self._definition, self._caller)
+        return await self._runtime.signal(request, self._definition, self._caller, connection)
 
     async def receipt(self, sent: AcceptedSignalResult | str, signal_id: str = "") -> Receipt:
         """Return what happened to a signal: waiting, consumed by which event, expired, or dead-lettered and why.
@@ -309,3 +307,8 @@ class _OutOfReach:
 
     def __getattr__(self, verb: str) -> Any:
         raise NotDurable("inside a workflow a run can be signalled and updated; other calls belong into an activity")
+
+
+def reopened(handle: RunHandle[R], runtime: Runtime) -> RunHandle[R]:
+    """Return the handle of the same run for another runtime: the one that is open now."""
+    return replace(handle, _runtime=runtime)

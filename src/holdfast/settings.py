@@ -78,6 +78,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     write_latency_budget_ms: int | None = None
     fail_open: str | None = None
     artifact_sweep_s: float | None = None
+    sample_s: float | None = None
+    sample_keep_s: float | None = None
     relays: bool | None = None
     relay_events_s: int | None = None
 

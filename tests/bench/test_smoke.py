@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench import instructions, paths
+from bench import compare, instructions, paths
 from bench.__main__ import NAMES
 
 ROOT = Path(__file__).parents[2]
@@ -129,3 +130,14 @@ def test_a_file_system_in_memory_is_refused() -> None:
 @pytest.mark.parametrize("kind", ["steps", "signals"])
 async def test_what_instructions_are_counted_of_runs_to_its_end(kind: str) -> None:
     await instructions.load(kind, "memory://", 1)
+
+
+@pytest.mark.parametrize("kind", compare.LOADS)
+async def test_what_two_checkouts_are_compared_by_runs_to_its_end(kind: str, tmp_path: Path) -> None:
+    thresholds = gc.get_threshold()
+    try:
+        row = await compare.load(kind, f"sqlite:///{tmp_path}/runs.db", 20, compare.TUNED)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert row["runs/s"] > 0
+    assert row["CPU µs/run"] > 0

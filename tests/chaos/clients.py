@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
 from holdfast.core.messages import AcceptedSignalResult
 from holdfast.errors import EngineError, HoldfastError
+from holdfast.store.port import Store
 from tests.chaos.programs import SIGNAL, Script, app, draw_script, play, signals_of
 
 T = TypeVar("T")
 
 AGAIN_S = 0.1
+WATCHED_S = 5.0
 
 
 @dataclass
@@ -42,7 +45,7 @@ class Clients:
         self._progress = asyncio.Event()
 
     async def serve_all(self, patience_s: float) -> None:
-        """Let every client have its answers; give up when for so long nobody has had one."""
+        """Let every client have its answers; give up when for so long nobody has had one, and no run went on."""
         clients = [asyncio.create_task(self._serve(promise)) for promise in self.promises]
         try:
             while not all(client.done() for client in clients):
@@ -74,6 +77,17 @@ class Clients:
             self.refused.append(f"{promise.run_id}: its client was refused: {refusal!r}")
         finally:
             self._progress.set()  # also for whoever waits for the last one
+
+    async def watch(self, store: Store) -> None:
+        """Note, without end, that runs go on, though no client hears of it."""
+        cursor = ""
+        while True:
+            with suppress(EngineError):
+                found = await store.changes(cursor)
+                if cursor and (found.runs or found.is_lost):
+                    self._progress.set()
+                cursor = found.cursor
+            await asyncio.sleep(WATCHED_S)
 
     def _sending(self, handle: Any, signal_id: str) -> Callable[[], Awaitable[AcceptedSignalResult]]:
         return lambda: handle.signal(SIGNAL, f"signal {signal_id}", signal_id=signal_id)

@@ -34,7 +34,7 @@ class Order:
     seed: int = 0
     plant: str = ""
     patience_s: float = 30.0
-    """For how long no client may hear anything before the chaos is given up."""
+    """For how long no client may hear anything, and no run go on, before the chaos is given up."""
     killed_every_s: float | None = None
     """How often a node is killed; at random if this is None."""
     works: int = 0
@@ -105,7 +105,9 @@ async def _play(order: Order) -> Report:
         async with app.connect(store.url):
             await fleet.open()
             storm = asyncio.create_task(_storm(order, fleet, store, rng, chronicle))
+            watching = asyncio.create_task(clients.watch(app.runtime().store))
             await clients.serve_all(order.patience_s)
+            watching.cancel()
             await storm
         await fleet.close()
         report = await _judged(order, store, clients, fleet, chronicle, asyncio.get_running_loop().time() - began)

@@ -12,8 +12,8 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.invariants import RunView, SystemView, check_drained
-from holdfast.core.state import COMPLETED
-from holdfast.store.port import RunQuery, Store
+from holdfast.core.state import COMPLETED, state_of
+from holdfast.store.port import RunHead, RunQuery, Store
 from holdfast.testing import view_of
 from tests.chaos.clients import Promise
 from tests.chaos.fleet import Chronicle
@@ -32,12 +32,13 @@ class Judge:
     wrong: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     recoveries_s: list[float] = field(default_factory=list)
+    heads: dict[str, RunHead] = field(default_factory=dict)
 
     async def judge(self, store: Store, promises: Iterable[Promise], ledger: Path) -> None:
         """Judge all runs of a store in which nothing goes on any more."""
         effects = _read_ledger(ledger)
         open_promises = {promise.run_id: promise for promise in promises}
-        async for family in _families(store):
+        async for family in _families(store, self.heads):
             promise = open_promises.pop(family[0].run_id, None)
             if promise is None:
                 self.wrong.append(f"{family[0].run_id}: nobody has started this run")
@@ -62,10 +63,19 @@ class Judge:
             self._judge_owners(view)
             self._judge_effects(view, effects)
             if view.status is not COMPLETED:
-                self.wrong.append(f"{view.run_id} is {view.status}; its last event is {view.events[-1].event_type}")
+                self.wrong.append(f"{view.run_id} is {view.status}: {self._stands_at(view)}")
             else:
                 results[view.run_id] = self._judge_result(view)
         self._judge_promise(family[0], promise, results)
+
+    def _stands_at(self, view: RunView) -> str:
+        """Return what an unfinished run waits for, to be read by who looks for the cause."""
+        head, last = self.heads[view.run_id], view.events[-1]
+        return (
+            f"its last event is {last.event_type} at {last.persisted_at}; ready at {head.ready_at}, owned by "
+            f"{head.lease_owner} at epoch {head.lease_epoch} after {head.losses} losses, inbox at {head.inbox_seq}, "
+            f"open steps {sorted(state_of(view.run_id, view.events).open_steps)}"
+        )
 
     def _judge_promise(self, view: RunView, promise: Promise, results: dict[str, Any]) -> None:
         """Check that what was acknowledged is there: the start with its input, each signal once, the result."""
@@ -163,7 +173,7 @@ def _read_ledger(path: Path) -> _Effects:
     return effects
 
 
-async def _families(store: Store) -> AsyncIterator[list[RunView]]:
+async def _families(store: Store, seen: dict[str, RunHead]) -> AsyncIterator[list[RunView]]:
     """Yield each run with its children: they follow it in order, because a slash comes before digits."""
     family: list[RunView] = []
     after = ""
@@ -171,6 +181,7 @@ async def _families(store: Store) -> AsyncIterator[list[RunView]]:
         for head in heads:
             view = await view_of(store, head.run_id)
             assert view is not None
+            seen[head.run_id] = head
             if family and head.parent_run_id is None:
                 yield family
                 family = []

@@ -101,11 +101,11 @@ async def test_it_finds_results_without_an_effect(tmp_path: Path) -> None:
 
 
 async def test_it_finds_commits_that_are_dropped(tmp_path: Path) -> None:
-    assert "is RUNNING; its last event is" in await findings(tmp_path, "dropped-commit")
+    assert "is RUNNING: its last event is" in await findings(tmp_path, "dropped-commit")
 
 
 async def test_it_finds_activities_that_died_with_their_node(tmp_path: Path) -> None:
-    assert "is RUNNING; its last event is StepStarted" in await findings(tmp_path, "forgotten-activities")
+    assert "is RUNNING: its last event is StepStarted" in await findings(tmp_path, "forgotten-activities")
 
 
 async def test_it_finds_signals_that_are_acknowledged_and_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ async def test_it_finds_signals_that_are_acknowledged_and_lost(tmp_path: Path, m
         return [port.Accepted(_acknowledged(item)) for item in items if isinstance(item, SignalRequest)]
 
     monkeypatch.setattr(SqliteStore, "deliver", deliver_most)
-    assert "is RUNNING; its last event is SignalWaiting" in await findings(tmp_path)
+    assert "is RUNNING: its last event is SignalWaiting" in await findings(tmp_path)
 
 
 def _acknowledged(request: SignalRequest) -> AcceptedSignalResult:

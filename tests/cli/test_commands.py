@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from holdfast.cli.commands import spec_of
-from holdfast.cli.main import commands
+from holdfast.cli.main import commands, with_stdin_last
 from holdfast.service.operations import OPERATIONS
 from tests.cli.command_process import MOST_SECONDS, command, environment
 from tests.cli.forked_commands import ForkedCommands
@@ -106,6 +106,7 @@ def test_a_run_from_its_start_to_its_end(setup: CommandSetup) -> None:
     assert re.search(r"^created at +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \(\d+ s ago\)$", shown, re.MULTILINE)
     assert re.search(r"^approval +RUNNING +signal", shown, re.MULTILINE)
     assert setup.hf("run", "query", run_id, "progress").stdout == '{"order_id":"o-1"}\n'
+    assert "progress" in setup.hf("run", "handlers", run_id).stdout
     assert setup.hf("run", "update", run_id, "double", "number:=21", "--update-id", "u-1").stdout == "42\n"
     assert run_id in setup.hf("signal", "waiting", "--name", "approval").stdout
     assert "run-1" in setup.hf("run", "list", "--tag", "web", "--created-from", "1h").stdout
@@ -165,6 +166,32 @@ def test_a_cancel_that_is_sent_again_with_its_id_is_decided_once(setup: CommandS
 
 
 @pytest.mark.contract("API-1", "TSK-1")
+def test_something_is_done_to_all_tasks_that_a_filter_finds(setup: CommandSetup) -> None:
+    for number in range(3):
+        start(setup, "asking", "who=everybody", run_id=f"bulk-{number}")
+    wanted = ("--workflow", "asking", "--text", "everybody")
+    page = until(lambda: setup.json("task", "list", *wanted, "--status", "OPEN"), lambda page: len(page["items"]) == 3)
+    preview = setup.json("task", "bulk", "reassign", *wanted, "--preview")
+    assert preview["tasks"] == [task["task_id"] for task in page["items"]]
+    assert "has to be confirmed" in setup.hf("task", "bulk", "reassign", *wanted, code=2).stderr
+    assert "takes no answer" in setup.hf("task", "bulk", "claim", "true", *wanted, code=2).stderr
+    assert "concerns 0 tasks" in setup.hf("task", "bulk", "complete", "true", *wanted, "--overdue").stdout
+    done = setup.hf("task", "bulk", "reassign", *wanted, "--to", "dora", "--yes")
+    assert done.stdout == "reassign: 3 done, 0 refused\n"
+    refused = setup.json("task", "bulk", "complete", "7", "--assignee", "dora", "--actor", "dora", "--yes", code=1)
+    assert (refused["done"], len(refused["refused"])) == (0, 3)
+    done = setup.hf("task", "bulk", "complete", "true", "--assignee", "dora", "--actor", "dora", "--yes")
+    assert done.stdout == "complete: 3 done, 0 refused\n"
+
+
+def test_a_lone_hyphen_is_the_standard_input() -> None:
+    assert with_stdin_last(["run", "start", "order", "-"]) == ["run", "start", "order", "--", "-"]
+    assert with_stdin_last(["call", "runs.start", "-", "--json"]) == ["call", "runs.start", "--json", "--", "-"]
+    for kept in (["artifact", "get", "a", "-o", "-"], ["run", "start", "order", "--", "-"], ["run", "list"]):
+        assert with_stdin_last(kept) == kept
+
+
+@pytest.mark.contract("API-1", "TSK-1")
 def test_tasks(setup: CommandSetup) -> None:
     run_id = start(setup, "asking", "who=cleo", run_id="run-5")
     page = until(lambda: setup.json("task", "list", "--run-id", run_id), lambda page: page["items"])
@@ -191,6 +218,8 @@ def test_the_installation_and_what_else_there_is(setup: CommandSetup) -> None:
     assert [each["level"] for each in setup.json("system", "doctor")["items"] if each["subject"] == "clock"] == ["fine"]
     assert [node["is_here"] for node in setup.json("system", "nodes")["items"]] == [True]
     assert setup.json("system", "alerts") == {"items": []}
+    assert setup.json("system", "takeovers")["items"] == []
+    assert "items" in setup.json("system", "samples")
     assert "echo" in setup.hf("workflow", "list").stdout
     assert setup.json("workflow", "show", "order", "--version", "1")["name"] == "order"
     many = json.dumps([{"run_id": "run-6", "name": "a"}, {"run_id": "nowhere", "name": "a"}])
@@ -213,7 +242,7 @@ def test_tokens(setup: CommandSetup) -> None:
     assert done.stderr == "holdfast: this is shown once, and only its hash is kept\n"
     prefix = done.stdout[:25]
     assert re.search(
-        rf"^{prefix} +ann +operator +acme +.*in 90 days.* +yes$", setup.hf("token", "list").stdout, re.MULTILINE
+        rf"^{prefix} +ann +operator +acme +.*in 90 d.* +yes$", setup.hf("token", "list").stdout, re.MULTILINE
     )
     revoked = setup.json("token", "revoke", prefix)
     assert (revoked["is_valid"], revoked["name"], revoked["scopes"]) == (False, "ann", ["runs:write"])

@@ -77,9 +77,9 @@ def test_times_are_shown_with_their_distance(monkeypatch: pytest.MonkeyPatch) ->
     for text, distance in [
         ("2026-01-28T11:59:30Z", "30 s ago"),
         ("2026-01-28T12:05:00Z", "in 5 min"),
-        ("2026-01-27T12:00:00.5Z", "24 h ago"),
-        ("2026-02-07T12:00:00Z", "in 10 days"),
-        ("9999-12-31T00:00:00Z", "days"),
+        ("2026-01-27T12:00:00.5Z", "23 h ago"),
+        ("2026-02-07T12:00:00Z", "in 10 d"),
+        ("9999-12-31T00:00:00Z", " d)"),
     ]:
         assert distance in output.moment(text)
 

@@ -210,7 +210,7 @@ async def test_scripts_have_the_same_without_waiting(tmp_path: Path) -> None:
         result, types = await asyncio.to_thread(script, f"http://127.0.0.1:{shop.port}")
         assert (result, types) == (7, ["RunQueued", "RunStarted", "RunCompleted"])
         with pytest.raises(InvalidInput):
-            SyncClient(shop.app)  # type: ignore[arg-type]
+            SyncClient(7)  # type: ignore[arg-type]
 
 
 async def test_a_script_that_breaks_off_a_stream_holds_no_connection() -> None:

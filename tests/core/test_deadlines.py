@@ -10,11 +10,12 @@ from holdfast.core import codec, commands
 from holdfast.core import events as e
 from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.invariants import check
-from holdfast.core.messages import ActivityDetached, ActivityErrored, Message, NodeLost, check_message
+from holdfast.core.messages import ActivityDetached, ActivityErrored, Message, NodeLost
 from holdfast.core.snapshot import project_run
 from holdfast.core.state import RunStatus, state_of
 from holdfast.core.timing import Retry
 from holdfast.limits import ERROR_TEXT_CHARS
+from holdfast.store.validation import check_message
 from tests.core.driver import BROKEN, FATAL, SECOND, START, Driver, done, outcome
 
 LATE = "activity 'charge' was not done within 1000 ms of being scheduled"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.instants import format_instant, parse_instant
+from holdfast.core.codec import format_instant, parse_instant
 from holdfast.errors import InvalidInput
 
 LAST = 253_402_300_799_999_999  # the end of the year 9999

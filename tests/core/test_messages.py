@@ -14,11 +14,11 @@ from holdfast.core.messages import (
     AcceptedSignalResult,
     Message,
     SignalRequest,
-    check_message,
     check_signal,
 )
 from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
 from holdfast.limits import Limits
+from holdfast.store.validation import check_message
 
 LIMITS = Limits()
 REQUEST = SignalRequest(run_id="run-1", name="go")

@@ -13,10 +13,11 @@ from holdfast.core import events as e
 from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.invariants import check
 from holdfast.core.keys import ACTIVITY_TOKEN_CHARS, ActivityToken, read_activity_token, write_activity_token
-from holdfast.core.messages import ActivityDetached, ActivityReturned, NodeLost, check_message
+from holdfast.core.messages import ActivityDetached, ActivityReturned, NodeLost
 from holdfast.core.snapshot import project_run
 from holdfast.core.state import state_of
 from holdfast.errors import InvalidInput
+from holdfast.store.validation import check_message
 from tests.core.driver import SECOND, START, Driver, outcome
 
 TWICE = Raw(b'{"retry":{"max_attempts":2,"initial_ms":5000,"jitter":0.5}}')
@@ -302,3 +303,13 @@ def test_an_attempt_that_never_began_is_made_again_and_does_not_count() -> None:
         assert run.tell(run.message("charge")).dispatch == ("charge",)
     assert state_of(run.run_id, run.events) == run.state
     assert types(run.tell(NodeLost("charge"))) == ["StepFailed"]
+
+
+@pytest.mark.contract("FMT-2", "ACT-1")
+def test_outcome_of_a_step_that_was_opened_at_another_time_changes_nothing() -> None:
+    """It is of a deleted run that had this id; one without the time is of an older node, and counts."""
+    run = begun()
+    opened_at = run.state.open_steps["charge"].opened_at
+    assert run.tell(replace(outcome(run, result="late"), opened_at=opened_at - 1)) == NOTHING
+    assert run.tell(replace(outcome(run, result="ok"), opened_at=opened_at)).events
+    assert begun().tell(outcome(run, result="old")).events

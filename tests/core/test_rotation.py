@@ -51,11 +51,13 @@ NOT_CARRIED = {
     "retried",
     "requires_approval",
     "start_at",
+    "needs",
     "awaits_definition",
     "steps_since_rotation",
     "last_executed_by",
     "last_executed_on",
     "closed_effects",
+    "stretch_began_at",
 }
 
 

@@ -18,11 +18,12 @@ from types import ModuleType
 from typing import Any, Literal
 
 from holdfast import App, MemoryStore, NodeOptions, PostgresStore, SqliteStore, activity_context
-from holdfast.app import Activity
+from holdfast.activity import Activity
 from holdfast.clock import SystemClock
 from holdfast.core.messages import AcceptedSignalResult
 from holdfast.store.port import Accepted, Duplicate
 from tests.early_first_turns import take_first_turns_early
+from tests.sqlite_template import put_empty_store
 
 LEASE_MS = 60_000
 PATIENCE_S = 60.0
@@ -169,6 +170,8 @@ class InterruptedNodes:
 
     async def open(self) -> Any:
         """Open the store for one life."""
+        if not self._path.exists():
+            put_empty_store(self._path)
         inner = await SqliteStore.open(self._path, clock=self._clock)
         await inner.migrate()
         return inner

@@ -15,10 +15,10 @@ import pytest
 
 import holdfast as hf
 from examples import orders
-from holdfast.app import Workflow
 from holdfast.core.invariants import check_drained
 from holdfast.store.port import LoadedRun, WaitQuery
 from holdfast.testing import system_view
+from holdfast.workflow import Workflow
 from tests.crash import in_flight
 from tests.crash.file_check import check_file
 from tests.machine_load import slowdown

@@ -6,10 +6,10 @@ from typing import Any, TypedDict
 import msgspec
 
 import holdfast as hf
-from holdfast.app import Workflow
 from holdfast.core.messages import Actor
 from holdfast.engine.inbox.tasks import TaskView
 from holdfast.run import RunHandle
+from holdfast.workflow import Workflow
 from tests.engine.harness import wait_for_event
 
 ANN = Actor("ann", ("clerk",))

@@ -213,9 +213,7 @@ async def test_who_may_not_approve_does_not(variant: EngineVariant) -> None:
         assert await run.result() == []
 
 
-def test_limits_and_approvals_do_not_go_together() -> None:
-    app = hf.App("both")
-    with pytest.raises(InvalidInput, match="choose one"):
-        app.workflow(name="both", requires_approval=True, at_once=1)(Bank().plain.definition.function)
+def test_how_an_approval_cannot_be_required() -> None:
+    app = hf.App("odd")
     with pytest.raises(InvalidInput, match="requires_approval is True or False"):
         app.workflow(name="odd", requires_approval="yes")(Bank().plain.definition.function)  # type: ignore[call-overload]

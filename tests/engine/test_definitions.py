@@ -384,7 +384,7 @@ async def test_without_a_grace_or_without_runs_nobody_looks() -> None:
     shop = Shop("1")
     for options in (hf.NodeOptions(definition_grace_s=None), hf.NodeOptions(takes_runs=False)):
         assert DefinitionFilter("node-a", MemoryStore(), shop.app.registry, options).start() == []
-    assert DefinitionFilter("node-a", MemoryStore(), shop.app.registry, hf.NodeOptions(takes_runs=False)).plans() == ()
+    assert DefinitionFilter("node-a", MemoryStore(), shop.app.registry, hf.NodeOptions(takes_runs=False)).plans == ()
 
 
 @pytest.mark.parametrize("grace_s", [0, -1.0, float("nan"), "1", 1e300])

@@ -15,19 +15,19 @@ import httpx
 import pytest
 
 import holdfast as hf
-from holdfast.app import Workflow
 from holdfast.run import RunHandle
 from holdfast.service.auth.tokens import TokenAccess, make_token
 from holdfast.service.context import make_service
 from holdfast.service.http.front import Front
+from holdfast.workflow import Workflow
 from tests.engine.harness import wait_for_event
 
 PACKAGE = str(Path(hf.__file__).parent) + "/"
 ROUNDS = 5
 
-START_FILES = 30
-SIGNAL_FILES = 36
-REST_START_FILES = 40
+START_FILES = 26
+SIGNAL_FILES = 32
+REST_START_FILES = 32
 TOKEN_FILES = 2
 
 Order = Workflow[[], str]

@@ -10,7 +10,8 @@ import pytest
 from holdfast.engine.host_locks import HeldLock, HostDuty
 from holdfast.errors import LockLost, StoreUnavailable
 from holdfast.store.memory import MemoryStore
-from holdfast.store.port import Store
+from holdfast.store.port import HostLock, Store
+from holdfast.store.proxy import StoreProxy
 from holdfast.testing.faults import Faults, FaultyStore, Weather
 from holdfast.testing.sim_loop import LoopClock, SimLoop, SimProcess
 
@@ -149,3 +150,70 @@ async def test_a_duty_goes_on_when_the_store_is_back() -> None:
 
     await HostDuty("duty", "a#1", store, work, LEASE_MS, POLL_S).run()
     assert tries == [1, 2, 3]
+
+
+class SlowLocks(StoreProxy):
+    """A store that is asked about locks, decides later, and decides also if its caller is gone: as PostgreSQL does."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.asked, self.may_decide = asyncio.Event(), asyncio.Event()
+
+    async def acquire_lock(self, name: str, owner: str, lease_ms: int) -> HostLock | None:
+        async def decide() -> HostLock | None:
+            self.asked.set()
+            await self.may_decide.wait()
+            return await self._store.acquire_lock(name, owner, lease_ms)
+
+        return await asyncio.shield(asyncio.ensure_future(decide()))
+
+    async def release_lock(self, name: str, owner: str, epoch: int) -> bool:
+        self.asked.set()
+        await self.may_decide.wait()
+        return await self._store.release_lock(name, owner, epoch)
+
+
+@pytest.mark.contract("OWN-4")
+@pytest.mark.parametrize("is_renewal", [False, True], ids=["acquired", "renewed"])
+async def test_a_duty_that_is_cancelled_while_the_store_decides_leaves_no_lock(is_renewal: bool) -> None:
+    store = SlowLocks(MemoryStore())
+    is_working = asyncio.Event()
+
+    async def work(held: HeldLock) -> None:
+        is_working.set()
+        await asyncio.Event().wait()
+
+    duty = asyncio.create_task(HostDuty("duty", "a#1", store, work, LEASE_MS, POLL_S).run())
+    await store.asked.wait()
+    if is_renewal:
+        store.may_decide.set()
+        await is_working.wait()
+        store.asked.clear()
+        store.may_decide.clear()
+        await store.asked.wait()
+    duty.cancel()
+    await asyncio.sleep(0)
+    store.may_decide.set()
+    await asyncio.wait({duty})
+    assert duty.cancelled()
+    assert await store.find_locks() == []
+
+
+@pytest.mark.contract("OWN-4")
+async def test_a_duty_that_is_cancelled_while_it_releases_its_lock_has_released_it() -> None:
+    store, has_worked = SlowLocks(MemoryStore()), asyncio.Event()
+
+    async def work(held: HeldLock) -> None:
+        store.asked.clear()
+        store.may_decide.clear()
+        has_worked.set()
+
+    store.may_decide.set()
+    duty = asyncio.create_task(HostDuty("duty", "a#1", store, work, LEASE_MS, POLL_S).run())
+    await has_worked.wait()
+    await store.asked.wait()
+    duty.cancel()
+    await asyncio.sleep(0)
+    store.may_decide.set()
+    await asyncio.wait({duty})
+    assert await store.find_locks() == []

@@ -49,3 +49,73 @@ async def test_finished_runs_leave_nothing_behind(tmp_path_factory: pytest.TempP
             # What is kept for each run is kept in every round; what is made once, such as a cache, only in one.
             kept = min(after[1] - after[0], after[2] - after[1]) / RUNS
         assert kept < BYTES_PER_RUN, f"{kept:.0f} bytes are kept for each run that has finished"
+
+
+class Measuring:
+    """An app with runs that are under way, that wait, and that end."""
+
+    def __init__(self) -> None:
+        self.app = app = hf.App("collected")
+        self.gate = asyncio.Event()
+
+        @app.activity
+        async def act(number: int) -> int:
+            await self.gate.wait()
+            return number
+
+        @app.workflow
+        async def work(number: int) -> int:
+            return await act(number) + await act(number)
+
+        @app.workflow
+        async def wait() -> int:
+            return await hf.wait_signal("go", int)
+
+        self.work, self.wait = work, wait
+
+    async def to_their_end(self, count: int) -> None:
+        """Take runs of each kind to their end."""
+        working = await asyncio.gather(*(self.app.start(self.work, number) for number in range(count)))
+        waiting = await asyncio.gather(*(self.app.start(self.wait) for _ in range(count)))
+        await asyncio.gather(*(run.signal("go", 1) for run in waiting))
+        await asyncio.gather(*(run.result() for run in (*working, *waiting)))
+
+
+def tracked() -> int:
+    """Return how many objects the garbage collector walks through."""
+    gc.collect()
+    return len(gc.get_objects())
+
+
+async def test_a_run_has_few_objects_that_the_garbage_collector_walks_through() -> None:
+    measuring, count = Measuring(), 100
+    options = hf.NodeOptions(lease_ms=600_000, activities_at_once=2)  # the others wait for a slot
+    async with asyncio.timeout(60), measuring.app.node("memory://", options=options):
+        measuring.gate.set()
+        await measuring.to_their_end(20)
+        measuring.gate.clear()
+        before = tracked()
+        waiting = await asyncio.gather(*(measuring.app.start(measuring.wait) for _ in range(count)))
+        parked = tracked()
+        working = await asyncio.gather(*(measuring.app.start(measuring.work, number) for number in range(count)))
+        under_way = tracked()
+        measuring.gate.set()
+        await asyncio.gather(*(run.signal("go", 1) for run in waiting))
+        await asyncio.gather(*(run.result() for run in (*waiting, *working)))
+    assert (parked - before) / count < 25
+    assert (under_way - parked) / count < 25
+
+
+async def test_finished_runs_leave_the_garbage_collector_nothing_to_free() -> None:
+    measuring = Measuring()
+    measuring.gate.set()
+    async with asyncio.timeout(60), measuring.app.node("memory://", options=hf.NodeOptions(lease_ms=600_000)):
+        await measuring.to_their_end(20)
+        gc.collect()
+        gc.disable()
+        try:
+            await measuring.to_their_end(100)
+            freed = gc.collect()
+        finally:
+            gc.enable()
+    assert freed < 100  # for 200 runs: none has a cycle

@@ -40,7 +40,7 @@ async def killed(app: hf.App, store: Any, name: str, **options: Any) -> AsyncIte
     node = await context.__aenter__()
     yield node
     vanish(node)
-    app._runtime = None
+    app.runtimes.remove(app.runtime())
 
 
 @pytest.mark.contract("OWN-1", "OWN-3")

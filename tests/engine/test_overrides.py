@@ -189,12 +189,12 @@ async def test_skipping_a_task_or_a_wait_needs_a_permission_of_its_own(name: str
         run = await opened(app, name)
         operator = Caller(name="olga", scopes=frozenset({"runs:control"}))
         with pytest.raises(NotPermitted, match="runs:override"):
-            await RunHandle(app.runtime(), run.run_id, caller=operator).skip_step("approve", actor="olga", wait=True)
+            await RunHandle(app.runtime(), run.run_id, None, operator).skip_step("approve", actor="olga", wait=True)
         rejected = await wait_for_event(run, "SignalRejected")
         assert "runs:override" in codec.encode_body(rejected.data)
         assert await run.status() is RunStatus.RUNNING
         admin = Caller(name="ann", scopes=frozenset({"runs:control", "runs:override"}))
-        await RunHandle(app.runtime(), run.run_id, caller=admin).skip_step("approve", actor="ann", wait=True)
+        await RunHandle(app.runtime(), run.run_id, None, admin).skip_step("approve", actor="ann", wait=True)
         assert await run.result() == "None"
 
 

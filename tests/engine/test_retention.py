@@ -40,7 +40,7 @@ from holdfast.store.port import ArchivedRunQuery, AuditQuery, PurgePolicy, Purge
 from holdfast.store.proxy import StoreProxy
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import VirtualClock
-from holdfast.testing.samples import SampleNode, complete, fail, read_history, signal, task, wait
+from holdfast.testing.samples import SampleNode, complete, fail, marker, read_history, signal, task, wait
 from tests.s3_server import S3Server
 
 CYCLES = int(os.environ.get("TEST_RETENTION_CYCLES", "8"))
@@ -124,6 +124,36 @@ async def test_by_default_nothing_is_deleted(store: Store) -> None:
     assert report == replace(await duty(store, Retention()).preview(5.0), at=report.at)
     assert await left(store) == ["done"]
     assert await store.find(AuditQuery()) == []
+
+
+@pytest.mark.contract("FMT-2")
+async def test_a_commit_deletes_bounded_bytes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small runs go together, few large ones; one that is larger than the bound goes alone, and all go."""
+    monkeypatch.setattr(retention, "BATCH_BYTES", 20_000)
+    node = SampleNode(store)
+    sizes: dict[str, int] = {}
+    for number, size in enumerate([10, 3_000, 3_000, 9_000, 50_000, 10, 10, 9_000, 9_000, 9_000, 3_000, 10]):
+        run_id = f"run-{number:02}"
+        await node.start(run_id, marker("large", "é" * (size // 2)))
+        await node.step(run_id, complete())
+        sizes[run_id] = size
+    batches: list[list[str]] = []
+
+    class Counting(StoreProxy):
+        async def purge(self, policy: PurgePolicy, audit: Any = None) -> PurgeReport:
+            before = set(await left(store))
+            report = await self._store.purge(policy, audit)
+            if policy.run_ids is not None:
+                batches.append(sorted(before - set(await left(store))))
+            return report
+
+    report = await duty(Counting(store), Retention(finished=NOW)).sweep()
+    assert (report.runs, await left(store)) == (12, [])
+    assert sum(report.by_workflow.values()) == 12
+    assert sorted(run_id for batch in batches for run_id in batch) == sorted(sizes)
+    weights = [sum(sizes[run_id] for run_id in batch) for batch in batches]
+    assert all(weight <= 20_000 or len(batch) == 1 for weight, batch in zip(weights, batches, strict=True)), batches
+    assert max(map(len, batches)) >= 4, "small ones go together"
 
 
 @pytest.mark.contract("FMT-2")

@@ -15,7 +15,9 @@ from holdfast.core.schedules import Schedule
 from holdfast.core.state import CANCELLED, COMPLETED, PENDING, RUNNING, state_of
 from holdfast.engine.ticks import TZDATA
 from holdfast.errors import Conflict, InvalidInput, NotFound
+from holdfast.store.memory import MemoryStore
 from holdfast.store.port import RunHead, RunQuery, Store
+from holdfast.testing import VirtualClock
 
 SECOND = timedelta(seconds=1)
 OPTIONS = hf.NodeOptions(safety_poll_s=0.2, lease_ms=2_000, drain_s=0.5)
@@ -319,18 +321,17 @@ async def test_a_delayed_run_can_be_cancelled_and_signalled_and_survives_its_nod
 async def test_how_a_run_cannot_be_delayed() -> None:
     app = hf.App("clock")
 
-    @app.workflow(at_once=1)
-    async def limited() -> None: ...
+    @app.workflow
+    async def plain() -> None: ...
 
     async with app.node("memory://"):
         for wrong in (
             {"at": datetime(2030, 1, 1)},  # noqa: DTZ001
             {"after": timedelta(seconds=-1)},
             {"after": timedelta(hours=1), "at": datetime(2030, 1, 1, tzinfo=UTC)},
-            {"after": timedelta(hours=1)},
         ):
             with pytest.raises(InvalidInput):
-                await app.start(limited, **wrong)
+                await app.start(plain, **wrong)
 
 
 @pytest.mark.contract("TMR-2", "TMR-1")
@@ -342,3 +343,40 @@ async def test_the_first_schedule_of_an_app_that_is_made_at_run_time_begins_at_o
         await (await app.start(_workflow_object(app, "report"))).result()
         await app.schedules.create("late", workflow="report", every=SECOND)
         await until(lambda: _at_least(store, "late", 1))
+
+
+# --- borders
+
+
+@pytest.mark.contract("TMR-2", "OWN-3")
+@pytest.mark.parametrize("overlap", ["skip", "queue", "cancel-running", "allow"])
+async def test_what_becomes_of_the_ticks_of_a_day_without_nodes(overlap: Any) -> None:
+    """Each of them is run, skipped, queued or cancelled, once and in order; what is older than `catch_up` is missed."""
+    clock = VirtualClock()
+    store, app = MemoryStore(clock=clock), an_app()
+    hour, day = timedelta(hours=1), 24 * 3_600_000
+    async with app.node(store, options=OPTIONS):
+        await app.schedules.create("tick", workflow="hold", every=hour, overlap=overlap, catch_up=timedelta(hours=20))
+        first = (await app.schedules.get("tick")).next_tick
+    assert first is not None
+    clock.advance(ms=day)
+    due = [tick for tick in range(first, clock.now() + 1, 3_600_000_000) if tick >= clock.now() - 20 * 3_600_000_000]
+    async with app.node(store, options=OPTIONS):
+        await until(lambda: _when(app, lambda schedule: schedule.watermark >= due[-1]))
+        runs = await runs_of(store, "tick")
+        ticks = [(await tick_of(app, run.run_id))[1] for run in runs]
+        schedule = await app.schedules.get("tick")
+        if overlap == "allow":
+            assert sorted(ticks) == due
+        elif overlap == "skip":
+            assert (ticks, schedule.skipped) == ([due[0]], len(due) - 1)
+        elif overlap == "queue":
+            assert (ticks, list(schedule.queued)) == ([due[0]], due[1:])
+            await app.run(runs[0].run_id).signal("go")
+            [_, second] = await until(lambda: _at_least(store, "tick", 2))
+            assert (await tick_of(app, second.run_id))[1] == due[1], "one after the other, the oldest first"
+        else:
+            assert (ticks, schedule.skipped) == ([due[-1]], len(due) - 1), "one would cancel the other at once"
+            await until(lambda: _status(store, runs[-1].run_id, RUNNING))
+        assert schedule.missed > 0
+    await store.close()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 import holdfast as hf
-from holdfast.app import App, Workflow
+from holdfast.app import App
 from holdfast.core.messages import AcceptedSignalResult
 from holdfast.core.state import COMPLETED
 from holdfast.engine.check_histories import check_histories
@@ -24,6 +24,7 @@ from holdfast.errors import (
     RunTerminal,
 )
 from holdfast.store.port import Capabilities, RunQuery
+from holdfast.workflow import Workflow
 from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
 
 
@@ -414,8 +415,9 @@ async def test_signals_without_an_id_do_not_fail_with_those_that_the_store_canno
 async def test_histories_with_signals_of_every_kind_are_checked_without_a_node() -> None:
     app = hf.App("checked")
 
-    @app.workflow(signals={"vote": int})
+    @app.workflow(signals={"vote": int, "begin": str})
     async def everything() -> list[Any]:
+        await hf.wait_signal("begin", str)  # when all votes are there, however long they take
         await app.run("nowhere").signal("go", "x")
         skipped = await hf.wait_signal("never", str, condition=lambda: False)
         doubled = await hf.wait_signal("vote", handler=lambda vote: 2 * vote)
@@ -426,6 +428,7 @@ async def test_histories_with_signals_of_every_kind_are_checked_without_a_node()
         run = await app.start(everything)
         await run.signal("vote", 1)
         await run.signal("vote", 2)
+        await run.signal("begin", "now")
         assert await run.result() == [None, 2, [2]]
         history = await run.events()
     assert check_histories(app.registry, [history]) == []

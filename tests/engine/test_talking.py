@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.app import Workflow
 from holdfast.core.state import COMPLETED
 from holdfast.errors import (
     Conflict,
@@ -19,6 +18,7 @@ from holdfast.errors import (
     RunTerminal,
     UpdateFailed,
 )
+from holdfast.workflow import Workflow
 from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
 
 

@@ -142,7 +142,7 @@ def started(app: hf.App, **given: Any) -> Any:
 
 def hf_workflow(definition: Any) -> Any:
     """Return the workflow of a definition."""
-    from holdfast.app import Workflow
+    from holdfast.workflow import Workflow
 
     return Workflow(definition)
 

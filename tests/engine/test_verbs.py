@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.app import Workflow
 from holdfast.core.events import Event
 from holdfast.core.messages import AcceptedSignalResult, Control
 from holdfast.core.state import APPROVED, CANCELLED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING, RunStatus, state_of
@@ -16,6 +15,7 @@ from holdfast.engine.turns.draft import TurnDraft
 from holdfast.errors import Conflict, NotFound, RunCancelled, RunFailed, RunTerminal
 from holdfast.run import RunHandle
 from holdfast.testing.samples import SampleNode
+from holdfast.workflow import Workflow
 from tests.engine.harness import wait_for_event, wait_for_status
 
 WAITS = "waits"

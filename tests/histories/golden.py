@@ -72,7 +72,7 @@ def expected(run_id: str, events: list[Event]) -> dict[str, Any]:
 
 def make_runs() -> list[Driver]:
     """Return a handful of runs that have, between them, an event of every type."""
-    return [smooth(), troubled(), sociable(), awkward(), doubtful(), carrying(), complete_bodies()]
+    return [smooth(), troubled(), sociable(), awkward(), doubtful(), carrying(), late(), complete_bodies()]
 
 
 def smooth() -> Driver:
@@ -88,6 +88,17 @@ def smooth() -> Driver:
     run.ask(commands.RecordMarker(step_id="seed", name="seed", value=Raw(b"42")))
     run.ask(commands.SetAttributes(step_id="set", values={"cents": 5, "due": At(7), "parts": ("a", "b"), "vip": True}))
     run.ask(commands.CompleteRun(result=Raw(b'"receipt-1"')))
+    return run
+
+
+def late() -> Driver:
+    """Return a run that takes longer than it may, and cleans up."""
+    timeouts = e.RunTimeouts(60_000, 10_000, 5_000)
+    run = Driver("late", e.RunQueued("order", "1", input=Raw(b"{}"), timeouts=timeouts)).start()
+    run.ask(wait("approval", "approve"))
+    run.now += 10 * SECOND
+    run.tell(run.inbox["timeout:run@0"])
+    run.ask(commands.CancelStep(step_id="approval"), commands.CancelRun())
     return run
 
 

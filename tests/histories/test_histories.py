@@ -31,6 +31,8 @@ DIGESTS = {
     "v7.expected.json": "8587d25bec7107bea1983656ffe5b67496ffd8b2b4161d9dae56d1796219b787",
     "v8.jsonl": "230e206b0fae75a545212161abf5ba7468b9504d10059a92bf7aa3d4e5c8b452",
     "v8.expected.json": "ddb78abf4b073f0b72e62d5f7278affc7dc526b1dfa4a608f79c67168c78ca20",
+    "v9.jsonl": "70059f8daa2290722afe66ff6d0d25566dce178ca7abb8547824e8d684002503",
+    "v9.expected.json": "71b8533e8e25eb3d6b0d8568f4c3f951137daa520ab2cc7c846b4d54b75fd7e2",
 }
 
 

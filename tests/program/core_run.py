@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Raw
 from msgspec.structs import replace
 
-from holdfast.app import App, Workflow
+from holdfast.app import App
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.decide import Input, apply_commands, decide, queue_run
@@ -33,6 +33,7 @@ from holdfast.engine.turns.execute import make_program
 from holdfast.program.coroutine import CoroutineProgram
 from holdfast.program.port import Program
 from holdfast.program.replay import Replay
+from holdfast.workflow import Workflow
 
 START = 1_767_225_600_000_000  # 2026-01-01T00:00:00Z
 SECOND = 1_000_000

@@ -18,8 +18,8 @@ import pytest
 
 from holdfast.errors import RunawayWorkflow
 from holdfast.program import watchdog as module
-from holdfast.program.loop import DeterministicLoop, Timer
-from holdfast.program.watchdog import Overdue, Watch, Watchdog
+from holdfast.program.loop import DeterministicLoop, Timer, Watch
+from holdfast.program.watchdog import Overdue, Watchdog
 
 pytestmark = pytest.mark.untraced  # a strike may leave a lock of coverage held: see the watchdog
 
@@ -143,7 +143,7 @@ def test_a_call_of_c_code_is_logged_at_once_and_stopped_when_it_returns(watch: W
 @pytest.mark.parametrize("turn_s", [None, 0])
 def test_without_a_bound_nothing_is_watched(turn_s: float | None, watchdog: Watchdog) -> None:
     assert Watch(turn_s, "run-1", "order", watchdog).run(lambda: 5) == 5
-    assert watchdog._thread is None
+    assert watchdog.thread is None
 
 
 @pytest.mark.contract("MSG-3")
@@ -184,7 +184,7 @@ def test_the_watchdog_sleeps_while_nothing_runs_and_wakes_up_for_the_next(watchd
             return super().wait(timeout)
 
     asleep = Event()
-    watchdog._bell = Bell()
+    watchdog.bell = Bell()
     for _ in range(3):
         watch.run(lambda: None)
         assert asleep.wait(MOST_SECONDS), "it goes on ticking"
@@ -198,10 +198,10 @@ def test_the_watchdog_sleeps_while_nothing_runs_and_wakes_up_for_the_next(watchd
 def test_a_watchdog_that_is_awake_is_not_woken() -> None:
     """Waking it is no tick: were it woken by every turn of one thread, it would never strike another."""
 
-    class Counting(Watchdog):
-        def wake(self) -> None:
+    class Bell(Event):
+        def set(self) -> None:
             woken.append(get_ident())
-            super().wake()
+            super().set()
 
     def while_awake() -> None:
         while watchdog.is_asleep:
@@ -214,7 +214,8 @@ def test_a_watchdog_that_is_awake_is_not_woken() -> None:
 
     woken: list[int] = []
     ran: list[bool] = []
-    watchdog = Counting(TICK_S)
+    watchdog = Watchdog(TICK_S)
+    watchdog.bell = Bell()
     Watch(MOST_SECONDS, "run-1", "order", watchdog).run(while_awake)
     assert ran == [True] * 50
     assert woken == [get_ident()]
@@ -240,7 +241,8 @@ def test_a_forked_process_has_a_watchdog_of_its_own() -> None:
 TRACED_AFTER_A_STRIKE = """
 import sys
 from holdfast.errors import RunawayWorkflow
-from holdfast.program.watchdog import Watch, Watchdog
+from holdfast.program.loop import Watch
+from holdfast.program.watchdog import Watchdog
 
 def spin():
     while True:
@@ -312,19 +314,19 @@ def test_modules_that_only_sound_alike_are_not_spared(watch: Watch) -> None:
 @pytest.mark.parametrize("late", range(3))
 @pytest.mark.parametrize("piece", [spin, lambda: "done"], ids=["spins", "ends in time"])
 def test_strikes_that_come_while_the_watch_is_leaving_do_not_get_out(late: int, piece: Callable[[], Any]) -> None:
-    class Late(Watchdog):
-        """Strikes in the worst of places: while the watch makes sure that it is not struck."""
+    class Late(Watch):
+        """Is struck in the worst of places: while it makes sure that it is not."""
 
-        def settle(self, thread_id: int, watch: Watch) -> None:
+        def settle(self, thread_id: int) -> None:
             if next(strikes) < late:
-                watch.where = watch.where or " at the last moment"
+                self.where = self.where or " at the last moment"
                 module._set_async_exc(thread_id, module._OVERDUE)
-            super().settle(thread_id, watch)
+            super().settle(thread_id)
             settled.append(thread_id)
 
     strikes = count()
     settled: list[int] = []
-    watch = Watch(BOUND_S, "run-1", "order", Late(TICK_S))
+    watch = Late(BOUND_S, "run-1", "order", Watchdog(TICK_S))
     if late or piece is spin:
         with pytest.raises(RunawayWorkflow):
             watch.run(piece)

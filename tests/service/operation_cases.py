@@ -8,11 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core.access import write_token
 from holdfast.core.bus import OutboxSettlement, SinkProgress, letter_of
+from holdfast.engine.observe.samples import Sampler
 from holdfast.engine.retention import unsealed
 from holdfast.store.archive import Archive
 from holdfast.store.types import OutboxQuery, SinkQuery
@@ -108,6 +110,12 @@ async def _start(server: InProcessServer, call: Caller) -> None:
     await expect_problem(call, "runs.start", {"workflow": "order", "workflow_version": "9"}, "NotFound", 404)
     for bad in ({}, {"order_id": 7}, {"order_id": "o", "colour": "red"}):
         await expect_problem(call, "runs.start", {"workflow": "order", "input": bad}, "InvalidInput", 422)
+    short = {**ask, "request_id": "r-2", "execution_timeout_s": 0.05, "run_timeout_s": 9, "cleanup_timeout_s": 9}
+    late = await expect_answer(call, "runs.start", short, 201)
+    outcome = await expect_answer(call, "runs.result", {"run_id": late["run_id"], "wait_s": 20})
+    assert (outcome["status"], outcome["is_timed_out"], outcome["error"]["code"]) == ("FAILED", True, "RunTimedOut")
+    for wrong in ({"execution_timeout_s": 0}, {"run_timeout_s": -1}, {"cleanup_timeout_s": 5}):
+        await expect_problem(call, "runs.start", {**ask, **wrong, "request_id": "r-3"}, "InvalidInput", 422)
 
 
 @case("runs.get")
@@ -267,6 +275,14 @@ async def _result(server: InProcessServer, call: Caller) -> None:
     failed = await expect_answer(call, "runs.result", {"run_id": await finished(server, "failing")})
     assert failed["error"] == {"code": "ValueError", "message": "by design", "retryable": False, "category": ""}
     await expect_problem(call, "runs.result", {"run_id": "nowhere", "wait_s": 5}, "NotFound", 404)
+
+
+@case("runs.handlers")
+async def _run_handlers(server: InProcessServer, call: Caller) -> None:
+    run_id = await waiting_order(server)
+    answer = await expect_answer(call, "runs.handlers", {"run_id": run_id})
+    assert answer["queries"]["progress"].keys() == {"input", "result"}
+    await expect_problem(call, "runs.handlers", {"run_id": "nowhere"}, "NotFound", 404)
 
 
 @case("runs.query")
@@ -1075,6 +1091,27 @@ async def _locks(server: InProcessServer, call: Caller) -> None:
     await server.app.runtime().store.acquire_lock("retention", "node-7#5f2a", 60_000)
     [lock] = (await expect_answer(call, "system.locks", {}))["items"]
     assert (lock["name"], lock["node"], lock["epoch"], lock["is_expired"]) == ("retention", "node-7", 1, False)
+
+
+@case("system.samples")
+async def _samples(server: InProcessServer, call: Caller) -> None:
+    assert await expect_answer(call, "system.samples", {}) == {"items": []}
+    runtime = server.app.runtime()
+    await server.start("far")
+    await server.until("system.queues", {}, lambda queues: queues["items"])
+    assert await Sampler(runtime.store, runtime.node_name, 60.0, 3_600.0).come_round()
+    [sample] = (await expect_answer(call, "system.samples", {"since": "2020-01-01T00:00:00Z"}))["items"]
+    assert (sample["jobs"], sample["queues"], sample["runs"], sample["nodes"]) == (1, {"gpu": 1}, {"RUNNING": 1}, 1)
+    assert (await expect_answer(call, "system.samples", {"since": "2999-01-01T00:00:00Z"}))["items"] == []
+    await expect_problem(call, "system.samples", {"since": "yesterday"}, "InvalidInput", 422)
+
+
+@case("system.takeovers")
+async def _takeovers(server: InProcessServer, call: Caller) -> None:
+    body = Raw(b'{"node":"b","taken_from":"a","runs":3}')
+    await server.app.runtime().store.put_bulletins("takeover", {"b 1": body}, 60_000)
+    [found] = (await expect_answer(call, "system.takeovers", {}))["items"]
+    assert (found["node"], found["taken_from"], found["runs"]) == ("b", "a", 3)
 
 
 @case("system.alerts")

@@ -42,13 +42,13 @@ LEAST = {
     **dict.fromkeys(["system.health", "activities.complete", "activities.fail"], EVERYBODY),
     **dict.fromkeys(
         "runs.get runs.list runs.count runs.diff runs.events runs.snapshot runs.graph runs.result runs.query "
-        "signals.receipt "
+        "runs.handlers signals.receipt "
         "signals.waiting signals.waits signals.mailbox signals.unconsumed tasks.list tasks.get tasks.history "
         "letters.list letters.get sinks.list bus.letters workflows.list workflows.get "
         "plans.schema plans.validate plans.list plans.get "
         "plans.diff plans.graph schedules.list schedules.get "
         "retention.show retention.preview archive.list archive.get archive.events "
-        "system.stats system.doctor system.queues system.nodes system.locks "
+        "system.stats system.doctor system.queues system.nodes system.locks system.samples system.takeovers "
         "system.alerts".split(),
         VIEWER,
     ),

@@ -3,6 +3,7 @@
 import pytest
 
 from holdfast.errors import RunTerminal
+from holdfast.limits import SIGNAL_ID_BYTES
 from holdfast.service.context import RequestContext
 from holdfast.service.operations import bulk
 from holdfast.service.operations.bulk import CommandRuns
@@ -21,3 +22,13 @@ async def test_a_run_that_has_finished_meanwhile_is_left_alone_and_no_refusal(mo
         ask = {"command": "cancel", "request_id": "r"}
         answer = (await server.http.post("/v1/run-commands", json=ask)).json()
         assert answer["items"] == [{"run_id": run_id, "not_concerned": "it has finished meanwhile"}]
+
+
+@pytest.mark.contract("SIG-5", "SIG-13")
+def test_commands_to_steps_with_long_names_have_ids_that_are_taken() -> None:
+    """Two steps whose names begin alike have two ids, and a repeated request has the same."""
+    long = "item " * 40
+    ids = [bulk._id_for("bulk-1", f"{long}{end}") for end in ("a", "b", "a")]
+    assert (ids[0] == ids[2], ids[0] == ids[1]) == (True, False)
+    assert all(len(each.encode()) <= SIGNAL_ID_BYTES for each in ids)
+    assert bulk._id_for("bulk-1", "charge") == "bulk-1:charge"

@@ -89,7 +89,8 @@ def _exchange(headers: dict[bytes, bytes]) -> Exchange:
     scope = {
         "holdfast.headers": headers,
         "method": "GET",
-        "raw_path": b"/",
+        "holdfast.path": b"/",
+        "holdfast.mount": "",
         "query_string": b"",
         "holdfast.correlation_id": "c",
         "headers": [],

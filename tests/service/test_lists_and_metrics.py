@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from obstore.store import MemoryStore as ObjectsInMemory
 
 import holdfast as hf
-from holdfast.core.instants import parse_instant
+from holdfast.core.codec import parse_instant
 from holdfast.service.context import Headers, Principal
 from holdfast.service.live.subscriptions import MOST_PENDING, ListChange, ListSubscription
 from holdfast.store.s3 import S3Store

@@ -1,5 +1,6 @@
 """Operators answer over the service what the engine cannot know: by role, in their tenant, with a result that fits."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ def make_app() -> hf.App:
     async def find(order: str) -> hf.Indeterminate:
         return hf.Indeterminate("the bank is closed")
 
-    @app.activity(idempotency_key=lambda order: f"order-{order}", verify=find, retry=hf.Retry(initial_ms=1))
+    soon = hf.Retry(initial_ms=1)
+
+    @app.activity(idempotency_key=lambda order: f"order-{order}", verify=find, verify_retry=soon, retry=soon)
     async def charge(order: str) -> int:
         raise ConnectionError("the line is dead")
 
@@ -33,8 +36,8 @@ async def asked(server: InProcessServer, headers: dict[str, str], order: str) ->
         server, "rest", "runs.start", {"workflow": "pay", "input": {"order": order}}, headers
     )
     run_id = str(started.json()["run_id"])
-    while not (found := await tasks(server, headers, run_id)):
-        pass
+    while not (found := await tasks(server, headers, run_id)):  # noqa: ASYNC110
+        await asyncio.sleep(0.002)
     return run_id, found[0]
 
 

@@ -117,7 +117,8 @@ async def test_dead_letters_of_others_are_not_there() -> None:
 @pytest.mark.contract("API-4")
 async def test_a_tenant_does_not_see_the_installation() -> None:
     async with serve_in_process(authenticate=by_header) as server:
-        for name in ("system.stats", "system.doctor", "system.queues", "system.nodes", "system.locks"):
+        for verb in "stats doctor queues nodes locks samples takeovers".split():
+            name = f"system.{verb}"
             status, problem = await server.rest(name, {}, **{"x-tenant": "a"})
             assert (status, problem["code"]) == (403, "NotPermitted")
             assert (await server.rest(name, {}))[0] == 200

@@ -66,6 +66,7 @@ class Member:
         self._options = NodeOptions(
             lease_ms=LEASE_MS,
             safety_poll_s=4.0,
+            sample_s=7.0,
             drain_s=rng.choice((0.1, 2.0)),
             claim_runs=rng.choice((1, 5, 200)),
             activities_at_once=rng.choice((2, 200)),

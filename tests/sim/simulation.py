@@ -16,7 +16,6 @@ from unittest.mock import patch
 from msgspec import Raw
 from msgspec.structs import replace
 
-from holdfast.app import Flow
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.index_rows import Task
@@ -46,6 +45,7 @@ from holdfast.testing import system_view
 from holdfast.testing.faults import FaultyStore
 from holdfast.testing.samples import message, read_mailbox, signal
 from holdfast.testing.sim_loop import SimLoop
+from holdfast.workflow import Flow
 from tests.sim.cluster import Cluster, in_process
 from tests.sim.flows import KINDS, Seen, judge_flow
 from tests.sim.plans import draw_document, judge_plan

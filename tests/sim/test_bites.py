@@ -103,8 +103,10 @@ def test_it_finds_work_that_is_begun_before_its_commit(monkeypatch: pytest.Monke
 def test_it_finds_a_store_that_does_not_look_at_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     commit = Run.commit
 
-    def commit_anyway(self: Run, turn: port.Turn, now: int) -> port.Committed | port.CommitConflict:
-        return commit(self, replace(turn, epoch=self.head.lease_epoch), now)
+    def commit_anyway(
+        self: Run, turn: port.Turn, now: int, persisted_at: int | None = None
+    ) -> port.Committed | port.CommitConflict:
+        return commit(self, replace(turn, epoch=self.head.lease_epoch), now, persisted_at)
 
     monkeypatch.setattr(Run, "commit", commit_anyway)
     assert "committed a turn of a run that belongs to" in first_finding()

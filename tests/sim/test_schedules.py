@@ -164,6 +164,7 @@ async def delete_some(store: MemoryStore, rng: Random) -> list[tuple[str, int]]:
     return ticks
 
 
+@pytest.mark.slow
 @pytest.mark.contract("TMR-2", "OWN-4", "FMT-2")
 @pytest.mark.parametrize("seed", [1])
 def test_each_tick_starts_one_run_whatever_dies(

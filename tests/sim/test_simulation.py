@@ -18,7 +18,7 @@ import pytest
 
 from tests.sim.simulation import simulate
 
-SEEDS = 30
+SEEDS = 20
 """`make soak` plays more of them."""
 FOUND = (1833,)
 """Seeds beyond those that have found a mistake: a node took a turn of a run that it had let go."""
@@ -28,7 +28,7 @@ FOUND_WITH_FEWER = (0,)
 SOON = (22, 23, 36)
 """Seeds that hold every kind of harm together. If the stories change, others are played as well."""
 
-FLOW_SEEDS = 10
+FLOW_SEEDS = 6
 TRACE_LINES = 60
 
 

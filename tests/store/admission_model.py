@@ -16,9 +16,10 @@ from holdfast.core.admission import (
     rank,
     rejection,
 )
-from holdfast.store.port import Created, NewRun, Refused, Store
+from holdfast.store.port import Committed, Created, NewRun, Refused, Store
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, complete, new_run, wait
+from holdfast.testing.store_suite.admission import release
 
 TENANTS = ("a", "b", "é", "z")
 KEYS = ("", "k", "l")
@@ -102,12 +103,14 @@ class Model:
 async def compare(store: Store, clock: VirtualClock, rng: random.Random, steps: int) -> None:
     """Let runs of one plan be created, admitted, started and finished at random, and compare each answer."""
     model, node, begun = Model(), SampleNode(store, "node-a", 3_600_000), set[str]()
-    limit = _limit(rng)
+    limit, held = _limit(rng), list[NewRun]()
     await node.renew()
     for step in range(steps):
         clock.advance(us=rng.choice((0, 1, rng.randint(0, 400_000), rng.randint(0, 90_000_000))))
         now = clock.now()
-        match rng.choice(("create", "create", "create", "admit", "admit", "start", "finish", "finish", "limit")):
+        match rng.choice(
+            ("create", "create", "create", "hold", "release", "admit", "admit", "start", "finish", "finish", "limit")
+        ):
             case "create":
                 overload: Overload = rng.choice(("queue", "queue", "reject"))
                 request = AdmissionRequest(
@@ -120,6 +123,25 @@ async def compare(store: Store, clock: VirtualClock, rng: random.Random, steps: 
                     assert expected == answer.error.details["retry_after_ms"]
                     continue
                 assert isinstance(answer, Created)
+                [loaded] = await store.load([new.run_id])
+                assert loaded is not None
+                assert expected is (loaded.head.queued_at is None), f"{new.run_id} of {model}"
+            case "hold":
+                new = new_run(f"run-{step}", now=now, tenant=rng.choice(TENANTS))
+                await store.create([new])
+                held.append(new)
+            case "release" if held:
+                new = held.pop(rng.randrange(len(held)))
+                clock.advance(us=1)
+                request = AdmissionRequest(
+                    limit=replace(limit, overload=rng.choice(("queue", "reject"))),
+                    key=rng.choice(KEYS),
+                    priority=rng.randint(-2, 2),
+                )
+                turn = await release(node, new.run_id, request.limit, request.key, request.priority)
+                expected = model.create(new, replace(request, limit=limit), clock.now())
+                if rng.random() < 0.3:  # the answer was lost
+                    assert isinstance((await store.commit([turn]))[0], Committed)
                 [loaded] = await store.load([new.run_id])
                 assert loaded is not None
                 assert expected is (loaded.head.queued_at is None), f"{new.run_id} of {model}"

@@ -18,7 +18,7 @@ from holdfast.core.admission import RunLimit
 from holdfast.core.bus import OutboxReplay, Sink, alert_of
 from holdfast.core.index_rows import runtime_snapshot
 from holdfast.core.schedules import Schedule, ScheduleSpec
-from holdfast.core.state import TERMINAL, state_of
+from holdfast.core.state import PENDING, TERMINAL, state_of
 from holdfast.errors import HoldfastError
 from holdfast.limits import LEASE_MS, Limits
 from holdfast.store.port import (
@@ -42,9 +42,10 @@ from holdfast.store.port import (
     Turn,
     WaitQuery,
 )
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.types import BulletinQuery, DeadLetterQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import read_history, read_picture
+from holdfast.testing.store_suite.admission import releasing_turn
 from holdfast.testing.store_suite.base import BAD_NAMES
 from tests.store.answer_diff import answer_of, narrowed, plain, show
 from tests.store.random_turns import Held, open_task_answers, random_turn, spoiled
@@ -266,6 +267,8 @@ class World:
         if isinstance(outcome, CommitConflict):
             return f"conflict {outcome.reason}"
         if isinstance(outcome, Committed):
+            if item.admission is not None:
+                return "queued for admission"
             return "committed again" if any(item is turn for turn in self.won) else "committed"
         if isinstance(outcome, Created):
             if item.admission is not None:
@@ -373,6 +376,17 @@ async def commit(world: World) -> None:
                 await world.look_again(held.node, turn.run_id)
 
 
+async def release_held(world: World) -> None:
+    """Queue a run that has not started for admission, rarely once more."""
+    values = world.values
+    in_hand = [held for held in world.held if held.run.head.status is PENDING and world.is_current(held)]
+    if in_hand:
+        world.clock.advance(us=1)
+        turn = releasing_turn(values.pick(in_hand).run, values.admission_request())
+        for _ in range(values.pick((1, 1, 2))):
+            await world.ask("commit", [turn])
+
+
 async def renew(world: World) -> None:
     """Renew the lease of a node, rarely in a way that is refused."""
     values = world.values
@@ -405,6 +419,15 @@ async def lock(world: World) -> None:
     else:
         await world.ask("release_lock", name, node, values.pick((1, 1, 2, 3)) if values.happens(0.9) else 2**70)
     await world.ask("find_locks")
+
+
+async def bulletins(world: World) -> None:
+    """Put bulletins, some under ids that are taken, and find those that have not expired."""
+    values = world.values
+    kind, names = values.pick(("sample", "answer")), values.some(["a", "b", "c", "d"], 3)
+    name = values.pick(BAD_NAMES) if values.happens(0.1) else kind
+    await world.ask("put_bulletins", name, {each: Raw(b"%d" % values.number(0, 9)) for each in names}, 20_000)
+    await world.ask("find_bulletins", BulletinQuery(kind=kind, limit=values.pick((1, 100))))
 
 
 async def change_schedule(world: World) -> None:
@@ -583,10 +606,12 @@ OPERATIONS: list[tuple[int, Callable[[World], Awaitable[None]]]] = [
     (8, admit),
     (6, look_again),
     (26, commit),
+    (4, release_held),
     (12, renew),
     (3, release),
     (4, hand_over),
     (4, lock),
+    (3, bulletins),
     (5, change_schedule),
     (12, acquire_jobs),
     (10, heartbeat),

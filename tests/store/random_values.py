@@ -116,14 +116,15 @@ class Values:
             self.made.append(spec)
         new = new_run(now=now, attributes=changed({}, self.attributes()) if self.happens(0.3) else None, **spec)
         if self.happens(0.5):
-            request = AdmissionRequest(
-                limit=self.run_limit(), key=self.pick(("", "k", "l")), priority=self.number(-1, 2)
-            )
-            new = replace(new, admission=request)
+            new = replace(new, admission=self.admission_request())
         if self.happens(0.2):
             signals = [self.signal([spec["run_id"]], ()) for _ in range(self.number(1, 2))]
             new = replace(new, signals=tuple(signals))
         return self._adorned(new, now) if self.happens(0.2) else new
+
+    def admission_request(self) -> AdmissionRequest:
+        """Draw with what a run is queued for admission."""
+        return AdmissionRequest(limit=self.run_limit(), key=self.pick(("", "k", "l")), priority=self.number(-1, 2))
 
     def attributes(self) -> dict[str, Value | None]:
         """Draw what is set of a run's search attributes; None takes one away."""
@@ -305,7 +306,8 @@ class Values:
             is_detached=error is None and self.happens(0.2),
         )
         token = retry_token(job.step_id, job.engine_attempt_id)
-        return activity_completed(job.run_id, job.step_id, token, outcome, now)
+        opened_at = self.pick((0, job.scheduled_at, job.scheduled_at, job.scheduled_at + 1))
+        return activity_completed(job.run_id, job.step_id, token, outcome, now, opened_at)
 
     def _spoiled_signal(self, request: SignalRequest) -> SignalRequest:
         match self.number(0, 3):

@@ -13,4 +13,4 @@ async def lose_record(store: S3Store, run_id: str, name: str, signal_id: str) ->
         run.acceptances.pop((name, signal_id), None)
 
     await store._heads.change(run_id, decide)
-    await store._heads.announce(await store.now())
+    await store._heads.announce()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import stat
+import threading
+import warnings
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -66,6 +70,35 @@ async def read(store: ArtifactStore, key: str) -> bytes:
 
 async def keys(store: ArtifactStore, prefix: str = "") -> list[str]:
     return sorted([found.key async for found in store.list(prefix)])
+
+
+@pytest.mark.contract("STO-1")
+@pytest.mark.parametrize("doing", ["reads", "writes"])
+async def test_a_caller_that_is_cancelled_while_a_file_is_opened_leaves_nothing_open(
+    doing: str, tmp_path: Path
+) -> None:
+    store, busy = FolderArtifacts(tmp_path), threading.Event()
+    await store.put("a/b", chunks_of(b"whole"))
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    thread = asyncio.create_task(asyncio.to_thread(busy.wait))
+    with warnings.catch_warnings(record=True) as unclosed:
+        warnings.simplefilter("always", ResourceWarning)
+        task = asyncio.create_task(read(store, "a/b") if doing == "reads" else _put(store, "a/c"))
+        await asyncio.sleep(0.01)  # it waits for the only thread
+        task.cancel()
+        await asyncio.sleep(0.01)
+        busy.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await thread
+        del task
+        gc.collect()
+    assert [str(each.message) for each in unclosed] == []
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["b"]
+
+
+async def _put(store: ArtifactStore, key: str) -> None:
+    await store.put(key, chunks_of(b"other"))
 
 
 @pytest.mark.contract("FMT-2")

@@ -9,7 +9,7 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from msgspec.structs import replace
@@ -19,13 +19,27 @@ import holdfast as hf
 from holdfast.core.admission import AdmissionRequest, RunLimit
 from holdfast.core.audit import AuditEntry
 from holdfast.core.bus import Sink
+from holdfast.core.messages import ActivityOutcome, activity_completed
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule, ScheduleSpec
+from holdfast.core.state import COMPLETED, retry_token
 from holdfast.errors import CheckpointOwnershipCapabilityError, Conflict, InvalidInput
 from holdfast.store.copy import copy_store
 from holdfast.store.memory import MemoryStore
 from holdfast.store.open import open_store
-from holdfast.store.port import AuditQuery, Duplicate, Heartbeat, RunQuery, ScheduleQuery, Store
+from holdfast.store.port import (
+    Accepted,
+    ArchivedRun,
+    ArchivedRunQuery,
+    AuditQuery,
+    Duplicate,
+    Heartbeat,
+    PurgePolicy,
+    Refused,
+    RunQuery,
+    ScheduleQuery,
+    Store,
+)
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.s3 import S3Store
 from holdfast.store.s3.bucket import Bucket
@@ -50,6 +64,8 @@ from tests.s3_server import S3Server
 
 KINDS = ("sqlite", "postgres", "s3")
 SHA = "ab" * 32
+
+T = TypeVar("T")
 
 Make = Callable[[str], Awaitable[Store]]
 
@@ -173,6 +189,58 @@ async def test_a_run_that_had_an_owner_is_ready_in_the_copy_and_its_owner_is_fen
     assert copied is not None
     assert (copied.head.lease_owner, copied.head.lease_epoch) == (None, run.head.lease_epoch + 1)
     assert [each.head.run_id for each in await SampleNode(there).claim()] == ["run-1"]
+
+
+@pytest.mark.contract("FMT-2", "ACT-1")
+@pytest.mark.parametrize(("source", "target"), [("sqlite", "s3"), ("s3", "sqlite"), ("s3", "s3")])
+async def test_archived_runs_and_jobs_under_way_are_what_they_were(
+    make: Make, clock: VirtualClock, source: str, target: str
+) -> None:
+    """Where deleted runs are archived is known in the copy; and the outcome of a job reaches its run there, once."""
+    here, there = await make(source), await make(target)
+    node = SampleNode(here)
+    old = await node.start("old")
+    await node.step("old", complete())
+    head = old.head
+    archived = ArchivedRun(
+        run_id="old",
+        tenant=head.tenant,
+        project=head.project,
+        environment=head.environment,
+        plan_id=head.plan_id,
+        plan_version=head.plan_version,
+        status=COMPLETED,
+        version=head.version + 1,
+        created_at=head.created_at,
+        finished_at=await here.now(),
+        object_key="runs/1",
+        offset=0,
+        size_bytes=9,
+    )
+    policy = PurgePolicy(finished_run_ms=0, run_ids=("old",), archived=(archived,))
+    assert (await here.purge(policy)).runs == 1
+    run = await node.start("works", wait("go"))
+    await here.commit([replace(await node.turn(run, marker("queued")), jobs=(job("works", "mail"),))])
+    [taken] = await here.acquire_jobs("node-b", ["mail"], ["charge"], 1, 30_000)
+    for each in (node.name, "node-b"):
+        await here.release(each)
+    await copy_store(here, there)
+    assert await there.find(ArchivedRunQuery()) == await here.find(ArchivedRunQuery()) != []
+    outcome = activity_completed(
+        "works",
+        "mail",
+        retry_token("mail", 1),
+        ActivityOutcome(logical_attempt_id=1, engine_attempt_id=1),
+        0,
+        taken.scheduled_at,
+    )
+    answers = [type(await _first(there.deliver([message]))) for message in (replace(outcome, opened_at=7), outcome)]
+    assert answers == [Refused, Accepted]
+    assert (await there.purge(PurgePolicy(archived_run_ms=0))).archived_runs == 1
+
+
+async def _first(answers: Awaitable[list[T]]) -> T:
+    return (await answers)[0]
 
 
 async def test_what_cannot_be_copied_whole_is_refused(make: Make) -> None:

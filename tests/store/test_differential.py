@@ -115,7 +115,8 @@ MUST_BE_REACHED = {
         Message Accepted; Message Duplicate; Message InvalidInput; Message NotFound; Message RunTerminal;
         Message Conflict;
         raised InvalidInput""",
-    "commit": """committed; committed again; conflict no such run; conflict version; conflict epoch;
+    "commit": """committed; committed again; queued for admission; conflict no such run; conflict version;
+        conflict epoch;
         conflict finished; conflict event exists; conflict task is open;
         conflict cannot be stored; conflict unseen; raised InvalidInput""",
     "admit": "STARTED; STARTED and claimed; raised LeaseExpired; raised InvalidInput",
@@ -129,6 +130,8 @@ MUST_BE_REACHED = {
     "acquire_lock": "something; nothing; raised InvalidInput",
     "release_lock": "something; nothing; raised InvalidInput",
     "find_locks": "something; nothing",
+    "put_bulletins": "something; nothing; raised InvalidInput",
+    "find_bulletins": "something; nothing",
     "commit_schedule": "something; raised InvalidInput; raised Conflict",
     "delete_schedule": "something; nothing",
     "find ScheduleQuery": "something; nothing",

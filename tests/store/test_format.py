@@ -121,6 +121,7 @@ async def fill_with_sample(store: Store, clock: VirtualClock) -> None:
     limited = [new_run(run_id, now=clock.now(), plan_id="limited", tenant="acme") for run_id in ("inside", "in line")]
     await store.create([replace(new, admission=AdmissionRequest(limit=ONE, key="k", priority=1)) for new in limited])
     await store.renew(node.name, node.lease_ms, [("order", "1"), ("order", "2")])
+    await store.put_bulletins("sample", {"sample-1": Raw(b'{"ready":1}')}, DAY_MS)
     await store.append_audit([AuditEntry(entry_id="entry-1", operation="tokens.create", actor="ann")])
     await store.put_key("completion", KEY)
     await store.publish_definitions([DEFINITION])

@@ -12,15 +12,19 @@ import sys
 import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import holdfast as hf
+from holdfast.core.plans import FORMAT_LEVEL
 from holdfast.core.state import COMPLETED, RUNNING
 from holdfast.store.port import FinishedRunQuery, PurgePolicy, RunQuery
+from holdfast.testing.samples import new_run
 from tests.store.upgrade_node import OTHERS, make_app
 
 pytestmark = [pytest.mark.process, pytest.mark.contract("FMT-1")]
@@ -169,6 +173,27 @@ async def test_runs_that_need_more_are_not_claimed_by_an_old_node(old_build: Pat
                 await plan.result()
                 await simple.signal("go", 1)
                 assert await simple.result() == 4
+
+
+async def test_a_run_whose_state_needs_a_level_is_not_claimed_by_an_old_node(
+    old_build: Path, postgres_url: str
+) -> None:
+    """A delayed run of a workflow with limits would start there without a place; one of a later build, nowhere."""
+    with node("old", postgres_url, old_build):
+        async with client(postgres_url) as (app, order):
+            store = app.runtime().store
+            delayed = await app.start(OTHERS["few"], 1, after=timedelta(milliseconds=1), run_id="delayed")
+            future = new_run("future", now=await store.now())
+            await store.create([replace(future, snapshot=replace(future.snapshot, needs=FORMAT_LEVEL + 1))])
+            for number in range(3):
+                await app.start(order, number, run_id=f"simple-{number}")
+            await waits(app, ["simple-0", "simple-1", "simple-2"])  # the old node has looked at what is ready
+            for head in await store.find(RunQuery(run_ids=("delayed", "future"))):
+                assert (head.status, head.version, head.lease_epoch) == ("PENDING", 1, 0)
+            with node("new", postgres_url, NEW):
+                assert await delayed.result() == 2
+                [head] = await store.find(RunQuery(run_ids=("future",)))
+                assert (head.status, head.version, head.lease_epoch) == ("PENDING", 1, 0)
 
 
 async def test_retention_of_this_build_beside_an_old_node(old_build: Path, address: str) -> None:

@@ -6,24 +6,23 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import obstore
 import pytest
 from msgspec.structs import replace
-from obstore.exceptions import GenericError
 from obstore.store import LocalStore
 from obstore.store import MemoryStore as ObjectsInMemory
 
 import holdfast as hf
 from holdfast.clock import SystemClock
 from holdfast.core.bus import Sink
-from holdfast.core.instants import format_instant
+from holdfast.core.codec import format_instant
 from holdfast.core.keys import signal_storage_key, signal_suffix
 from holdfast.errors import (
     CheckpointOwnershipCapabilityError,
     InvalidInput,
+    NotFound,
     StoreCorrupt,
     StoreTooNew,
     StoreUnavailable,
@@ -35,16 +34,16 @@ from holdfast.store.port import (
     Accepted,
     CommitConflict,
     Committed,
+    Created,
     DeadLetterQuery,
     MailboxQuery,
-    PurgePolicy,
+    Refused,
     RunQuery,
     Store,
 )
 from holdfast.store.s3 import S3Store
 from holdfast.store.s3.bucket import Bucket, Stored
 from holdfast.store.s3.head import TAIL_EVENTS
-from holdfast.store.s3.polling import PollingWakeups
 from holdfast.store.s3.server_time import ServerTime
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, complete, marker, new_run, read_history, read_picture, signal, wait
@@ -54,43 +53,8 @@ from holdfast.testing.store_suite.host_locks import HostLockSuite
 from tests.fault_proxy import FaultProxy, Weather
 from tests.s3_server import Endpoint
 from tests.seaweed_server import SeaweedServer
+from tests.store.faulty_objects import FaultyObjects, Killed, kill_at, opened
 from tests.store.s3_tampering import lose_record
-
-Fault = Callable[[str], str | None]
-
-
-class FaultyObjects:
-    """Objects in memory behind a server that fails as its plan says: before a request, after it, or in its answer."""
-
-    def __init__(self, inner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.inner = inner
-        self.plan: Fault = lambda kind: None
-        self.log: list[str] = []
-        put, get = obstore.put_async, obstore.get_async
-
-        async def put_async(store: Any, path: str, data: bytes, **options: Any) -> Any:
-            return await self._pass("PUT", path, lambda: put(self.inner, path, data, **options))
-
-        async def get_async(store: Any, path: str, **options: Any) -> Any:
-            return await self._pass("GET", path, lambda: get(self.inner, path, **options))
-
-        monkeypatch.setattr(obstore, "put_async", put_async)
-        monkeypatch.setattr(obstore, "get_async", get_async)
-        monkeypatch.setattr(obstore, "list", lambda store, *a, **o: _list(self.inner, *a, **o))
-        monkeypatch.setattr(obstore, "delete_async", lambda store, paths: _delete(self.inner, paths))
-
-    async def _pass(self, kind: str, path: str, send: Callable[[], Any]) -> Any:
-        fault = self.plan(f"{kind} {path}")
-        self.log.append(f"{kind} {path} {fault}")
-        if fault == "before":
-            raise GenericError("503 Slow Down")
-        answer = await send()
-        if fault == "after":
-            raise GenericError("the request timed out")
-        return answer
-
-
-_list, _delete = obstore.list, obstore.delete_async
 
 
 @pytest.fixture(autouse=True)
@@ -102,10 +66,6 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def objects(monkeypatch: pytest.MonkeyPatch) -> FaultyObjects:
     return FaultyObjects(ObjectsInMemory(), monkeypatch)
-
-
-def opened(objects: FaultyObjects | Any, clock: VirtualClock | None = None, patience_s: float = 5.0) -> S3Store:
-    return S3Store(Bucket(objects, patience_s=patience_s), clock or VirtualClock())
 
 
 # --- the self-test
@@ -253,14 +213,10 @@ async def test_two_processes_and_a_server_that_fails_one_request_in_five(objects
 # --- crashes between two objects
 
 
-class Killed(BaseException):
-    """The process is killed here."""
-
-
 @pytest.mark.contract("OWN-3", "QUE-1")
 async def test_a_request_whose_run_was_not_created_is_completed_by_a_retry(objects: FaultyObjects) -> None:
     store, new = opened(objects), new_run("run-1")
-    _kill_at(objects, "PUT heads/run-1")
+    kill_at(objects, "PUT heads/run-1")
     with pytest.raises(Killed):
         await store.create([new])
     objects.plan = lambda request: None
@@ -308,19 +264,7 @@ async def test_what_a_turn_sends_arrives_once_although_its_process_is_killed(obj
         return
     [parent] = [run for run in await other.load(["run-1"]) if run is not None]
     assert [message.type for message in parent.messages].count("SubWorkflowCompleted") == 1
-    assert other._mirror.runs[CHILD].run.outgoing == ()
-
-
-def _kill_at(objects: FaultyObjects, request: str, nth: int = 1) -> None:
-    seen: Counter[str] = Counter()
-
-    def plan(asked: str) -> str | None:
-        seen[asked] += 1
-        if asked.startswith(request) and seen[asked] == nth:
-            raise Killed
-        return None
-
-    objects.plan = plan
+    assert other._mirror.summaries[CHILD].sending_since is None
 
 
 # --- the format
@@ -337,7 +281,7 @@ async def test_older_events_go_into_segments_and_are_read_with_the_others(object
         first = first or turn
         assert isinstance((await store.commit([turn]))[0], Committed)
         run = await node.load("run-1")
-    held = store._mirror.runs["run-1"].run
+    held = store._mirror.ordered()["run-1"]
     assert held.segments
     assert len(held.events) < TAIL_EVENTS
     other = opened(objects)
@@ -367,69 +311,14 @@ async def test_a_head_of_a_newer_format_or_a_damaged_one_is_a_typed_error(object
             await opened(objects).load(["run-1"])
 
 
-# --- finding
-
-
-async def test_a_change_that_nothing_announced_is_found_by_a_sweep(objects: FaultyObjects) -> None:
-    clock = VirtualClock()
-    store, other = opened(objects, clock), opened(objects, clock)
-    await store.create([new_run("run-1")])
-    assert len(await other.find(RunQuery())) == 1
-    _kill_at(objects, "PUT changes/")
-    with pytest.raises(Killed):
-        await store.create([new_run("run-2")])
-    objects.plan = lambda request: None
-    assert len(await other.find(RunQuery())) == 1
-    assert await other._look(True)
-    assert len(await other.find(RunQuery())) == 2
-    assert [change.run_id for change in (await opened(objects, clock).changes("")).runs] == []
-
-
-async def test_a_process_that_followed_nothing_for_long_reads_everything_again(objects: FaultyObjects) -> None:
-    """What named the changes is deleted meanwhile; a caller that follows the changes learns that some are missing."""
-    clock = VirtualClock()
-    store, other = opened(objects, clock), opened(objects, clock)
-    await store.create([new_run("run-1"), new_run("run-2")])
-    cursor = (await other.changes()).cursor
-    node = SampleNode(store)
-    await node.renew()
-    for run in await node.claim():
-        await store.commit([await node.turn(run, complete())])
-    await store.purge(PurgePolicy(finished_run_ms=0, run_ids=("run-1",)))
-    clock.advance(ms=3_600_000)
-    await store._look(True)
-    assert await store.bucket.list("changes") == []
-    assert [head.run_id for head in await other.find(RunQuery())] == ["run-2"]
-    assert (await other.changes(cursor)).is_lost
-
-
-@pytest.mark.contract("MSG-4")
-async def test_a_listener_hears_of_what_another_process_did(
-    objects: FaultyObjects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("holdfast.store.s3.polling.FIRST_LOOK_S", 0.001)
-    clock = VirtualClock()
-    store, other = opened(objects, clock), opened(objects, clock)
-    listener = other.wakeups.listen()
-    await other.find(RunQuery())
-    await store.create([new_run("run-1")])
-    assert await listener.wait(60)
-    listener.close()
-    await other.close()
-
-
-def test_an_idle_process_says_what_it_costs() -> None:
-    async def look(thoroughly: bool) -> bool:
-        return False
-
-    assert PollingWakeups(look).requests_per_hour(0) == 1_698
-    assert PollingWakeups(look).requests_per_hour(100_000) == 2_298
+# --- the bus
 
 
 @pytest.mark.contract("STO-2")
+@pytest.mark.contract("BUS-1", open="a bucket has no outbox, and refuses sinks")
 async def test_a_sink_is_refused_with_the_capability_that_is_missing(objects: FaultyObjects) -> None:
     store = opened(objects)
-    assert store.capabilities.lacking == {"outbox"}
+    assert store.capabilities.lacking == {"outbox", "remote queries"}
     assert store.capabilities.scan_consistency == "eventual"
     sink = Sink(name="hook", kind="webhook", address="https://example.com/hook", secret="hook/key")
     with pytest.raises(CheckpointOwnershipCapabilityError, match="outbox"):
@@ -640,6 +529,71 @@ async def test_a_bucket_that_is_missing_or_refuses_is_a_typed_error(
         await open_store(Settings(store="s3://"))
 
 
+# --- names that are too long for a key
+
+LONG = "汉" * 85  # the longest id that there is: 255 bytes, 765 as it is percent-encoded
+
+
+def _refuses_long_parts(request: str) -> str | None:
+    return "before" if any(len(part) > 255 for part in request.partition(" ")[2].split("/")) else None
+
+
+@pytest.mark.contract("API-2", "STO-1")
+async def test_a_run_whose_key_the_server_does_not_take_is_refused_before_anything_is_stored(
+    objects: FaultyObjects,
+) -> None:
+    """As a start, a child, and of a schedule. To a verb that only looks there is no such run."""
+    store = opened(objects)
+    node = SampleNode(store)
+    run = await node.start("run-1")
+    objects.plan = _refuses_long_parts
+    before = {each.key for each in await store.bucket.list("") if not each.key.startswith("probe/")}
+    [answer] = await store.create([new_run(LONG, request_id="long")])
+    assert isinstance(answer, Refused)
+    assert isinstance(answer.error, InvalidInput)
+    assert (answer.error.details["field"], answer.error.details["most"]) == ("run_id", 255)
+    assert {each.key for each in await store.bucket.list("") if not each.key.startswith("probe/")} == before
+    assert await store.load([LONG]) == [None]
+    assert await store.read_events(LONG) == []
+    [unknown] = await store.deliver([signal(LONG)])
+    assert isinstance(unknown, Refused)
+    assert isinstance(unknown.error, NotFound)
+    turn = await node.turn(run, replace(child(), child_run_id=LONG))
+    assert isinstance(await node.commit(turn), Committed)
+    [message] = (await node.load("run-1")).messages
+    assert message.type == "SubWorkflowCompleted"
+    assert b"run_id" in bytes(message.payload)
+    assert b"InvalidInput" in bytes(message.payload)
+    with pytest.raises(InvalidInput):
+        await SampleNode(store, LONG[:66]).renew()
+
+
+async def test_a_server_that_takes_long_names_is_asked_once(objects: FaultyObjects) -> None:
+    store = opened(objects)
+    for number in range(3):
+        [answer] = await store.create([new_run(f"{LONG[:-1]}{number}", request_id=str(number))])
+        assert isinstance(answer, Created)
+    assert sum("PUT probe/" in line for line in objects.log) == 1
+    assert len(await store.find(RunQuery())) == 3
+
+
+async def test_a_prefix_counts_towards_the_length_of_a_key(objects: FaultyObjects) -> None:
+    store = opened(objects)
+    store.bucket._prefix_bytes = 1_024 - 200
+    [fits, too_long] = await store.create([new_run("x" * 100), new_run("x" * 200, request_id="2")])
+    assert isinstance(fits, Created)
+    assert isinstance(too_long, Refused)
+    assert too_long.error.details["most"] == 1_024
+
+
+async def test_a_real_server_that_takes_no_long_names_is_a_typed_refusal(seaweed: SeaweedServer) -> None:
+    store = S3Store(Bucket(seaweed.store(seaweed.make_bucket(), prefix="p", retry_config={"max_retries": 0})))
+    [refused, made] = await store.create([new_run(LONG, request_id="1"), new_run("x" * 240, request_id="2")])
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, InvalidInput)
+    assert isinstance(made, Created)
+
+
 # --- requests are counted
 
 
@@ -658,28 +612,6 @@ async def test_a_turn_takes_two_requests_and_a_signal_two(objects: FaultyObjects
     before = store.bucket.requests.copy()
     await store.find(RunQuery())
     assert store.bucket.requests - before == Counter(LIST=1)
-
-
-@pytest.mark.contract("STO-1")
-async def test_parked_runs_cost_no_request_of_their_own_while_a_process_is_idle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """An hour of looks, with many runs that wait: as many requests as are announced, whatever the number of runs."""
-    sent: dict[int, int] = {}
-    for runs in (10, 2_000):
-        store = opened(ObjectsInMemory(), patience_s=60.0)
-        for first in range(0, runs, 100):
-            new = [new_run(f"r{number}", request_id=str(number)) for number in range(first, min(first + 100, runs))]
-            await store.create(new)
-        await store.find(RunQuery())
-        polling = store.wakeups
-        assert isinstance(polling, PollingWakeups)
-        before = store.bucket.requests.copy()
-        for look in range(round(3_600 / polling.most_s)):
-            await store._look(look % 120 == 119)
-        sent[runs] = (store.bucket.requests - before).total()
-        assert sent[runs] <= store.idle_requests_per_hour() - 240, "without those for the time, which is virtual here"
-    assert sent[2_000] - sent[10] <= 6 * 2, "a page of a listing for each thousand, six times"
 
 
 @pytest.mark.contract("STO-1")

@@ -13,6 +13,7 @@ from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, read_picture
 from holdfast.testing.store_suite import StoreSuite
 from holdfast.testing.store_suite.commit import rich_turn
+from tests.sqlite_template import put_empty_store
 from tests.store.sqlite_tampering import lose_record
 
 
@@ -21,7 +22,7 @@ class TestSqliteStore(StoreSuite):
 
     @pytest.fixture(autouse=True)
     def _in_a_folder(self, tmp_path: Path) -> None:
-        self.path = tmp_path / "holdfast.db"
+        self.path = put_empty_store(tmp_path / "holdfast.db")
 
     async def make_store(self, clock: VirtualClock, limits: Limits) -> Store:
         return await SqliteStore.open(self.path, clock=clock, limits=limits)

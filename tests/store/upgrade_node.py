@@ -47,7 +47,11 @@ def make_app(name: str) -> tuple[hf.App, Any]:
     async def held(number: int) -> int:
         return await add(number) + await hf.wait_signal("go", int)
 
-    OTHERS.update(rotating=rotating, held=held)
+    @app.workflow(name="few", version="1", at_once=1)
+    async def few(number: int) -> int:
+        return await add(number)
+
+    OTHERS.update(rotating=rotating, held=held, few=few)
     return app, order
 
 

@@ -282,3 +282,47 @@ def test_the_fixture_of_the_plugin_shows_the_histories_of_a_failed_test(tmp_path
     assert done.returncode == 1, done.stdout + done.stderr
     assert "holdfast runs" in done.stdout
     assert "SignalReceived" in done.stdout
+
+
+@pytest.mark.contract("WF-2")
+async def test_a_fork_keeps_what_was_recorded_although_time_stands_still() -> None:
+    app = hf.App("shop")
+
+    @app.activity
+    async def price(item: str) -> int:
+        raise AssertionError("it is faked")
+
+    @app.workflow
+    async def order() -> int:
+        return await price("lamp") + await price("desk") + await hf.wait_signal("discount", int)
+
+    async with TestNode(app) as node:
+        node.fake(price, returns=10)
+        run = await app.start(order)
+        await node.settle()
+        fork = await run.fork()
+        await fork.signal("discount", -5)
+        assert await fork.result() == 15
+        assert len(node.calls(price)) == 2
+
+
+async def test_an_update_that_waits_for_time_ends_the_test_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def basket() -> int:
+        async def add() -> str:
+            await hf.sleep(60)
+            return "added"
+
+        hf.on_update("add", add)
+        return await hf.wait_signal("end", int)
+
+    monkeypatch.setattr("holdfast.testing.test_node.PATIENCE_S", 0.2)
+    async with TestNode(app) as node:
+        run = await app.start(basket)
+        with pytest.raises(NothingDue, match=r"update 'add'.*advance"):
+            await run.update("add", update_id="u-1")
+        again = asyncio.ensure_future(run.update("add", update_id="u-1"))
+        await node.advance(seconds=60)
+        assert await again == "added"

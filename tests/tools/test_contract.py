@@ -56,6 +56,8 @@ def test_every_line_of_the_contract_that_looks_like_a_rule_is_an_id() -> None:
         ("contract('SIG')", "docs/contract.md has no rule 'SIG'"),
         ("contract('SIG-1', 4)", "docs/contract.md has no rule 4"),
         ("contract()", "the contract marker names no rule"),
+        ("contract('SIG-1', open='')", "beside rules the contract marker takes open='what is not there yet'"),
+        ("contract('SIG-1', part='x')", "beside rules the contract marker takes open='what is not there yet'"),
     ],
 )
 def test_an_unknown_rule_fails_collection(suite: pytest.Pytester, marker: str, message: str) -> None:
@@ -101,7 +103,7 @@ def test_tests_are_collected_once_and_subclasses_inherit_rules(suite: pytest.Pyt
         """,
     )
     memory, sqlite = "test_stores.py::TestMemory::test_append", "test_stores.py::TestSqlite::test_append"
-    assert contract.collect([str(suite.path)]) == {
+    assert contract.collect([str(suite.path)]).tests == {
         "EVT-1": [memory, sqlite, "test_stores.py::test_other"],
         "EVT-4": [memory, sqlite],
         "STO-1": [memory, sqlite],
@@ -136,3 +138,42 @@ def test_report_lists_proved_rules_missing_rules_and_counts() -> None:
         "  INV    0 of  1",
         "  all    2 of  5",
     ]
+
+
+def test_state_is_read_from_the_markers(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        """
+        import pytest
+        @pytest.mark.contract("SIG-2")
+        @pytest.mark.contract("MSG-1", open="only on disks")
+        @pytest.mark.parametrize("n", [1, 2])
+        def test_it(n): pass
+        @pytest.mark.contract("MSG-1")
+        def test_other(): pass
+        """
+    )
+    page = contract.page_with_state(
+        f"{PAGE}{contract.BEGIN}old{contract.END}after", contract.collect([str(suite.path)])
+    )
+    assert page.partition(contract.BEGIN)[2].splitlines() == [
+        "",
+        "| state | rules |",
+        "|---|---|",
+        "| holds: tests prove it | SIG-2 |",
+        "| holds in part | MSG-1: only on disks |",
+        "| not yet: no test proves it | SIG-1, OWN-1, STO-10, INV |",
+        "",
+        contract.END.strip(),
+        "after",
+    ]
+
+
+def test_the_page_has_the_state_of_this_suite(request: pytest.FixtureRequest) -> None:
+    files = {item.path for item in request.session.items}
+    if files != set(Path(__file__).parents[1].rglob("test_*.py")) or request.config.option.markexpr:
+        pytest.skip("only the whole suite says which rules hold")
+    proofs = contract.Proofs()
+    for item in request.session.items:
+        proofs.add(item)
+    page = contract.CONTRACT.read_text(encoding="utf-8")
+    assert contract.page_with_state(page, proofs) == page, "run make contract"

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -11,13 +10,13 @@ from playwright.async_api import Browser, Page
 from tests.web.browser import open_browser, open_page
 from tests.web.site import Site, serve_site
 
-HERE = Path(__file__).parent
+HERE = "tests/web/"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let tests that use the browser run in its loop, which is one for all of them."""
     for item in items:
-        if HERE in item.path.parents and isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+        if item.nodeid.startswith(HERE) and isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 

@@ -68,8 +68,18 @@ async def _schedules(browser: Browser, site: Site, folder: Path, scheme: str, se
         await _photograph(page, folder / f"schedules-{scheme}.png", settle_ms)
 
 
+WITHOUT_ROOT = """root => {
+    for (const trace of document.querySelectorAll(".trace pre"))
+        trace.textContent = trace.textContent.replaceAll(root, "/srv/orchard");
+}"""
+"""Tracebacks name where the repository is on this machine, which is of no interest."""
+
+ROOT = str(Path(__file__).parents[2])
+
+
 async def _photograph(page: Page, path: Path, settle_ms: int) -> None:
     await page.wait_for_timeout(settle_ms)
+    await page.evaluate(WITHOUT_ROOT, ROOT)
     await page.screenshot(path=path)
 
 

@@ -4,12 +4,15 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
+from msgspec import Raw
 from playwright.async_api import Browser, Locator, Page, expect
 
 from holdfast.app import App
 from holdfast.core.snapshot import Alert
+from holdfast.engine.observe.samples import NodeLoad, Sample
 from tests.web.browser import module as the_module
 from tests.web.browser import open_page
 from tests.web.inbox_site import InboxSite, serve_inbox, sign_in
@@ -100,6 +103,23 @@ async def test_throughput_and_latency_are_drawn_from_samples(screen: Page, inbox
     assert path.count("L") >= 1  # what was sampled before is still there
 
 
+async def test_what_was_sampled_before_anybody_looked_is_drawn(screen: Page, inbox: InboxSite) -> None:
+    """Failures over time, lag and load over all nodes, and which node has taken over from which."""
+    store = inbox.orchard.app.runtime().store
+    sample = Sample(
+        runs={"RUNNING": 7, "PAUSED": 3}, failed=12, retrying=5, lag_ms=4_000, nodes=2, load={"a": NodeLoad(7, 4)}
+    )
+    stored = json.dumps({"every_s": 60.0, "sample": json.loads(msgspec.json.encode(sample))}).encode()
+    await store.put_bulletins("sample", {"1": Raw(stored)}, 3_600_000)
+    await store.put_bulletins("takeover", {"b 1": Raw(b'{"node":"b","taken_from":"a","runs":3}')}, 3_600_000)
+    await screen.goto("/health?range=1440")
+    await expect(graph_of(screen, "Failures").locator(".reading")).to_have_text(["12/min failed"])
+    await expect(graph_of(screen, "Load").locator(".reading").nth(1)).to_have_text("4 activities")
+    await expect(graph_of(screen, "Trouble").locator(".reading").first).to_have_text("5 retrying")
+    await expect(panel_of(screen, "Takeovers").locator("li")).to_contain_text(["b has taken over 3 runs of a"])
+    await expect(screen.locator(".verdict")).to_contain_text("b has taken over 3 runs of a")
+
+
 async def test_how_far_back_is_in_the_address(screen: Page, inbox: InboxSite) -> None:
     await screen.goto("/health?range=60")
     await expect(screen.get_by_role("button", name="1 h")).to_have_attribute("aria-pressed", "true")
@@ -136,7 +156,8 @@ async def test_a_node_that_has_gone_is_missed_and_a_dead_letter_is_named(screen:
     await expect(panel_of(screen, "Nodes").locator("li.gone")).to_contain_text("gone")
     verdict = screen.locator(".verdict")
     await expect(verdict).to_contain_text("A node is gone: second")
-    await expect(verdict).to_contain_text("1 dead letter waits")
+    await screen.clock.run_for(15_000)  # the doctor comes less often
+    await expect(verdict).to_contain_text("1 dead letter is not settled")
     await verdict.get_by_role("link", name="Look").click()
     await expect(screen.locator(".dead-letter")).to_have_count(1)
 

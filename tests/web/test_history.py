@@ -188,3 +188,28 @@ async def test_large_values_are_cut_until_they_are_asked_for(page: Page, site: S
     assert len(await shown.inner_text()) < 1_200
     await shown.get_by_role("button").click()
     assert len(await shown.inner_text()) >= 5_000
+
+
+async def test_the_steps_of_a_child_open_in_place(page: Page, site: Site) -> None:
+    """By mouse and by keyboard, drawn at their own times, and each leads to its run."""
+    run_id = await site.start("story", order_id="o-1")
+    await page.goto(f"/runs/{run_id}")
+    child = page.locator(".step-row", has_text="wide").first
+    await expect(child.locator(".opens")).to_have_attribute("aria-expanded", "false", timeout=30_000)
+    before = await page.locator(".step-row").count()
+    await child.locator(".opens").click()
+    await expect(page.locator(".step-row")).to_have_count(before + 2)
+    inner = page.locator(".step-row[data-depth='1']")
+    await expect(inner.locator(".step-name")).to_have_text(["reserve", "reserve#2"])
+    await expect(inner.locator(".bar").first).to_have_attribute("data-status", "SUCCESS")
+    await child.locator(".opens").click()
+    await expect(page.locator(".step-row")).to_have_count(before)
+    await child.locator(".step-label").focus()
+    await page.keyboard.press("ArrowRight")
+    await expect(inner).to_have_count(2)
+    await page.keyboard.press("ArrowLeft")
+    await expect(inner).to_have_count(0)
+    await page.keyboard.press("ArrowRight")
+    await inner.locator(".step-label").nth(1).click()
+    await expect(page.get_by_role("heading", name="reserve#2")).to_be_visible()
+    assert page.url.endswith("?step=reserve%232")

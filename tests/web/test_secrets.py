@@ -39,6 +39,8 @@ async def test_no_page_shows_the_bytes_of_a_secret(
             for path in (f"/runs/{run.run_id}", "/", "/inbox", "/health", "/audit"):
                 await page.goto(path)
                 await page.wait_for_load_state("load")
+                if path.startswith("/runs/"):
+                    await page.get_by_role("button", name=", Activity").first.wait_for()
                 for step in await page.get_by_role("button", name=", Activity").all():
                     await step.click()
                     await page.locator(".detail-body").wait_for()

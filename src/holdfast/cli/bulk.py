@@ -127,7 +127,7 @@ async def _items(connection: Connection, asked: dict[str, Any]) -> Any:
     cursor: str | None = ""
     limit = COUNTED if asked.get("preview") else MOST_RUNS
     while cursor is not None:
-        answer = await connection("runs.command_many", {**asked, "cursor": cursor, "limit": limit})
+        answer = await connection.patiently("runs.command_many", {**asked, "cursor": cursor, "limit": limit})
         for item in answer["items"]:
             yield item
         cursor = answer["next"]

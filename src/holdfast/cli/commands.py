@@ -202,8 +202,25 @@ COMMAND_SPECS: dict[str, CommandSpec] = {
     "system.queues": CommandSpec(words="queue list", columns=("name", "jobs")),
     "system.doctor": CommandSpec(words="system doctor", columns=("level", "subject", "sentence", "advice")),
     "system.nodes": CommandSpec(
-        words="system nodes", columns=("name", "version", "lease_until", "is_here", "workflows", "queues")
+        words="system nodes",
+        columns=("name", "version", "lease_until", "is_here", "runs", "activities", "workflows", "queues"),
     ),
+    "system.samples": CommandSpec(
+        words="system samples",
+        columns=(
+            "at",
+            "nodes",
+            "completed",
+            "failed",
+            "retrying",
+            "overdue",
+            "ready",
+            "lag_ms",
+            "jobs",
+            "dead_letters",
+        ),
+    ),
+    "system.takeovers": CommandSpec(words="system takeovers", columns=("at", "node", "taken_from", "runs")),
     "system.locks": CommandSpec(words="system locks", columns=("name", "node", "epoch", "lease_until", "is_expired")),
     "system.alerts": CommandSpec(words="system alerts", columns=("number", "code", "priority", "run_id", "detail")),
 }

@@ -1,5 +1,6 @@
 """The connection of a command: to a server over HTTP, or to a store directly. Both have the same operations."""
 
+import asyncio
 import getpass
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -16,7 +17,7 @@ from holdfast.client.calls import Calls
 from holdfast.client.transports import Http, InProcess, Transport
 from holdfast.clock import SystemIds, SystemRng
 from holdfast.core.timing import Retry
-from holdfast.errors import InvalidInput, NotFound, StoreUnavailable
+from holdfast.errors import InvalidInput, NotFound, RateLimited, StoreUnavailable
 from holdfast.service.context import Principal
 from holdfast.service.operations import DOWNLOADS, OPERATIONS
 from holdfast.service.operations.streams import follow_run
@@ -31,6 +32,10 @@ ONCE = Retry(max_attempts=1)
 
 PATIENTLY = Retry(max_attempts=8, initial_ms=100, most_ms=5_000)
 """How often to come back to a stream that breaks: long enough for a server to be started again."""
+
+BULK_TRIES = 5
+BULK_WAIT_MS = 60_000
+"""How often, and for how long at most, a part of something large waits for a server that limits its callers."""
 
 SHARED = Group("Whom to ask, and how to answer", sort_key=100)
 
@@ -48,6 +53,16 @@ class Connection:
         if name not in OPERATIONS:
             raise NotFound(f"there is no operation {name!r}: `holdfast call` lists them", operation=name)
         return await self._calls.call(OPERATIONS[name], ask, Any)
+
+    async def patiently(self, name: str, ask: dict[str, Any]) -> Any:
+        """Return the answer of an operation that is one of many: one that limits its callers is asked again."""
+        for _ in range(BULK_TRIES):
+            try:
+                return await self(name, ask)
+            except RateLimited as problem:
+                wait_ms = problem.details.get("retry_after_ms", 1_000)
+                await asyncio.sleep(min(max(wait_ms, 100), BULK_WAIT_MS) / 1_000)
+        return await self(name, ask)
 
     async def download(self, name: str, ask: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         """Return the bytes with which an operation answers, as they come."""

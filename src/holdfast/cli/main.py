@@ -20,11 +20,14 @@ from holdfast.cli.doctor import doctor
 from holdfast.cli.exit_codes import run_command
 from holdfast.cli.generate import ExtraFlag, command_of
 from holdfast.cli.histories import check_histories, flow_show
+from holdfast.cli.init import init
+from holdfast.cli.mcp import mcp
 from holdfast.cli.node import node
 from holdfast.cli.plans import plan_validate
 from holdfast.cli.runs import await_started, run_result, run_show, run_tail
 from holdfast.cli.server import server
 from holdfast.cli.stores import backup, copy, info, migrate, restore
+from holdfast.cli.task_bulk import task_bulk
 from holdfast.service.operations import OPERATIONS
 
 commands = App(
@@ -61,7 +64,7 @@ def _group(group: str) -> App:
 
 
 def _assemble() -> None:
-    for command in (dev, server, node, call, check_histories, doctor, bench, completion):
+    for command in (init, dev, server, node, call, check_histories, doctor, bench, mcp, completion):
         commands.command(command)
     for name, operation in OPERATIONS.items():
         spec = spec_of(operation)
@@ -74,6 +77,7 @@ def _assemble() -> None:
     _group("audit").command(export, name="export")
     _group("flow").command(flow_show, name="show")
     _group("run").command(run_bulk, name="bulk")
+    _group("task").command(task_bulk, name="bulk")
     _group("run").command(run_show, name="show")
     _group("run").command(run_tail, name="tail")
     stores = App(name="store", help="The store: bring it up to date, copy it, put a copy back.")
@@ -85,9 +89,20 @@ def _assemble() -> None:
 _assemble()
 
 
+def with_stdin_last(given: list[str]) -> list[str]:
+    """Return words so that `-`, the standard input, is taken for an argument and not for an option without a name."""
+    places = [place for place, word in enumerate(given) if word == "-"]
+    if len(places) != 1 or "--" in given:
+        return given
+    [place] = places
+    if place > 0 and given[place - 1].startswith("-"):  # the value of an option
+        return given
+    return [*given[:place], *given[place + 1 :], "--", "-"]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out the command line, and return the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = with_stdin_last(list(sys.argv[1:] if arguments is None else arguments))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to fail
     return run_command(lambda: commands(given), as_json="--json" in given)

@@ -36,7 +36,8 @@ STYLES = {
 """How words are coloured that say how something stands."""
 
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
-AGES = ((60, 1, "s"), (3_600, 60, "min"), (172_800, 3_600, "h"), (2**62, 86_400, "days"))
+AGES = ((60, 1, "s"), (3_600, 60, "min"), (86_400, 3_600, "h"), (2**62, 86_400, "d"))
+"""As on the page: below how many seconds, in which unit."""
 
 
 def show_json(value: Any) -> None:
@@ -126,8 +127,7 @@ def moment(text: str) -> str:
 
 def _age(seconds: float, is_past: bool) -> str:
     size, unit = next((size, unit) for below, size, unit in AGES if seconds < below)
-    number = round(seconds / size)
-    return f"{number} {unit} ago" if is_past else f"in {number} {unit}"
+    return f"{int(seconds // size)} {unit} ago" if is_past else f"in {round(seconds / size)} {unit}"
 
 
 def _cell(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from holdfast.client.calls import Calls
-from holdfast.errors import InvalidInput
+from holdfast.errors import HoldfastError, InvalidInput
 from holdfast.service.operations import DOWNLOADS, OPERATIONS
 from holdfast.service.operations.streams import follow_run, watch_lists
 from holdfast.service.registry import Operation
@@ -76,7 +76,7 @@ def _iterate(stream: AsyncGenerator[Any, None], run: Run) -> Iterator[Any]:
             except StopAsyncIteration:
                 return
     finally:  # who breaks off a loop has read enough, and the server need not know of them any longer
-        with suppress(RuntimeError):  # unless the client was closed before, and its connections with it
+        with suppress(RuntimeError, HoldfastError):  # unless the client was closed before, and its connections with it
             run(stream.aclose())
 
 

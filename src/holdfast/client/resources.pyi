@@ -23,7 +23,7 @@ from holdfast.service.operations.dead_letters import LetterPage, OpenedLetter, S
 from holdfast.service.operations.deletions import DeletedView
 from holdfast.service.operations.plans import PlanCheck, PlanGraph, PlanPage, PlanVersion, PlanView, SchemaView
 from holdfast.service.operations.retention import ArchivedRunPage, ArchivedRunView, RetentionReportView, RetentionView
-from holdfast.service.operations.runs import Answered, EventPage, RunCounts, RunOutcome, RunPage
+from holdfast.service.operations.runs import Answered, EventPage, HandlersView, RunCounts, RunOutcome, RunPage
 from holdfast.service.operations.schedules import Backfilled, Deleted, SchedulePage, ScheduleView, Triggered
 from holdfast.service.operations.signals import (
     MailPage,
@@ -33,7 +33,17 @@ from holdfast.service.operations.signals import (
     UnconsumedPage,
     WaitPage,
 )
-from holdfast.service.operations.system import AlertList, DoctorReport, Health, LockList, NodeList, QueueList, StatsView
+from holdfast.service.operations.system import (
+    AlertList,
+    DoctorReport,
+    Health,
+    LockList,
+    NodeList,
+    QueueList,
+    SampleList,
+    StatsView,
+    TakeoverList,
+)
 from holdfast.service.operations.tasks import TaskHistory, TaskPage
 from holdfast.service.operations.tokens import MadeToken, RevokedToken, TokenPage
 from holdfast.service.operations.workflows import WorkflowList, WorkflowView
@@ -63,6 +73,9 @@ class Runs:
         priority: int = ...,
         at: datetime | None = ...,
         after_s: float | None = ...,
+        execution_timeout_s: float | None = ...,
+        run_timeout_s: float | None = ...,
+        cleanup_timeout_s: float | None = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
     ) -> RunStarted: ...
@@ -110,6 +123,7 @@ class Runs:
     async def graph(self, run_id: str, *, expand: Sequence[str] = ..., collapse: Sequence[str] = ...) -> GraphView: ...
     async def result(self, run_id: str, *, wait_s: float = ...) -> RunOutcome: ...
     async def query(self, run_id: str, name: str, *, input: dict[str, Any] = ...) -> Answered: ...
+    async def handlers(self, run_id: str) -> HandlersView: ...
     async def update(
         self, run_id: str, name: str, *, input: dict[str, Any] = ..., update_id: str = ...
     ) -> Answered: ...
@@ -248,6 +262,9 @@ class SyncRuns:
         priority: int = ...,
         at: datetime | None = ...,
         after_s: float | None = ...,
+        execution_timeout_s: float | None = ...,
+        run_timeout_s: float | None = ...,
+        cleanup_timeout_s: float | None = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
     ) -> RunStarted: ...
@@ -295,6 +312,7 @@ class SyncRuns:
     def graph(self, run_id: str, *, expand: Sequence[str] = ..., collapse: Sequence[str] = ...) -> GraphView: ...
     def result(self, run_id: str, *, wait_s: float = ...) -> RunOutcome: ...
     def query(self, run_id: str, name: str, *, input: dict[str, Any] = ...) -> Answered: ...
+    def handlers(self, run_id: str) -> HandlersView: ...
     def update(self, run_id: str, name: str, *, input: dict[str, Any] = ..., update_id: str = ...) -> Answered: ...
     def cancel(
         self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
@@ -443,6 +461,9 @@ class Signals:
         priority: int = ...,
         at: datetime | None = ...,
         after_s: float | None = ...,
+        execution_timeout_s: float | None = ...,
+        run_timeout_s: float | None = ...,
+        cleanup_timeout_s: float | None = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
         signal_payload: Any = ...,
@@ -490,6 +511,9 @@ class SyncSignals:
         priority: int = ...,
         at: datetime | None = ...,
         after_s: float | None = ...,
+        execution_timeout_s: float | None = ...,
+        run_timeout_s: float | None = ...,
+        cleanup_timeout_s: float | None = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
         signal_payload: Any = ...,
@@ -705,6 +729,9 @@ class Plans:
         priority: int = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
+        execution_timeout_s: float | None = ...,
+        run_timeout_s: float | None = ...,
+        cleanup_timeout_s: float | None = ...,
     ) -> RunStarted: ...
     async def diff(self, plan_id: str, from_version: str, to_version: str, *, tenant: str = ...) -> PlanDifference: ...
     async def graph(
@@ -748,6 +775,9 @@ class SyncPlans:
         priority: int = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
+        execution_timeout_s: float | None = ...,
+        run_timeout_s: float | None = ...,
+        cleanup_timeout_s: float | None = ...,
     ) -> RunStarted: ...
     def diff(self, plan_id: str, from_version: str, to_version: str, *, tenant: str = ...) -> PlanDifference: ...
     def graph(
@@ -769,6 +799,8 @@ class System:
     async def queues(self) -> QueueList: ...
     async def nodes(self) -> NodeList: ...
     async def locks(self) -> LockList: ...
+    async def samples(self, *, since: datetime | None = ..., limit: int = ...) -> SampleList: ...
+    async def takeovers(self, *, since: datetime | None = ..., limit: int = ...) -> TakeoverList: ...
     async def alerts(self, *, after: int = ..., limit: int = ...) -> AlertList: ...
 
 class SyncSystem:
@@ -779,6 +811,8 @@ class SyncSystem:
     def queues(self) -> QueueList: ...
     def nodes(self) -> NodeList: ...
     def locks(self) -> LockList: ...
+    def samples(self, *, since: datetime | None = ..., limit: int = ...) -> SampleList: ...
+    def takeovers(self, *, since: datetime | None = ..., limit: int = ...) -> TakeoverList: ...
     def alerts(self, *, after: int = ..., limit: int = ...) -> AlertList: ...
 
 class Tokens:

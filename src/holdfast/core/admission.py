@@ -13,6 +13,12 @@ code points and in a circle, the tenant of the run that was admitted last. Among
 the lowest `rank` is next, then the one that was created first. `create` enqueues a new run behind those, admits the
 run that is next, if there is one, and returns whether it was the new one.
 
+**Runs that are held**, by an approval that they require or until an instant at which they start, are not in the queue
+and take no place. When such a run is released, the turn that would start it queues it instead (`Turn.admission`), with
+the limits of that moment, as if it were created then; what starts it is held back until it is admitted. It was
+acknowledged long ago, so the policy `reject` queues it. (Of a run that is released and one that is created in the same
+microsecond, either may be first.)
+
 **Limits** are not stored. The caller passes them as its code has them now, so a change applies to queued runs too.
 
 **Starts.** The rate bounds the commits by which runs start (RunStarted), not the moments of admission: the node that
@@ -41,9 +47,9 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 
 from msgspec import Struct
 
+from holdfast.core.codec import INTEGER_LIMIT, check_integer
 from holdfast.core.instants import Instant
 from holdfast.core.keys import check_name
-from holdfast.core.messages import INTEGER_LIMIT, check_integer
 from holdfast.errors import InvalidInput, Overloaded
 from holdfast.limits import DURATION_MS, OVERLOAD_RETRY_MS, PRIORITY, PRIORITY_AGE_MS
 

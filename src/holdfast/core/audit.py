@@ -9,10 +9,12 @@ appended alone.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.core.codec import encode_text
 from holdfast.core.events import CallerRef
 from holdfast.core.instants import Instant
 from holdfast.limits import NAME_BYTES
@@ -92,6 +94,13 @@ def audit_entry(
         outcome=outcome,
         correlation_id=caller.correlation_id,
     )
+
+
+def audit_row(entry: AuditEntry) -> tuple[Any, ...]:
+    """Return what an entry is found by, one value for each column, and the entry itself."""
+    token_id = None if entry.by is None else entry.by.token_id
+    place = (entry.tenant, entry.project, entry.environment)
+    return entry.at, entry.entry_id, *place, entry.run_id, entry.actor, token_id, entry.operation, encode_text(entry)
 
 
 def run_entry(entry: AuditEntry, run_id: str, place: tuple[str, str, str], now: Instant) -> AuditEntry:

@@ -26,8 +26,9 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core import codec
+from holdfast.core.codec import format_instant
 from holdfast.core.events import Event
-from holdfast.core.instants import Instant, format_instant
+from holdfast.core.instants import Instant
 from holdfast.core.keys import check_name, event_id
 from holdfast.errors import InvalidInput
 

@@ -9,10 +9,15 @@ they are refused. Types that JSON does not know are left to `Encoders`, which ha
 **Event bodies** carry the schema version of their type. `SCHEMA_VERSIONS` names the types whose version is past 1;
 `UPCASTERS[type, n]` turns the plain dict of version n into that of n + 1. A body of an unknown type, or of a newer
 version than this one knows, becomes an `UnknownBody`: it is preserved as it is and readers skip it.
+
+**Instants** are ISO 8601 in UTC with a fixed width, so that sorting the text sorts the time: signal keys on object
+storage depend on it.
 """
 
 import re
 from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import lru_cache
 from hashlib import sha256
 from itertools import accumulate
 from math import isfinite
@@ -22,6 +27,7 @@ import msgspec
 from msgspec import Raw
 
 from holdfast.core.events import BODIES, Body, EngineRunRef, UnknownBody
+from holdfast.core.instants import EPOCH, Instant, instant_of
 from holdfast.errors import CorruptHistory, InvalidInput, PayloadTooLarge, PayloadUnreadable
 from holdfast.limits import JSON_DEPTH
 
@@ -228,6 +234,28 @@ def check(raw: Any, field: str) -> InvalidInput | None:
     return None
 
 
+def check_as(raw: Raw, kind: type) -> InvalidInput | None:
+    """Return why JSON cannot be read as this type, or None."""
+    try:
+        decode(raw, kind)
+    except InvalidInput as unfit:
+        return unfit
+    return None
+
+
+INTEGER_LIMIT = 2**62
+"""No whole number that is stored is as large as this, or as small as its negative."""
+
+
+def check_integer(field: str, value: Any, *, optional: bool = False) -> InvalidInput | None:
+    """Return why `value` cannot be stored as a whole number, or None."""
+    if optional and value is None:
+        return None
+    if type(value) is not int or not -INTEGER_LIMIT < value < INTEGER_LIMIT:
+        return InvalidInput(f"{field} must be a whole number of less than 2^62, not {value!r}", field=field)
+    return None
+
+
 def is_deeper(text: bytes, most: int) -> bool:
     """Return whether JSON is nested deeper than this, without decoding it: in one pass, which ends where it is."""
     if text.count(b"[") + text.count(b"{") <= most:
@@ -351,3 +379,28 @@ _MILD = {
     "Invalid enum value": "Not one of the values that are declared",
     "Invalid value": "Not one of the values that are declared",
 }
+
+
+# --- instants as text
+
+
+def format_instant(instant: Instant) -> str:
+    """Return the instant as `2026-01-28T12:00:00.000000Z`: always 27 characters."""
+    second, microsecond = divmod(instant, 1_000_000)
+    return f"{_format_second(second)}.{microsecond:06d}Z"
+
+
+@lru_cache(maxsize=1_024)
+def _format_second(second: int) -> str:
+    return f"{EPOCH + timedelta(seconds=second):%Y-%m-%dT%H:%M:%S}"
+
+
+def parse_instant(text: str) -> Instant:
+    """Return the instant that `text`, ISO 8601 with a zone, names."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as problem:
+        raise InvalidInput(f"not an ISO 8601 instant: {text!r}") from problem
+    if moment.tzinfo is None:
+        raise InvalidInput(f"an instant needs a zone, such as a final Z: {text!r}")
+    return instant_of(moment)

@@ -8,7 +8,7 @@ from msgspec import Raw, Struct
 
 from holdfast.core import events as e
 from holdfast.core.attributes import Value
-from holdfast.core.events import NULL, ErrorInfo, EscalationRule, PlanSource
+from holdfast.core.events import NULL, ErrorInfo, EscalationRule, PlanSource, RunTimeouts
 from holdfast.core.instants import Instant
 
 
@@ -94,6 +94,7 @@ class StartChild(Struct, frozen=True, kw_only=True, gc=False):
     attributes: dict[str, Value] = {}
     tags: tuple[str, ...] = ()
     priority: int = 0
+    timeouts: RunTimeouts | None = None
 
 
 class RecordMarker(Struct, frozen=True, kw_only=True, gc=False):

@@ -14,11 +14,11 @@ from typing import Any, get_args
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from holdfast.core import codec, reconciliation, tasks
+from holdfast.core import codec, reconciliation, run_timeouts, tasks
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import messages as m
-from holdfast.core.event_writer import NOTHING, Decision, EventWriter, Refusal
+from holdfast.core.event_writer import NOTHING, Decision, EventWriter, Refusal, start_message, starts_run
 from holdfast.core.events import Body, EngineRunRef
 from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import LOST
@@ -51,9 +51,11 @@ def queue_run(run_id: str, queued: e.RunQueued, now: Instant, by: EngineRunRef) 
     state = RunState(run_id=run_id, plan_version=queued.plan_version)
     writer = EventWriter(state, now, by)
     writer.write(queued)
+    if queued.timeouts is not None:
+        run_timeouts.schedule_execution(fold(state, writer.events), writer)
     if queued.requires_approval:  # which leaves it that message
         return writer.decision()
-    return writer.decision(messages=(m.start_message(run_id, now),))
+    return writer.decision(messages=(start_message(run_id, now),))
 
 
 def decide(state: RunState, message: Input, now: Instant, by: EngineRunRef) -> Decision | Refusal:
@@ -78,11 +80,16 @@ def _on_message(state: RunState, message: m.Message, writer: EventWriter) -> Dec
     if message.type not in _MESSAGE_TYPES:
         return Refusal(InvalidInput(f"unknown message type {message.type!r}", field="type"))
     if message.type == "InternalContinue":
-        if state.status is PENDING or state.status is APPROVED:
-            writer.write(e.RunStarted())
+        if (state.status is PENDING or state.status is APPROVED) and starts_run(message):
+            if state.timeouts is not None:
+                run_timeouts.start(state, writer)
+            else:
+                writer.write(e.RunStarted())
         return writer.decision()
     if message.type == "ActivityCompleted":
         return _on_outcome(state, message, writer)
+    if message.step_id is None and message.type == "TimerDue":
+        return run_timeouts.on_due(state, message, writer)
     step = state.open_steps.get(message.step_id or "")
     if step is not None and step.kind == "task" and message.type == "TimerDue":
         return tasks.on_timer(step, message, writer)
@@ -242,6 +249,9 @@ def _on_outcome(state: RunState, message: m.Message, writer: EventWriter) -> Dec
 
     A job that is acquired again counts attempts without a message to the run, so the step moves to the attempt made.
     """
+    step = state.open_steps.get(message.step_id or "")
+    if step is not None and message.opened_at not in (0, step.opened_at):
+        return NOTHING  # it is of a deleted run that had this id
     return _conclude(state, message.step_id or "", codec.decode(message.payload, m.ActivityOutcome), writer, None)
 
 
@@ -510,6 +520,7 @@ def _start_child(state: RunState, command: c.StartChild, writer: EventWriter) ->
         command.attributes,
         command.tags,
         command.priority,
+        command.timeouts,
     )
     writer.open(body, command.step_id)
 
@@ -554,6 +565,8 @@ def _continue_as_new(state: RunState, command: c.ContinueAsNew, writer: EventWri
         raise Conflict(problem, step_id=lost[0])
     known = carried(so_far, command.updates, command.steps)
     rotated = writer.write(e.ContinuedAsNew(command.input, codec.encode(known)))
+    if state.timeouts is not None:
+        run_timeouts.schedule_stretch(state, writer)
     if command.steps is None:
         writer.events[-1] = replace(rotated, schema_version=1)  # which every version can read
         writer.dispatch.clear()
@@ -571,6 +584,13 @@ def _end(make: Callable[[Any], Body]) -> Callable[[RunState, Any, EventWriter], 
     return end
 
 
+def _end_cancelled(state: RunState, command: c.CancelRun, writer: EventWriter) -> None:
+    """End a run that was cancelled: by a caller, or because it took too long."""
+    reason = command.reason or state.cancel_reason
+    body = e.RunCancelled(reason) if not state.timed_out else run_timeouts.failure(state, state.timed_out)
+    _end(lambda _: body)(state, command, writer)
+
+
 _APPLIERS: dict[type, Callable[[RunState, Any, EventWriter], None]] = {
     c.RunActivity: _run_activity,
     c.StartTimer: _start_timer,
@@ -586,5 +606,5 @@ _APPLIERS: dict[type, Callable[[RunState, Any, EventWriter], None]] = {
     c.ContinueAsNew: _continue_as_new,
     c.CompleteRun: _end(lambda command: e.RunCompleted(command.result)),
     c.FailRun: _end(lambda command: e.RunFailed(command.error)),
-    c.CancelRun: _end(lambda command: e.RunCancelled(command.reason)),
+    c.CancelRun: _end_cancelled,
 }

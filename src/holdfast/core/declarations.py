@@ -4,6 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from holdfast.core.admission import RunLimit, check_limit
 from holdfast.core.codec import check as check_json
 from holdfast.core.codec import encode
 from holdfast.core.keys import check_name
@@ -15,7 +16,7 @@ class WorkflowDeclaration(Struct, frozen=True, kw_only=True):
     """The declaration of a version of a workflow: the JSON Schema of the payload of each declared signal.
 
     Where names are declared, others are refused, unless `allows_other_signals`. The runs of an entity take any
-    number of signals a minute.
+    number of signals a minute. Runs that other apps start are held for approval, or queued, as the workflow says.
     """
 
     plan_id: str
@@ -23,6 +24,8 @@ class WorkflowDeclaration(Struct, frozen=True, kw_only=True):
     signals: dict[str, dict[str, Any]] = {}
     allows_other_signals: bool = False
     is_entity: bool = False
+    requires_approval: bool = False
+    limit: RunLimit | None = None
 
 
 def check_declaration(definition: Any) -> CallerError | None:
@@ -31,6 +34,8 @@ def check_declaration(definition: Any) -> CallerError | None:
         return InvalidInput(f"a declaration is a WorkflowDeclaration, not {type(definition).__qualname__}")
     problem: CallerError | None = check_name("plan_id", definition.plan_id)
     problem = problem or check_name("plan_version", definition.plan_version)
+    if problem is None and definition.limit is not None:
+        problem = check_limit(definition.limit)
     if problem is not None:
         return problem
     try:

@@ -3,6 +3,8 @@
 Every decision of the core is written through an `EventWriter`; nothing else makes an event.
 """
 
+from collections.abc import Sequence
+
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
@@ -45,31 +47,28 @@ class Refusal(Struct, frozen=True):
 NOTHING = Decision()
 
 
-class EventWriter:
+class EventWriter(Struct, gc=False, eq=False):
     """Writes the events of one decision, with their keys, and collects its messages, dispatches and signals.
 
     `opened` holds the first event of each step that this decision has opened, or None once it has given the step up.
     `caller` is the caller of the service who caused the decision; every event of it names the caller.
     """
 
-    __slots__ = ("_by", "caller", "dispatch", "events", "has_ended", "messages", "now", "opened", "sends", "state")
-
-    def __init__(self, state: RunState, now: Instant, by: EngineRunRef) -> None:
-        self.state = state
-        self.now = now
-        self._by = by
-        self.caller: CallerRef | None = None
-        self.events: list[Event] = []
-        self.messages: list[m.Message] = []
-        self.dispatch: list[str] = []
-        self.opened: dict[str, Event | None] = {}
-        self.sends: list[m.SignalRequest] = []
-        self.has_ended = False
+    state: RunState
+    now: Instant
+    by: EngineRunRef
+    caller: CallerRef | None = None
+    events: list[Event] = []
+    messages: list[m.Message] = []
+    dispatch: list[str] = []
+    opened: dict[str, Event | None] = {}
+    sends: list[m.SignalRequest] = []
+    has_ended: bool = False
 
     @property
     def node(self) -> str:
         """The node that decides."""
-        return self._by.node
+        return self.by.node
 
     def write(
         self,
@@ -102,7 +101,7 @@ class EventWriter:
             self.now,
             0,
             ADAPTER_VERSION,
-            self._by,
+            self.by,
             cause,
             parent,
             codec.SCHEMA_VERSIONS.get(event_type, 1),
@@ -176,3 +175,26 @@ class EventWriter:
     def _occurrence(self, event_type: str) -> str:
         written = sum(event.event_type == event_type for event in self.events) if self.events else 0
         return str(self.state.occurrences.get(event_type, 0) + written + 1)
+
+
+def start_message(run_id: str, now: Instant, due_at: Instant | None = None) -> m.Message:
+    """Return the message that starts a run, at once or when it is due."""
+    return m.Message(
+        signal_id="start", run_id=run_id, type="InternalContinue", occurred_at=now, due_at=due_at, expected_version=1
+    )
+
+
+def admitted_message(run_id: str, now: Instant) -> m.Message:
+    """Return the message that starts a run once it is admitted. Until then its store holds the message back."""
+    return m.Message(signal_id=m.ADMITTED, run_id=run_id, type="InternalContinue", occurred_at=now, expected_version=1)
+
+
+def starts_run(message: m.Message) -> bool:
+    """Return whether a message starts a run that has not started. One that is about its mailbox does not."""
+    return message.type == "InternalContinue" and message.signal_id != m.MAILBOX
+
+
+def is_about_to_start(messages: Sequence[m.Message]) -> bool:
+    """Return whether messages start a run that was not queued for admission since it was released."""
+    ids = [message.signal_id for message in messages if starts_run(message)]
+    return bool(ids) and m.ADMITTED not in ids

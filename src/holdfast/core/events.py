@@ -204,6 +204,19 @@ class ForkedFrom(Struct, frozen=True, omit_defaults=True, gc=False):
     run_id: str
     run_seq: int
     seed: str = ""
+    forked_at: Instant = 0
+    """From when the time-outs of the fork count."""
+
+
+class RunTimeouts(Struct, frozen=True, omit_defaults=True, gc=False):
+    """How long a run may take, in milliseconds; None: as long as it likes (`core/run_timeouts.py`)."""
+
+    execution_ms: int | None = None
+    """The whole run, from its creation, or from when it is to start."""
+    run_ms: int | None = None
+    """One stretch of it: from its start, or from where it began again."""
+    cleanup_ms: int = 600_000
+    """How long it may clean up after one of these, before it is ended."""
 
 
 class RunQueued(RunBody, frozen=True):
@@ -232,6 +245,11 @@ class RunQueued(RunBody, frozen=True):
     """The run does not start before this instant."""
     reference_key: str | None = None
     tags: tuple[str, ...] = ()
+    priority: int = 0
+    """With what priority it is queued for admission when it is approved, or its time has come."""
+    needs: int = 0
+    """The level of the format that a node must understand to start it (`core/plans.py`)."""
+    timeouts: RunTimeouts | None = None
 
 
 class RunApproved(RunBody, frozen=True):
@@ -286,6 +304,17 @@ class RunCancelRequested(RunBody, frozen=True):
     reason: str = ""
 
 
+class RunTimedOut(RunBody, frozen=True):
+    """The run took longer than it may. It is cancelled, unless it is being cancelled already, and may clean up."""
+
+    BEFORE_START = True
+    TONE = "bad"
+
+    timeout: str
+    """`execution` or `run`."""
+    limit_ms: int
+
+
 class RunCompleted(RunBody, frozen=True):
     """The program returned."""
 
@@ -299,7 +328,7 @@ class RunCompleted(RunBody, frozen=True):
 
 
 class RunFailed(RunBody, frozen=True):
-    """The program raised."""
+    """The program raised; or the run took longer than it may."""
 
     LEADS_FROM = _UNFINISHED
     LEADS_TO = FAILED
@@ -307,6 +336,8 @@ class RunFailed(RunBody, frozen=True):
     TONE = "bad"
 
     error: ErrorInfo
+    timeout: str = ""
+    """`execution` or `run`, if a time-out ended it, and not the program."""
 
 
 class RunCancelled(RunBody, frozen=True):
@@ -696,6 +727,7 @@ class ChildStarted(Body, frozen=True):
     tags: tuple[str, ...] = ()
     priority: int = 0
     """The order in which it is admitted, if its workflow has limits."""
+    timeouts: RunTimeouts | None = None
 
 
 class ChildCompleted(Body, frozen=True):

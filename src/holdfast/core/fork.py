@@ -21,13 +21,13 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from holdfast.core import events as e
-from holdfast.core import tasks
+from holdfast.core import run_timeouts, tasks
 from holdfast.core.codec import decode, encode
-from holdfast.core.event_writer import EventWriter
+from holdfast.core.event_writer import EventWriter, start_message
 from holdfast.core.events import EngineRunRef, Event
 from holdfast.core.instants import Instant
 from holdfast.core.keys import event_id, event_key
-from holdfast.core.messages import Message, start_message
+from holdfast.core.messages import Message
 from holdfast.core.state import RunState, awaits_approval, retry_token, state_of
 from holdfast.errors import Conflict, InvalidInput
 
@@ -75,7 +75,7 @@ def fork(
     if find_cut(history, cut) != cut:
         raise Conflict(f"run {history[0].run_id} cannot be cut after event {cut}", run_id=history[0].run_id)
     source = first.forked_from
-    origin = e.ForkedFrom(history[0].run_id, cut, source.seed if source is not None else history[0].run_id)
+    origin = e.ForkedFrom(history[0].run_id, cut, source.seed if source is not None else history[0].run_id, now)
     kept = history[:cut]
     if input is not None and any(isinstance(event.data, e.ContinuedAsNew) for event in kept):
         raise InvalidInput("input: before this event the run has begun again with an input of its own", field="input")
@@ -86,6 +86,7 @@ def fork(
     state = state_of(run_id, events)
     writer = EventWriter(state, now, by)
     _open_again(state, writer)
+    run_timeouts.schedule_again(state, writer)
     # An approval leaves the run the message that starts it.
     start = () if awaits_approval(state) else (start_message(run_id, now, state.start_at),)
     every = (*events, *writer.events)

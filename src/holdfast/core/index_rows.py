@@ -18,6 +18,7 @@ from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import NOT_COMPLETED, TIMED_OUT
 from holdfast.core.operator_commands import failures_to_settle
+from holdfast.core.plans import TIMEOUT_LEVEL
 from holdfast.core.reconciliation import (
     COMPLETED_WITHOUT_RESULT,
     INDETERMINATE,
@@ -85,6 +86,8 @@ class RuntimeSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """Why it is paused, and by whom."""
     published: dict[str, Any] = {}
     """What its program has published last, such as how far it has come."""
+    needs: int = 0
+    """The level of the format that a node must understand to go on with the run (`core/plans.py`)."""
 
 
 FOR_PEOPLE = frozenset({"waiting_name", "retrying", "pause", "published"})
@@ -102,16 +105,25 @@ START = "start"
 
 def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
     """Return what the commit of this state stores beside its events."""
-    waiting = next(iter(state.open_steps.values()), None)
-    kind = APPROVAL if awaits_approval(state) else START if state.start_at is not None else None
-    error = state.last_error
+    kind: str | None = None
+    token = until = task_id = None
+    name, error = "", state.last_error
+    if state.open_steps:
+        waiting = next(iter(state.open_steps.values()))
+        kind, token, until, name = waiting.kind, waiting.token, waiting.due_at, waiting.name
+        if type(waiting.body) is e.TaskCreated:
+            task_id = waiting.body.task_id
+    elif awaits_approval(state):
+        kind = APPROVAL
+    elif state.start_at is not None:
+        kind, until = START, state.start_at
     return RuntimeSnapshot(
         status=state.status,
         state_version=state.version,
-        waiting_kind=waiting.kind if waiting else kind,
-        waiting_token=waiting.token if waiting else None,
-        waiting_until=waiting.due_at if waiting else state.start_at if kind == START else None,
-        active_task_id=waiting.body.task_id if waiting and isinstance(waiting.body, e.TaskCreated) else None,
+        waiting_kind=kind,
+        waiting_token=token,
+        waiting_until=until,
+        active_task_id=task_id,
         resume_pointer=state.replay_from,
         signals=state.cursors,
         last_signal_id=state.last_signal_id,
@@ -121,10 +133,11 @@ def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
         last_executed_on=state.last_executed_on,
         failed_step_ids=failures_to_settle(state) if state.failed_steps and state.status is PAUSED else (),
         attributes=state.attributes,
-        waiting_name=waiting.name if waiting else "",
+        waiting_name=name,
         retrying=None if state.retried is None else _retrying(state, state.retried),
         pause=state.pause if state.status is PAUSED else None,
         published=state.published,
+        needs=state.needs if state.timeouts is None else max(state.needs, TIMEOUT_LEVEL),
     )
 
 

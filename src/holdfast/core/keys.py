@@ -34,8 +34,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from holdfast.core import codec
-from holdfast.core.codec import digest
-from holdfast.core.instants import format_instant
+from holdfast.core.codec import digest, format_instant
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.limits import (
     ACTIVITY_NAME_BYTES,

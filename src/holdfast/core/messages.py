@@ -9,7 +9,7 @@ consumes it, and it can be followed afterwards.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
@@ -24,8 +24,6 @@ from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
 from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS, NAME_BYTES, SIGNAL_ID_BYTES, Limits
 
 T = TypeVar("T")
-
-INTEGER_LIMIT = 2**62
 
 MessageType = Literal[
     "TaskCompleted",
@@ -59,6 +57,10 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     is_latest_only: bool = False
     """It is refused if the job of its step was acquired again: how a later attempt ends decides."""
+
+    opened_at: Instant = 0
+    """When the step was opened of which it carries an outcome: that distinguishes its run from a later one of the same
+    id. 0 in messages of old, and in those that carry none."""
 
     @property
     def attempt(self) -> int | None:
@@ -159,11 +161,12 @@ class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
         return codec.value_digest(self.payload) if self.original is None else self.original.sha256
 
 
-def start_message(run_id: str, now: Instant, due_at: Instant | None = None) -> Message:
-    """Return the message that starts a run, at once or when it is due."""
-    return Message(
-        signal_id="start", run_id=run_id, type="InternalContinue", occurred_at=now, due_at=due_at, expected_version=1
-    )
+ADMITTED = "admitted"
+"""The id of the message that starts a run which was held, and was queued for admission when it was released."""
+
+
+MAILBOX = "mailbox"
+"""The id of the message that a run leaves itself which has read a part of its mailbox."""
 
 
 class Signal(Struct, frozen=True, kw_only=True, gc=False):
@@ -448,23 +451,23 @@ _SIGNAL_PAYLOADS: dict[str, type] = {
     OUTCOME_SIGNAL: ActivityOutcome,
     TASK_SIGNAL: TaskRequest,
 }
-_PAYLOADS: dict[str, type] = {
+PAYLOADS: dict[str, type] = {
     "TaskCompleted": Answer,
     "SubWorkflowCompleted": ChildOutcome,
     "ActivityCompleted": ActivityOutcome,
     "ExternalSignal": DeadSignal,
 }
+"""The types of the payloads that the engine itself reads, by the type of the message."""
 
 
 def payload_type(item: "Message | Signal | SignalRequest") -> type | None:
     """Return the type of a payload that the engine itself reads, or None if it is a value of the user."""
-    return _PAYLOADS.get(item.type) if isinstance(item, Message) else _SIGNAL_PAYLOADS.get(item.name)
+    return PAYLOADS.get(item.type) if isinstance(item, Message) else _SIGNAL_PAYLOADS.get(item.name)
 
 
-_DELIVERABLE = frozenset(get_args(MessageType)) - {"ExternalSignal"}  # signals are delivered as SignalRequests
-
-
-def activity_completed(run_id: str, step_id: str, token: str, outcome: ActivityOutcome, now: Instant) -> Message:
+def activity_completed(
+    run_id: str, step_id: str, token: str, outcome: ActivityOutcome, now: Instant, opened_at: Instant = 0
+) -> Message:
     """Return the message with the outcome of an activity that another node than the run's owner executed.
 
     An attempt has one outcome, so its token is the id of the message; the note that it is detached has another id.
@@ -479,6 +482,7 @@ def activity_completed(run_id: str, step_id: str, token: str, outcome: ActivityO
         step_id=step_id,
         payload=codec.encode(outcome),
         is_latest_only=outcome.error is not None or outcome.is_detached,
+        opened_at=opened_at,
     )
 
 
@@ -502,9 +506,9 @@ def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
     if problem is not None:
         return problem
     if request.expected_version is not None:
-        problem = check_integer("expected_version", request.expected_version)
+        problem = codec.check_integer("expected_version", request.expected_version)
     if problem is None and request.accept_before is not None:
-        problem = check_integer("accept_before", request.accept_before)
+        problem = codec.check_integer("accept_before", request.accept_before)
     problem = problem or codec.check(request.payload, "payload")
     if problem is not None:
         return problem
@@ -522,40 +526,7 @@ def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
             limit_bytes=most,
         )
     kind = _SIGNAL_PAYLOADS.get(request.name)
-    return None if kind is None else _check_payload(kind, request.payload)
-
-
-def _check_payload(kind: type | None, payload: Raw) -> InvalidInput | None:
-    """Return why the engine itself could not read the payload, or None."""
-    try:
-        if kind is not None:
-            codec.decode(payload, kind)
-    except InvalidInput as unfit:
-        return unfit
-    return None
-
-
-def check_message(message: Message) -> CallerError | None:
-    """Return why the message cannot be delivered in any state of the run, or None."""
-    problem = check_name("run_id", message.run_id) or check_name("signal_id", message.signal_id)
-    if problem is None and message.type not in _DELIVERABLE:
-        problem = InvalidInput(f"a message of type {message.type!r} cannot be delivered", field="type")
-    for field in ("occurred_at", "due_at", "expected_version"):
-        problem = problem or check_integer(field, getattr(message, field), optional=field != "occurred_at")
-    for field in ("waiting_token", "step_id"):
-        if problem is None and getattr(message, field) is not None:
-            problem = check_name(field, getattr(message, field))
-    problem = problem or check_integer("attempts", message.attempts) or codec.check(message.payload, "payload")
-    return problem or _check_payload(_PAYLOADS.get(message.type), message.payload)
-
-
-def check_integer(field: str, value: Any, *, optional: bool = False) -> InvalidInput | None:
-    """Return why `value` cannot be stored as a whole number, or None."""
-    if optional and value is None:
-        return None
-    if type(value) is not int or not -INTEGER_LIMIT < value < INTEGER_LIMIT:
-        return InvalidInput(f"{field} must be a whole number of less than 2^62, not {value!r}", field=field)
-    return None
+    return None if kind is None else codec.check_as(request.payload, kind)
 
 
 # --- what signals of the engine's own carry

@@ -29,7 +29,7 @@ from msgspec import Raw
 from holdfast.core import events as e
 from holdfast.core import messages as m
 from holdfast.core import reconciliation
-from holdfast.core.event_writer import Decision, EventWriter, Refusal
+from holdfast.core.event_writer import Decision, EventWriter, Refusal, start_message
 from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import is_of_engine
 from holdfast.core.plans import APPROVAL_PART, COMPENSATE_PART, is_own_step, is_plan
@@ -171,7 +171,7 @@ def definition_found(state: RunState, found: m.DefinitionFound, writer: EventWri
     """Resume a run that is paused only because its definition, or code that fits, was missing."""
     if state.awaits_definition and not failures_to_settle(state):
         is_missing = state.last_error is None or state.last_error.code == "VersionMismatch"
-        _go_on_for(state, "a node has its definition" if is_missing else "a node has code that fits", None, writer)
+        go_on_for(state, "a node has its definition" if is_missing else "a node has code that fits", None, writer)
     return writer.decision()
 
 
@@ -184,10 +184,11 @@ def message_dead_lettered(state: RunState, died: m.MessageDeadLettered, writer: 
 
 def _resume(state: RunState, command: m.Control, writer: EventWriter) -> None:
     if state.status is PAUSED:
-        _go_on_for(state, command.reason, command.id, writer)
+        go_on_for(state, command.reason, command.id, writer)
 
 
-def _go_on_for(state: RunState, reason: str, cause: str | None, writer: EventWriter) -> None:
+def go_on_for(state: RunState, reason: str, cause: str | None, writer: EventWriter) -> None:
+    """Resume a paused run."""
     writer.write(e.RunResumed(reason), cause=cause)
     for step in state.open_steps.values():
         if step.kind == "signal" and step.due_at is not None:  # a signal may have held its message back
@@ -210,7 +211,7 @@ def _approve(state: RunState, command: m.Control, writer: EventWriter) -> None:
         writer.close(task, e.TaskCompleted(command.actor, _APPROVED), command.id)
     elif state.status is PENDING:
         writer.write(e.RunApproved(command.actor), cause=command.id)
-        writer.messages.append(m.start_message(state.run_id, writer.now, state.start_at))
+        writer.messages.append(start_message(state.run_id, writer.now, state.start_at))
 
 
 _APPROVED = Raw(b'{"approved":true}')

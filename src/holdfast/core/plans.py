@@ -4,7 +4,13 @@ A plan is data. Its body, the exact bytes of its document, is kept by its hash, 
 (`PlanSource` on `RunQueued`). The workflow of such a run is the plan's id behind a prefix, `plan:etl`, so that it is
 never taken for code of the same name. A node claims runs of plans by one definition that stands for all of them: what a
 plan needs is known from the plan.
+
+**Levels.** A run may be in a state that a node of an older release would get wrong. Then its snapshot says which level
+of the format it `needs`, and it is claimed by its definition with that level behind it, which only nodes that know the
+level ask for. `FORMAT_LEVEL` is what this release understands; each level and what it stands for is listed there.
 """
+
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -30,6 +36,39 @@ def workflow_of(plan_id: str) -> str:
 def definition_of(workflow: str, version: str) -> tuple[str, str]:
     """Return the definition by which a run is claimed."""
     return ANY_PLAN if workflow.startswith(PLAN_PREFIX) else (workflow, version)
+
+
+HELD_LEVEL = 1
+"""The run is queued for admission when it is released: see `core/admission.py`. Until it has started."""
+
+TIMEOUT_LEVEL = 2
+"""The time of the run is bounded: see `core/run_timeouts.py`. For as long as the run is kept."""
+
+FORMAT_LEVEL = TIMEOUT_LEVEL
+"""The highest level that a node of this release understands; with it, all lower ones. 0 is what all releases know."""
+
+_LEVEL_MARK = "\n"
+
+
+def claimed_as(workflow: str, version: str, needs: int = 0) -> tuple[str, str]:
+    """Return by what a run is claimed that needs this level."""
+    name, version = definition_of(workflow, version)
+    return (name, f"{version}{_LEVEL_MARK}{needs}") if needs else (name, version)
+
+
+def with_levels(definitions: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return by what a node of this release claims the runs of these definitions."""
+    known = list(definitions)
+    return known + [(name, f"{version}{_LEVEL_MARK}{level}") for name, version in known for level in LEVELS]
+
+
+LEVELS = range(1, FORMAT_LEVEL + 1)
+
+
+def level_of(version: str) -> tuple[str, int]:
+    """Return the version and the level in what a run is claimed by."""
+    version, _, level = version.partition(_LEVEL_MARK)
+    return version, int(level) if level.isdecimal() else 0
 
 
 STORE_PLAN = "holdfast.plan"

@@ -28,9 +28,10 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.codec import format_instant
 from holdfast.core.event_writer import NOTHING, Decision, EventWriter
 from holdfast.core.events import ErrorInfo
-from holdfast.core.instants import Instant, format_instant
+from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import (
     ASKED_AGAIN,
     LOST,

@@ -39,6 +39,7 @@ from holdfast.core.keyed_steps import (
     effect_of_retried_step,
 )
 from holdfast.core.keys import ATTEMPT_MARK
+from holdfast.core.plans import HELD_LEVEL
 from holdfast.core.step_map import LARGE, copy_of
 from holdfast.errors import CorruptHistory, HistoryGap, HistoryTooNew
 from holdfast.limits import CLOSED_EFFECTS
@@ -186,10 +187,14 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     cursors: dict[str, str] = {}
     occurrences: dict[str, int] = {}
     is_cancelling: bool = False
+    cancel_reason: str = ""
+    """Why it is being cancelled, if it is and a reason was given."""
     requires_approval: bool = False
     """The run does not start before an operator has approved it, and none has."""
     start_at: Instant | None = None
     """The run does not start before this instant, and has not."""
+    needs: int = 0
+    """The level of the format that a node must understand to go on with the run."""
     is_held: bool = False
     """A failed step has paused the run, and there is no other reason for the pause."""
     awaits_definition: bool = False
@@ -213,6 +218,14 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     origin: e.RunOrigin | None = None
     """How it came about. None in runs that rotated before there was one."""
     started_at: Instant = 0
+    timeouts: e.RunTimeouts | None = None
+    """How long it may take, if that is bounded."""
+    execution_deadline: Instant | None = None
+    """When its execution time-out is, if it has one."""
+    stretch_began_at: Instant = 0
+    """When the run began, or began again, if its time is bounded."""
+    timed_out: str = ""
+    """The time-out because of which it is being cancelled: `execution` or `run`."""
     published: dict[str, Any] = {}
     """What the program has published last, by name. Replaced as a whole, never written to."""
 
@@ -225,6 +238,11 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
 def awaits_approval(state: RunState) -> bool:
     """Return whether a run waits to be approved before it starts."""
     return state.requires_approval and state.status is PENDING
+
+
+def was_held(state: RunState) -> bool:
+    """Return whether a run that has not started was held back, by an approval or for its time."""
+    return state.status is APPROVED or (state.status is PENDING and state.start_at is not None)
 
 
 def evolve(state: RunState, event: Event) -> RunState:
@@ -301,6 +319,7 @@ CARRIED = (
     "cursors",
     "occurrences",
     "is_cancelling",
+    "cancel_reason",
     "last_signal_id",
     "last_error",
     "unknown_events",
@@ -309,6 +328,9 @@ CARRIED = (
     "origin",
     "started_at",
     "published",
+    "timeouts",
+    "execution_deadline",
+    "timed_out",
 )
 """The fields of a state that hold after a rotation too: its event carries them over."""
 
@@ -389,6 +411,10 @@ def carried(state: RunState, update_ids: Sequence[str] = (), step_ids: Sequence[
         del fields["origin"], fields["started_at"]
     if not state.published:
         del fields["published"]
+    if not state.cancel_reason:
+        del fields["cancel_reason"]
+    if state.timeouts is None:
+        del fields["timeouts"], fields["execution_deadline"], fields["timed_out"]
     if updates:
         fields["updates"] = updates
     if step_ids is not None:
@@ -549,10 +575,17 @@ def _queued(draft: RunState, event: Event) -> None:
         _set(draft, "requires_approval", True)
     if body.start_at is not None:
         _set(draft, "start_at", body.start_at)
+    if body.needs:
+        _set(draft, "needs", body.needs)
     if body.attributes:
         _set(draft, "attributes", body.attributes)
     if body.forked_from is not None:
         _set(draft, "forked_from", body.forked_from)
+    if body.timeouts is not None:
+        _set(draft, "timeouts", body.timeouts)
+        if body.timeouts.execution_ms is not None:
+            since = max(_since_fork(draft, event.emitted_at), body.start_at or 0)
+            _set(draft, "execution_deadline", since + body.timeouts.execution_ms * 1_000)
     origin = e.RunOrigin(
         event.emitted_at,
         body.tenant,
@@ -581,6 +614,21 @@ def _started(draft: RunState, event: Event) -> None:
     _set(draft, "started_at", event.emitted_at)
     if draft.start_at is not None:
         _set(draft, "start_at", None)
+    if draft.needs == HELD_LEVEL:
+        _set(draft, "needs", 0)
+    if draft.timeouts is not None:
+        _set(draft, "stretch_began_at", _since_fork(draft, event.emitted_at))
+
+
+def _since_fork(draft: RunState, instant: Instant) -> Instant:
+    """Return an instant, or that of the fork if it is of the other run's history."""
+    return instant if draft.forked_from is None else max(instant, draft.forked_from.forked_at)
+
+
+def _timed_out(draft: RunState, event: Event) -> None:
+    assert isinstance(event.data, e.RunTimedOut)
+    if not draft.is_cancelling:
+        _set(draft, "timed_out", event.data.timeout)
 
 
 def _approved(draft: RunState, event: Event) -> None:
@@ -624,7 +672,10 @@ def _signal_accepted(draft: RunState, event: Event) -> None:
 
 
 def _cancel_requested(draft: RunState, event: Event) -> None:
+    assert isinstance(event.data, e.RunCancelRequested)
     _set(draft, "is_cancelling", True)
+    if event.data.reason:
+        _set(draft, "cancel_reason", event.data.reason)
 
 
 def _record_error(draft: RunState, event: Event) -> None:
@@ -656,6 +707,8 @@ def _rotated(draft: RunState, event: Event) -> None:
     _set(draft, "closed_effects", known.closed_effects)
     _set(draft, "replay_from", draft.version + 1)
     _set(draft, "steps_since_rotation", 0)
+    if draft.timeouts is not None:
+        _set(draft, "stretch_began_at", _since_fork(draft, event.emitted_at))
 
 
 def _opener(opening: type[e.Body], kind: str) -> Callable[[RunState, Event], None]:
@@ -863,6 +916,7 @@ _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
     e.RunResumed: _resumed,
     e.RunFailed: _record_error,
     e.RunCancelRequested: _cancel_requested,
+    e.RunTimedOut: _timed_out,
     e.ContinuedAsNew: _rotated,
     e.SignalAccepted: _signal_accepted,
     e.StepRetried: _step_retried,

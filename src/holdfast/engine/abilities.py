@@ -34,6 +34,10 @@ class Abilities(Struct, frozen=True):
     """The version of Holdfast that it runs."""
     queues: frozenset[str] = frozenset()
     """The queues that it takes jobs from."""
+    level: int = 0
+    """The highest level of the format that it understands (`core/plans.py`)."""
+    load: tuple[int, int] | None = None
+    """How many runs it owns, and how many activities are under way on it."""
 
     @property
     def named_workflows(self) -> set[Plan]:
@@ -51,7 +55,10 @@ class Abilities(Struct, frozen=True):
         process = [("", f"process\n{self.process}")] if self.process else []
         version = [("", f"version\n{self.version}")] if self.version else []
         queues = [("", f"queue\n{name}") for name in sorted(self.queues)]
-        return [*sorted(self.workflows), *codes, *activities, *lacks, *writes, *process, *version, *queues]
+        level = [("", f"level\n{self.level}")] if self.level else []
+        load = [("", f"load\n{self.load[0]}\n{self.load[1]}")] if self.load is not None else []
+        own = [*process, *version, *queues, *level, *load]
+        return [*sorted(self.workflows), *codes, *activities, *lacks, *writes, *own]
 
 
 class NodeAbilities(Struct, frozen=True):
@@ -70,6 +77,8 @@ def decode(plans: Iterable[Plan]) -> Abilities:
     late: LateWrites | None = None
     process = running = ""
     queues: set[str] = set()
+    level = 0
+    load: tuple[int, int] | None = None
     for key, value in plans:
         if key:
             workflows.add((key, value))
@@ -90,6 +99,10 @@ def decode(plans: Iterable[Plan]) -> Abilities:
             running = names[0]
         elif kind == "queue" and len(names) == 1:
             queues.add(names[0])
+        elif kind == "level" and len(names) == 1 and names[0].isdecimal():
+            level = int(names[0])
+        elif kind == "load" and len(names) == 2 and all(name.isdecimal() for name in names):
+            load = int(names[0]), int(names[1])
     return Abilities(
         frozenset(workflows),
         frozenset(codes),
@@ -99,6 +112,8 @@ def decode(plans: Iterable[Plan]) -> Abilities:
         process,
         running,
         frozenset(queues),
+        level,
+        load,
     )
 
 

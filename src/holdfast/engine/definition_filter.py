@@ -24,9 +24,10 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
+from holdfast.core.event_writer import start_message
 from holdfast.core.events import RunQueued
-from holdfast.core.messages import Message, start_message
-from holdfast.core.plans import ANY_PLAN, definition_of
+from holdfast.core.messages import Message
+from holdfast.core.plans import FORMAT_LEVEL, definition_of
 from holdfast.core.state import APPROVED, PAUSED
 from holdfast.engine.abilities import Abilities, NodeAbilities, abilities_of, other_code
 from holdfast.engine.dead_processes import end_leases_of_the_gone, process_identity
@@ -35,7 +36,7 @@ from holdfast.engine.options import NodeOptions
 from holdfast.errors import StoreCorrupt, StoreError
 from holdfast.registry import Registry
 from holdfast.store.decisions import name_of
-from holdfast.store.port import LoadedRun, Plan, RunHead, RunQuery, Store
+from holdfast.store.port import Plan, RunHead, RunQuery, Store
 from holdfast.store.types import DeadLetterQuery, pages
 
 MOST_HANDED = 10_000
@@ -61,7 +62,12 @@ class DefinitionFilter:
         self._takes_runs = options.takes_runs
         self._grace_s = options.definition_grace_s
         self._late_ms = round((options.definition_grace_s or 0) * 1_000)
-        self._orphaned: list[Plan] = []
+        self.plans: Sequence[Plan] = registry.definitions if options.takes_runs else ()
+        """What this node can run: its workflows, and plans, whichever there are."""
+        self.registered: Sequence[Plan] = registry.claimable if options.takes_runs else ()
+        """What is claimed while no definition is orphaned: what this node can run, as it is claimed."""
+        self.claimable: Sequence[Plan] = self.registered
+        """What to claim: orphaned definitions too, until they were claimed once."""
         self._codes: Mapping[Plan, str] | None = None
         self._handed: OrderedDict[str, tuple[int, tuple[str, ...]]] = OrderedDict()
         self._lack_of: dict[str, Wanted] = {}
@@ -70,15 +76,17 @@ class DefinitionFilter:
         self._is_stopping = False
         self._process = process_identity()
         self._queues = frozenset(options.queues)
-
-    def plans(self) -> Sequence[Plan]:
-        """Return what this node can run: its workflows, and plans, whichever there are."""
-        return [*self._registry.workflows, ANY_PLAN] if self._takes_runs else ()
+        self.load: Callable[[], tuple[int, int]] | None = None
+        """How many runs this node owns, and how many activities are under way here."""
 
     def has(self, plan_id: str, plan_version: str) -> bool:
         """Return whether this node can run it."""
-        known = self.plans()
+        known = self.plans
         return (plan_id, plan_version) in known or definition_of(plan_id, plan_version) in known
+
+    def understands(self, head: RunHead) -> bool:
+        """Return whether this node can run it, and understands what its state needs."""
+        return head.needs <= FORMAT_LEVEL and self.has(head.plan_id, head.plan_version)
 
     def published(self) -> Sequence[Plan]:
         """Return what this node publishes with its lease: what it can run, with which code and activities; its lacks.
@@ -88,12 +96,14 @@ class DefinitionFilter:
         lacks = frozenset((name, plan) for plan, names in self.lacking for name in names)
         late = self._late_writes()
         abilities = Abilities(
-            frozenset(self.plans()),
+            frozenset(self.plans),
             lacks=lacks,
             late_writes=late,
             process=self._process,
             version=VERSION,
             queues=self._queues,
+            level=FORMAT_LEVEL,
+            load=None if self.load is None else self.load(),
         )
         if self._is_stopping or not self._takes_runs:
             return abilities.encode()
@@ -131,7 +141,8 @@ class DefinitionFilter:
             return False
         version, tried = self._handed.pop(head.run_id, (head.version, ()))
         tried = tried if version == head.version else ()
-        found = other_code(await self._others(), plan, (own, *tried))
+        others = [each for each in await self._others() if each.abilities.level >= head.needs]
+        found = other_code(others, plan, (own, *tried))
         if found is None or not await self._store.hand_over(self._node, [head.run_id], found[0]):
             return False
         self._handed[head.run_id] = head.version, (*tried, found[1])
@@ -181,13 +192,10 @@ class DefinitionFilter:
 
     # --- claiming
 
-    async def claim(self, limit: int) -> list[LoadedRun]:
-        """Claim runs that this node can run, and orphaned ones: these once, but until there is an answer."""
-        orphaned = self._orphaned
-        claimed = await self._store.claim(self._node, limit, [*self.plans(), *orphaned] if orphaned else self.plans())
-        if orphaned is self._orphaned:
-            self._orphaned = []
-        return claimed
+    def note_claim(self, claimed: Sequence[Plan]) -> None:
+        """Claim orphaned definitions no more, once there is an answer: unless others were found meanwhile."""
+        if claimed is self.claimable:
+            self.claimable = self.registered
 
     def start(self, fits: Fits | None = None) -> list[asyncio.Task[None]]:
         """Begin to look for runs that no node could run, and for those that no node can."""
@@ -236,7 +244,7 @@ class DefinitionFilter:
 
     async def _wake_diverged(self, fits: Fits) -> None:
         """Wake the runs whose history did not fit other code, and fits what this node has. Nothing else is written."""
-        for plan_id in sorted({plan_id for plan_id, _ in self.plans()}):
+        for plan_id in sorted({plan_id for plan_id, _ in self.plans}):
             query = RunQuery(workflow=plan_id, status=PAUSED)
             async for page in pages(self._store.find, query, lambda head: head.run_id):
                 for head in page:
@@ -264,9 +272,9 @@ class DefinitionFilter:
 
     async def _find_orphaned(self) -> None:
         missing = await self._store.find_orphaned(self._late_ms)
-        found = [each.plan for each in missing if each.plan not in self.plans()]
+        found = [each.plan for each in missing if each.plan not in self.plans]
         if found:
             names = ", ".join(f"{plan_id} version {version}" for plan_id, version in found)
             logger.error("no node alive has %s: runs that are due are paused", names)
-            self._orphaned = list({*self._orphaned, *found})
+            self.claimable = list({*self.claimable, *self.registered, *found})
             self._store.wakeups.notify()

@@ -11,6 +11,8 @@ verbs that compare its epoch, or writes only what is safe to write twice.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
 
 from holdfast.engine.leases import LeaseTimer
 from holdfast.errors import LockLost, StoreError
@@ -18,6 +20,7 @@ from holdfast.store.decisions import is_free, lock_lost, name_of
 from holdfast.store.port import HostLock, Store
 
 logger = logging.getLogger("holdfast.node")
+T = TypeVar("T")
 
 RETRY_S = 0.2
 """How long to wait after the store has failed, at first; up to a third of the lease."""
@@ -35,6 +38,36 @@ class HeldLock:
         """Raise `LockLost` unless the lock is certainly held now. Call it before a write that has no fence."""
         if not self._timer.is_certain:
             raise lock_lost(self.lock)
+
+
+async def to_the_end(call: Awaitable[T], patience_s: float) -> T:
+    """Wait for a call of the store. A caller that is cancelled meanwhile still waits for its end, but not for ever."""
+    calling = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(calling)
+    except asyncio.CancelledError:
+        await asyncio.wait({calling}, timeout=patience_s)
+        calling.cancel()
+        raise
+
+
+async def acquire(store: Store, name: str, owner: str, lease_ms: int) -> HostLock | None:
+    """Acquire a lock, if it is free. A caller that is cancelled while the store decides leaves no lock behind."""
+    deciding = asyncio.ensure_future(store.acquire_lock(name, owner, lease_ms))
+    try:
+        return await to_the_end(deciding, lease_ms / 3_000)
+    except asyncio.CancelledError:
+        await release_acquired(store, deciding)
+        raise
+
+
+async def release_acquired(store: Store, deciding: "asyncio.Future[HostLock | None]") -> None:
+    """Release the lock that a call of the store has acquired, if it has."""
+    if deciding.done() and not deciding.cancelled() and deciding.exception() is None:
+        lock = deciding.result()
+        if lock is not None:
+            with suppress(StoreError):
+                await store.release_lock(lock.name, lock.owner, lock.epoch)
 
 
 Work = Callable[[HeldLock], Awaitable[None]]
@@ -62,6 +95,7 @@ class HostDuty:
         self._safety_poll_s = safety_poll_s
         self._until_needed = until_needed
         self._held: HeldLock | None = None
+        self._renewal: asyncio.Future[HostLock | None] | None = None
 
     @property
     def is_held(self) -> bool:
@@ -93,7 +127,7 @@ class HostDuty:
             other = holders.get(self.name)
             if other is None or other.owner == self._node or is_free(other, now):
                 with timer.renewing():
-                    lock = await self._store.acquire_lock(self.name, self._node, self._lease_ms)
+                    lock = await acquire(self._store, self.name, self._node, self._lease_ms)
                 if lock is not None:
                     logger.debug("node %s has the lock %s, epoch %d", self._node, self.name, lock.epoch)
                     return lock
@@ -121,14 +155,20 @@ class HostDuty:
             self._held = None
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
-            await self._release(held.lock)
+            if self._renewal is not None:  # one that is under way would acquire the lock again behind its release
+                await asyncio.wait({self._renewal}, timeout=self._lease_ms / 3_000)
+                await release_acquired(self._store, self._renewal)
+                self._renewal = None
+            await to_the_end(self._release(held.lock), self._lease_ms / 3_000)
 
     async def _renew(self, held: HeldLock, timer: LeaseTimer) -> bool:
         """Renew the lock; return whether it is still held. A store that fails is asked again, as long as it is."""
         try:
             async with asyncio.timeout(self._lease_ms / 3_000):
                 with timer.renewing():
-                    renewed = await self._store.acquire_lock(self.name, self._node, self._lease_ms)
+                    deciding = self._store.acquire_lock(self.name, self._node, self._lease_ms)
+                    self._renewal = asyncio.ensure_future(deciding)
+                    renewed = await asyncio.shield(self._renewal)
         except (StoreError, TimeoutError):
             return timer.is_certain
         if renewed is None or renewed.epoch != held.lock.epoch:

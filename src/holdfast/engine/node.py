@@ -12,7 +12,7 @@ delegated: `OwnedRuns` knows the runs and what comes in for them, `Starter` crea
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -37,6 +37,8 @@ from holdfast.engine.host_locks import HostDuty, Work
 from holdfast.engine.inbox.declarations import Declarations, has_signals, without_unfit_signals
 from holdfast.engine.leases import LeaseGuard, LeaseTimer, keep_lease
 from holdfast.engine.observe.logs import log_dead_letters
+from holdfast.engine.observe.samples import Sampler
+from holdfast.engine.observe.takeovers import Takeovers
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.starter import FirstTurns, Starter
@@ -76,6 +78,15 @@ LAST_DRAIN_S = 1.0
 
 _MENDED_BY_OTHER_CODE = (NondeterminismError, UnhandledError)
 """What pauses a run that a node with other code may be able to run."""
+
+OVERLAPPED = 200
+"""From how many turns on a batch is committed in two halves, if the store works aside. Fewer share one commit."""
+
+UNDER_WAY = 12
+"""After so many rounds of the loop a call of the store has been sent. If not, there is less to gain, and no harm."""
+
+Prepared = tuple[OwnedRun, CachedRun, RunError | None]
+"""A run that can take its turn; with the reason if its program cannot go on."""
 
 logger = logging.getLogger("holdfast.node")
 
@@ -119,6 +130,8 @@ class Node:
             self.run_queue,
             self.definition_filter,
         )
+        self.definition_filter.load = lambda: (len(self.owned_runs.by_id), self.activities_running)
+        self._takeovers = Takeovers(store, name, self.owns)
         self._hand_over = HandOver(store, self.owned_runs, self.definition_filter, self._renew)
         self.turn_processor = TurnProcessor(
             store,
@@ -142,6 +155,8 @@ class Node:
         self._claiming: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.duties: list[HostDuty] = []
+        self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        """What else goes on while the node is there. Add to it before the node starts."""
 
     # --- the loop: claim, turn, commit, effects
 
@@ -197,9 +212,13 @@ class Node:
         return [by_id[run_id] for run_id in ready.take() if run_id in by_id]
 
     async def _claim(self) -> None:
+        definitions = self.definition_filter
         self.owned_runs.should_claim = False  # before the call: a notification may come while it is under way
         try:
-            claimed = await self.definition_filter.claim(self.options.claim_runs)
+            plans = definitions.claimable
+            claimed = await self.store.claim(self.name, self.options.claim_runs, plans)
+            if plans is not definitions.registered:
+                definitions.note_claim(plans)
         except LeaseExpired:
             self.owned_runs.should_claim = True
             await self._renew()
@@ -210,6 +229,8 @@ class Node:
         self.owned_runs.should_claim |= len(claimed) == self.options.claim_runs
         if self.starter.creating:
             await self.starter.begun(claimed)
+        if any(loaded.head.losses for loaded in claimed):
+            self._takeovers.note(claimed)
         for loaded in claimed:
             self._accept(loaded)
 
@@ -220,7 +241,7 @@ class Node:
             changed.clear()
             return
         stops = self.owned_runs.is_stopping  # then nothing is claimed, whatever is due
-        due_at = None if stops else await self.store.next_due(self.name, self.definition_filter.plans())
+        due_at = None if stops else await self.store.next_due(self.name, self.definition_filter.registered)
         timeout_s = None if due_at is None else (due_at - await self.store.now()) / 1_000_000
         try:
             async with asyncio.timeout(timeout_s):
@@ -345,7 +366,15 @@ class Node:
             *self.definition_filter.start(self.run_cache.fits),
             *self._working,
             *(asyncio.create_task(duty.run(), name=f"duty {duty.name}") for duty in self.duties),
+            *self._sampling(),
+            *(asyncio.create_task(work(), name="background") for work in self.background),
         ]
+
+    def _sampling(self) -> list[asyncio.Task[None]]:
+        if self.options.sample_s is None:
+            return []
+        sampler = Sampler(self.store, self.name, self.options.sample_s, self.options.sample_keep_s)
+        return [asyncio.create_task(sampler.run(), name="samples")]
 
     async def stop(self) -> None:
         """Stop claiming, let what is under way finish for a while, and release everything.
@@ -389,6 +418,7 @@ class Node:
         self._slots.close()
         self._listener.close()
         self.completion_waiters.close()
+        self._takeovers.stop()
         loop = asyncio.get_running_loop()
         until = loop.time() + GIVE_BACK_S
         try:
@@ -412,12 +442,12 @@ class Node:
 
     async def run_until(self, asked: "asyncio.Future[str]") -> None:
         """Wait until the future is done; raise if a part of the node fails before."""
-        awaited: list[asyncio.Future[Any]] = [asked, *self._tasks]
-        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        awaited: set[asyncio.Future[Any]] = {asked, *self._tasks}
+        while not asked.done():  # a part that has nothing more to do ends, and the others go on
+            done, awaited = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            for part in done - {asked}:
+                part.result()
         self._asked_at = asyncio.get_running_loop().time()
-        for task in self._tasks:
-            if task.done():
-                task.result()
 
     def _has_failed(self) -> bool:
         return self.failure is not None
@@ -532,6 +562,7 @@ class TurnProcessor:
             await self._defer(suspect, damage, now)
             return
         await self._take_and_commit([(suspect, cached, poison)], now)
+        self._run_cache.trim()
 
     async def _take_together(self, batch: Sequence[OwnedRun]) -> None:
         try:
@@ -542,20 +573,54 @@ class TurnProcessor:
             if len(fresh) > 1:
                 await self._run_cache.read_ahead(fresh)
             prepared = [(owned, *(self._at_hand(owned) or await self._prepare(owned, now))) for owned in batch]
-            while any(cached is not None and problem is None and cached.is_closed for _, cached, problem in prepared):
-                prepared = [await self._prepared_again(*each, now) for each in prepared]
+            ready = await self._still_open(prepared, now)
         except StoreError:
             self.owned_runs.ready.add_again(owned.loaded.head.run_id for owned in batch)
             raise
-        refused = await self._take_and_commit(
-            [(owned, cached, problem) for owned, cached, problem in prepared if cached], now
-        )
+        if len(ready) >= OVERLAPPED and self._store.capabilities.commits_aside and self.fail_open is None:
+            refused = await self._take_in_halves(ready, now)
+        else:
+            refused = await self._take_and_commit(ready, now)
+        self._run_cache.trim()
         for owned, damage in refused:
             await self._defer(owned, damage, now)
 
-    async def _take_and_commit(
-        self, prepared: Sequence[tuple[OwnedRun, CachedRun, RunError | None]], now: Instant
-    ) -> list[tuple[OwnedRun, RunError]]:
+    async def _still_open(
+        self, prepared: Sequence[tuple[OwnedRun, CachedRun | None, RunError | None]], now: Instant
+    ) -> list[Prepared]:
+        """Return the runs that can take their turns, those made again that were let go meanwhile."""
+        while any(cached is not None and problem is None and cached.is_closed for _, cached, problem in prepared):
+            prepared = [await self._prepared_again(*each, now) for each in prepared]
+        if self._registry.workflow_limits:
+            for owned, cached, _ in prepared:
+                if cached is not None:
+                    owned.admission = await self._run_queue.request_of(owned.loaded, cached.state)
+        return [(owned, cached, problem) for owned, cached, problem in prepared if cached is not None]
+
+    async def _take_in_halves(self, ready: Sequence[Prepared], now: Instant) -> list[tuple[OwnedRun, RunError]]:
+        """Take and commit turns in two halves: while the store commits the first, the second is taken here.
+
+        Both are of different runs, and each is one commit: nothing else differs from turns that are taken together.
+        """
+        half = len(ready) // 2
+        first = asyncio.create_task(self._take_and_commit(ready[:half], now), name="first half")
+        try:
+            for _ in range(UNDER_WAY):  # until the store has got the first half
+                await asyncio.sleep(0)
+            rest = ready[half:]
+            try:
+                if any(problem is None and cached.is_closed for _, cached, problem in rest):
+                    rest = await self._still_open(rest, now)
+            except StoreError:
+                self.owned_runs.ready.add_again(owned.loaded.head.run_id for owned, _, _ in rest)
+                rest = []
+            refused = await self._take_and_commit(rest, now)
+        except BaseException:
+            first.cancel()
+            raise
+        return [*await first, *refused]
+
+    async def _take_and_commit(self, prepared: Sequence[Prepared], now: Instant) -> list[tuple[OwnedRun, RunError]]:
         """Let runs take their turns, commit them, and do what follows; return those of which nothing can be kept."""
         with outside_loop():
             taken = [self._draft(owned, cached, problem, now) for owned, cached, problem in prepared]
@@ -565,6 +630,8 @@ class TurnProcessor:
         turns = [draft.finish(release=self._is_let_go(owned, draft)) for owned, _, draft in drafts]
         if self._registry.workflow_limits or self._registry.approvals:
             turns = self._run_queue.with_admissions(turns)
+        if any(turn.starts for turn in turns):
+            turns = await self._run_queue.with_external_admissions(turns)
         if self._registry.allow_cross_tenant_signals:
             turns = [replace(turn, crosses_tenants=True) if turn.sends else turn for turn in turns]
         for place, (owned, _, _) in enumerate(drafts):
@@ -590,7 +657,6 @@ class TurnProcessor:
                 self.owned_runs.perform_effects(owned, cached, draft, turn, now)
                 if owned.should_offer:
                     self.owned_runs.ready.add(turn.run_id)
-        self._run_cache.trim()
         return refused
 
     def _is_let_go(self, owned: OwnedRun, draft: TurnDraft) -> bool:
@@ -629,7 +695,8 @@ class TurnProcessor:
         elif problem is None:
             try:
                 begun = () if self.fail_open is None else self.fail_open.begun_before(cached.state.run_id)
-                draft, problem = take_turn(cached, owned.loaded, inputs, now, self._node, self._limits, begun)
+                bounds = self._limits, begun, owned.admission
+                draft, problem = take_turn(cached, owned.loaded, inputs, now, self._node, *bounds)
             except EndDeferred:
                 owned.inputs, owned.is_fresh = was
                 owned.deferred_with = owned.loaded, list(inputs)

@@ -59,6 +59,12 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     artifact_sweep_s: float = 3_600.0
     """How often artifacts and large values that belong to no run are looked for, to delete them."""
 
+    sample_s: float | None = 60.0
+    """How often the installation is sampled for the charts of health, by one process for all; None: not by this one."""
+
+    sample_keep_s: float = 86_400.0
+    """How long samples are kept."""
+
     relays: bool | None = None
     """Whether the event bus is relayed here; None: if it takes runs."""
 
@@ -87,6 +93,12 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
                 raise InvalidInput(f"{field} is a whole number from 1, not {value!r}", field=field)
         if type(self.cached_runs) is not int or self.cached_runs < 0:
             raise InvalidInput(f"cached_runs is a whole number from 0, not {self.cached_runs!r}", field="cached_runs")
+        for field in ("sample_s", "sample_keep_s"):
+            value = getattr(self, field)
+            if value is None and field == "sample_s":
+                continue
+            if not isinstance(value, int | float) or not 0.1 <= value <= DURATION_MS / 1_000:
+                raise InvalidInput(f"{field} is a number of seconds from 0.1, not {value!r}", field=field)
         for field in ("safety_poll_s", "drain_s", "turn_s", "blocked_s", "artifact_sweep_s"):
             value = getattr(self, field)
             if field == "turn_s" and value is None:

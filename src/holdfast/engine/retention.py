@@ -27,7 +27,7 @@ from holdfast.core.audit import DETAIL_CHARS, AuditEntry
 from holdfast.core.instants import Instant
 from holdfast.core.snapshot import Alert, AlertCode
 from holdfast.core.state import TERMINAL, RunStatus
-from holdfast.engine.host_locks import HeldLock
+from holdfast.engine.host_locks import HeldLock, acquire, to_the_end
 from holdfast.engine.observe.metrics import ObservedStore
 from holdfast.errors import Conflict, HoldfastError, InvalidInput
 from holdfast.settings import RetentionRuleSettings, RetentionSettings
@@ -57,6 +57,9 @@ LOOK_RUNS = 5_000
 BATCH_RUNS = 25
 BATCH_EVENTS = 500
 """How much one commit deletes at most; a run with more events is deleted by a commit of its own."""
+
+BATCH_BYTES = 2 * 1024 * 1024
+"""How many bytes of events one commit deletes at most; a larger run is deleted by a commit of its own."""
 
 BATCH_ROWS = 250
 """How many rows of other kinds one commit deletes at most."""
@@ -341,7 +344,7 @@ class RetentionDuty:
         is_free = not self._is_sweeping
         self._is_sweeping = True
         try:
-            if not is_free or await self._store.acquire_lock(PASS_LOCK, self._node, PASS_LEASE_MS) is None:
+            if not is_free or await acquire(self._store, PASS_LOCK, self._node, PASS_LEASE_MS) is None:
                 raise Conflict("retention is under way already: see retention.show")
             account = _Account(await self._store.now())
             try:
@@ -352,7 +355,7 @@ class RetentionDuty:
         finally:
             if is_free:
                 self._is_sweeping = False
-                await self._release()
+                await to_the_end(self._release(), PASS_LEASE_MS / 3_000)
         self.last = account.report()
         return self.last
 
@@ -376,7 +379,7 @@ class RetentionDuty:
                 if time() - kept > PASS_LEASE_MS / 3_000:
                     kept = time()
                     await self._write(account, actor)
-                    if await self._store.acquire_lock(PASS_LOCK, self._node, PASS_LEASE_MS) is None:
+                    if await acquire(self._store, PASS_LOCK, self._node, PASS_LEASE_MS) is None:
                         raise Conflict("another pass has begun: this one took too long to renew its lock")
                 if until_s is not None and time() - began > until_s:
                     account.has_more = True
@@ -418,10 +421,13 @@ class RetentionDuty:
                     finished_run_ms=self.policy.rule_of(batch[0]).window_ms,
                     archived=tuple(places[head.run_id] for head in batch if places),
                     limit=len(batch),
+                    most_bytes=round(BATCH_BYTES * pace.share),
                 )
                 report = await self._store.purge(policy)
+                if report.has_more and report.runs:  # too large together: what is left comes behind what was deleted
+                    left[:0] = batch[report.runs :]
                 account.add(report)
-                account.by_workflow.update(head.plan_id for head in batch)
+                account.by_workflow.update(head.plan_id for head in batch[: report.runs])
 
             while left:
                 yield delete

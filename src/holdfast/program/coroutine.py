@@ -17,7 +17,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from holdfast.clock import Random, seeded
@@ -69,7 +69,7 @@ from holdfast.program.definitions import (
     encode_options,
     note_handler,
 )
-from holdfast.program.loop import DeterministicLoop, StepFuture, Timer, running, settle
+from holdfast.program.loop import DeterministicLoop, StepFuture, Timer, Watch, running, settle
 from holdfast.program.outcomes import (
     Handler,
     Received,
@@ -79,7 +79,7 @@ from holdfast.program.outcomes import (
     error_info,
     fails_on_none,
     is_failure,
-    outcome_of,
+    raised_outcome,
     recorded,
     rotates,
     unhandled,
@@ -88,7 +88,6 @@ from holdfast.program.port import EndDeferred
 from holdfast.program.read_only import read_only
 from holdfast.program.source import awaiting_line, calling_line, first_line, waiting_line
 from holdfast.program.values import Signature
-from holdfast.program.watchdog import Watch
 
 Query = Callable[..., Any]
 
@@ -446,6 +445,7 @@ class CoroutineProgram:
             attributes=to_values(call.attributes, child.attributes) if call.attributes else {},
             tags=call.tags,
             priority=call.priority,
+            timeouts=call.timeouts,
         )
         return command, self.step(command)
 
@@ -728,9 +728,7 @@ class CoroutineProgram:
     def _end_if_done(self) -> None:
         if self._main is None or not self._main.done():
             return
-        outcome, raised = outcome_of(
-            self._main, self.definition.signature, is_cancelling=self._is_cancelling, bounded=self.bounded
-        )
+        outcome, raised = self._outcome(self._main)
         if isinstance(outcome, c.CancelRun) or self._is_given_up:
             outcome = c.CancelRun(reason=self._reason)
         if self._is_given_up:
@@ -755,6 +753,18 @@ class CoroutineProgram:
             return  # every end but a cancellation waits for the awaited children
         self._is_done = True
         self._commands[c.OF_THE_RUN] = outcome
+
+    def _outcome(self, main: asyncio.Task[Any]) -> tuple[c.Command, BaseException | None]:
+        """Return the command of the function, which has ended, and the exception if that is a failure."""
+        if main.cancelled() or main.exception() is not None:
+            return raised_outcome(main, is_cancelling=self._is_cancelling)
+        signature = self.definition.signature
+        try:
+            result = self.bounded(signature.values.encode(main.result()), "the result of the run")
+            signature.result_of(result)
+            return c.CompleteRun(result=result), None
+        except (InvalidInput, PayloadTooLarge) as unfit:
+            return c.FailRun(error=error_info(unfit)), unfit
 
     # --- exceptions that the code does not handle
     #
@@ -1027,7 +1037,11 @@ def _child_failed(program: CoroutineProgram, event: Event) -> None:
 
 def _signalled(program: CoroutineProgram, event: Event) -> None:
     assert isinstance(event.data, e.SignalReceived)
-    outcome = recorded(event, event.data, program.handlers.get(event.step_id or ""))
+    body, handler = event.data, program.handlers.get(event.step_id or "")
+    if handler is None and body.state_after is UNSET and body.error is None:
+        program._resolve(event, body.payload)
+        return
+    outcome = recorded(event, body, handler)
     program._reject(event, outcome) if isinstance(outcome, Exception) else program._resolve(event, outcome)
 
 

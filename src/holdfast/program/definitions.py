@@ -13,7 +13,7 @@ from msgspec import Raw
 from holdfast.core import codec
 from holdfast.core.admission import AdmissionRequest, Overload, RunLimit, check_admission_request, check_limit
 from holdfast.core.attributes import AttributeType
-from holdfast.core.events import NULL
+from holdfast.core.events import NULL, RunTimeouts
 from holdfast.core.graph import Graph
 from holdfast.core.keys import check_idempotency_key, check_name, check_step_name, require_step_name
 from holdfast.core.plans import PlanRef
@@ -27,6 +27,9 @@ from holdfast.program.values import PLAIN, Signature, Values
 
 class WorkflowDefinition:
     """A registered workflow."""
+
+    is_external = False
+    """Whether only other apps have its code."""
 
     def __init__(
         self,
@@ -127,6 +130,14 @@ class ChildOptions(CallOptions, frozen=True, kw_only=True):
     priority: int = 0
     retry: Retry | None = None
     """How often it is started again, as another child, when it has failed."""
+    execution_timeout: timedelta | float | None = None
+    run_timeout: timedelta | float | None = None
+    cleanup_timeout: timedelta | float | None = None
+
+    @property
+    def timeouts(self) -> RunTimeouts | None:
+        """How long it may take."""
+        return run_timeouts(self.execution_timeout, self.run_timeout, self.cleanup_timeout)
 
 
 PLAIN_CALL = CallOptions()
@@ -144,6 +155,9 @@ def child_options(base: ChildOptions, changes: dict[str, Any]) -> ChildOptions:
         "tags": lambda value: isinstance(value, tuple) and len(value) <= TAGS and all(map(_is_tag, value)),
         "priority": lambda value: type(value) is int and -PRIORITY <= value <= PRIORITY,
         "retry": lambda value: value is None or isinstance(value, Retry),
+        "execution_timeout": lambda value: value is None or milliseconds(value) is not None,
+        "run_timeout": lambda value: value is None or milliseconds(value) is not None,
+        "cleanup_timeout": lambda value: value is None or milliseconds(value) is not None,
     }
     for field, value in changes.items():
         if field not in checks:
@@ -155,7 +169,9 @@ def child_options(base: ChildOptions, changes: dict[str, Any]) -> ChildOptions:
             raise verdict
         if verdict is False:
             raise InvalidInput(f"{field} of a child may not be {value!r}", field=field)
-    return msgspec.structs.replace(base, **changes) if changes else base
+    changed = msgspec.structs.replace(base, **changes) if changes else base
+    _ = changed.timeouts  # which raises if they do not fit each other
+    return changed
 
 
 def _is_tag(value: Any) -> bool:
@@ -252,6 +268,36 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     tags: tuple[str, ...] = ()
     priority: int = 0
     attributes: Any = None
+    timeouts: RunTimeouts | None = None
+
+
+class _NamedSignature(Signature):
+    """The parameters of a workflow of which only the name is known: whatever is given by name."""
+
+    def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Raw:
+        if args:
+            raise InvalidInput(f"{self.name} is called by its name: give its arguments by name too", field="args")
+        return self.values.encode(kwargs)
+
+    def unpack(self, raw: Raw) -> dict[str, Any]:
+        return codec.decode(raw, dict[str, Any])
+
+
+class ExternalWorkflow(WorkflowDefinition):
+    """A workflow that only other apps have: by its name, or with a function that has its parameters and its result."""
+
+    is_external = True
+
+    def __init__(self, workflow: Any, name: str | None, version: str, values: Values) -> None:
+        is_named = isinstance(workflow, str)
+        known = str(workflow if is_named else getattr(workflow, "__name__", ""))
+        super().__init__(_unknown if is_named else workflow, name or known, version, values=values)
+        if is_named:
+            self.signature = _NamedSignature(_unknown, f"workflow {self.name!r}", values=values)
+
+
+async def _unknown() -> Any:
+    """Stand in for a function that is not here."""
 
 
 def step_definition(known: "dict[str, ActivityDefinition]", function: Any, values: Values) -> "ActivityDefinition":
@@ -402,6 +448,24 @@ def milliseconds(value: timedelta | float | None) -> int | None:
     if not 0 < seconds <= DURATION_MS / 1_000:
         raise InvalidInput(f"a duration is more than 0, and at most a thousand years, not {value!r}")
     return max(1, round(seconds * 1_000))
+
+
+NO_TIMEOUTS = (None, None, None)
+RUN_TIMEOUTS = ("execution_timeout", "run_timeout", "cleanup_timeout")
+"""The options of a start that bound how long its run may take, in the order in which `run_timeouts` takes them."""
+
+
+def run_timeouts(
+    execution: timedelta | float | None, run: timedelta | float | None, cleanup: timedelta | float | None
+) -> RunTimeouts | None:
+    """Return how long a run may take, of durations; None if it may take as long as it likes."""
+    if execution is None and run is None:
+        if cleanup is not None:
+            problem = "cleanup_timeout bounds what follows an execution_timeout or a run_timeout: give one of them too"
+            raise InvalidInput(problem, field="cleanup_timeout")
+        return None
+    timeouts = RunTimeouts(milliseconds(execution), milliseconds(run))
+    return timeouts if cleanup is None else msgspec.structs.replace(timeouts, cleanup_ms=milliseconds(cleanup))
 
 
 def child_run_id(run_id: str, step_id: str) -> str:

@@ -28,12 +28,16 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from contextvars import Context, copy_context
+from math import ceil
+from threading import get_ident
 from types import FrameType, MappingProxyType
 from typing import Any, Protocol, TypeVar
 
+from msgspec import Struct
+
 from holdfast.core.instants import Instant
 from holdfast.errors import InvalidInput, NotDurable, RunawayWorkflow
-from holdfast.program.watchdog import UNWATCHED, Overdue, Watch
+from holdfast.program.watchdog import WATCHDOG, Overdue, Watchdog
 
 T = TypeVar("T")
 
@@ -158,6 +162,66 @@ def _is_unretrieved(task: asyncio.Task[Any]) -> bool:
     return task.done() and bool(task._log_traceback)
 
 
+class Watch(Struct, gc=False, eq=False):
+    """Runs pieces of one program, each for `turn_s` at most; None or 0 sets no bound.
+
+    Why a piece is left in three attempts is said in `watchdog.py`.
+    """
+
+    turn_s: float | None
+    run_id: str
+    workflow: str
+    watchdog: Watchdog = WATCHDOG
+    ticks: int = 0
+    where: str = ""
+    most_ticks: int = 0
+
+    def __post_init__(self) -> None:
+        self.most_ticks = ceil(self.turn_s / self.watchdog.tick_s) if self.turn_s else 0
+
+    def run(self, piece: Callable[[], T]) -> T:
+        """Return the result of the piece; raise `RunawayWorkflow` if it was struck, even if it caught that."""
+        if not self.most_ticks:
+            return piece()
+        watchdog, thread_id = self.watchdog, get_ident()
+        self.ticks, self.where = 0, ""
+        try:
+            try:
+                try:
+                    watchdog.watched[thread_id] = self
+                    if watchdog.is_asleep and not watchdog.bell.is_set():  # else it is about to wake up
+                        if watchdog.thread is None:
+                            watchdog.start()
+                        watchdog.bell.set()
+                    result = piece()
+                finally:
+                    watchdog.watched.pop(thread_id, None)
+                    self.settle(thread_id)
+            except Overdue:
+                self.settle(thread_id)
+        except Overdue:
+            self.settle(thread_id)
+        finally:
+            if self.where:
+                raise RunawayWorkflow(f"the workflow did not become idle within {self.turn_s} s{self.where}")
+        return result
+
+    def settle(self, thread_id: int) -> None:
+        """Make sure that nothing more is raised in this thread, which is no longer watched."""
+        with self.watchdog.lock:
+            if self.where:
+                try:
+                    self.watchdog.strike(thread_id)  # in place of the pending one, and raised by this call
+                    while True:
+                        pass
+                except Overdue:
+                    pass
+
+
+UNWATCHED = Watch(None, "", "")
+"""Sets no bound."""
+
+
 class DeterministicLoop(asyncio.AbstractEventLoop):
     """Runs coroutines of one run until nothing is ready."""
 
@@ -166,7 +230,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self.host = host
         self.watch = watch
         self._most_callbacks = most_callbacks
-        self._ready: deque[asyncio.Handle] | list[asyncio.Handle] = []
+        self._ready: deque[asyncio.Handle] | list[asyncio.Handle] | None = None
         """A deque only while the program runs: one takes more memory than anything else that a parked run has."""
         self._number = seed  # not 0: asyncio keeps the tasks of all runs in one set
         self._is_closed = False
@@ -175,7 +239,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self._tasks: list[asyncio.Task[Any]] = []
         self._completing: Mapping[int, asyncio.Task[Any]] = _NO_TASKS
         self._most_tasks = FEW_TASKS
-        self._collected: list[AsyncGenerator[Any, Any]] = []
+        self._collected: list[AsyncGenerator[Any, Any]] | None = None
         self._callbacks = 0
         self._deferred: asyncio.Handle | None = None
         self.deferred_callback: int | None = None
@@ -202,7 +266,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
                 self.watch.run(self._run_ready)
 
     def _run_ready(self) -> None:
-        self._ready = ready = deque(self._ready)
+        self._ready = ready = deque(self._ready or ())
         number, after_each, to_defer = self._callbacks, self.after_each, self.to_defer
         last = number + self._most_callbacks
         while ready:
@@ -222,19 +286,25 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
                     pass
             if after_each is not None:
                 after_each(number)
-        self._ready = []
+        self._ready = None
         self._callbacks = number
+
+    def _add(self, handle: asyncio.Handle) -> None:
+        if self._ready is None:
+            self._ready = [handle]
+        else:
+            self._ready.append(handle)
 
     def run_deferred(self) -> None:
         """Run the deferred callback, after what is ready already."""
         if self._deferred is not None:
-            self._ready.append(self._deferred)
+            self._add(self._deferred)
             self._deferred = self.deferred_callback = None
 
     def fire(self, timer: Timer) -> None:
         """Run a timer that is due."""
         timer._scheduled = False  # it cannot be cancelled any more
-        self._ready.append(timer)
+        self._add(timer)
 
     # --- for asyncio
 
@@ -244,7 +314,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         """Run the callback after those that are ready."""
         self.check_open()
         handle = _Ready(callback, args, self, context)
-        self._ready.append(handle)
+        self._add(handle)
         return handle
 
     def call_later(  # type: ignore[override]
@@ -262,7 +332,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
             raise InvalidInput("a timer is set for a number of seconds, and NaN is not a number")
         timer = Timer(when, callback, args, self, context)
         if when <= self.time():
-            self._ready.append(timer)
+            self._add(timer)
         elif when != math.inf:
             timer._scheduled = True  # so that its cancellation is reported to _timer_handle_cancelled
             self.host.start_timer(timer, round(when * 1_000_000))
@@ -364,7 +434,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         if self._is_closed:
             return
         self._is_closed = True
-        self._ready.clear()
+        self._ready = None
         self._deferred = None
         with running(self):
             for task in reversed(self._tasks):
@@ -373,7 +443,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
                     _dispose_of(coro, self.watch)
         _untie(self._tasks)
         self._tasks = []
-        self._collected = []
+        self._collected = None
 
     def check_open(self) -> None:
         """Raise `ProgramClosed` if the loop was disposed of."""
@@ -390,7 +460,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         if self._is_closed:
             return
         if _here.is_collecting:
-            self._collected.append(generator)
+            self._collected = [*(self._collected or ()), generator]
         elif asyncio._get_running_loop() is self:
             self.create_task(generator.aclose())
 

@@ -29,9 +29,9 @@ from holdfast.errors import (
 )
 from holdfast.limits import DURATION_MS, ERROR_CAUSES, ERROR_TEXT_CHARS
 from holdfast.program.definitions import WorkflowDefinition
+from holdfast.program.loop import Watch
 from holdfast.program.source import authors_frames, raising_line
 from holdfast.program.values import PLAIN, Signature, Values
-from holdfast.program.watchdog import Watch
 
 Bounded = Callable[[Raw, str], Raw]
 """Returns an encoded value, or raises `PayloadTooLarge` with this description of it."""
@@ -45,31 +45,24 @@ class Rotate(BaseException):
         self.input = input
 
 
-def outcome_of(
-    main: asyncio.Task[Any], signature: Signature, *, is_cancelling: bool, bounded: Bounded
-) -> tuple[c.Command, BaseException | None]:
-    """Return the command of a program whose main task has ended, and the exception if that is a failure.
+def raised_outcome(main: asyncio.Task[Any], *, is_cancelling: bool) -> tuple[c.Command, BaseException | None]:
+    """Return the command of a program whose main task has raised, and the exception if that is a failure.
 
     A `CancelledError` ends the run as cancelled only if the run is being cancelled; else it is like any other.
     """
     if main.cancelled():
         if is_cancelling:
             return c.CancelRun(), None
-        problem: BaseException | None = _stray_cancellation(main, "the run")
+        problem: BaseException = _stray_cancellation(main, "the run")
     else:
-        problem = main.exception()
+        raised = main.exception()
+        assert raised is not None
+        problem = raised
     while isinstance(problem, BaseExceptionGroup) and len(problem.exceptions) == 1 and rotates(problem):
         [problem] = problem.exceptions  # a TaskGroup wraps every exception
     if isinstance(problem, Rotate):
         return c.ContinueAsNew(input=problem.input), None
-    if problem is not None:
-        return c.FailRun(error=error_info(problem)), problem
-    try:
-        result = bounded(signature.values.encode(main.result()), "the result of the run")
-        signature.result_of(result)
-        return c.CompleteRun(result=result), None
-    except (InvalidInput, PayloadTooLarge) as unfit:
-        return c.FailRun(error=error_info(unfit)), unfit
+    return c.FailRun(error=error_info(problem)), problem
 
 
 def fails_on_none(main: asyncio.Task[Any]) -> bool:

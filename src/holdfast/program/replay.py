@@ -210,8 +210,9 @@ class Replay:
         if self.deferred or self._markers:
             self.program.defer(self.deferred.get(self.program.seed, {}))
         commands = self.program.handle(event)
-        if _is_cancelling(event):  # the run was being cancelled before the rotation
-            commands += self.program.handle(replace(event, data=e.RunCancelRequested()))
+        reason = _cancel_reason(event)
+        if reason is not None:  # the run was being cancelled before the rotation
+            commands += self.program.handle(replace(event, data=e.RunCancelRequested(reason)))
         return commands
 
     def _set_replaying(self, is_replaying: bool) -> None:
@@ -236,6 +237,9 @@ class Replay:
 
     def _compare(self, event: Event) -> None:
         kind = type(event.data)
+        if isinstance(event.data, e.RunFailed) and event.data.timeout:
+            self._issued.pop(c.OF_THE_RUN, None)  # the program may have ended with it, after cleaning up, or not
+            return
         expected = _COMMANDED.get(kind)
         if expected is None or self.program is None or _is_from_outside(event) or is_of_engine(event.step_id):
             follows_report, self._follows_report = self._follows_report, _is_reported(event)
@@ -312,12 +316,13 @@ def _is_reported(event: Event) -> bool:
     return event.caused_by_signal_id is not None and type(event.data) in _REPORTED
 
 
-def _is_cancelling(event: Event) -> bool:
-    """Return whether a run was being cancelled when its history rotated."""
+def _cancel_reason(event: Event) -> str | None:
+    """Return why a run was being cancelled when its history rotated; None if it was not."""
     if not isinstance(event.data, e.ContinuedAsNew):
-        return False
+        return None
     carried = decode(event.data.carried)
-    return isinstance(carried, dict) and carried.get("is_cancelling") is True
+    is_cancelling = isinstance(carried, dict) and carried.get("is_cancelling") is True
+    return str(carried.get("cancel_reason", "")) if is_cancelling else None
 
 
 def _is_from_outside(event: Event) -> bool:

@@ -1,10 +1,10 @@
 """Stops a program that blocks its thread: `while True: pass` in one workflow must not take the whole node with it.
 
 A program runs on its node's thread, so one that never returns would block every other run, and the lease with them. A
-`Watch` runs a piece of the program while one daemon thread watches it. That thread sleeps while nothing is watched.
-Otherwise it wakes up every tick and counts; it reads no clock, so a process that was suspended is not blamed for it. A
-piece that runs for longer than its bound is logged, with its present line, and `Overdue` is raised inside it, again at
-every tick, for code that catches it. The piece ends with `RunawayWorkflow`.
+`Watch` (`loop.py`) runs a piece of the program while one daemon thread watches it. That thread sleeps while nothing is
+watched. Otherwise it wakes up every tick and counts; it reads no clock, so a process that was suspended is not blamed
+for it. A piece that runs for longer than its bound is logged, with its present line, and `Overdue` is raised inside it,
+again at every tick, for code that catches it. The piece ends with `RunawayWorkflow`.
 
 One call of C code (`time.sleep`) cannot be interrupted before it returns: it is logged at once, and stopped after that.
 A call that holds the interpreter lock (a regular expression that backtracks) blocks the watchdog as well, and is not
@@ -34,16 +34,10 @@ import ctypes
 import logging
 import os
 import sys
-from collections.abc import Callable
-from math import ceil
-from threading import Event, Lock, Thread, get_ident
+from threading import Event, Lock, Thread
 from traceback import format_stack
 from types import FrameType
-from typing import TypeVar
-
-from holdfast.errors import RunawayWorkflow
-
-T = TypeVar("T")
+from typing import Protocol
 
 TICK_S = 0.1
 """The interval of the watchdog, while something runs. A bound is accurate to two ticks."""
@@ -61,6 +55,16 @@ class Overdue(KeyboardInterrupt):
     """Raised in a program that blocks. asyncio lets it through any task, like every interrupt."""
 
 
+class Watched(Protocol):
+    """A piece of a program that runs: for how many ticks it has and may, and where it was when it was struck."""
+
+    run_id: str
+    workflow: str
+    ticks: int
+    most_ticks: int
+    where: str
+
+
 class Watchdog:
     """The thread that watches, and what it watches: at most one piece of a program in each thread."""
 
@@ -70,51 +74,43 @@ class Watchdog:
 
     def forget(self) -> None:
         """Reset: a forked process has neither the thread nor the holder of the lock."""
-        self.watched: dict[int, Watch] = {}
+        self.watched: dict[int, Watched] = {}
         self.is_asleep = True
-        self._lock = Lock()
-        self._bell = Event()
-        self._thread: Thread | None = None
+        self.lock = Lock()
+        self.bell = Event()
+        self.thread: Thread | None = None
 
-    def wake(self) -> None:
-        """Wake the thread up, to watch."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = Thread(target=self._run, name="holdfast-watchdog", daemon=True)
-                self._thread.start()
-        self._bell.set()
+    def start(self) -> None:
+        """Start the thread. From then on its bell wakes it up."""
+        with self.lock:
+            if self.thread is None:
+                self.thread = Thread(target=self._run, name="holdfast-watchdog", daemon=True)
+                self.thread.start()
 
-    def settle(self, thread_id: int, watch: "Watch") -> None:
-        """Make sure that nothing more is raised in this thread, which is no longer watched."""
-        with self._lock:
-            if watch.where:
-                try:
-                    _set_async_exc(thread_id, _OVERDUE)  # in place of the pending one, and raised by this call
-                    while True:
-                        pass
-                except Overdue:
-                    pass
+    def strike(self, thread_id: int) -> None:
+        """Raise `Overdue` in a thread, in place of one that is pending there."""
+        _set_async_exc(thread_id, _OVERDUE)
 
     def _run(self) -> None:
         self.is_asleep = False
         while True:
             if not self.watched:
                 self._sleep()
-            if self._bell.wait(self.tick_s):
-                self._bell.clear()  # a watch saw it asleep when it no longer was: that is no tick
+            if self.bell.wait(self.tick_s):
+                self.bell.clear()  # a watch saw it asleep when it no longer was: that is no tick
             else:
                 self._tick()
 
     def _sleep(self) -> None:
         self.is_asleep = True
         if not self.watched:  # read after the line above; a watch does it in the other order
-            self._bell.wait()
+            self.bell.wait()
         self.is_asleep = False
-        self._bell.clear()
+        self.bell.clear()
 
     def _tick(self) -> None:
-        struck: list[tuple[Watch, str]] = []
-        with self._lock:
+        struck: list[tuple[Watched, str]] = []
+        with self.lock:
             for thread_id, watch in list(self.watched.items()):
                 watch.ticks += 1
                 if watch.ticks <= watch.most_ticks or _is_delicate(thread_id, watch):
@@ -124,52 +120,12 @@ class Watchdog:
                     if not watch.where:
                         watch.where = where
                         struck.append((watch, stack))
-                    _set_async_exc(thread_id, _OVERDUE)
+                    self.strike(thread_id)
         for watch, stack in struck:  # only now: the struck thread may block the log
             logger.error("run %s: %s blocks its node%s\n%s", watch.run_id, watch.workflow, watch.where, stack)
 
 
-class Watch:
-    """Runs pieces of one program, each for `turn_s` at most; None or 0 sets no bound."""
-
-    __slots__ = ("_turn_s", "_watchdog", "most_ticks", "run_id", "ticks", "where", "workflow")
-
-    def __init__(self, turn_s: float | None, run_id: str, workflow: str, watchdog: Watchdog | None = None) -> None:
-        self.run_id = run_id
-        self.workflow = workflow
-        self.ticks = 0
-        self.where = ""
-        self._turn_s = turn_s
-        self._watchdog = watchdog or _WATCHDOG
-        self.most_ticks = ceil(turn_s / self._watchdog.tick_s) if turn_s else 0
-
-    def run(self, piece: Callable[[], T]) -> T:
-        """Return the result of the piece; raise `RunawayWorkflow` if it was struck, even if it caught that."""
-        if not self.most_ticks:
-            return piece()
-        watchdog, thread_id = self._watchdog, get_ident()
-        self.ticks, self.where = 0, ""
-        try:
-            try:
-                try:
-                    watchdog.watched[thread_id] = self
-                    if watchdog.is_asleep:
-                        watchdog.wake()
-                    result = piece()
-                finally:
-                    watchdog.watched.pop(thread_id, None)
-                    watchdog.settle(thread_id, self)
-            except Overdue:
-                watchdog.settle(thread_id, self)
-        except Overdue:
-            watchdog.settle(thread_id, self)
-        finally:
-            if self.where:
-                raise RunawayWorkflow(f"the workflow did not become idle within {self._turn_s} s{self.where}")
-        return result
-
-
-def _is_delicate(thread_id: int, watch: Watch) -> bool:
+def _is_delicate(thread_id: int, watch: Watched) -> bool:
     """Return whether to strike the thread later, because of the code that it executes."""
     if watch.ticks > watch.most_ticks + MOST_DELICATE_TICKS:
         return False
@@ -190,9 +146,7 @@ _set_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_objec
 )
 _OVERDUE = ctypes.py_object(Overdue)
 
-_WATCHDOG = Watchdog()
+WATCHDOG = Watchdog()
+"""The watchdog of this process."""
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_WATCHDOG.forget)
-
-UNWATCHED = Watch(None, "", "")
-"""Sets no bound."""
+    os.register_at_fork(after_in_child=WATCHDOG.forget)

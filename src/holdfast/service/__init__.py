@@ -14,20 +14,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.service.auth.tokens import make_token
     from holdfast.service.context import Authenticate, Headers, Principal
+    from holdfast.service.http.asgi import AsgiService, asgi
     from holdfast.service.http.server import serve
     from holdfast.service.options import OidcOptions, ServiceOptions
 
 _LAZY = {
+    "AsgiService": "holdfast.service.http.asgi",
     "Authenticate": "holdfast.service.context",
     "Headers": "holdfast.service.context",
     "OidcOptions": "holdfast.service.options",
     "Principal": "holdfast.service.context",
     "ServiceOptions": "holdfast.service.options",
+    "asgi": "holdfast.service.http.asgi",
     "make_token": "holdfast.service.auth.tokens",
     "serve": "holdfast.service.http.server",
 }
 
-__all__ = ["Authenticate", "Headers", "OidcOptions", "Principal", "ServiceOptions", "make_token", "serve"]
+__all__ = [
+    "AsgiService",
+    "Authenticate",
+    "Headers",
+    "OidcOptions",
+    "Principal",
+    "ServiceOptions",
+    "asgi",
+    "make_token",
+    "serve",
+]
 
 
 def __getattr__(name: str) -> Any:

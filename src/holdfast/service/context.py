@@ -23,7 +23,7 @@ from holdfast.engine.history import head_of
 from holdfast.engine.inbox.tasks import Tasks
 from holdfast.engine.observe.metrics import observer_of
 from holdfast.engine.start.runtime import Runtime
-from holdfast.errors import AnswerTooLarge, EngineError, HoldfastError, InvalidInput, NotPermitted
+from holdfast.errors import AnswerTooLarge, EngineError, HoldfastError, NotPermitted
 from holdfast.service.auth.roles import OF_ALL_TENANTS
 from holdfast.service.auth.tenancy import seen_by
 from holdfast.service.auth.throttle import ConcurrencyLimit, ReadLimiter, RefusalLog
@@ -79,6 +79,8 @@ OPEN = Principal(name=ANONYMOUS, is_admin=True, is_open=True)
 """Every caller, where access is open."""
 
 Headers = Mapping[bytes, bytes]
+"""The headers of a request: names in lower case."""
+
 Authenticate = Callable[[Headers], Awaitable[Principal]]
 """Returns the caller, from the headers of a request; raises `NotAuthenticated` if there is none."""
 
@@ -189,10 +191,9 @@ class Service(Struct, frozen=True, kw_only=True):
         """Return the context of a request of this caller. A service that is being stopped accepts none."""
         if self.stopping.is_set():
             raise stopping(is_begun=False)
-        try:
-            runtime = self.app.runtime()
-        except InvalidInput as problem:
-            raise EngineError("the service has no store at the moment") from problem
+        runtime = self.app.runtimes.current()
+        if runtime is None:
+            raise EngineError("the service has no store at the moment")
         return RequestContext(self, runtime, principal, correlation_id)
 
 

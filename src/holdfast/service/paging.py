@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from holdfast.core.instants import format_instant
+from holdfast.core.codec import format_instant
 from holdfast.errors import InvalidInput
 from holdfast.service.context import RequestContext
 from holdfast.store import types as store

@@ -134,7 +134,7 @@ class FolderArtifacts:
             raise StoreUnavailable(f"the folder of artifacts: {problem.strerror}") from problem
 
     async def _write(self, path: Path, temporary: Path, chunks: AsyncIterator[bytes]) -> None:
-        file = await _in_thread(lambda: _created(temporary))
+        file = await _in_thread(lambda: _created(temporary), lambda file: _discard(file, temporary))
         try:
             async for chunk in chunks:
                 await _in_thread(partial(file.write, chunk))
@@ -147,7 +147,7 @@ class FolderArtifacts:
         """Yield the file's bytes."""
         path = self._path(key)
         try:
-            file = await _in_thread(lambda: path.open("rb"))
+            file = await _in_thread(lambda: path.open("rb"), lambda file: file.close())
         except (FileNotFoundError, NotADirectoryError):
             raise missing(key) from None
         try:
@@ -272,8 +272,11 @@ def _finish(file: BinaryIO, temporary: Path, path: Path, top: Path) -> None:
             break
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Do something in a thread. If this is cancelled it ends first: its file must not be closed while it is used."""
+async def _in_thread(work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+    """Do something in a thread. If this is cancelled it ends first: its file must not be closed while it is used.
+
+    `undo` gets what a cancelled caller does not get.
+    """
     doing = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(doing)
@@ -281,8 +284,9 @@ async def _in_thread(work: Callable[[], T]) -> T:
         while not doing.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([doing])
-        if not doing.cancelled():
-            doing.exception()  # no one waits for it any more
+        # No one waits for it any more, also not for its failure.
+        if not doing.cancelled() and doing.exception() is None and undo is not None:
+            undo(doing.result())
         raise
     except (FileNotFoundError, NotADirectoryError):
         raise

@@ -9,11 +9,13 @@ from hashlib import sha256
 from msgspec.structs import asdict, replace
 
 from holdfast.core import codec
+from holdfast.core.admission import AdmissionRequest
 from holdfast.core.audit import AuditEntry
+from holdfast.core.codec import INTEGER_LIMIT
 from holdfast.core.dead_letters import DeadLetter, Settlement
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
-from holdfast.core.messages import INTEGER_LIMIT, Message, SignalRequest
+from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
 from holdfast.core.state import TERMINAL, RunStatus
@@ -135,6 +137,22 @@ def taken_again(message: Message) -> Conflict:
     )
 
 
+def is_of_another_run(message: Message, scheduled_at: Instant) -> bool:
+    """Return whether an outcome is of a deleted run that had the same id, by when its job was scheduled."""
+    is_known = message.attempt is not None and message.opened_at and scheduled_at
+    return bool(is_known) and message.opened_at != scheduled_at
+
+
+def of_another_run(message: Message) -> Conflict:
+    """Return the refusal of an outcome that a job of a deleted run of the same id had."""
+    return Conflict(
+        f"attempt {message.attempt} of step {message.step_id!r} was of a run that was deleted; run {message.run_id!r} "
+        "is another one",
+        run_id=message.run_id,
+        step_id=message.step_id,
+    )
+
+
 def request_conflict(run_id: str) -> Conflict:
     """Return the refusal of a request id that was used with another input."""
     return Conflict("this request was made before with another input", run_id=run_id)
@@ -152,12 +170,25 @@ def without_rate(limits: Limits) -> Limits:
 
 def never_rejected(starts: Iterable[NewRun]) -> list[NewRun]:
     """Return the runs that a turn starts, changed so that they are queued where others would be refused."""
-    return [
-        replace(new, admission=replace(new.admission, limit=replace(new.admission.limit, overload="queue")))
-        if new.admission is not None and new.admission.limit.overload == "reject"
-        else new
-        for new in starts
-    ]
+    return [new if new.admission is None else replace(new, admission=unrejected(new.admission)) for new in starts]
+
+
+def within_bytes(sizes: Iterable[int], most: int) -> int:
+    """Return how many things fit into so many bytes, in their order: at least one, if there is one."""
+    total = count = 0
+    for size in sizes:
+        total += size
+        if count and total > most:
+            break
+        count += 1
+    return count
+
+
+def unrejected(request: AdmissionRequest) -> AdmissionRequest:
+    """Return a request by which a run is queued where another would be refused."""
+    if request.limit.overload != "reject":
+        return request
+    return replace(request, limit=replace(request.limit, overload="queue"))
 
 
 def first_signals(new: NewRun, run_id: str, version: str) -> list[SignalRequest]:

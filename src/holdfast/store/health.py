@@ -191,7 +191,8 @@ QUESTIONS = {
         LEFT JOIN {in}nodes n ON n.node = o.owner
         WHERE n.lease_until IS NULL OR n.lease_until <= {late} ORDER BY n.lease_until LIMIT {listed}""",
     "unclaimed": """
-        SELECT plan_id, plan_version, count(*), min(ready_at) FROM {in}runs
+        SELECT plan_id, plan_version || CASE WHEN instr(snapshot, '"needs":')
+            THEN coalesce(char(10) || (snapshot ->> '$.needs'), '') ELSE '' END, count(*), min(ready_at) FROM {in}runs
         WHERE lease_owner IS NULL AND ready_at <= {late} GROUP BY 1, 2 ORDER BY 4 LIMIT {listed}""",
     "untaken": """
         SELECT queue, activity, count(*), min(visible_at) FROM {in}jobs

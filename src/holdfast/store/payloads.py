@@ -21,7 +21,7 @@ fingerprint of the original, which the codecs may key.
 
 import logging
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
 
@@ -42,8 +42,10 @@ from holdfast.core.schedules import Schedule
 from holdfast.core.state import OPENED_BY, CarriedFailure, CarriedStep, CarriedUpdate
 from holdfast.errors import InvalidInput, PayloadsSealed, PayloadUnreadable
 from holdfast.store import port
+from holdfast.store.joined import JoinedStore
 from holdfast.store.proxy import StoreProxy
-from holdfast.store.validation import check_plan_body, check_stored_schedule
+from holdfast.store.types import BULLETINS_WITH_PAYLOADS
+from holdfast.store.validation import check_names, check_plan_body, check_stored_schedule
 
 T = TypeVar("T")
 Row = TypeVar("Row")
@@ -261,6 +263,8 @@ def _rewrite(item: Any, scope: str, visit: Visit) -> Any:
         scope = item.run_id
     elif kind is port.LoadedRun:
         scope = item.head.run_id
+    elif kind is port.Bulletin:
+        scope = "\0".join(("bulletin", item.kind, item.bulletin_id))
     elif kind is Schedule:
         scope = "\0".join(("schedule", *item.place))
     texts, changes = _TEXTS.get(kind, ()), {}
@@ -405,6 +409,20 @@ def _seal_of(data: bytes) -> Seal | None:
 # --- the store ---------------------------------------------------------------------------------------------------
 
 
+class _SealingJoined:
+    """A transaction of a caller whose payloads pass through codecs on the way in."""
+
+    def __init__(self, joined: JoinedStore, seal: Callable[[Any], Awaitable[Any]]) -> None:
+        self._joined = joined
+        self._seal = seal
+
+    async def create(self, runs: Sequence[port.NewRun]) -> list[port.Created | port.Existing | port.Refused]:
+        return await self._joined.create(await self._seal(runs))
+
+    async def deliver(self, items: Sequence[SignalRequest | Message]) -> list[port.Delivered]:
+        return await self._joined.deliver(await self._seal(items))
+
+
 class SealingStore(StoreProxy):
     """A store whose payloads pass through codecs: in their order on the way in, in reverse on the way back."""
 
@@ -424,6 +442,9 @@ class SealingStore(StoreProxy):
 
     async def deliver(self, items: Sequence[SignalRequest | Message]) -> list[port.Delivered]:
         return await self._store.deliver(await self._sealed(items))
+
+    def joined(self, connection: Any) -> JoinedStore:
+        return _SealingJoined(self._store.joined(connection), self._sealed)
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         return await self._opened(await self._store.commit(await self._sealed(turns)))
@@ -472,7 +493,25 @@ class SealingStore(StoreProxy):
         stored, answers = await self._store.commit_schedule(given, expected_revision, await self._sealed(starts), audit)
         return replace(stored, input=schedule.input), answers
 
+    async def put_bulletins(self, kind: str, bodies: Mapping[str, Raw], keep_ms: int) -> list[bool]:
+        """Put bulletins; those of kinds that hold payloads sealed, bound to their ids, and not kept elsewhere."""
+        if kind not in BULLETINS_WITH_PAYLOADS:
+            return await self._store.put_bulletins(kind, bodies, keep_ms)
+        check_names("bulletin_id", list(bodies))
+        if not self._codecs:
+            raise PayloadsSealed("the payloads of this store are encrypted; this process has no keys to send them")
+        given = [
+            port.Bulletin(kind=kind, bulletin_id=each, at=0, expires_at=0, body=body) for each, body in bodies.items()
+        ]
+        codecs = [each for each in self._codecs if each.name != LAST_CODEC]
+        made = await SealingStore(self._store, codecs)._sealed(given) if codecs else given
+        return await self._store.put_bulletins(kind, {each.bulletin_id: each.body for each in made}, keep_ms)
+
     # --- on the way back
+
+    async def find_bulletins(self, query: port.BulletinQuery) -> port.Found[port.Bulletin]:
+        found = await self._store.find_bulletins(query)
+        return port.Found(await self._opened(found), found.cursor, found.unreadable)
 
     async def get_plan(self, tenant: str, sha256: str) -> bytes | None:
         body = await self._store.get_plan(tenant, sha256)

@@ -8,7 +8,8 @@ The verbs come in protocols, so that a caller can ask for no more than it needs:
 * `Admin`: the schema, retention, dead letters, the audit log, host locks;
 * `TokenStore`: access tokens and secret keys;
 * `PlanStore`, `ScheduleStore`: plans, and schedules;
-* `BusStore`: sinks, and what they have yet to get.
+* `BusStore`: sinks, and what they have yet to get;
+* `BulletinStore`: short texts that expire, outside of all runs.
 
 A `Store` is all of them.
 
@@ -80,11 +81,17 @@ the run: the run, and from which to which `run_seq`. The store itself decides it
 an old list of sinks. An entry stays until it is settled. Entries are inserted by commits and deleted by relays alone,
 so a relay holds no lock that a commit waits for.
 
+**Bulletins** are what processes leave for each other and for operators: samples of the installation's load, nodes that
+were taken over, queries for nodes that have the code, and their answers. Each has a kind and an id, and the first one
+that is put under an id stays until it expires. No run depends on them: a store may lose all of them with its backup.
+
 **Wake-ups** (`wakeups.py`) are only hints that something may have become ready. Losing all of them costs latency.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+from msgspec import Raw
 
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
@@ -98,12 +105,15 @@ from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
 from holdfast.store.health import Bounds, Facts
+from holdfast.store.joined import JoinedStore
 from holdfast.store.types import Accepted as Accepted
 from holdfast.store.types import Admitted as Admitted
 from holdfast.store.types import AlertQuery as AlertQuery
 from holdfast.store.types import ArchivedRun as ArchivedRun
 from holdfast.store.types import ArchivedRunQuery as ArchivedRunQuery
 from holdfast.store.types import AuditQuery as AuditQuery
+from holdfast.store.types import Bulletin as Bulletin
+from holdfast.store.types import BulletinQuery as BulletinQuery
 from holdfast.store.types import BusDeadLetterQuery as BusDeadLetterQuery
 from holdfast.store.types import Capabilities as Capabilities
 from holdfast.store.types import Change as Change
@@ -182,6 +192,16 @@ class RunStore(Protocol):
 
         A run and its first signals are one atomic step with one answer. If one of the signals could never be accepted,
         the run is `Refused`; if the run exists already, in the same version, they are delivered to it as by `deliver`.
+        """
+        ...
+
+    def joined(self, connection: Any) -> JoinedStore:
+        """Return `create` and `deliver` in the transaction that is open on a caller's own connection.
+
+        What they write is committed or rolled back with it, by the caller; nodes are notified after that. Each verb
+        raises `InvalidInput` for a connection that the store cannot use: of another kind, to another database, or
+        without a transaction. When something is refused, the caller's transaction goes on as if it had not been asked.
+        A store that shares no transactions raises `InvalidInput` here.
         """
         ...
 
@@ -517,5 +537,20 @@ class ScheduleStore(Protocol):
         ...
 
 
-class Store(RunStore, JobQueue, Index, Admin, TokenStore, PlanStore, BusStore, ScheduleStore, Protocol):
+class BulletinStore(Protocol):
+    """Short texts outside of all runs, which expire."""
+
+    async def put_bulletins(self, kind: str, bodies: Mapping[str, Raw], keep_ms: int) -> list[bool]:
+        """Put bulletins of a kind, each under its id, at the store's time, until now + `keep_ms`.
+
+        False: one is there already under the id, and it stays. All that have expired, of any kind, are deleted.
+        """
+        ...
+
+    async def find_bulletins(self, query: BulletinQuery) -> Found[Bulletin]:
+        """Return the bulletins that match the query and have not expired."""
+        ...
+
+
+class Store(RunStore, JobQueue, Index, Admin, TokenStore, PlanStore, BusStore, ScheduleStore, BulletinStore, Protocol):
     """Every verb. `open_store` returns one; `testing.store_suite` checks one."""

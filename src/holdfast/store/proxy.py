@@ -3,6 +3,8 @@
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from msgspec import Raw
+
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry
@@ -16,6 +18,7 @@ from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
 from holdfast.store import port
 from holdfast.store.health import Bounds, Facts
+from holdfast.store.joined import JoinedStore
 from holdfast.store.wakeups import Wakeups
 
 Row = TypeVar("Row")
@@ -52,6 +55,9 @@ class StoreProxy:
         self, runs: Sequence[port.NewRun], claim_for: str | None = None
     ) -> Answer[list[port.Created | port.Existing | port.Refused]]:
         return self._store.create(runs, claim_for)
+
+    def joined(self, connection: Any) -> JoinedStore:
+        return self._store.joined(connection)
 
     def load(self, run_ids: Sequence[str]) -> Answer[list[port.LoadedRun | None]]:
         return self._store.load(run_ids)
@@ -207,6 +213,14 @@ class StoreProxy:
         self, ids: Sequence[str], action: Settlement, audit: AuditEntry | None = None
     ) -> Answer[list[Settled | port.Refused]]:
         return self._store.settle_bus_dead_letters(ids, action, audit)
+
+    # --- BulletinStore
+
+    def put_bulletins(self, kind: str, bodies: Mapping[str, Raw], keep_ms: int) -> Answer[list[bool]]:
+        return self._store.put_bulletins(kind, bodies, keep_ms)
+
+    def find_bulletins(self, query: port.BulletinQuery) -> Answer[port.Found[port.Bulletin]]:
+        return self._store.find_bulletins(query)
 
     # --- ScheduleStore
 

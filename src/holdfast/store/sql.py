@@ -16,6 +16,7 @@ from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import NULL, CallerRef, EngineRunRef, Event
 from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, Task, Wait
+from holdfast.core.instants import Instant
 from holdfast.core.keys import inbox_uuid, signal_suffix
 from holdfast.core.messages import AcceptanceRecord, Message, Signal, SignalRequest
 from holdfast.core.plans import RegisteredPlan
@@ -26,6 +27,8 @@ from holdfast.store.types import (
     ArchivedRun,
     ArchivedRunQuery,
     AuditQuery,
+    Bulletin,
+    BulletinQuery,
     BusDeadLetterQuery,
     DeadLetterQuery,
     EventQuery,
@@ -383,13 +386,6 @@ def count_rows(rows: Sequence[Any]) -> list[tuple[str, RunStatus, int]]:
     return [(row[0], RunStatus(row[1]), int(row[2])) for row in rows]
 
 
-def audit_row(entry: AuditEntry) -> tuple[Any, ...]:
-    """Return the row of AUDIT for an entry of the audit log."""
-    token_id = None if entry.by is None else entry.by.token_id
-    place = (entry.tenant, entry.project, entry.environment)
-    return entry.at, entry.entry_id, *place, entry.run_id, entry.actor, token_id, entry.operation, encode_text(entry)
-
-
 @_reading
 def audit_of(row: tuple[Any, ...]) -> AuditEntry:
     """Return the entry that a row of AUDIT describes: the columns stand above the JSON."""
@@ -601,6 +597,26 @@ def audit_conditions(query: AuditQuery) -> Where:
         where.add(f"(at, entry_id) {'<' if query.newest else '>'} (?, ?)", *query.after)
     for column in ("tenant", "run_id", "actor", "token_id", "operation"):
         where.add_given(f"{column} = ?", getattr(query, column))
+    return where
+
+
+BULLETIN = "kind, bulletin_id, at, expires_at, body"
+
+
+@_reading
+def bulletin_of(row: Any) -> Bulletin:
+    """Return the bulletin that a row of BULLETIN describes."""
+    kind, bulletin_id, at, expires_at, body = row
+    return Bulletin(kind=kind, bulletin_id=bulletin_id, at=at, expires_at=expires_at, body=Raw(body.encode()))
+
+
+def bulletin_conditions(query: BulletinQuery, now: Instant) -> Where:
+    """Return the conditions of a query for bulletins, but for their ids."""
+    where = Where()
+    where.add("kind = ?", query.kind)
+    where.add("expires_at > ?", now)
+    where.add("(at, bulletin_id) > (?, ?)", *query.after)
+    where.add_given("at >= ?", query.since)
     return where
 
 

@@ -46,6 +46,8 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     scan_consistency: Literal["snapshot", "eventual"]
     lacking: frozenset[str] = frozenset()
     """What the store refuses, by name, such as `outbox`: a verb that needs it raises, and stores nothing."""
+    commits_aside: bool = False
+    """Whether another process carries out commits, so that a node can take other turns meanwhile."""
 
 
 # --- what goes in -------------------------------------------------------------------------------------------------
@@ -66,6 +68,9 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     `losses` is the run's count of lost nodes after the turn: 0, unless the turn records that another attempt is about
     to start. A claim from a lost node adds one, up to `SUSPECT_LOSSES`. Beyond that the node that tries the run counts,
     so that a run is not blamed for what other runs of the same node did.
+    `admission` queues a run that exists, as if it were created now: the turn's messages are held back until it is
+    admitted. It is not refused because of its limit. The turn lets go of the run. If the run has its place already
+    (the turn is committed once more), that stands.
     """
 
     run_id: str
@@ -91,6 +96,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     losses: int = 0
     attributes: Attributes | None = None
     """The run's search attributes after the turn, if it has changed them."""
+    admission: AdmissionRequest | None = None
 
 
 class Job(Struct, frozen=True, kw_only=True, gc=False):
@@ -191,7 +197,9 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
 
     `archived` says where the histories of runs are that this purge deletes: the store remembers it, in the same commit,
     of those that it does delete.
-    given last, and never while a run or a registered version refers to it.
+
+    Of finished runs it deletes the oldest: `limit` of them at most, and with `most_bytes` only so many that their
+    events are no larger, but at least one; `has_more` says that others are left.
 
     A finished run is kept for `sink_hold_ms` more while a sink has yet to get events of it. `outbox_ms` is how long
     entries of the outbox, alerts and dead letters of the bus are kept, whether or not a sink got them; `sinks` deletes
@@ -215,6 +223,7 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
     outbox_ms: int | None = None
     sinks: bool = False
     limit: int = 1_000
+    most_bytes: int | None = None
     dry_run: bool = False
 
 
@@ -260,6 +269,25 @@ class Existing(Struct, frozen=True, gc=False):
 
     run_id: str
     signals: "tuple[Delivered, ...]" = ()
+
+
+def creations_may_wake_others(runs: Sequence[NewRun], answers: Sequence[Created | Existing | Refused]) -> bool:
+    """Return whether another process than the owner of these runs can be waiting for what their creation does.
+
+    The owner begins a run as soon as it has the answer, and its first turn wakes the others.
+    """
+    for new, answer in zip(runs, answers, strict=True):
+        if isinstance(answer, Refused):
+            continue
+        if new.signals or (isinstance(answer, Created) and (not answer.epoch or _is_under_way(new))):
+            return True
+    return False
+
+
+def _is_under_way(new: NewRun) -> bool:
+    """Return whether a run has a history that is awaited, or messages that are due later, from its beginning."""
+    is_awaited = any(event.data.IS_AWAITED for event in new.events)
+    return is_awaited or any(message.due_at is not None for message in new.messages)
 
 
 class Committed(Struct, frozen=True, gc=False):
@@ -311,6 +339,11 @@ class RunHead(Struct, frozen=True, kw_only=True, gc=False):
     """Since when it is queued for admission; None if it is not."""
     losses: int = 0
     """How many nodes were lost while they owned it, since its last committed turn. See `Turn.losses`."""
+
+    @property
+    def needs(self) -> int:
+        """The level of the format that a node must understand to go on with it (`core/plans.py`)."""
+        return 0 if self.snapshot is None else self.snapshot.needs
 
 
 class LoadedRun(Struct, frozen=True, kw_only=True, gc=False):
@@ -663,6 +696,32 @@ class AuditQuery(Query[AuditEntry], frozen=True, kw_only=True):
     until: Instant | None = None
     newest: bool = False
     after: tuple[Instant, str] | None = None
+
+
+REMOTE_QUERIES = "remote queries"
+"""What a store that passes no queries on to nodes has in `Capabilities.lacking`."""
+
+BULLETINS_WITH_PAYLOADS = frozenset({"question", "answer"})
+"""The kinds of bulletins whose bodies hold values of runs."""
+
+
+class Bulletin(Struct, frozen=True, kw_only=True):
+    """A short text that processes leave for each other and for operators, outside of all runs, until it expires."""
+
+    kind: str
+    bulletin_id: str
+    at: Instant
+    expires_at: Instant
+    body: Raw
+
+
+class BulletinQuery(Query[Bulletin], frozen=True, kw_only=True):
+    """Which bulletins of a kind to find, by (at, bulletin_id), from after `after`; expired ones are not found."""
+
+    kind: str
+    bulletin_ids: tuple[str, ...] | None = None
+    since: Instant | None = None
+    after: tuple[Instant, str] = (-1, "")
 
 
 class TokenQuery(Query[AccessToken], frozen=True, kw_only=True):

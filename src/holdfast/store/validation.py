@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import isfinite
 from typing import Any, TypeVar, get_args
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from holdfast.core import codec
@@ -24,11 +24,12 @@ from holdfast.core.bus import (
     SinkProgress,
     check_sink,
 )
+from holdfast.core.codec import check_integer
 from holdfast.core.dead_letters import DeadLetter, Reason, Settlement
 from holdfast.core.declarations import check_declaration
 from holdfast.core.events import Event
 from holdfast.core.keys import check_name
-from holdfast.core.messages import Message, SignalRequest, check_integer, check_message, check_signal
+from holdfast.core.messages import PAYLOADS, Message, MessageType, SignalRequest, check_signal
 from holdfast.core.plans import PLAN_PREFIX, RegisteredPlan
 from holdfast.core.schedules import Schedule, check_schedule
 from holdfast.core.search import Condition, Order
@@ -41,6 +42,7 @@ from holdfast.errors import (
     PayloadTooLarge,
 )
 from holdfast.limits import (
+    DURATION_MS,
     LEASE_MS,
     NODE_NAME_BYTES,
     PLAN_BYTES,
@@ -336,6 +338,8 @@ def can_be_read(events: Iterable[Event]) -> bool:
 def can_be_kept(turn: Turn) -> bool:
     """Return whether everything that a turn writes can be read again."""
     if turn.attributes is not None and not _can_be_indexed(turn.attributes):
+        return False
+    if turn.admission is not None and (check_admission_request(turn.admission) is not None or not turn.release):
         return False
     if (turn.jobs and not can_be_queued(turn)) or (turn.dead and not can_be_dead_lettered(turn)):
         return False
@@ -647,6 +651,21 @@ def check_key(name: Any, key: Any) -> None:
         raise InvalidInput("a key is 64 hex digits", field="key")
 
 
+def check_bulletins(kind: Any, bodies: Mapping[str, Any], keep_ms: Any, limits: Limits) -> None:
+    """Refuse bulletins that could not be stored, or not be found again."""
+    check_names("kind", [kind])
+    check_names("bulletin_id", list(bodies), limits)
+    if type(keep_ms) is not int or not 1 <= keep_ms <= DURATION_MS:
+        raise InvalidInput(f"keep_ms is a whole number from 1 to {DURATION_MS}, not {keep_ms!r}", field="keep_ms")
+    for body in bodies.values():
+        if not isinstance(body, Raw):
+            raise InvalidInput(f"the body of a bulletin is JSON (msgspec.Raw), not {body!r}", field="body")
+        problem = codec.check(body, "body")
+        if problem is not None:
+            raise problem
+        codec.bounded(body, limits.value_bytes, "the body of a bulletin")
+
+
 def check_new_run(new: Any) -> CallerError | None:
     """Return why the run cannot be created whatever is in the store, or None."""
     if not isinstance(new, NewRun):
@@ -727,6 +746,26 @@ def check_item(item: Any, limits: Limits) -> CallerError | None:
     if isinstance(item, SignalRequest):
         return check_signal(item, limits) or (None if item.audit is None else unfit_entry(item.audit))
     return InvalidInput(f"what is delivered is a SignalRequest or a Message, not {type(item).__qualname__}")
+
+
+_DELIVERABLE = frozenset(get_args(MessageType)) - {"ExternalSignal"}  # signals are delivered as SignalRequests
+
+
+def check_message(message: Message) -> CallerError | None:
+    """Return why the message cannot be delivered in any state of the run, or None."""
+    problem = check_name("run_id", message.run_id) or check_name("signal_id", message.signal_id)
+    if problem is None and message.type not in _DELIVERABLE:
+        problem = InvalidInput(f"a message of type {message.type!r} cannot be delivered", field="type")
+    for field in ("occurred_at", "due_at", "expected_version"):
+        problem = problem or check_integer(field, getattr(message, field), optional=field != "occurred_at")
+    for field in ("waiting_token", "step_id"):
+        if problem is None and getattr(message, field) is not None:
+            problem = check_name(field, getattr(message, field))
+    for field in ("attempts", "opened_at"):
+        problem = problem or check_integer(field, getattr(message, field))
+    problem = problem or codec.check(message.payload, "payload")
+    kind = PAYLOADS.get(message.type)
+    return problem or (None if kind is None else codec.check_as(message.payload, kind))
 
 
 def check_node_name(name: Any) -> InvalidInput | None:

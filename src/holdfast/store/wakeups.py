@@ -10,14 +10,13 @@ import itertools
 import os
 import socket
 import stat
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import DECISIONS
-from holdfast.store.types import Created, Existing, NewRun, Refused, Turn
+from holdfast.store.types import Turn
 
 PRIVATE_FOLDER = 0o700
 PRIVATE_SOCKET = 0o600
@@ -188,7 +187,7 @@ class SocketWakeups:
         return f"/proc/self/fd/{self._folder_fd}/{name}"
 
 
-# --- what others are notified of
+# --- what others are notified of; of creations, see `creations_may_wake_others`
 
 
 def may_wake_others(turn: Turn) -> bool:
@@ -199,22 +198,3 @@ def may_wake_others(turn: Turn) -> bool:
         if event.data.IS_AWAITED or (turn.received and isinstance(event.data, DECISIONS)):
             return True
     return False
-
-
-def creations_may_wake_others(runs: Sequence[NewRun], answers: Sequence[Created | Existing | Refused]) -> bool:
-    """Return whether another process than the owner of these runs can be waiting for what their creation does.
-
-    The owner begins a run as soon as it has the answer, and its first turn wakes the others.
-    """
-    for new, answer in zip(runs, answers, strict=True):
-        if isinstance(answer, Refused):
-            continue
-        if new.signals or (isinstance(answer, Created) and (not answer.epoch or _is_under_way(new))):
-            return True
-    return False
-
-
-def _is_under_way(new: NewRun) -> bool:
-    """Return whether a run has a history that is awaited, or messages that are due later, from its beginning."""
-    is_awaited = any(event.data.IS_AWAITED for event in new.events)
-    return is_awaited or any(message.due_at is not None for message in new.messages)

@@ -1,6 +1,7 @@
 """A clock that tests move."""
 
-from holdfast.core.instants import Instant, parse_instant
+from holdfast.core.codec import parse_instant
+from holdfast.core.instants import Instant
 
 START: Instant = parse_instant("2026-01-28T12:00:00Z")
 """Where a virtual clock starts by default: the same instant in every test."""

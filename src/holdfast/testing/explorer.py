@@ -18,7 +18,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.app import Activity, App, Workflow
+from holdfast.activity import Activity
+from holdfast.app import App
 from holdfast.core.state import PAUSED
 from holdfast.engine.node import Node
 from holdfast.engine.options import NodeOptions
@@ -31,6 +32,7 @@ from holdfast.store.port import CommitConflict, Committed, Store, Turn, WaitQuer
 from holdfast.store.proxy import StoreProxy
 from holdfast.testing.fakes import ActivityCalls, Call, name_of
 from holdfast.testing.sim_loop import Deadlock, Livelock, LoopClock, SimLoop, SimProcess, current_process
+from holdfast.workflow import Workflow
 
 FOREVER_S = 10 * 366 * 86_400.0
 """How long, in virtual time, a play may take."""
@@ -43,6 +45,7 @@ PATIENT = NodeOptions(
     artifact_sweep_s=86_400.0,
     write_latency_budget_ms=int(FOREVER_S) * 1_000,
     drain_s=0.0,
+    sample_s=None,
 )
 """Nodes that do as little as possible while days pass. A process that takes over has the name of the one before it, so
 it does not wait for the end of a lease."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from holdfast.app import Activity
+from holdfast.activity import Activity
 from holdfast.engine.activities.context import activity_context
 from holdfast.errors import InvalidInput, NotDurable
 from holdfast.registry import Registry

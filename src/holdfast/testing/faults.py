@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
@@ -29,6 +29,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.errors import HoldfastError, StoreUnavailable
 from holdfast.store import port
 from holdfast.store.health import Bounds, Facts
+from holdfast.store.joined import JoinedStore
 from holdfast.store.wakeups import Listener, Wakeups
 from holdfast.testing.sim_loop import current_process
 
@@ -129,6 +130,9 @@ class FaultyStore:
     ) -> list[port.Created | port.Existing | port.Refused]:
         return await self._reach(lambda: self._store.create(runs, claim_for), may_repeat=True)
 
+    def joined(self, connection: Any) -> JoinedStore:
+        return self._store.joined(connection)
+
     async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
         return await self._reach(lambda: self._store.load(run_ids))
 
@@ -204,6 +208,12 @@ class FaultyStore:
 
     async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
         return await self._reach(lambda: self._store.append_audit(entries))
+
+    async def put_bulletins(self, kind: str, bodies: Mapping[str, Raw], keep_ms: int) -> list[bool]:
+        return await self._reach(lambda: self._store.put_bulletins(kind, bodies, keep_ms), may_repeat=True)
+
+    async def find_bulletins(self, query: port.BulletinQuery) -> port.Found[port.Bulletin]:
+        return await self._reach(lambda: self._store.find_bulletins(query))
 
     async def put_key(self, name: str, key: str) -> str:
         return await self._reach(lambda: self._store.put_key(name, key), may_repeat=True)

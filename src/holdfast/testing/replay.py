@@ -8,8 +8,8 @@ from msgspec import Raw, Struct
 
 from holdfast.app import App
 from holdfast.core import codec
+from holdfast.core.codec import parse_instant
 from holdfast.core.events import Event
-from holdfast.core.instants import parse_instant
 from holdfast.engine.check_histories import check_history
 from holdfast.errors import InvalidInput
 

@@ -14,7 +14,10 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from holdfast.app import Activity, App
+from msgspec import Raw
+
+from holdfast.activity import Activity
+from holdfast.app import App
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.state import TERMINAL
@@ -33,7 +36,8 @@ REST_ROUNDS = 12
 """For how many rounds of the loop nothing may happen before the node counts as at rest: its parts notify each other."""
 
 PATIENCE_S = 30.0
-"""How long an activity may be under way, in real time, before an error names the one that holds up the test."""
+"""How long an activity may be under way, or an update unanswered, in real time, before an error names what holds up
+the test."""
 
 
 FOREVER: Instant = 10 * 366 * 86_400 * 1_000_000
@@ -58,7 +62,8 @@ class TestNode:
             raise InvalidInput("at is a datetime with a time zone", field="at")
         self.app = app
         self._clock = VirtualClock(START if at is None else int(at.timestamp() * 1_000_000))
-        self.store = MemoryStore(clock=self._clock, limits=app.registry.limits)
+        # Forks are cut between commits, which differ by their instants.
+        self.store = MemoryStore(clock=self._clock, limits=app.registry.limits, distinct_commits=True)
         """The store, for assertions about what is stored."""
         self._calls = ActivityCalls(app.registry)
         self._stack = AsyncExitStack()
@@ -69,7 +74,7 @@ class TestNode:
     async def __aenter__(self) -> "TestNode":
         registry = self.app.registry
         self._queues = tuple(sorted({each.options.queue for each in registry.activities.values()} - {""}))
-        options = NodeOptions(lease_ms=LEASE_MS, visible_ms=LEASE_MS, drain_s=0.0, queues=self._queues)
+        options = NodeOptions(lease_ms=LEASE_MS, visible_ms=LEASE_MS, drain_s=0.0, queues=self._queues, sample_s=None)
         self._calls.install()
         self._stack.callback(self._calls.remove)
         self._node = await self._stack.enter_async_context(self.app.node(self.store, name="test", options=options))
@@ -79,7 +84,20 @@ class TestNode:
         async def wait_and_move_time(run_id: str) -> Event:
             return await self._move_until_done(wait_finished(run_id), run_id)
 
+        update = runtime.update
+
+        async def answer_in_time(run_id: str, name: str, *arguments: Any) -> Raw:
+            try:
+                async with asyncio.timeout(PATIENCE_S) as patience:
+                    return await update(run_id, name, *arguments)
+            except TimeoutError:
+                if not patience.expired():
+                    raise
+                text = f"run {run_id} has not answered the update {name!r}, and time stands still meanwhile"
+                raise NothingDue(f"{text}: move it with `advance`, beside the update") from None
+
         runtime.wait_finished = wait_and_move_time  # type: ignore[method-assign]
+        runtime.update = answer_in_time  # type: ignore[method-assign,assignment]
         return self
 
     async def __aexit__(self, *problem: Any) -> None:
@@ -197,7 +215,7 @@ class TestNode:
 
     async def _next_turn(self) -> Instant | None:
         node = self._open()
-        return await self.store.next_due(node.name, node.definition_filter.plans(), self._queues)
+        return await self.store.next_due(node.name, node.definition_filter.registered, self._queues)
 
     async def _jump(self, at: Instant) -> None:
         """Move the clock, and the end of the node's lease with it."""

@@ -2,6 +2,7 @@
 
 import { h, put } from "./lib/dom.js";
 import { icon } from "./lib/icons.js";
+import { mounted } from "./lib/mount.js";
 import { may, signOut } from "./lib/session.js";
 import { toastProblem } from "./lib/toast.js";
 import { chooseTheme, chosenTheme, nextTheme } from "./theme.js";
@@ -94,7 +95,7 @@ function whoMenu(session, health) {
   const leave = async () => {
     try {
       await signOut();
-      location.assign("/");
+      location.assign(mounted("/"));
     } catch (problem) {
       toastProblem(problem);
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import asyncpg
 import pytest
 
 from holdfast.store.port import Committed, Created, Existing, Refused
@@ -99,3 +100,54 @@ async def test_one_run_that_is_larger_than_a_call_is_created(store: PostgresStor
     [answer] = await store.create([new_run("run-1", value=VALUE * 5)])
     assert isinstance(answer, Created)
     assert way.calls == 1
+
+
+TEXTS = [
+    "",
+    "NULL",
+    "a,b",
+    "{}",
+    '"',
+    "\\",
+    '\\"',
+    '","',
+    "line\nbreak",
+    "\x01",
+    "ünï ✓ 𝄞",
+    " padded ",
+    "\\x41",
+    "None",
+]
+
+
+@pytest.mark.parametrize("has_nulls", [False, True])
+async def test_arrays_as_text_are_read_as_the_values_they_were(postgres_dsn: str, has_nulls: bool) -> None:
+    texts = [*TEXTS, *([None] if has_nulls else [])]
+    numbers = [number - 5 if number or not has_nulls else None for number in range(len(texts))]
+    bools = [number % 2 == 0 for number in range(len(texts))]
+    rows = list(zip(texts, numbers, bools, strict=True))
+    kinds = ("text", "bigint", "boolean")
+    connection = await asyncpg.connect(postgres_dsn)
+    found = await connection.fetchrow(f"SELECT {columns.places(1, kinds)}", *columns.literals(rows, kinds))
+    keys = [(digest,) for digest in ("00ff", "41", "", "AB")]
+    [raw] = await connection.fetchrow(f"SELECT {columns.places(1, ['bytea'])}", *columns.literals(keys, ["bytea"]))
+    await connection.close()
+    assert list(found) == [texts, numbers, bools]
+    assert raw == [bytes.fromhex(digest) for (digest,) in keys]
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [("text", ["a\x00b", "c"]), ("text", [1]), ("bytea", ["ab", 'cd","ef']), ("bytea", ["xy"]), ("bytea", [None])],
+)
+def test_what_would_become_two_values_is_refused(kind: str, column: list[Any]) -> None:
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        columns.literals([(value,) for value in column], [kind])
+
+
+@pytest.mark.parametrize("value", ["5", 1.5, 2**63, [1], "1, 2", "NULL"])
+async def test_what_is_no_number_is_refused_by_the_server(postgres_dsn: str, value: Any) -> None:
+    connection = await asyncpg.connect(postgres_dsn)
+    with pytest.raises(asyncpg.DataError):
+        await connection.fetch(f"SELECT {columns.places(1, ['bigint'])}", *columns.literals([(value,)], ["bigint"]))
+    await connection.close()

@@ -156,8 +156,9 @@ async def test_the_bell_is_heard_again_after_its_connection_broke(proxy: Proxy, 
     await far.create([new_run("run-1")])
     await proxy.cut()
     await proxy.listen()
-    while not await _is_heard(listener, store):
-        pass
+    async with asyncio.timeout(60):
+        while not await _is_heard(listener, store):
+            pass
     listener.close()
     await far.close()
 

@@ -47,7 +47,7 @@ TABLES = (
     *("jobs", "dead_letters", "nodes", "access_tokens"),
     *("gates", "gate_starts", "gate_runs", "gate_exits", "gate_lines", "gate_started"),
     *("audit_log", "store_keys", "definitions", "plan_bodies", "plans", "plan_uses", "host_locks", "schedules"),
-    *("sinks", "outbox", "alerts", "bus_dead_letters"),
+    *("sinks", "outbox", "alerts", "bus_dead_letters", "bulletins"),
 )
 
 

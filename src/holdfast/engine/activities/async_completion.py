@@ -24,7 +24,7 @@ from holdfast.core.state import TERMINAL, OpenStep, state_of
 from holdfast.core.timing import retry_delay_ms, step_options
 from holdfast.engine.activities.context import is_mendable
 from holdfast.engine.history import head_of, read_since_rotation
-from holdfast.errors import CallerError, Conflict, InvalidInput
+from holdfast.errors import Conflict, HoldfastError, InvalidInput, StoreUnavailable
 from holdfast.limits import ERROR_TEXT_CHARS, Limits
 from holdfast.program.outcomes import attempt_error
 from holdfast.program.secrets import current_redactor
@@ -89,7 +89,7 @@ class _Terms(Struct, frozen=True):
 
     version: int
     before: Instant | None = None
-    why_not: CallerError | None = None
+    why_not: HoldfastError | None = None
 
 
 async def _report(
@@ -127,8 +127,11 @@ async def _terms(store: Store, of: ActivityToken, outcome: ActivityOutcome, regi
     head = await head_of(store, of.run_id)
     if head.status in TERMINAL:
         return _Terms(head.version, why_not=run_terminal(of.run_id, head.status))
-    state = state_of(of.run_id, await read_since_rotation(store, head))
+    history = await read_since_rotation(store, head)
+    state = state_of(of.run_id, history)
     version, step = state.version, state.open_steps.get(of.step_id)
+    if step is None and history[-1].emitted_at < of.opened_at:  # it began before its start was durable (`fail_open`)
+        return _Terms(version, why_not=StoreUnavailable(f"step {of.step_id!r} is not durable yet: report again"))
     if step is None or step.kind != "activity" or step.logical_attempt_id != of.logical_attempt_id:
         return _Terms(version, why_not=_too_late(of, "the step is closed"))
     if of.opened_at not in (0, step.opened_at):

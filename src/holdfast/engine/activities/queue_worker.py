@@ -353,7 +353,7 @@ def outcome_message(work: Work, outcome: Outcome, now: Instant) -> Message:
     """Return the message that carries an outcome to a run, which is made durable before."""
     step = work.step
     token = retry_token(step.step_id, step.engine_attempt_id)
-    return activity_completed(work.run_id, step.step_id, token, _outcome(step, outcome), now)
+    return activity_completed(work.run_id, step.step_id, token, _outcome(step, outcome), now, step.opened_at)
 
 
 def _outcome(job: Job | OpenStep, outcome: Outcome | ErrorInfo) -> ActivityOutcome:
@@ -375,4 +375,4 @@ def _message(job: Job, outcome: ActivityOutcome, now: Instant, node: str) -> Mes
     token = retry_token(job.step_id, job.engine_attempt_id)
     if job.idempotency_key is not None:  # for an operator who may be asked about the attempt
         outcome = replace(outcome, node=node)
-    return activity_completed(job.run_id, job.step_id, token, outcome, now)
+    return activity_completed(job.run_id, job.step_id, token, outcome, now, job.scheduled_at)

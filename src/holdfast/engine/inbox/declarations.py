@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
+from holdfast.core.admission import RunLimit
 from holdfast.core.codec import explain_unfit
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.instants import Instant
@@ -21,7 +22,7 @@ from holdfast.core.keys import RESERVED_PREFIX, check_name
 from holdfast.core.messages import SignalRequest
 from holdfast.engine.inbox.json_schema import SchemaCheck
 from holdfast.errors import CallerError, InvalidInput, NotFound
-from holdfast.program.definitions import WorkflowDefinition
+from holdfast.program.definitions import WorkflowDefinition, WorkflowLimit
 from holdfast.store import port
 from holdfast.store.outgoing import refused_letter
 from holdfast.store.port import RunHead, Turn
@@ -132,14 +133,16 @@ def _check_name(workflow: str, version: str, signals: Iterable[str], allows_othe
     raise NotFound(f"{what}; it declares {declared}", signal_name=name, declared=declared)
 
 
-def published(definition: WorkflowDefinition) -> WorkflowDeclaration:
-    """Return what is published of a workflow."""
+def published(definition: WorkflowDefinition, limit: RunLimit | None = None) -> WorkflowDeclaration:
+    """Return what is published of a workflow with this limit."""
     return WorkflowDeclaration(
         plan_id=definition.name,
         plan_version=definition.version,
         signals={name: definition.values.schema(kind) for name, kind in definition.signals.items()},
         allows_other_signals=definition.allows_other_signals,
         is_entity=definition.is_entity,
+        requires_approval=definition.requires_approval,
+        limit=limit,
     )
 
 
@@ -150,14 +153,17 @@ class Declarations:
         self._store = store
         self._workflows = workflows
         self._plans: dict[str, tuple[port.Plan, float]] = {}
+        self._uncommitted: set[str] = set()
         self.places: dict[str, tuple[str, str, str]] = {}
         """The tenant, project and environment of the runs that were looked up."""
         self._found: dict[port.Plan, tuple[Declared | None, float]] = {}
 
-    async def publish(self) -> None:
-        """Publish what the workflows that are registered here declare."""
+    async def publish(self, limits: Mapping[str, WorkflowLimit]) -> None:
+        """Publish what the workflows that are registered here declare, with their limits by name."""
         if self._workflows:
-            await self._store.publish_definitions([published(each) for each in self._workflows.values()])
+            bounds = {name: limited.limit for name, limited in limits.items()}
+            known = self._workflows.values()
+            await self._store.publish_definitions([published(each, bounds.get(each.name)) for each in known])
 
     async def check(self, requests: Sequence[SignalRequest]) -> list[CallerError | str | None]:
         """Return for each signal why it does not fit, or a warning for the sender, or None.
@@ -172,9 +178,13 @@ class Declarations:
         doubtful = {request.run_id for request, verdict in pairs if isinstance(verdict, CallerError)} & remembered
         if not doubtful:
             return verdicts
+        before = {run_id: self._plans.pop(run_id) for run_id in doubtful if run_id in self._plans}
+        again = await self.of_runs(doubtful)
         for run_id in doubtful:
-            self._plans.pop(run_id, None)
-        declared |= await self.of_runs(doubtful)
+            if run_id not in self._plans and run_id in self._uncommitted & before.keys():  # it cannot be found yet
+                self._plans[run_id] = before[run_id]
+            else:
+                declared[run_id] = again[run_id]
         return [_verdict(declared[request.run_id], request) for request in requests]
 
     def is_entity(self, run_id: str) -> bool:
@@ -195,6 +205,14 @@ class Declarations:
         plans |= await self._plans_of([run_id for run_id in names if not check_name("run_id", run_id)])
         await self._find(set(plans.values()))
         return {run_id: self._of_plan(plans.get(run_id)) for run_id in run_ids}
+
+    def remember(self, new: port.NewRun) -> None:
+        """Remember the workflow of a run that cannot be looked up yet: the transaction that creates it is open."""
+        if len(self._uncommitted) >= KNOWN_RUNS:
+            self._uncommitted.clear()
+        self._uncommitted.add(new.run_id)
+        self._plans[new.run_id] = ((new.plan_id, new.plan_version), get_running_loop().time() + RUN_AGE_S)
+        self.places[new.run_id] = (new.tenant, new.project, new.environment)
 
     def _of_plan(self, plan: port.Plan | None) -> Declared | None:
         if plan is None:

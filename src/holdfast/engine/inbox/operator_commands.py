@@ -253,6 +253,7 @@ class CommandSender:
             parent_token=None,
             depth=0,
             start_at=None,
+            needs=0,
             retry_of=e.RetryOf(run_id, signal_id, command.actor, command.reason),
             by=None if caller is None else caller.ref,
         )

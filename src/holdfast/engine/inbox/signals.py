@@ -16,7 +16,8 @@ from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInpu
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.values import Values
 from holdfast.registry import Registry
-from holdfast.store import port
+from holdfast.store import port, validation
+from holdfast.store.joined import JoinedStore
 
 DELIVER_SIGNALS = 500
 """How many signals are delivered by one call at most."""
@@ -59,9 +60,16 @@ class SignalSender:
         )
 
     async def send(
-        self, request: SignalRequest, definition: WorkflowDefinition | None, caller: Caller | None
+        self,
+        request: SignalRequest,
+        definition: WorkflowDefinition | None,
+        caller: Caller | None,
+        joined: JoinedStore | None = None,
     ) -> AcceptedSignalResult:
-        """Send a signal, together with others that are being sent. Raise the error if it is refused."""
+        """Send a signal, together with others that are being sent; or alone, in a transaction of the caller's.
+
+        Raise the error if it is refused.
+        """
         if definition is not None and not definition.signals:
             warning = None  # it declares nothing, and takes any signal
         elif definition is not None:
@@ -75,7 +83,12 @@ class SignalSender:
             request = replace(request, is_unlimited=True)
         if self._authorizer.is_needed:
             await self._authorizer.check_signal(request, caller)
-        result = result_of(await self._batcher.ask(request))
+        if joined is None:
+            answer = await self._batcher.ask(request)
+        else:
+            validation.require_for_signals(self._store, [request])
+            [answer] = await joined.deliver([request])
+        result = result_of(answer)
         return result if warning is None else replace(result, warning=warning)
 
     async def send_many(

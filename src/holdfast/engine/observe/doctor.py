@@ -17,6 +17,7 @@ from holdfast.clock import Clock
 from holdfast.core.bus import SinkStatus
 from holdfast.core.instants import Instant
 from holdfast.core.invariants import RunView, check
+from holdfast.core.plans import level_of
 from holdfast.core.state import FAILED, PAUSED, state_of
 from holdfast.engine.abilities import abilities_of, lacks_of
 from holdfast.errors import RunError, StoreCorrupt
@@ -164,9 +165,18 @@ def _gone(picture: Picture) -> Iterator[Finding]:
 
 def _unclaimed(picture: Picture) -> Iterator[Finding]:
     nodes = picture.stats.nodes
+    understood = max((each.abilities.level for each in abilities_of(picture.nodes)), default=0)
     for kind in picture.facts.unclaimed:
+        version, level = level_of(kind.plan_version)
+        if level > understood:
+            sentence = (
+                f"{kind.runs} runs of {kind.plan_id} version {version} need level {level} of the stored format, and no "
+                f"node alive understands more than {understood}; the oldest is ready for {picture.since(kind.since)}"
+            )
+            yield wrong("ready runs", sentence, "start a node of the release that wrote them: nothing else claims them")
+            continue
         sentence = (
-            f"{kind.runs} runs of {kind.plan_id} version {kind.plan_version} are ready, the oldest for "
+            f"{kind.runs} runs of {kind.plan_id} version {version} are ready, the oldest for "
             f"{picture.since(kind.since)}, and no node claims them; there are {nodes} nodes"
         )
         advice = "see that a node with this workflow is running" if nodes else "start a node: `holdfast node`"
@@ -390,9 +400,9 @@ async def _overdue(store: Store, picture: Picture) -> Finding:
         return fine("tasks", "none is overdue")
     oldest = min(task.due_at for task in tasks if task.due_at is not None)
     more = "at least " if len(tasks) >= LISTED_ROWS else ""
-    are = "task is" if len(tasks) == 1 else "tasks are"
-    sentence = f"{more}{len(tasks)} {are} overdue, one of them for {picture.since(oldest)}"
-    advice = "`holdfast task list --status OPEN`; `holdfast task reassign` gives one to somebody else"
+    are, which = ("task is", "") if len(tasks) == 1 else ("tasks are", "one of them ")
+    sentence = f"{more}{len(tasks)} {are} overdue, {which}for {picture.since(oldest)}"
+    advice = "`holdfast task bulk reassign --overdue --to NAME` gives them to somebody"
     return note("tasks", sentence, advice, dict.fromkeys(task.run_id for task in tasks[: picture.bounds.listed]))
 
 

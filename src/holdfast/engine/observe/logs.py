@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.core import events as e
+from holdfast.core.codec import format_instant
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import ErrorInfo, Event
-from holdfast.core.instants import format_instant
 from holdfast.core.redaction import Redactor
 from holdfast.engine.activities.context import current_activity
 from holdfast.engine.options import NodeOptions

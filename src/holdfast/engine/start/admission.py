@@ -7,16 +7,18 @@ another start, and periodically, in case the node that should have called it is 
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.admission import NO_LIMIT, AdmissionRequest
+from holdfast.core.event_writer import is_about_to_start, starts_run
 from holdfast.core.events import ChildStarted, Event, RunQueued, RunStarted
 from holdfast.core.instants import Instant
+from holdfast.core.plans import is_plan
+from holdfast.core.state import RunState, was_held
 from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.turns.draft import held_for_approval
@@ -68,15 +70,32 @@ class RunQueue:
 
     def with_admission(self, new: NewRun, priority: int = 0) -> NewRun:
         """Return a run with its admission request, if its workflow has limits; or held, if it requires approval."""
+        limited, queued = self._limited.get(new.plan_id), new.events[0].data
+        # A fork of a run that is held until its time is so too. The due times of time-outs say nothing of its start.
+        is_later = any(starts_run(message) and message.due_at is not None for message in new.messages)
+        if limited is not None and isinstance(queued, RunQueued) and not is_later:
+            new = replace(new, admission=limited.admission_request(queued.input, priority))
         if (new.plan_id, new.plan_version) in self._registry.approvals:
             return held_for_approval(new)
-        limited, queued = self._limited.get(new.plan_id), new.events[0].data
-        if limited is None or not isinstance(queued, RunQueued):
-            return new
-        return replace(new, admission=limited.admission_request(queued.input, priority))
+        return new
 
-    def notice_start(self, new: NewRun) -> None:
-        """Take note of a run that was created: if it waits for a rate, `work` has to watch the time."""
+    async def request_of(self, run: LoadedRun, state: RunState) -> AdmissionRequest | None:
+        """Return with what a run that was held is queued for admission, if it is about to start and has no place yet.
+
+        The limits are those that its workflow has now, as for a start at this moment.
+        """
+        limited = self._limited.get(state.plan_id)
+        if limited is None or not was_held(state) or not is_about_to_start(run.messages):
+            return None
+        [queued] = [event.data for event in await self._store.read_events(state.run_id, 0, 1)]
+        assert isinstance(queued, RunQueued)
+        try:
+            return limited.admission_request(queued.input, queued.priority)
+        except InvalidInput as problem:
+            return self._without_key(state.run_id, state.plan_id, queued.priority, problem)
+
+    def notice_start(self, new: NewRun | Turn) -> None:
+        """Take note of a run that was created, or queued: if it waits for a rate, `work` has to watch the time."""
         if new.admission is not None and new.admission.limit.starts is not None:
             self._something.set()
 
@@ -105,19 +124,70 @@ class RunQueue:
         starts = [self._child_with_admission(new, priorities.get(new.run_id, 0)) for new in turn.starts]
         return replace(turn, starts=tuple(starts))
 
+    def _is_external(self, new: NewRun) -> bool:
+        """Return whether a run is of a workflow that only other apps have."""
+        return (new.plan_id, new.plan_version) not in self._registry.workflows and not is_plan(new.plan_id)
+
+    async def with_external_admissions(self, turns: list[Turn]) -> list[Turn]:
+        """Return the turns so that children of other apps' workflows are admitted as these declare.
+
+        The programs have gone on already, so what is declared is looked up until it is known.
+        """
+        found = {id(new) for turn in turns for new in turn.starts if self._is_external(new)}
+        if not found:
+            return turns
+        external = [new for turn in turns for new in turn.starts if id(new) in found]
+        bodies = [event.data for turn in turns for event in turn.events if isinstance(event.data, ChildStarted)]
+        priorities = {body.child_run_id: body.priority for body in bodies}
+        declared = None
+        while declared is None:
+            try:
+                declared = await self.as_declared(external, priorities)
+            except StoreError:
+                logger.exception("what other apps' workflows declare cannot be looked up; the node tries again")
+                await asyncio.sleep(RETRY_S)
+        admitted = dict(zip(map(id, external), declared, strict=True))
+        return [
+            replace(turn, starts=tuple(admitted.get(id(new), new) for new in turn.starts)) if turn.starts else turn
+            for turn in turns
+        ]
+
+    async def as_declared(self, runs: Sequence[NewRun], priorities: Mapping[str, int]) -> list[NewRun]:
+        """Return runs of other apps' workflows, held for approval or with a request, as those are published.
+
+        Only the code of a workflow can compute a key: these runs share one.
+        """
+        plans = list(dict.fromkeys((new.plan_id, new.plan_version) for new in runs))
+        declared = dict(zip(plans, await self._store.find_definitions(plans), strict=True))
+        answer: list[NewRun] = []
+        for new in runs:
+            found = declared[new.plan_id, new.plan_version]
+            if found is not None and found.limit is not None:
+                request = AdmissionRequest(limit=found.limit, priority=priorities.get(new.run_id, 0))
+                new = replace(new, admission=request)
+            answer.append(held_for_approval(new) if found is not None and found.requires_approval else new)
+        return answer
+
     def notice_starts(self, turns: list[Turn]) -> None:
         """Take note of the children that turns have started."""
         if self._limited:
-            for new in chain.from_iterable(turn.starts for turn in turns):
-                self.notice_start(new)
+            for turn in turns:
+                self.notice_start(turn)
+                for new in turn.starts:
+                    self.notice_start(new)
 
     def _child_with_admission(self, new: NewRun, priority: int) -> NewRun:
         try:
             return self.with_admission(new, priority)
-        except InvalidInput:  # its parent has gone on: there is no caller to refuse
-            logger.exception("run %s is queued without a key, because the key could not be computed", new.run_id)
-            request = AdmissionRequest(limit=self._limited[new.plan_id].limit, priority=priority)
-            return replace(new, admission=request)
+        except InvalidInput as problem:  # its parent has gone on: there is no caller to refuse
+            new = replace(new, admission=self._without_key(new.run_id, new.plan_id, priority, problem))
+            is_held = (new.plan_id, new.plan_version) in self._registry.approvals
+            return held_for_approval(new) if is_held else new
+
+    def _without_key(self, run_id: str, plan_id: str, priority: int, problem: InvalidInput) -> AdmissionRequest:
+        text = "run %s is queued without a key, because the key could not be computed"
+        logger.error(text, run_id, exc_info=problem)
+        return AdmissionRequest(limit=self._limited[plan_id].limit, priority=priority)
 
     # --- admitting
 
@@ -128,7 +198,7 @@ class RunQueue:
         owner = self._owner()
         admitted, self._next_at = await self._store.admit(limits, self._most, owner)
         for each in admitted:
-            if each.run is not None and self._definition_filter.has(each.run.head.plan_id, each.run.head.plan_version):
+            if each.run is not None and self._definition_filter.understands(each.run.head):
                 self._hold(each.run)
             elif each.run is not None:  # limits are the workflow's, whatever the version
                 self._orphaned.append(each.run_id)

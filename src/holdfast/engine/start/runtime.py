@@ -8,6 +8,7 @@ authoriser, recorded in the run, and named in the audit log. Without one, the re
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -23,7 +24,7 @@ from holdfast.core.audit import AuditEntry, Caller, audit_entry
 from holdfast.core.dead_letters import Settlement
 from holdfast.core.decide import update_step_id
 from holdfast.core.events import Event
-from holdfast.core.index_rows import START, Wait
+from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
 from holdfast.core.keys import (
     ANY_VERSION,
@@ -35,7 +36,7 @@ from holdfast.core.keys import (
     signal_uuid,
 )
 from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRequest
-from holdfast.core.plans import STORE_PLAN, workflow_of
+from holdfast.core.plans import ANY_PLAN, STORE_PLAN, definition_of, workflow_of
 from holdfast.core.schedules import Schedule
 from holdfast.core.state import TERMINAL
 from holdfast.engine.activities.async_completion import report_error, report_result
@@ -53,20 +54,23 @@ from holdfast.engine.inbox.tasks import Tasks
 from holdfast.engine.node import Node
 from holdfast.engine.plan_sources import PlanSources
 from holdfast.engine.plans import Plans
+from holdfast.engine.remote_queries import RemoteQueries
 from holdfast.engine.retention import LOCK as RETENTION_LOCK
 from holdfast.engine.retention import Retention, RetentionDuty, archive_at
 from holdfast.engine.schedules import Declaration, Schedules, tags_of
 from holdfast.engine.start.admission import Dequeued
-from holdfast.engine.turns.draft import prepare_run, start_key
+from holdfast.engine.turns.draft import held_until, prepare_run, start_key
 from holdfast.errors import (
     ArtifactMissing,
     CallerError,
     EngineError,
     HoldfastError,
     InvalidInput,
+    NotFound,
     RunTerminal,
     StoreUnavailable,
     UpdateFailed,
+    VersionMismatch,
 )
 from holdfast.limits import DURATION_MS, NAME_BYTES, PRIORITY, TAGS, Limits
 from holdfast.program.definitions import (
@@ -74,16 +78,19 @@ from holdfast.program.definitions import (
     UPDATE_RUN,
     ActivityDefinition,
     ActivityOptions,
+    ExternalWorkflow,
     StartRequest,
     UpdateRequest,
     WorkflowDefinition,
 )
 from holdfast.program.plan.definition import PlanDefinition
+from holdfast.program.values import Signature
 from holdfast.registry import Registry
 from holdfast.store import port
 from holdfast.store.artifacts import Artifacts
 from holdfast.store.decisions import no_such_run
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.joined import JoinedStore
+from holdfast.store.types import REMOTE_QUERIES, DeadLetterQuery
 
 logger = logging.getLogger("holdfast.node")
 
@@ -94,7 +101,7 @@ class StartOptions(Struct, frozen=True, kw_only=True):
     A request with the same `request_id` gives the same run, within tenant, project, environment and workflow; with
     `names_version` the version of the workflow is a part of the request too. `with_signal` is in the run's mailbox from
     its beginning. `priority` is the order in which runs of a workflow with limits are admitted, higher first.
-    With `at`, or `after_ms` from now, the run exists at once and starts then.
+    With `at`, or `after_ms` from now, the run exists at once and starts then. `timeouts` bound how long it may take.
     """
 
     request_id: str | None = None
@@ -111,6 +118,7 @@ class StartOptions(Struct, frozen=True, kw_only=True):
     attributes: Mapping[str, Any] = {}
     at: Instant | None = None
     after_ms: int | None = None
+    timeouts: e.RunTimeouts | None = None
 
     def check(self) -> None:
         """Raise `InvalidInput` if a run cannot be started so, before anything is made of it."""
@@ -183,6 +191,10 @@ class Runtime:
         registry.built_in[STORE_PLAN] = self.plans.activity()
         registry.built_in[START_RUN] = _starting_activity(ref(self))
         registry.built_in[UPDATE_RUN] = _updating_activity(ref(self))
+        poll_s = node.options.safety_poll_s
+        self._remote = RemoteQueries(store, node.name, poll_s, self._answer_for_others, ids)
+        if node.options.takes_runs and REMOTE_QUERIES not in store.capabilities.lacking:
+            node.background.append(self._remote.serve)
         self.relays: Relays | None = None
         """The relays of the event bus, if this node has them."""
         self._authorizer = Authorizer(authoriser, store, ids)
@@ -249,7 +261,7 @@ class Runtime:
     async def _publish(self) -> None:
         """Publish what the workflows declare of their signals. A larger number of workflows means that one is new."""
         workflows = len(self.registry.workflows)
-        await self._signals.declarations.publish()
+        await self._signals.declarations.publish(self.registry.workflow_limits)
         self._published = workflows
 
     async def close(self) -> None:
@@ -307,20 +319,21 @@ class Runtime:
         options: StartOptions = PLAIN,
         caller: Caller | None = None,
         uri: str = "",
+        connection: Any = None,
     ) -> Started:
         """Start a run with this input, which fits the definition. When this returns it is durable.
 
-        The body of a plan is in the store already; `uri` is where it came from.
+        The body of a plan is in the store already; `uri` is where it came from. With a `connection` the run is written
+        in the transaction that the caller has begun there: it is durable, and begins, when that is committed.
         """
-        node = self._node
+        node, joined = self._node, None if connection is None else self.store.joined(connection)
         if node.failure is not None:
             raise node.failure
         options.check()
         if len(input) > node.limits.value_bytes:
             codec.bounded(input, node.limits.value_bytes, f"the input of {definition.name!r}")
-        is_plan = isinstance(definition, PlanDefinition)
         queued = e.RunQueued(
-            workflow_of(definition.name) if is_plan else definition.name,
+            workflow_of(definition.name) if isinstance(definition, PlanDefinition) else definition.name,
             definition.version,
             options.tenant,
             options.project,
@@ -330,11 +343,12 @@ class Runtime:
             plan=e.PlanSource(definition.sha256, uri) if isinstance(definition, PlanDefinition) else None,
             by=None if caller is None else caller.ref,
             attributes=self._attributes(options),
+            timeouts=options.timeouts,
         )
         if self._authorizer.is_needed:
             await self._authorizer.check_start(queued, options.run_id, caller)
-        if len(self.registry.workflows) != self._published:  # one was registered after the node was opened
-            await self._publish()
+        if len(self.registry.workflows) != self._published and joined is None:  # one was registered after the opening
+            await self._publish()  # not beside a transaction of the caller's, which may have locked the store
         now = await self.store.now()
         run_id = options.run_id or self.ids.new_id()
         key = None if options.names_version else start_key(run_id, queued, ANY_VERSION)
@@ -346,27 +360,59 @@ class Runtime:
         warning = None
         if options.with_signal is not None:
             new, warning = await self._with_signal(new, queued, definition, options, caller)
-        if self.registry.workflow_limits or self.registry.approvals:
+        if isinstance(definition, ExternalWorkflow):
+            new = await self._external(new, options.priority)
+        elif self.registry.workflow_limits or self.registry.approvals:
             new = node.run_queue.with_admission(new, options.priority)
         start_at = options.at if options.after_ms is None else now + options.after_ms * 1_000
-        if start_at is not None and start_at > now:
-            [answer] = await self.store.create([_delayed(new, start_at)])
-        else:
+        is_later = start_at is not None and start_at > now
+        if joined is None and not is_later and not isinstance(definition, ExternalWorkflow):
             is_unheard_of = options.run_id is None and not options.request_id
             answer = await node.starter.create(new, now, is_unheard_of=is_unheard_of)
+        else:
+            answer = await self._create_for_others(new, start_at if is_later else None, joined)
         if isinstance(answer, port.Refused):
             raise answer.error
         if new.admission is not None:
             node.run_queue.notice_start(new)
-        version = definition.version
-        if isinstance(answer, port.Existing) and not options.names_version:  # an earlier release may have started it
-            [existing] = await self.store.load([answer.run_id])
-            version = version if existing is None else existing.head.plan_version
+        version = definition.version if options.names_version else await self._version_of(answer, definition.version)
         signals = tuple(_with_warning(each, warning) for each in answer.signals) if warning else answer.signals
         if new.signals and not answer.signals:  # the run is of another version, and what that declares decides
             sent = [replace(signal, run_id=answer.run_id) for signal in new.signals]
-            signals = tuple([port.Accepted(await self._signals.send(signal, None, caller)) for signal in sent])
+            signals = tuple([port.Accepted(await self._signals.send(signal, None, caller, joined)) for signal in sent])
         return Started(answer.run_id, version, signals)
+
+    async def _create_for_others(
+        self, new: port.NewRun, start_at: Instant | None, joined: JoinedStore | None
+    ) -> port.Created | port.Existing | port.Refused:
+        """Create a run that no node has yet: it starts later, or when the caller commits their transaction.
+
+        Of which workflow it is cannot be looked up before that commit.
+        """
+        new = new if start_at is None else held_until(new, start_at)
+        if joined is None:
+            [answer] = await self.store.create([new])
+            return answer
+        [answer] = await joined.create([new])
+        if isinstance(answer, port.Created):
+            self._signals.declarations.remember(new)
+        return answer
+
+    async def _version_of(self, answer: port.Created | port.Existing, version: str) -> str:
+        """Return this version, or that of the run that exists: an earlier release may have started it."""
+        if isinstance(answer, port.Created):
+            return version
+        [existing] = await self.store.load([answer.run_id])
+        return version if existing is None else existing.head.plan_version
+
+    async def _external(self, new: port.NewRun, priority: int) -> port.NewRun:
+        """Return a run of a workflow that only other apps have, as that declares; raise if no node ever had it."""
+        [declared] = await self.store.find_definitions([(new.plan_id, new.plan_version)])
+        if declared is None:
+            problem = f"no node has published version {new.plan_version!r} of workflow {new.plan_id!r}"
+            raise NotFound(problem, workflow=new.plan_id, version=new.plan_version)
+        [new] = await self._node.run_queue.as_declared([new], {new.run_id: priority})
+        return new
 
     async def start_for_run(self, request: StartRequest) -> str:
         """Start a run that a workflow asks for: of the same tenant, project and environment, and on its own."""
@@ -382,12 +428,19 @@ class Runtime:
             priority=request.priority,
             names_version=request.version is not None,
             attributes=request.attributes or {},
+            timeouts=request.timeouts,
         )
         if request.plan is not None:
             plan, uri = await self.plans.resolve(head.tenant, request.plan)
             given = plan.check_inputs(codec.decode(request.input, dict[str, Any]))
             return (await self.start(plan, self.registry.values.encode(given), options, uri=uri)).run_id
-        definition = self.registry.workflow(request.workflow, request.version)
+        version = request.version
+        is_here = version is None or (request.workflow, version) in self.registry.workflows
+        if version is not None and not is_here:
+            values = self.registry.values
+            definition: WorkflowDefinition = ExternalWorkflow(request.workflow, None, version, values)
+        else:
+            definition = self.registry.workflow(request.workflow, version)
         definition.signature.unpack(request.input)
         return (await self.start(definition, request.input, options)).run_id
 
@@ -449,7 +502,11 @@ class Runtime:
         """
         assert options.with_signal is not None
         signal = first_signal(new.run_id, options.with_signal, self.registry.values)
-        declared = None if isinstance(definition, PlanDefinition) else declared_by(definition)
+        if isinstance(definition, ExternalWorkflow):
+            plans = {new.run_id: (new.plan_id, new.plan_version)}
+            declared = (await self._signals.declarations.of_runs(plans, plans))[new.run_id]
+        else:
+            declared = None if isinstance(definition, PlanDefinition) else declared_by(definition)
         warning, unfit = None, None
         try:
             warning = None if declared is None else declared.check(signal.name, signal.payload)
@@ -480,13 +537,21 @@ class Runtime:
     # --- signals
 
     async def signal(
-        self, request: SignalRequest, definition: WorkflowDefinition | None = None, caller: Caller | None = None
+        self,
+        request: SignalRequest,
+        definition: WorkflowDefinition | None = None,
+        caller: Caller | None = None,
+        connection: Any = None,
     ) -> AcceptedSignalResult:
-        """Send a signal. When this returns it is durable. `definition` is the run's workflow, if it is known."""
+        """Send a signal. When this returns it is durable. `definition` is the run's workflow, if it is known.
+
+        With a `connection` it is sent in the transaction that the caller has begun there.
+        """
         check_signal_name(request.name)
         if caller is not None:
             request = audited(request, caller, self.ids)
-        return await self._signals.send(request, definition, caller)
+        joined = None if connection is None else self.store.joined(connection)
+        return await self._signals.send(request, definition, caller, joined)
 
     async def signal_many(
         self, items: Sequence[Outgoing], caller: Caller | None = None
@@ -513,7 +578,40 @@ class Runtime:
         require_step_name("query name", name)
         if self._authorizer.is_needed:
             await self._authorizer.check_query(run_id, name, arguments, caller)
-        return await self._node.run_cache.query(run_id, name, arguments)
+        cache = self._node.run_cache
+        head = await cache.started(await head_of(self.store, run_id))
+        if self._has_code(head):
+            return await cache.query(head, name, arguments)
+        try:
+            return await self._remote.ask(head, name, arguments)
+        except VersionMismatch:
+            with suppress(VersionMismatch):
+                return await cache.query(head, name, arguments)  # which is a Conflict if the run has not started
+            raise
+
+    async def handlers(self, run_id: str) -> Raw:
+        """Return which queries and updates a run answers, with JSON Schemas: `{"queries": …, "updates": …}`."""
+        head = await head_of(self.store, run_id)
+        return await self._handlers(head) if self._has_code(head) else await self._remote.ask(head, "", e.NULL)
+
+    async def _handlers(self, head: port.RunHead) -> Raw:
+        definition = self.registry.workflows.get((head.plan_id, head.plan_version))
+        if definition is None:
+            return codec.encode({"queries": {}, "updates": {}})
+        if not definition.queries and not definition.updates:
+            await self._node.run_cache.examine(head)
+        known = {"queries": definition.queries, "updates": definition.updates}
+        return codec.encode({kind: _schemas(handlers) for kind, handlers in known.items()})
+
+    def _has_code(self, head: port.RunHead) -> bool:
+        """Return whether this process has what a run executes; of a plan the store has it."""
+        plan = head.plan_id, head.plan_version
+        return plan in self.registry.workflows or definition_of(*plan) == ANY_PLAN
+
+    async def _answer_for_others(self, run_id: str, name: str, arguments: Raw) -> Raw:
+        """Answer what another process asks; it has asked the authoriser."""
+        head = await head_of(self.store, run_id)
+        return await self._node.run_cache.query(head, name, arguments) if name else await self._handlers(head)
 
     async def update(
         self, run_id: str, name: str, arguments: Any, update_id: str | None = None, caller: Caller | None = None
@@ -671,6 +769,40 @@ class Runtime:
         return audit_entry(caller, self.ids.new_id, actor=actor, subject=self.activity_token(token).step_id)
 
 
+class OpenRuntimes:
+    """The runtimes of an app that are open, each with the event loop in which it was opened."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[asyncio.AbstractEventLoop, Runtime]] = []
+
+    def add(self, runtime: Runtime) -> None:
+        """Note that a runtime was opened in the running event loop."""
+        self._open.append((asyncio.get_running_loop(), runtime))
+
+    def remove(self, runtime: Runtime) -> None:
+        """Note that a runtime is being closed."""
+        self._open = [each for each in self._open if each[1] is not runtime]
+
+    def has(self, runtime: Runtime) -> bool:
+        """Return whether this runtime is still open."""
+        return any(opened is runtime for _, opened in self._open)
+
+    def current(self) -> Runtime | None:
+        """Return the runtime that was opened last in the running event loop; without such a loop, the last of all."""
+        if len(self._open) > 1:
+            running = asyncio._get_running_loop()
+            for loop, runtime in reversed(self._open):
+                if loop is running:
+                    return runtime
+        return self._open[-1][1] if self._open else None
+
+
+def _schemas(handlers: Mapping[str, Signature]) -> dict[str, dict[str, Any]]:
+    """Return what handlers take and give, by their names."""
+    found = {name: signature.schemas() for name, signature in sorted(handlers.items())}
+    return {name: {"input": input, "result": result} for name, (input, result) in found.items()}
+
+
 def _starting_activity(runtime: "ref[Runtime]") -> ActivityDefinition:
     """Return the activity that starts runs for workflows. It does not keep its runtime alive."""
 
@@ -693,25 +825,6 @@ def _updating_activity(runtime: "ref[Runtime]") -> ActivityDefinition:
         return codec.decode(await found.update_for_run(request), Any)
 
     return ActivityDefinition(update_run, UPDATE_RUN, ActivityOptions())
-
-
-def _delayed(new: port.NewRun, start_at: Instant) -> port.NewRun:
-    """Return a run whose first turn is due later."""
-    if new.admission is not None:
-        text = (
-            "a run of a workflow with limits cannot be started later: it would use up room; make a schedule with `at`"
-        )
-        raise InvalidInput(text, field="at")
-    first, *others = new.events
-    assert isinstance(first.data, e.RunQueued)
-    new = replace(new, events=(replace(first, data=replace(first.data, start_at=start_at)), *others))
-    if first.data.requires_approval:  # which leaves it the message
-        return new
-    return replace(
-        new,
-        messages=tuple(replace(message, due_at=start_at) for message in new.messages),
-        snapshot=replace(new.snapshot, waiting_kind=START, waiting_until=start_at),
-    )
 
 
 def _with_warning(delivered: port.Delivered, warning: str) -> port.Delivered:

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.core.event_writer import starts_run
 from holdfast.core.instants import Instant
 from holdfast.core.state import RUNNING
 from holdfast.engine.batcher import Batcher
@@ -90,8 +91,8 @@ class FirstTurns:
 
     def take(self, new: NewRun, now: Instant) -> First | None:
         """Take the first turn of a run, or return None if the run has to exist before."""
-        if new.admission is not None or new.signals or not new.messages:  # without one it waits for approval
-            return None
+        if new.admission is not None or new.signals or not any(map(starts_run, new.messages)):
+            return None  # without that message it waits for approval
         node = self._owned_runs.name
         loaded, cached = created_run(new, node, now), self._run_cache.beginning(new)
         if cached is None:

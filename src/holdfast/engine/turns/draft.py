@@ -4,21 +4,25 @@
 current, so each decision sees what the ones before it did.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.admission import AdmissionRequest
 from holdfast.core.commands import Command
 from holdfast.core.dead_letters import DeadLetter, Reason, defer, signal_to_dead_letter
 from holdfast.core.decide import Input, apply_commands, decide, is_taken, queue_run
-from holdfast.core.event_writer import NOTHING, Decision, Refusal
+from holdfast.core.event_writer import NOTHING, Decision, Refusal, admitted_message, starts_run
 from holdfast.core.events import EngineRunRef, Event, RunQueued
 from holdfast.core.index_rows import (
     APPROVAL,
     CONCERN_INDEX,
     NO_CHANGES,
+    START,
     ActivityRecord,
     RuntimeSnapshot,
     index_changes,
@@ -28,6 +32,7 @@ from holdfast.core.index_rows import (
 from holdfast.core.instants import Instant
 from holdfast.core.keys import request_key
 from holdfast.core.messages import (
+    MAILBOX,
     ChildOutcome,
     Message,
     Signal,
@@ -37,6 +42,8 @@ from holdfast.core.messages import (
     child_outcome,
     with_arrival_times,
 )
+from holdfast.core.plans import HELD_LEVEL, TIMEOUT_LEVEL
+from holdfast.core.run_timeouts import put_off
 from holdfast.core.state import CANCELLED, PAUSED, PENDING, OpenStep, RunState, fold_onto, own_copy
 from holdfast.errors import HoldfastError, InvalidInput, VersionMismatch
 from holdfast.limits import Limits
@@ -47,9 +54,6 @@ LIMITS = Limits()
 DEFINITION = "definition"
 """The id of the message that a run without its definition leaves itself, so that it is looked at again."""
 
-MAILBOX = "mailbox"
-"""The id of the message that a run leaves itself which has read a part of its mailbox."""
-
 
 _GIVING_UP = e.CLOSING_ALL | {e.StepCancelled}
 """The bodies of events by which a turn gives steps up."""
@@ -58,50 +62,36 @@ _PLAIN = frozenset({e.RunStarted, e.StepStarted, e.StepCompleted, e.RunCompleted
 """The bodies of the events that most turns consist of: a turn with no others can be plain."""
 
 
-class TurnDraft:
+class TurnDraft(Struct, gc=False, eq=False):
     """What one turn of one run does, while it is being decided."""
 
-    __slots__ = (
-        "_before",
-        "_by",
-        "_consumed",
-        "_dead",
-        "_has_keys",
-        "_limits",
-        "_loaded",
-        "_messages",
-        "_now",
-        "_queued",
-        "_sent",
-        "_touched",
-        "dispatch",
-        "events",
-        "kinds",
-        "received",
-        "signals",
-        "snapshot",
-        "state",
-    )
+    state: RunState
+    _loaded: LoadedRun
+    _now: Instant
+    _node: str
+    _limits: Limits = LIMITS
+    _by: EngineRunRef = EngineRunRef("")
+    _before: RunState = RunState(run_id="")
+    signals: tuple[Signal, ...] = ()
+    events: list[Event] = []  # as they were decided: without their numbers and times in the store
+    dispatch: list[str] = []
+    received: tuple[tuple[int, int], ...] = ()
+    kinds: set[type[e.Body]] = set()
+    snapshot: RuntimeSnapshot | None = None
+    _queued: list[str] = []
+    _messages: tuple[Message, ...] = ()
+    _consumed: tuple[str, ...] = ()
+    _sent: tuple[Message | SignalRequest, ...] = ()
+    _dead: tuple[DeadLetter, ...] = ()
+    _has_keys: bool = False
+    _admission: AdmissionRequest | None = None
+    _touched: dict[str, OpenStep] = {}
 
-    def __init__(self, state: RunState, loaded: LoadedRun, now: Instant, node: str, limits: Limits = LIMITS) -> None:
-        self.state = state
-        self._limits = limits
-        self._dead: tuple[DeadLetter, ...] = ()
-        self.dispatch: list[str] = []
-        self._queued: list[str] = []
-        self._before = state
-        self._loaded = loaded
-        self.signals = with_arrival_times(loaded.signals) if loaded.signals else ()
-        self._now = now
-        self._by = EngineRunRef(node, loaded.head.lease_epoch)
-        self.events: list[Event] = []  # as they were decided: without their numbers and times in the store
-        self._messages: tuple[Message, ...] = ()
-        self._consumed: tuple[str, ...] = ()
-        self.received: tuple[tuple[int, int], ...] = ()
-        self._has_keys = False
-        self._sent: tuple[Message | SignalRequest, ...] = ()
-        self.kinds: set[type[e.Body]] = set()
-        self._touched: dict[str, OpenStep] = {}
+    def __post_init__(self) -> None:
+        self._before = self.state
+        self._by = EngineRunRef(self._node, self._loaded.head.lease_epoch)
+        if self._loaded.signals:
+            self.signals = tuple(with_arrival_times(self._loaded.signals))
 
     def handle(self, message: Input) -> Decision | Refusal:
         """Decide what a message or an outcome does to the run, and note that it has been handled."""
@@ -177,6 +167,12 @@ class TurnDraft:
         else:
             self._messages += (left,)
 
+    def enqueue(self, starts: Sequence[Message], request: AdmissionRequest) -> None:
+        """Queue the run for admission instead of starting it: what starts it is held back until it is admitted."""
+        self._consumed += tuple(message.signal_id for message in starts)
+        self._messages += (admitted_message(self.state.run_id, self._now),)
+        self._admission = request
+
     def look_again(self, problem: VersionMismatch) -> None:
         """Leave the run a message to itself, so that it goes on, or is a dead letter, though nothing else comes."""
         word = Message(
@@ -207,6 +203,7 @@ class TurnDraft:
             self._read_on()
         self.snapshot = runtime_snapshot(self.state)
         head, changes, sends = self._loaded.head, NO_CHANGES, self._sent
+        admission = None if self.state.is_finished else self._admission
         records: tuple[ActivityRecord, ...] = ()
         jobs_closed: tuple[str, ...] = ()
         if not is_plain:
@@ -227,7 +224,7 @@ class TurnDraft:
             received=self.received,
             messages=self._messages,
             seen_inbox_seq=head.inbox_seq,
-            release=release,
+            release=release or admission is not None,
             waits_opened=changes.waits_opened,
             waits_closed=changes.waits_closed,
             tasks=changes.tasks,
@@ -238,6 +235,7 @@ class TurnDraft:
             jobs_closed=jobs_closed,
             dead=self._dead,
             attributes=self.state.attributes if e.AttributesSet in self.kinds else None,
+            admission=admission,
         )
 
     def _look_over(self) -> bool:
@@ -343,6 +341,7 @@ class TurnDraft:
                     depth=self.state.depth + 1,
                     plan=body.plan,
                     attributes=body.attributes,
+                    timeouts=body.timeouts,
                 )
                 key = event.idempotency_key
                 yield prepare_run(body.child_run_id, queued, self._now, self._by.node, tags=body.tags, key=key)
@@ -354,9 +353,13 @@ class TurnDraft:
             yield _to_parent(state, self.events[-1], self._now)
         given_up = {e_.step_id for e_ in self.events if isinstance(e_.data, e.StepCancelled | e.StepSkipped)}
         has_ended = state.is_finished or e.ContinuedAsNew in self.kinds
+        is_stopped = state.status is CANCELLED or any(getattr(e_.data, "timeout", "") for e_ in self.events)
         for step_id, child in self._known_children():
-            if step_id not in state.open_steps and _is_given_up(child, state, step_id in given_up, has_ended):
-                yield cancel_request(child.child_run_id, f"parent:{state.run_id}", "the parent gave it up")
+            is_cancelled = step_id in given_up
+            if step_id not in state.open_steps and _is_given_up(child, is_cancelled, has_ended, is_stopped):
+                reason = state.cancel_reason or _reason_of_end(self.events)
+                why = f"the parent was cancelled: {reason}" if reason else "the parent gave it up"
+                yield cancel_request(child.child_run_id, f"parent:{state.run_id}", why)
 
     def _has_children(self) -> bool:
         if e.ChildStarted in self.kinds:
@@ -439,12 +442,22 @@ def _to_parent(state: RunState, last: Event, now: Instant) -> Message:
     return child_outcome(state.run_id, parent_run_id, state.parent_step_id, state.parent_token, outcome, now)
 
 
-def _is_given_up(child: e.ChildStarted, state: RunState, is_cancelled: bool, has_ended: bool) -> bool:
-    """Return whether a child is to be cancelled because its parent gave up waiting, or ended."""
+def _reason_of_end(events: Iterable[Event]) -> str:
+    """Return why a run was ended by an operator or a time-out, if it was and a reason was given."""
+    for event in events:
+        if isinstance(event.data, e.RunCancelled):
+            return event.data.reason
+        if isinstance(event.data, e.RunFailed) and event.data.timeout:
+            return event.data.error.message
+    return ""
+
+
+def _is_given_up(child: e.ChildStarted, is_cancelled: bool, has_ended: bool, is_stopped: bool) -> bool:
+    """Return whether a child is to be cancelled because its parent gave up waiting, ended, or was ended."""
     if is_cancelled:
         return child.close_policy != "abandon"
     return (has_ended and child.close_policy == "cancel") or (
-        state.status is CANCELLED and child.close_policy != "abandon"
+        has_ended and is_stopped and child.close_policy != "abandon"
     )
 
 
@@ -483,6 +496,7 @@ def prepare_run(
             last_executed_by=node,
             last_executed_on=now,
             attributes=queued.attributes,
+            needs=0 if queued.timeouts is None else TIMEOUT_LEVEL,
         ),
         events=decision.events,
         messages=decision.messages,
@@ -494,14 +508,33 @@ def prepare_run(
 
 def held_for_approval(new: NewRun) -> NewRun:
     """Return a run that is not to start before an operator has approved it."""
-    first, *others = new.events
-    assert isinstance(first.data, RunQueued)
+    new = _held(new, requires_approval=True)
+    messages = tuple(message for message in new.messages if not starts_run(message))
+    return replace(new, messages=messages, snapshot=replace(new.snapshot, waiting_kind=APPROVAL))
+
+
+def held_until(new: NewRun, start_at: Instant) -> NewRun:
+    """Return a run that is not to start before this instant."""
+    new = _held(new, start_at=start_at)
+    new = replace(new, messages=tuple(put_off(message, start_at) for message in new.messages))
+    if not any(map(starts_run, new.messages)):  # its approval leaves it the message
+        return new
     return replace(
         new,
-        events=(replace(first, data=replace(first.data, requires_approval=True)), *others),
-        messages=(),
-        snapshot=replace(new.snapshot, waiting_kind=APPROVAL),
+        messages=tuple(replace(each, due_at=start_at) if starts_run(each) else each for each in new.messages),
+        snapshot=replace(new.snapshot, waiting_kind=START, waiting_until=start_at),
     )
+
+
+def _held(new: NewRun, **why: Any) -> NewRun:
+    """Return a run that does not take a place in its admission queue yet; with what priority it will is kept."""
+    first, *others = new.events
+    assert isinstance(first.data, RunQueued)
+    priority = first.data.priority if new.admission is None else new.admission.priority
+    needs = first.data.needs if new.admission is None else HELD_LEVEL
+    body = replace(first.data, priority=priority, needs=needs, **why)
+    snapshot = replace(new.snapshot, needs=max(needs, new.snapshot.needs))
+    return replace(new, events=(replace(first, data=body), *others), snapshot=snapshot, admission=None)
 
 
 def start_key(run_id: str, queued: RunQueued, version: str) -> str:

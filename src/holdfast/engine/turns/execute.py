@@ -13,15 +13,16 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.admission import AdmissionRequest
 from holdfast.core.commands import Command, PauseRun, with_one_rotation
 from holdfast.core.decide import Input, wait_for
-from holdfast.core.event_writer import Decision, Refusal
-from holdfast.core.events import Event, RunStarted
+from holdfast.core.event_writer import Decision, Refusal, starts_run
+from holdfast.core.events import NULL, Event, RunStarted
 from holdfast.core.instants import Instant
 from holdfast.core.messages import (
     ENGINE_SIGNALS,
@@ -40,6 +41,7 @@ from holdfast.core.messages import (
     updates_of,
 )
 from holdfast.core.plans import is_plan
+from holdfast.core.run_timeouts import is_timeout
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, OpenStep, RunState, state_of
 from holdfast.core.tasks import task_operations
 from holdfast.core.timing import step_options
@@ -51,6 +53,7 @@ from holdfast.errors import (
     Conflict,
     InvalidInput,
     NotDurable,
+    NotFound,
     RunawayWorkflow,
     RunError,
     RunTerminal,
@@ -73,6 +76,12 @@ from holdfast.store.port import LoadedRun, NewRun, RunHead, Store
 
 MOST_CALLBACKS = 1_000_000
 """How many callbacks a program may run in one turn before it counts as a runaway."""
+
+EXAMINED = 10_000
+"""How many runs are remembered to have been replayed for what they answer."""
+
+NO_QUERY = ""
+"""The name of no query."""
 
 START_S = 10.0
 """How long a query waits for its run to start."""
@@ -133,50 +142,51 @@ def make_program(
     return CoroutineProgram(definition, run_id, input, rotation, depth, *bounds)
 
 
-class _Beginning:
+class _Beginning(Struct, gc=False, eq=False):
     """Makes the programs of a run: one for each rotation that it goes through.
 
     It does not hold the state: that grows old while the run goes on.
     """
 
-    __slots__ = (
-        "_about",
-        "_depth",
-        "_input",
-        "_plan",
-        "_plan_id",
-        "_plan_version",
-        "_registry",
-        "_rotation",
-        "_run_id",
-        "_seed",
-    )
-
-    def __init__(self, registry: Registry, state: RunState, input: Raw, rotation: int) -> None:
-        self._registry = registry
-        self._run_id = state.run_id
-        self._plan_id = state.plan_id
-        self._plan_version = state.plan_version
-        self._plan = None if state.plan is None else registry.plans.get(state.plan.sha256)
-        self._depth = state.depth
-        self._input = input
-        self._rotation = rotation
-        self._seed = "" if state.forked_from is None else state.forked_from.seed
-        self._about = RunAbout(state.parent_run_id, state.origin, state.started_at)
+    registry: Registry
+    run_id: str
+    plan_id: str
+    plan_version: str
+    plan: PlanDefinition | None
+    depth: int
+    input: Raw
+    rotation: int
+    seed: str
+    about: RunAbout
 
     def __call__(self, event: Event) -> Program:
         if isinstance(event.data, e.ContinuedAsNew):
-            self._rotation += 1
-            self._input = event.data.input
-        elif self._about.started_at != event.emitted_at:
-            self._about = replace(self._about, started_at=event.emitted_at)
-        run = self._run_id, self._plan_id, self._plan_version, self._depth
-        program = make_program(self._registry, *run, self._input, self._rotation, self._plan)
-        if self._seed:  # a fork: it draws what the run drew whose results it has
-            program.seed = f"{self._seed}|{self._rotation}"
+            self.rotation += 1
+            self.input = event.data.input
+        elif self.about.started_at != event.emitted_at:
+            self.about = replace(self.about, started_at=event.emitted_at)
+        run = self.run_id, self.plan_id, self.plan_version, self.depth
+        program = make_program(self.registry, *run, self.input, self.rotation, self.plan)
+        if self.seed:  # a fork: it draws what the run drew whose results it has
+            program.seed = f"{self.seed}|{self.rotation}"
         if isinstance(program, CoroutineProgram):
-            program.about = self._about
+            program.about = self.about
         return program
+
+
+def _beginning(registry: Registry, state: RunState, input: Raw, rotation: int) -> _Beginning:
+    return _Beginning(
+        registry,
+        state.run_id,
+        state.plan_id,
+        state.plan_version,
+        None if state.plan is None else registry.plans.get(state.plan.sha256),
+        state.depth,
+        input,
+        rotation,
+        "" if state.forked_from is None else state.forked_from.seed,
+        RunAbout(state.parent_run_id, state.origin, state.started_at),
+    )
 
 
 def rebuild(
@@ -190,10 +200,10 @@ def rebuild(
     first = history[0].data
     if isinstance(first, e.ContinuedAsNew):
         rotation = state_of(run_id, history[:1]).occurrences["ContinuedAsNew"] - 1
-        begin = _Beginning(registry, state, first.input, rotation)
+        begin = _beginning(registry, state, first.input, rotation)
     else:
         assert isinstance(first, e.RunQueued)
-        begin = _Beginning(registry, state, first.input, 0)
+        begin = _beginning(registry, state, first.input, 0)
     cached = CachedRun(state, Replay(begin), registry)
     if before is not None:
         cached.replay.deferred = before.deferred
@@ -249,7 +259,7 @@ def problem_of_resuming(cached: CachedRun) -> RunError | None:
 def at_rest(run_id: str, history: Sequence[Event], registry: Registry) -> CachedRun:
     """Return a run whose program is not begun: to record what is known of a run without running its code."""
     state = state_of(run_id, history)
-    cached = CachedRun(state, Replay(_Beginning(registry, state, e.NULL, 0)), registry)
+    cached = CachedRun(state, Replay(_beginning(registry, state, e.NULL, 0)), registry)
     cached.close()
     return cached
 
@@ -270,10 +280,12 @@ def take_turn(
     node: str,
     limits: Limits = LIMITS,
     begun: Sequence[str] = (),
+    admission: AdmissionRequest | None = None,
 ) -> tuple[TurnDraft, RunError | None]:
     """Let a run take everything that waits for it; if its program cannot go on, pause the run instead.
 
-    `begun` are steps that a former life of the node has begun before their start was durable: see `fail_open.py`.
+    `begun` are steps that a former life of the node has begun before their start was durable: see `fail_open.py`. With
+    `admission` the run is queued for admission, and does not start.
 
     Raises `EndDeferred`, and nothing has happened then: the run is to be made again (`rebuild`) for the same turn.
     """
@@ -282,7 +294,11 @@ def take_turn(
     draft = TurnDraft(cached.state, loaded, now, node, limits)
     try:
         turn = _Turn(cached, draft)
-        turn.run([*loaded.messages, *inputs])
+        messages = loaded.messages
+        if admission is not None:
+            draft.enqueue([message for message in messages if starts_run(message)], admission)
+            messages = tuple(message for message in messages if not starts_run(message))
+        turn.run([*messages, *inputs])
         if begun:
             turn.lose(begun)
         cached.ahead = draft, None
@@ -320,10 +336,11 @@ def pause_turn(
     draft = TurnDraft(state, loaded, now, node, limits)
     pause = PauseRun(error=error_info(problem))
     starts = [message for message in loaded.messages if _is_start(message) and not (is_missing and has_begun)]
-    others = [message for message in loaded.messages if message not in starts]
+    timeouts = [message for message in loaded.messages if is_timeout(message)]  # which end a run without its code too
+    others = [message for message in loaded.messages if message not in starts and message not in timeouts]
     # Before the commands, which may close their steps: their senders know that they count.
     reported = [] if is_poisoned and not is_missing else list(outcomes_of(loaded.signals))
-    for given in (*starts, None, *reported, *controls_of(loaded.signals)):
+    for given in (*starts, None, *reported, *controls_of(loaded.signals), *timeouts):
         if given is not None:
             draft.handle(given)
         if draft.state.status is RUNNING:  # directly after what made it so: that is how replay knows it came to nothing
@@ -554,7 +571,7 @@ def _place(given: Input) -> int:
     """Say in which order inputs are taken. An outcome that is at hand counts before the step's time is over."""
     if not isinstance(given, Message):
         return 1
-    return 0 if _is_start(given) else 2 if is_deadline(given) else 1
+    return 0 if _is_start(given) else 2 if is_deadline(given) else 3 if is_timeout(given) else 1
 
 
 # --- which of them are kept
@@ -570,6 +587,7 @@ class RunCache:
         self._runs: OrderedDict[str, CachedRun] = OrderedDict()
         self._deferred: dict[str, tuple[int, Replay]] = {}  # by run, with the epoch of its lease
         self._read_ahead: dict[str, list[Event]] = {}
+        self._examined: set[tuple[str, int]] = set()
         self._asking = asyncio.Lock()
         self._asked_again_at = 0.0
 
@@ -665,14 +683,31 @@ class RunCache:
         self.forget(loaded.head.run_id)
         return at_rest(loaded.head.run_id, await read_since_rotation(self._store, loaded.head), self._registry)
 
-    async def query(self, run_id: str, name: str, arguments: Raw) -> Raw:
-        """Ask a run's program about its present state. A run that is about to start is asked once it has started."""
-        head = await head_of(self._store, run_id)
-        if head.status in (PENDING, APPROVED):
-            with suppress(TimeoutError, RunTerminal):
-                async with asyncio.timeout(START_S):
-                    await wait_for_event(self._store, run_id, 1, lambda event: isinstance(event.data, RunStarted))
-            head = await head_of(self._store, run_id)
+    async def examine(self, head: RunHead) -> None:
+        """Replay a run once, so that the queries and updates that its code registers are known. Nothing is written."""
+        place = head.run_id, head.version
+        if place in self._examined or head.status in (PENDING, APPROVED):
+            return
+        if len(self._examined) >= EXAMINED:
+            self._examined.clear()
+        self._examined.add(place)
+        refuse_suspect(head)
+        if self.get(head) is None:
+            with suppress(NotFound):
+                await self._answer_from_history(head, NO_QUERY, NULL)
+
+    async def started(self, head: RunHead) -> RunHead:
+        """Wait for a run that is about to start, for a while, and return it as it is then."""
+        if head.status not in (PENDING, APPROVED):
+            return head
+        with suppress(TimeoutError, RunTerminal):
+            async with asyncio.timeout(START_S):
+                await wait_for_event(self._store, head.run_id, 1, lambda event: isinstance(event.data, RunStarted))
+        return await head_of(self._store, head.run_id)
+
+    async def query(self, head: RunHead, name: str, arguments: Raw) -> Raw:
+        """Ask a run's program about its present state. One that has not started is a `Conflict`."""
+        run_id = head.run_id
         refuse_suspect(head)
         cached = self.get(head)
         if cached is not None and cached.ahead is None:  # what is not durable may never come to be

@@ -14,12 +14,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from holdfast.clock import Rng
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.admission import AdmissionRequest
 from holdfast.core.decide import Input
 from holdfast.core.instants import Instant
 from holdfast.core.messages import (
@@ -61,35 +62,21 @@ PATIENCE = 20
 logger = logging.getLogger("holdfast.node")
 
 
-class OwnedRun:
+class OwnedRun(Struct, gc=False, eq=False):
     """A run that belongs to this node. It is fresh until it has taken a turn as it was loaded."""
 
-    __slots__ = (
-        "deferred_with",
-        "inputs",
-        "is_fresh",
-        "is_offered",
-        "is_tried",
-        "loaded",
-        "losses_after",
-        "paused_by",
-        "refused",
-        "should_offer",
-        "taken",
-    )
-
-    def __init__(self, loaded: LoadedRun) -> None:
-        self.loaded = loaded
-        self.inputs: list[Input] = []
-        self.taken: Sequence[Input] = ()  # the inputs of the turn that is being committed
-        self.is_fresh = True
-        self.deferred_with: object = None  # what the turn was given whose end waits for updates
-        self.is_tried = False  # whether it is durable that it takes its turn alone
-        self.losses_after = 0  # how often it counts as lost after its present turn
-        self.refused: TurnRefused | None = None  # why its present turn is no more than a pause
-        self.is_offered = False  # whether its present turn comes after a look for nodes with other code
-        self.paused_by: RunError | None = None  # why its last turn could not be taken
-        self.should_offer = False  # whether to look for such nodes after its present turn
+    loaded: LoadedRun
+    inputs: list[Input] = []
+    taken: Sequence[Input] = ()  # the inputs of the turn that is being committed
+    is_fresh: bool = True
+    deferred_with: object = None  # what the turn was given whose end waits for updates
+    is_tried: bool = False  # whether it is durable that it takes its turn alone
+    losses_after: int = 0  # how often it counts as lost after its present turn
+    refused: TurnRefused | None = None  # why its present turn is no more than a pause
+    is_offered: bool = False  # whether its present turn comes after a look for nodes with other code
+    paused_by: RunError | None = None  # why its last turn could not be taken
+    admission: AdmissionRequest | None = None  # with what its present turn queues it instead of starting it
+    should_offer: bool = False  # whether to look for such nodes after its present turn
 
     def lost_steps(self, state: RunState, now: Instant) -> list[OpenStep]:
         """Return local activities that no message is about: their node is gone, and took them along.

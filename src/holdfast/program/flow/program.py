@@ -50,6 +50,7 @@ from holdfast.program.flow.cursor import Frame, Position, Undoing, restored, sav
 from holdfast.program.flow.definition import Call, FlowDefinition, Node
 from holdfast.program.flow.merge import merged
 from holdfast.program.flow.steps import Act, Child, Chorus, Cue, Signal, Sleep, Task
+from holdfast.program.loop import Watch
 from holdfast.program.outcomes import (
     Handler,
     Received,
@@ -60,7 +61,6 @@ from holdfast.program.outcomes import (
     unhandled,
 )
 from holdfast.program.read_only import read_only
-from holdfast.program.watchdog import Watch
 
 _NO_MARKERS: Mapping[str, Raw] = MappingProxyType({})
 _NO_STEPS: frozenset[str] = frozenset()
@@ -596,6 +596,7 @@ class FlowProgram:
             plan_version=child.version,
             input=input,
             close_policy=node.step.workflow.call.close_policy,
+            timeouts=node.step.workflow.call.timeouts,
         )
         return None
 

@@ -424,7 +424,8 @@ class _Browser:
         )
         age = f"; Max-Age={int(self._service.options.session_s)}"
         session = cookie_of(self._proxies.is_secure(scope), text, age)
-        await exchange.send_nothing(303, [(b"location", b"/"), session, self._cookie(scope, "", 0)])
+        home = (b"location", f"{exchange.mount}/".encode())
+        await exchange.send_nothing(303, [home, session, self._cookie(scope, "", 0)])
 
     def _opened(self) -> OidcAccess:
         if self._access is None or not self.can_sign_in:

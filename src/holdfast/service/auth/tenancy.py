@@ -118,6 +118,11 @@ class TenantView:
     """The part of a store that belongs to one tenant, or to a project or an environment of it."""
 
     create = _refused("create")
+
+    def joined(self, connection: Any) -> Never:
+        """Refuse: a tenant has no connection to the store's database."""
+        raise NotPermitted("a tenant's view of the store has no joined")
+
     commit = _refused("commit")
     claim = _refused("claim")
     renew = _refused("renew")
@@ -141,6 +146,8 @@ class TenantView:
     find_locks = _refused("find_locks")
     put_key = _refused("put_key")
     get_key = _refused("get_key")
+    put_bulletins = _refused("put_bulletins")
+    find_bulletins = _refused("find_bulletins")
     settle_outbox = _refused("settle_outbox")
     raise_alerts = _refused("raise_alerts")
     extend_lease = None

@@ -115,6 +115,7 @@ class Exchange:
         "correlation_id",
         "headers",
         "method",
+        "mount",
         "operation",
         "path",
         "query",
@@ -125,7 +126,10 @@ class Exchange:
         self.service = service
         self.headers: Headers = scope["holdfast.headers"]
         self.method: str = scope["method"]
-        self.path: bytes = scope["raw_path"]
+        self.mount: str = scope["holdfast.mount"]
+        """The prefix below which the service is mounted, as an address has it; empty at the root."""
+        self.path: bytes = scope["holdfast.path"]
+        """The path below that prefix, as it came."""
         self.query: bytes = scope["query_string"]
         self.correlation_id: str = scope["holdfast.correlation_id"]
         self._scope = scope

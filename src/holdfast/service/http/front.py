@@ -2,11 +2,14 @@
 
 `/v1/` is REST and `/rpc` is JSON-RPC; everything else, such as the description, sessions, metrics, the page and the
 routes that an embedder adds, goes through Starlette's router. An error that a transport raises becomes a problem here.
+All of it may be mounted below a prefix (`root_path`) of another application.
 """
 
 import asyncio
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -61,6 +64,10 @@ class Front:
         if scope["type"] != "http":
             await self._others(scope, receive, send)
             return
+        scope["holdfast.mount"], scope["holdfast.route"] = "", scope["path"]
+        scope["holdfast.path"] = scope.get("raw_path") or quote(scope["path"]).encode()
+        if root := scope.get("root_path", "").rstrip("/"):
+            _mount(scope, root)
         headers = scope["holdfast.headers"] = dict(scope["headers"])
         if self._proxies.are_trusted or b"cookie" in headers:
             self._proxies.settle(scope, headers)
@@ -89,7 +96,7 @@ class Front:
             await exchange.refuse(problem)
             return
         try:
-            with self._service.in_flight.doing(f"{scope['method']} {scope['raw_path'][:SHOWN_PATH]!r}"):
+            with self._service.in_flight.doing(f"{scope['method']} {exchange.path[:SHOWN_PATH]!r}"):
                 await self._dispatch(exchange, scope, receive, send_with_headers)
         except ClientGone:
             return
@@ -104,13 +111,13 @@ class Front:
 
     def _check_connection(self, scope: Scope, is_spare: bool) -> None:
         """Refuse what ends the connection: one too many, and a head that leaves open where the body ends."""
-        if is_spare and scope["path"] != "/v1/health":
+        if is_spare and scope["holdfast.route"] != "/v1/health":
             busy = "there are as many connections, from this address or from all, as are served; retry later"
             raise EngineError(busy, retry_after_ms=1_000)
-        check_framing(scope["headers"], len(scope["raw_path"]) + len(scope["query_string"]))
+        check_framing(scope["headers"], len(scope["holdfast.path"]) + len(scope["query_string"]))
 
     async def _dispatch(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
+        path = scope["holdfast.route"]
         if path.startswith("/v1/"):
             await self._rest.answer(exchange)
         elif path == "/rpc":
@@ -118,6 +125,18 @@ class Front:
         else:
             scope["app"] = self  # so that routes raise what they have no answer to
             await self._others(scope, receive, send)
+
+
+def _mount(scope: Scope, root: str) -> None:
+    """Put into a request below which prefix the service is mounted, and the path without it.
+
+    Servers and frameworks leave the prefix in the path, as the standard has it. What came without it stays as it is.
+    """
+    scope["holdfast.mount"] = quote(root)
+    if scope["path"].startswith(f"{root}/"):
+        segments = scope["holdfast.path"].split(b"/")  # as it came, an encoded slash is no separator
+        scope["holdfast.path"] = b"/" + b"/".join(segments[root.count("/") + 1 :])
+        scope["holdfast.route"] = scope["path"][len(root) :]
 
 
 def _error_of(problem: Exception, exchange: Exchange) -> HoldfastError:
@@ -140,10 +159,17 @@ class _Description:
         self._service = service
 
     @cached_property
+    def _description(self) -> dict[str, Any]:
+        return describe({**OPERATIONS, **STREAMS, **DOWNLOADS}, self._service.app.name)
+
+    @cached_property
     def _text(self) -> bytes:
-        return msgspec.json.encode(describe({**OPERATIONS, **STREAMS, **DOWNLOADS}, self._service.app.name))
+        return msgspec.json.encode(self._description)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(self._service, scope, receive, send)
         await exchange.principal()
-        await exchange.send(200, self._text, JSON)
+        text = self._text
+        if exchange.mount:
+            text = msgspec.json.encode({**self._description, "servers": [{"url": exchange.mount}]})
+        await exchange.send(200, text, JSON)

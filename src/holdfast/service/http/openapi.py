@@ -206,6 +206,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "runs.snapshot": _OF_RUN,
     "runs.graph": {**_OF_RUN, "expand": ["load"]},
     "runs.result": {**_OF_RUN, "wait_s": 5.0},
+    "runs.handlers": {"run_id": "order-7"},
     "runs.query": {**_OF_RUN, "name": "progress", "input": {}},
     "runs.update": {**_OF_RUN, "name": "change_address", "input": {"city": "Ulm"}, "update_id": "form-5"},
     "runs.cancel": _COMMAND,
@@ -288,6 +289,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "system.queues": {},
     "system.nodes": {},
     "system.locks": {},
+    "system.samples": {"since": "2026-01-08T12:00:00Z"},
+    "system.takeovers": {},
     "system.alerts": {"after": 0},
 }
 """By the operation's name."""

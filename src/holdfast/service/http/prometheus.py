@@ -50,6 +50,12 @@ class Metrics:
 
     async def text(self, context: RequestContext) -> bytes:
         """Return all metrics as text."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Collected(await self.families(context)))
+        return generate_latest(registry)
+
+    async def families(self, context: RequestContext) -> list[Metric]:
+        """Return all metrics: each with its name, what it counts, its labels and its values."""
         store = context.runtime.store
         now = asyncio.get_running_loop().time()
         if self._stats is None or now - self._stats[0] > KEEP_S:
@@ -57,10 +63,7 @@ class Metrics:
             self._sinks = await find_sinks(store, SinkQuery(counted=True))
         await raise_node_alerts(context)
         at = await store.now()
-        families = [*self._of_store(self._stats[1], at), *self._of_bus(self._sinks, at), *self._of_process(context)]
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collected(families))
-        return generate_latest(registry)
+        return [*self._of_store(self._stats[1], at), *self._of_bus(self._sinks, at), *self._of_process(context)]
 
     def _of_store(self, stats: Stats, now: int) -> Iterator[Metric]:
         lag_s = 0.0 if stats.oldest_ready_at is None else max(0, now - stats.oldest_ready_at) / 1e6

@@ -129,7 +129,8 @@ class Rest:
             request = found.binder.from_query(in_path, exchange.query)
         context.disconnected = exchange.disconnected
         response = await operation.execute(context, request)
-        await exchange.answer(operation.status, response, _location(response) if operation.status == 201 else ())
+        headers = _location(exchange, response) if operation.status == 201 else ()
+        await exchange.answer(operation.status, response, headers)
 
 
 def _allowed(endpoints: Mapping[str, Endpoint]) -> str:
@@ -137,6 +138,6 @@ def _allowed(endpoints: Mapping[str, Endpoint]) -> str:
     return ", ".join(sorted({*endpoints, "OPTIONS", *(("HEAD",) if has_head else ())}))
 
 
-def _location(response: Any) -> HeaderList:
+def _location(exchange: Exchange, response: Any) -> HeaderList:
     run_id = getattr(getattr(response, "run", response), "run_id", None)
-    return [] if run_id is None else [(b"location", f"/v1/runs/{quote(run_id, safe='')}".encode())]
+    return [] if run_id is None else [(b"location", f"{exchange.mount}/v1/runs/{quote(run_id, safe='')}".encode())]

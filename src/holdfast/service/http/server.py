@@ -147,7 +147,8 @@ def bind(options: ServiceOptions) -> socket.socket:
         raise InvalidInput(f"cannot listen on {place}: {problem}", field="port") from problem
 
 
-def _how_to_begin(store: str | Store | None) -> str:
+def how_to_begin(store: str | Store | None) -> str:
+    """Return how the first token of a store is made."""
     return HOW_TO_BEGIN.replace("ADDRESS", without_password(store)) if isinstance(store, str) else HOW_TO_BEGIN
 
 
@@ -176,7 +177,7 @@ async def serve(
         async with app.node(store, options=node) as opened:
             service = make_service(app, options, access)
             if type(access) is TokenAccess and not await access.has_any():
-                raise InvalidInput(f"there is no token yet: {_how_to_begin(store)}; or choose open access (--open)")
+                raise InvalidInput(f"there is no token yet: {how_to_begin(store)}; or choose open access (--open)")
             async with listening(service, routes, listener) as port:
                 scheme = "https" if options.tls_certificate else "http"
                 logger.info("app %s is served at %s://%s:%d", app.name, scheme, options.host, port)

@@ -8,6 +8,7 @@ the same operations that all other callers use.
 
 import gzip
 import hashlib
+import html
 import re
 from collections.abc import Mapping
 from functools import cache, cached_property
@@ -74,9 +75,16 @@ class Page:
         self.version = digest.hexdigest()[:16]
         texts = {name: body.decode() for name, body in bodies.items()}
         document, bundles = _bundled(texts)
-        document = document.replace("{base}", f"{ASSETS}/{self.version}")
-        bodies |= {name: text.encode() for name, text in {**bundles, DOCUMENT: document}.items()}
+        self._document = document
+        bodies |= {name: text.encode() for name, text in bundles.items()}
         self.assets = {name: Asset(name, body) for name, body in bodies.items()}
+        self.assets[DOCUMENT] = self.document_at("")
+
+    def document_at(self, mount: str) -> Asset:
+        """Return the document of a service that is mounted below a prefix; empty if it is at the root."""
+        prefix = html.escape(mount)
+        text = self._document.replace("{base}", f"{prefix}{ASSETS}/{self.version}").replace("{mount}", prefix)
+        return Asset(DOCUMENT, text.encode())
 
 
 def _bundled(texts: Mapping[str, str]) -> tuple[str, dict[str, str]]:
@@ -104,7 +112,9 @@ def the_page() -> Page:
 
 
 async def _document(scope: Scope, receive: Receive, send: Send) -> None:
-    await _answer(the_page().assets[DOCUMENT], ASK_FIRST, scope, receive, send)
+    page, mount = the_page(), scope["holdfast.mount"]
+    document = page.document_at(mount) if mount else page.assets[DOCUMENT]
+    await _answer(document, ASK_FIRST, scope, receive, send)
 
 
 async def _asset_of(scope: Scope, receive: Receive, send: Send) -> None:

@@ -363,6 +363,6 @@ class ChangeFeeds:
             )
         if self._feed is None or self._feed.is_over:
             self._feed = ChangeFeed(
-                runtime, self._alerts, self._options, self._stopping, lambda: self._app.is_open_with(runtime)
+                runtime, self._alerts, self._options, self._stopping, lambda: self._app.runtimes.has(runtime)
             )
         return self._feed

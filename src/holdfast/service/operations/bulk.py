@@ -4,6 +4,7 @@ A part is read by the order of creation, the newest first, and the next one begi
 a run never moves another one out of sight. A run that the command does not concern is left alone, with its history.
 """
 
+from hashlib import sha256
 from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, Struct
@@ -13,6 +14,7 @@ from holdfast.core.messages import ControlName
 from holdfast.core.state import APPROVED, FAILED, PAUSED, PENDING, RUNNING, TERMINAL
 from holdfast.engine.inbox.operator_commands import OperatorCommand
 from holdfast.errors import CallerError, RateLimited, RunTerminal
+from holdfast.limits import SIGNAL_ID_BYTES
 from holdfast.service.context import RequestContext
 from holdfast.service.http.problems import Problem, problem_of
 from holdfast.service.operations.runs import RunFilter, run_query
@@ -167,9 +169,15 @@ async def _carry_out(context: RequestContext, request: CommandRuns, head: RunHea
         forked, _ = await runtime.fork_run(head.run_id, command, caller, request_id=request.request_id)
         return forked
     for step_id in _steps_for(head, request.command):
-        signal_id = request.request_id if step_id is None else f"{request.request_id}:{step_id}"[:255]
+        signal_id = request.request_id if step_id is None else _id_for(request.request_id, step_id)
         await runtime.command(head.run_id, replace(command, step_id=step_id, signal_id=signal_id), caller)
     return None
+
+
+def _id_for(request_id: str, step_id: str) -> str:
+    """Return the id of a command to one step, the same for a repeated request. Long names are shortened to a hash."""
+    plain = f"{request_id}:{step_id}"
+    return plain if len(plain.encode()) <= SIGNAL_ID_BYTES else sha256(plain.encode()).hexdigest()
 
 
 def _steps_for(head: RunHead, command: BulkCommand) -> tuple[str | None, ...]:

@@ -22,13 +22,14 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.limits import PLAN_BYTES, TAGS
+from holdfast.program.definitions import NO_TIMEOUTS, run_timeouts
 from holdfast.program.plan.definition import PlanDefinition
 from holdfast.program.plan.difference import PlanDifference, difference
 from holdfast.program.plan.model import plan_schema
 from holdfast.program.plan.text import PlanProblem
 from holdfast.service.auth.tenancy import check_chosen_id
 from holdfast.service.context import RequestContext
-from holdfast.service.operations.runs import MOST_EXPANDED, AttributesGiven
+from holdfast.service.operations.runs import MOST_EXPANDED, AttributesGiven, Seconds
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import Name, Request, RunId, operation
 from holdfast.service.views import GraphNodeView, Moment, RunStarted, moment, shown
@@ -267,6 +268,11 @@ class StartPlan(Request, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-100, le=100, description="Higher goes first where runs wait for room.")] = 0
     reference_parts: dict[str, str] = field(default_factory=dict)
     attributes: AttributesGiven = field(default_factory=dict)
+    execution_timeout_s: Annotated[Seconds, Meta(description="How long the whole run may take.")] | None = None
+    run_timeout_s: Annotated[Seconds, Meta(description="How long each stretch between rotations may take.")] | None = (
+        None
+    )
+    cleanup_timeout_s: Annotated[Seconds, Meta(description="How long it may clean up then: 600.")] | None = None
 
 
 @operation(
@@ -291,6 +297,7 @@ async def start(context: RequestContext, request: StartPlan) -> RunStarted:
     if request.run_id is not None:
         check_chosen_id(context.principal.tenant, request.run_id)
     tenant, project, environment = context.within(request.tenant, request.project, request.environment)
+    bounds = (request.execution_timeout_s, request.run_timeout_s, request.cleanup_timeout_s)
     options = StartOptions(
         request_id=request.request_id,
         run_id=request.run_id,
@@ -303,6 +310,7 @@ async def start(context: RequestContext, request: StartPlan) -> RunStarted:
         names_version=request.plan_version is not None,
         reference_parts=request.reference_parts,
         attributes=request.attributes,
+        timeouts=None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),
     )
     definition, uri = await _chosen(context, request, tenant)
     values = context.runtime.registry.values

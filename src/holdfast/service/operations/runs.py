@@ -33,10 +33,12 @@ from holdfast.errors import (
     UpdateFailed,
 )
 from holdfast.limits import COUNTED_ROWS, SEARCH_CHARS, SEARCH_WORDS, TAGS, WHERE_CHARS
+from holdfast.program.definitions import NO_TIMEOUTS, run_timeouts
 from holdfast.program.flow.definition import FlowDefinition
 from holdfast.service.auth.tenancy import check_chosen_id
 from holdfast.service.context import RequestContext
 from holdfast.service.live.projections import Drawable
+from holdfast.service.operations.workflows import Handled
 from holdfast.service.paging import Cursor, PageSize, read_ordered, read_page, time_of
 from holdfast.service.registry import OF_A_RUN, Name, Request, RunId, SignalId, WaitSeconds, given, operation
 from holdfast.service.views import (
@@ -75,6 +77,9 @@ AttributesGiven = Annotated[
 ]
 
 
+Seconds = Annotated[float, Meta(gt=0, le=10**9)]
+
+
 class StartRun(Request, frozen=True, kw_only=True):
     """What is asked for when a run is started. `input` holds the workflow's arguments by their names."""
 
@@ -91,6 +96,11 @@ class StartRun(Request, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-100, le=100, description="Higher goes first where runs wait for room.")] = 0
     at: Annotated[Moment, Meta(description="When it starts; until then it is PENDING.")] | None = None
     after_s: Annotated[float, Meta(gt=0, le=10**9, description="Or in how many seconds.")] | None = None
+    execution_timeout_s: Annotated[Seconds, Meta(description="How long the whole run may take.")] | None = None
+    run_timeout_s: Annotated[Seconds, Meta(description="How long each stretch between rotations may take.")] | None = (
+        None
+    )
+    cleanup_timeout_s: Annotated[Seconds, Meta(description="How long it may clean up then: 600.")] | None = None
     reference_parts: dict[str, str] = field(default_factory=dict)
     attributes: AttributesGiven = field(default_factory=dict)
 
@@ -102,7 +112,10 @@ async def start_run(
     if request.run_id is not None:
         check_chosen_id(context.principal.tenant, request.run_id)
     tenant, project, environment = context.within(request.tenant, request.project, request.environment)
-    definition = context.runtime.registry.workflow(request.workflow, request.workflow_version)
+    registry = context.runtime.registry
+    newest = registry.newest.get(request.workflow) if request.workflow_version is None else None
+    definition = newest or registry.workflow(request.workflow, request.workflow_version)
+    bounds = (request.execution_timeout_s, request.run_timeout_s, request.cleanup_timeout_s)
     options = StartOptions(
         request_id=request.request_id,
         run_id=request.run_id,
@@ -114,10 +127,11 @@ async def start_run(
         priority=request.priority,
         with_signal=with_signal,
         names_version=request.workflow_version is not None,
-        at=instant_of(request.at),
+        at=None if request.at is None else instant_of(request.at),
         after_ms=None if request.after_s is None else max(1, round(request.after_s * 1_000)),
         reference_parts=request.reference_parts,
         attributes=request.attributes,
+        timeouts=None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),
     )
     packed = definition.signature.pack((), request.input)
     started = await context.runtime.start(definition, packed, options, context.principal)
@@ -422,6 +436,10 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
     is_finished: bool
     result: Raw
     error: Failure | None = None
+    is_timed_out: bool = False
+    """It took longer than it may."""
+    reason: str = ""
+    """Why it was cancelled, if it was and a reason was given."""
 
 
 @operation("runs.result", "GET /v1/runs/{run_id}/result", scope="runs:read", errors=OF_A_RUN)
@@ -446,10 +464,18 @@ def _outcome(run_id: str, body: e.Body) -> RunOutcome:
         return RunOutcome(run_id=run_id, status=RunStatus.COMPLETED, is_finished=True, result=concealed(body.result))
     if isinstance(body, e.RunFailed):
         return RunOutcome(
-            run_id=run_id, status=RunStatus.FAILED, is_finished=True, result=NULL, error=failure_of(body.error)
+            run_id=run_id,
+            status=RunStatus.FAILED,
+            is_finished=True,
+            result=NULL,
+            error=failure_of(body.error),
+            is_timed_out=body.timeout != "",
         )
-    error = Failure("RunCancelled", cancelled_text(run_id, getattr(body, "reason", "")))
-    return RunOutcome(run_id=run_id, status=RunStatus.CANCELLED, is_finished=True, result=NULL, error=error)
+    reason = getattr(body, "reason", "")
+    error = Failure("RunCancelled", cancelled_text(run_id, reason))
+    return RunOutcome(
+        run_id=run_id, status=RunStatus.CANCELLED, is_finished=True, result=NULL, error=error, reason=reason
+    )
 
 
 class AskRun(OfRun, frozen=True, kw_only=True):
@@ -488,6 +514,26 @@ async def query(context: RequestContext, request: AskRun) -> Answered:
     except QueryFailed as problem:
         logger.info("run %s: %s", escaped(request.run_id), escaped(problem.message[:SHOWN_CHARS]))
         raise
+
+
+class HandlersView(Struct, frozen=True):
+    """The queries and updates that a run has said it answers."""
+
+    queries: dict[str, Handled]
+    updates: dict[str, Handled]
+
+
+@operation(
+    "runs.handlers",
+    "GET /v1/runs/{run_id}/handlers",
+    scope="runs:read",
+    errors=(NotFound, RunError, RateLimited),
+    reads_much=True,
+)
+async def handlers(context: RequestContext, request: OfRun) -> HandlersView:
+    """Return which queries and updates a run answers. A node that has the run's code is asked where it is not here."""
+    await context.require_run(request.run_id)
+    return codec.decode(await context.runtime.handlers(request.run_id), HandlersView)
 
 
 class UpdateRun(AskRun, frozen=True, kw_only=True):

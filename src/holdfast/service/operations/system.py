@@ -12,10 +12,12 @@ from holdfast.core.snapshot import Alert, AlertCode
 from holdfast.engine.abilities import abilities_of
 from holdfast.engine.observe.doctor import examine
 from holdfast.engine.observe.metrics import observer_of
+from holdfast.engine.observe.samples import find_samples
+from holdfast.engine.observe.takeovers import find_takeovers
 from holdfast.service.context import RequestContext
 from holdfast.service.paging import PageSize
 from holdfast.service.registry import Request, operation
-from holdfast.service.views import moment, shown
+from holdfast.service.views import instant_of, moment, shown
 from holdfast.store.decisions import is_free, lease_end, name_of
 from holdfast.store.health import Bounds
 
@@ -144,6 +146,10 @@ class NodeView(Struct, frozen=True):
     """Of Holdfast; empty if the node is older than this field, or has not published it yet."""
     workflows: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
+    runs: int | None = None
+    """How many it owns; None if the node is older than this field."""
+    activities: int | None = None
+    """How many are under way on it."""
 
 
 class NodeList(Struct, frozen=True):
@@ -167,6 +173,7 @@ async def nodes(context: RequestContext, request: Nothing) -> NodeList:
                 able[node].version if node in able else "",
                 tuple(sorted({name for name, _ in able[node].named_workflows})) if node in able else (),
                 tuple(sorted(able[node].queues)) if node in able else (),
+                *(able[node].load or () if node in able else ()),
             )
             for node, until in leases
         ]
@@ -207,6 +214,95 @@ async def locks(context: RequestContext, request: Nothing) -> LockList:
             for lock in held
         ]
     )
+
+
+class Since(Request, frozen=True, kw_only=True):
+    """From when on to list; what is as old as this is in the list."""
+
+    since: datetime | None = None
+    limit: PageSize = 500
+
+
+class LoadView(Struct, frozen=True):
+    """How many runs a node owned, and how many activities were under way on it."""
+
+    runs: int
+    activities: int
+
+
+class SampleView(Struct, frozen=True, kw_only=True):
+    """The installation at one time, over all nodes and tenants.
+
+    `completed` and `failed` are runs that have ended within `every_s` before it; of both, and of runs that are tried
+    again, 20,000 are looked at. `lag_ms` is for how long the run that had waited longest was due.
+    """
+
+    at: datetime
+    every_s: float
+    runs: dict[str, int]
+    completed: int
+    failed: int
+    retrying: int
+    overdue: int
+    ready: int
+    queued: int
+    lag_ms: int
+    jobs: int
+    queues: dict[str, int]
+    open_tasks: int
+    dead_letters: int
+    nodes: int
+    load: dict[str, LoadView]
+
+
+class SampleList(Struct, frozen=True):
+    """Samples, the oldest first. There are more behind a list that has as many as it may have."""
+
+    items: list[SampleView]
+
+
+@operation("system.samples", "GET /v1/samples", scope="system:read", reads_much=True)
+async def samples(context: RequestContext, request: Since) -> SampleList:
+    """Return the samples of the installation that are kept, for charts: one a minute, of a day."""
+    found = await find_samples(context.runtime.store, _instant(request.since), request.limit)
+    return SampleList(
+        [
+            shown(
+                SampleView,
+                each.sample,
+                at=moment(each.at),
+                every_s=each.every_s,
+                load={name: LoadView(load.runs, load.activities) for name, load in each.sample.load.items()},
+            )
+            for each in found
+        ]
+    )
+
+
+class TakeoverView(Struct, frozen=True):
+    """A node that has gone on with runs of another one; of itself, if its process was started again."""
+
+    at: datetime
+    node: str
+    taken_from: str
+    runs: int
+
+
+class TakeoverList(Struct, frozen=True):
+    """Takeovers, the oldest first."""
+
+    items: list[TakeoverView]
+
+
+@operation("system.takeovers", "GET /v1/takeovers", scope="system:read")
+async def takeovers(context: RequestContext, request: Since) -> TakeoverList:
+    """Return which nodes have gone on with the runs of nodes that were gone, within the last week."""
+    found = await find_takeovers(context.runtime.store, _instant(request.since), request.limit)
+    return TakeoverList([shown(TakeoverView, each.takeover, at=moment(each.at)) for each in found])
+
+
+def _instant(since: datetime | None) -> int:
+    return instant_of(since) or 0
 
 
 async def raise_node_alerts(context: RequestContext) -> None:

@@ -64,6 +64,14 @@ class AdmissionQueue:
             self._starting.discard(run_id)
             self._starts.append(now)
 
+    def is_inside(self, run_id: str) -> bool:
+        """Return whether a run was admitted and has not finished."""
+        return run_id in self._inside
+
+    def is_waiting(self, run_id: str) -> bool:
+        """Return whether a run is queued."""
+        return run_id in self._waiting
+
     def leave(self, run_id: str) -> None:
         """Remove a run that has finished, queued or inside."""
         self._waiting.pop(run_id, None)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from holdfast.core.instants import Instant
 from holdfast.core.state import PAUSED
 from holdfast.store.health import SECOND, Bounds, Facts, Gone, Unclaimed, Untaken, fine
+from holdfast.store.memory.queries import claimed_as
 from holdfast.store.memory.run import Run
 
 
@@ -54,7 +55,7 @@ def _unclaimed(runs: Mapping[str, Run], late: Instant) -> list[Unclaimed]:
     for run in runs.values():
         head = run.head
         if head.lease_owner is None and head.ready_at is not None and head.ready_at <= late:
-            since.setdefault((head.plan_id, head.plan_version), []).append(head.ready_at)
+            since.setdefault(claimed_as(head), []).append(head.ready_at)
     found = [Unclaimed(*kind, len(instants), min(instants)) for kind, instants in since.items()]
     return sorted(found, key=lambda unclaimed: unclaimed.since)
 

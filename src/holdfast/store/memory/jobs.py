@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from holdfast.core.events import NULL
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message
-from holdfast.store import port
+from holdfast.store import decisions, port
 
 
 class Work(Struct, frozen=True, kw_only=True):
@@ -32,6 +32,10 @@ class Work(Struct, frozen=True, kw_only=True):
     def is_visible(self, at: Instant) -> bool:
         """Return whether the job may be acquired at this instant."""
         return self.visible_at is not None and self.visible_at <= at
+
+    def is_of_another_run(self, message: Message) -> bool:
+        """Return whether an outcome is of a deleted run that had the id of this one."""
+        return self.job is not None and decisions.is_of_another_run(message, self.job.scheduled_at)
 
     def ended(self, message: Message) -> "Work | None":
         """Return the activity after the outcome of an attempt was delivered; None if a later attempt decides."""

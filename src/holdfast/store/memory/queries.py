@@ -3,17 +3,17 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from operator import gt, lt
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec.json import encode
 
+from holdfast.core import plans as levels
 from holdfast.core.attributes import items_of
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Actor, Signal
-from holdfast.core.plans import definition_of
 from holdfast.core.search import Order, matches
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.core.tasks import is_effective
@@ -240,8 +240,42 @@ def page_of(found: list[Row], query: port.Query[Row], limit: int) -> list[Row]:
     return list(within(found[:limit], most_bytes, size_of))
 
 
+class Claimable(Protocol):
+    """What of a run decides who may claim it: its head has it."""
+
+    @property
+    def lease_owner(self) -> str | None:
+        """The node that owns the run."""
+        ...
+
+    @property
+    def ready_at(self) -> Instant | None:
+        """Since when, or from when on, the run can go on."""
+        ...
+
+    @property
+    def needs(self) -> int:
+        """The level of the format that a node must understand to go on with it."""
+        ...
+
+    @property
+    def plan_id(self) -> str:
+        """Its workflow."""
+        ...
+
+    @property
+    def plan_version(self) -> str:
+        """The version of its workflow."""
+        ...
+
+
+def claimed_as(head: Claimable) -> port.Plan:
+    """Return by what a run is claimed."""
+    return levels.claimed_as(head.plan_id, head.plan_version, head.needs)
+
+
 def find_orphaned(
-    runs: Iterable[Run],
+    heads: Iterable[Claimable],
     nodes: Mapping[str, Instant],
     known: Mapping[str, frozenset[port.Plan]],
     late_ms: int,
@@ -252,11 +286,13 @@ def find_orphaned(
     if any(node not in known for node in alive):
         return []
     found: dict[port.Plan, Instant] = {}
-    for run in runs:
-        owner = run.head.lease_owner
-        since = run.head.ready_at if owner is None else min(nodes[owner], now)
+    for head in heads:
+        owner = head.lease_owner
+        since = head.ready_at if owner is None else min(nodes[owner], now)
         is_late = since is not None and since <= now - late_ms * 1_000 and owner not in alive
-        plan = definition_of(run.head.plan_id, run.head.plan_version)
+        plan = claimed_as(head)
+        if is_late and head.needs:  # no node is to guess at it
+            continue
         if is_late and since is not None and not any(plan in known[node] for node in alive):
             found[plan] = min(since, found.get(plan, since))
     return sorted(

@@ -5,7 +5,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.core.codec import encode_body
 from holdfast.core.instants import Instant
+from holdfast.store import decisions
 from holdfast.store.memory.run import Run
 from holdfast.store.port import (
     ArchivedRun,
@@ -37,7 +39,12 @@ def purge(
         and not is_held(run.head.run_id)
         and not _is_unfinished(runs, run.head.parent_run_id)
     ]
-    kept = [run for run in _by_end(runs) if run.head.run_id in named and run.head.run_id not in gone[: policy.limit]]
+    fit = policy.limit
+    if policy.most_bytes is not None:
+        sizes = (sum(len(encode_body(event.data).encode()) for event in runs[run_id].events) for run_id in gone[:fit])
+        fit = decisions.within_bytes(sizes, policy.most_bytes)
+    has_more, gone = fit < len(gone), gone[:fit]
+    kept = [run for run in _by_end(runs) if run.head.run_id in named and run.head.run_id not in gone]
     tasks = [(run, id_) for run in kept if _is_past(run, policy.task_ms, now) for id_ in sorted(run.tasks)]
     states = [run for run in kept if _is_past(run, policy.runtime_state_ms, now) and run.head.snapshot is not None]
     expired: list[Any] = sorted(
@@ -55,7 +62,7 @@ def purge(
         and policy.dead_letter_ms is not None
         and letter.settled_at <= now - policy.dead_letter_ms * 1_000
     )
-    deleted = [runs[run_id] for run_id in gone[: policy.limit]]
+    deleted = [runs[run_id] for run_id in gone]
     report = PurgeReport(
         runs=len(deleted),
         events=sum(run.head.version for run in deleted),
@@ -65,10 +72,10 @@ def purge(
         acceptance_records=sum(len(run.acceptances) for run in deleted) + len(expired[: policy.limit]),
         dead_letters=sum(len(run.letters) for run in deleted) + len(letters[: policy.limit]),
         stale_runs=sum(_is_stale(run, policy.stale_run_ms, now) for run in kept),
-        has_more=max(len(gone), len(tasks), len(states), len(expired), len(letters)) > policy.limit,
+        has_more=has_more or max(len(tasks), len(states), len(expired), len(letters)) > policy.limit,
     )
     if policy.dry_run:
-        return report, gone[: policy.limit]
+        return report, gone
     for run, task_id in tasks[: policy.limit]:
         del run.tasks[task_id]
     for run in states[: policy.limit]:
@@ -77,7 +84,7 @@ def purge(
         del runs[run_id].acceptances[key]
     for _, letter_id, run_id in letters[: policy.limit]:
         del runs[run_id].letters[letter_id]
-    return report, gone[: policy.limit]
+    return report, gone
 
 
 def find_finished(

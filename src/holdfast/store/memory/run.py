@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from holdfast.core.codec import INTEGER_LIMIT
 from holdfast.core.dead_letters import DeadLetter, Settled, Settlement
 from holdfast.core.events import Event
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
@@ -16,7 +17,6 @@ from holdfast.core.instants import Instant
 from holdfast.core.keys import RESERVED_PREFIX, inbox_uuid, signal_storage_key, signal_suffix
 from holdfast.core.messages import (
     ENGINE_SIGNALS,
-    INTEGER_LIMIT,
     OUTCOME_SIGNAL,
     AcceptanceRecord,
     AcceptedSignalResult,
@@ -113,6 +113,11 @@ class Run:
         self.head = replace(self.head, queued_at=None)
         self.wake(now)
 
+    def _hold_back(self, messages: Iterable[Message], now: Instant) -> None:
+        """Hold messages back until the run is admitted."""
+        self.messages |= {message.signal_id: (NEVER, message) for message in messages}
+        self.head = replace(self.head, queued_at=now if self.head.queued_at is None else self.head.queued_at)
+
     # --- delivering
 
     def deliver_message(self, message: Message, now: Instant) -> port.Accepted | port.Duplicate | port.Refused:
@@ -123,6 +128,8 @@ class Run:
             return port.Refused(decisions.run_terminal(self.head.run_id, self.head.status))
         work = self.work.get(message.step_id or "")
         if work is not None:
+            if work.is_of_another_run(message):
+                return port.Refused(decisions.of_another_run(message))
             ended = work.ended(message)
             if ended is None:
                 return port.Refused(decisions.taken_again(message))
@@ -254,7 +261,9 @@ class Run:
 
     # --- committing
 
-    def commit(self, turn: port.Turn, now: Instant) -> port.Committed | port.CommitConflict:
+    def commit(
+        self, turn: port.Turn, now: Instant, persisted_at: Instant | None = None
+    ) -> port.Committed | port.CommitConflict:
         """Append a turn to the history, if its version and epoch are still the run's."""
         head = self.head
         if head.version != turn.expected_version:
@@ -272,9 +281,12 @@ class Run:
             return port.CommitConflict("event exists", head.version, head.lease_epoch, existing)
         if self._opens_second_task(turn):
             return port.CommitConflict("task is open", head.version, head.lease_epoch)
-        self._append(turn.events, turn.expected_version, now)
+        at = now if persisted_at is None else persisted_at
+        self._append(turn.events, turn.expected_version, at)
         self._consume(turn)
         self._index(turn.messages, turn.waits_opened, turn.tasks, now)
+        if turn.admission is not None:
+            self._hold_back(turn.messages, now)
         self._keep_records(turn.records)
         self.letters.update({letter.letter_id: letter for letter in turn.dead})
         for step_id in turn.jobs_closed:
@@ -284,7 +296,7 @@ class Run:
         if turn.attributes is not None:
             self.attributes = turn.attributes
         self._end_turn(turn, now)
-        return port.Committed(self.head.version, now)
+        return port.Committed(self.head.version, at)
 
     def _already_there(self, turn: port.Turn) -> port.Committed | None:
         """Recognise a turn that was committed before: the events after its version are its own."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.clock import Clock, SystemClock
@@ -22,14 +23,16 @@ from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
-from holdfast.core.plans import RegisteredPlan, definition_of
+from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import SUSPECT_LOSSES, Limits
 from holdfast.store import decisions, health, outgoing, port, validation
+from holdfast.store.joined import JoinedStore, no_transactions
 from holdfast.store.memory import queries, retention
 from holdfast.store.memory.admission import AdmissionQueue
 from holdfast.store.memory.audit import AuditLog
+from holdfast.store.memory.bulletins import Bulletins
 from holdfast.store.memory.bus import Bus
 from holdfast.store.memory.health import examine
 from holdfast.store.memory.host_locks import HostLocks
@@ -38,8 +41,8 @@ from holdfast.store.memory.plans import Plans
 from holdfast.store.memory.run import NEVER, Run
 from holdfast.store.memory.schedules import Schedules
 from holdfast.store.memory.tokens import Tokens
-from holdfast.store.types import within
-from holdfast.store.wakeups import LocalWakeups, creations_may_wake_others
+from holdfast.store.types import creations_may_wake_others, within
+from holdfast.store.wakeups import LocalWakeups
 
 T = TypeVar("T")
 Row = TypeVar("Row")
@@ -53,7 +56,10 @@ class MemoryStore:
         clock: Clock | None = None,
         limits: Limits | None = None,
         capabilities: port.Capabilities | None = None,
+        *,
+        distinct_commits: bool = False,
     ) -> None:
+        """With `distinct_commits` no two commits of a run have one instant, also where time stands still."""
         self.capabilities = capabilities or port.Capabilities(
             conditional_batch=True, atomic_batch=True, read_after_write=True, scan_consistency="snapshot"
         )
@@ -61,6 +67,7 @@ class MemoryStore:
         self.extend_lease = None  # no other process could claim while this loop is blocked
         self._clock = clock or SystemClock()
         self._limits = limits or Limits()
+        self._distinct_commits = distinct_commits
         self._runs: dict[str, Run] = {}
         self._definitions: dict[port.Plan, WorkflowDeclaration] = {}
         self._requests: dict[str, str] = {}
@@ -70,6 +77,7 @@ class MemoryStore:
         self._plans = Plans()
         self._audit = AuditLog()
         self._bus = Bus(self._runs)
+        self._bulletins = Bulletins()
         self._keys: dict[str, str] = {}
         self._host_locks = HostLocks()
         self._schedules = Schedules()
@@ -152,6 +160,17 @@ class MemoryStore:
         refusal = queue.enqueue(new.run_id, new.plan_id, new.tenant, request, now)
         return Run(new, None, now, NEVER) if refusal is None else port.Refused(refusal)
 
+    def _queue_again(self, run: Run, request: AdmissionRequest, now: Instant) -> None:
+        """Put a run that exists into the admission queue of its plan, unless it has a place, and admit the next."""
+        head = run.head
+        queue = self._admission_queues.setdefault(head.plan_id, AdmissionQueue())
+        request = decisions.unrejected(request)
+        if queue.is_inside(head.run_id):
+            run.admit(now)
+        elif not queue.is_waiting(head.run_id):
+            queue.enqueue(head.run_id, head.plan_id, head.tenant, request, now)
+            self._admit(head.plan_id, request.limit, 1, now)
+
     def _admit_next(self, new: port.NewRun, limit: RunLimit, owner: str | None, now: Instant) -> None:
         """Admit the run that is next when a new one was queued; if it is the new one, for `owner`."""
         run_ids, _ = self._admit(new.plan_id, limit, 1, now)
@@ -175,6 +194,9 @@ class MemoryStore:
     def _deliver_first(self, new: port.NewRun, run_id: str, now: Instant) -> tuple[port.Delivered, ...]:
         requests = decisions.first_signals(new, run_id, self._runs[run_id].head.plan_version)
         return tuple(self._deliver(request, self._limits, now) for request in requests)
+
+    def joined(self, connection: Any) -> JoinedStore:
+        raise no_transactions("a store in memory")
 
     async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
         now = self._now()
@@ -229,7 +251,8 @@ class MemoryStore:
         if run is None:
             return port.CommitConflict("no such run")
         before, was_begun = run.head.version, run.has_begun
-        answer = run.commit(turn, now)
+        persisted_at = max(now, run.events[-1].persisted_at + 1) if self._distinct_commits else now
+        answer = run.commit(turn, now, persisted_at)
         if isinstance(answer, port.Committed):
             self._changefeed.note(turn.run_id, run.events[before:])
             self._bus.note(run.head, run.events[before:], now)
@@ -238,6 +261,8 @@ class MemoryStore:
                 queue.record_start(turn.run_id, now)
             if queue is not None and run.is_finished:
                 queue.leave(turn.run_id)
+            if turn.admission is not None and before == turn.expected_version:
+                self._queue_again(run, turn.admission, now)
             if before == turn.expected_version:  # otherwise it was committed before, with what it sends to others
                 self._send_out(turn, run, now)
         return answer
@@ -264,7 +289,7 @@ class MemoryStore:
         eligible = [
             (since, run_id)
             for run_id, run in self._runs.items()  # in order of creation
-            if (plans is None or definition_of(run.head.plan_id, run.head.plan_version) in plans)
+            if (plans is None or queries.claimed_as(run.head) in plans)
             and (since := self._eligible_since(run, node, now)) is not None
         ]
         claimed = []
@@ -357,7 +382,7 @@ class MemoryStore:
         visible = [run.work[job.step_id].visible_at for run, job in self._jobs() if job.queue in queues]
         instants = [visible_at for visible_at in visible if visible_at is not None]
         for run in self._runs.values():
-            if plans is not None and definition_of(run.head.plan_id, run.head.plan_version) not in plans:
+            if plans is not None and queries.claimed_as(run.head) not in plans:
                 continue
             owner, ready_at = run.head.lease_owner, run.head.ready_at
             if owner is not None and owner != node:
@@ -448,7 +473,8 @@ class MemoryStore:
 
     async def find_orphaned(self, late_ms: int) -> list[port.OrphanedDefinition]:
         validation.check_late(late_ms)
-        return queries.find_orphaned(self._runs.values(), self._nodes, self._known, late_ms, self._now())
+        heads = (run.head for run in self._runs.values())
+        return queries.find_orphaned(heads, self._nodes, self._known, late_ms, self._now())
 
     async def find_definitions(self, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
         validation.check_plans(plans)
@@ -675,6 +701,19 @@ class MemoryStore:
         answers = self._bus.settle_letters(ids, action, now, note)
         self.wakeups.notify()
         return answers
+
+    # --- BulletinStore
+
+    async def put_bulletins(self, kind: str, bodies: Mapping[str, Raw], keep_ms: int) -> list[bool]:
+        validation.check_bulletins(kind, bodies, keep_ms, self._limits)
+        answers = self._bulletins.put(kind, bodies, keep_ms, self._now())
+        self.wakeups.notify()
+        return answers
+
+    async def find_bulletins(self, query: port.BulletinQuery) -> port.Found[port.Bulletin]:
+        validation.check_query(query)
+        most = min(validation.check_page(query.limit), self._limits.page_items)
+        return port.Found(self._bulletins.find(query, self._now())[:most])
 
     # --- ScheduleStore
 

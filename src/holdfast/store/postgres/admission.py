@@ -19,7 +19,7 @@ finishes takes no lock of a queue.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.core.admission import RunLimit, overloaded, rank
+from holdfast.core.admission import AdmissionRequest, RunLimit, overloaded, rank
 from holdfast.core.instants import Instant
 from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store import decisions, port, validation
@@ -28,13 +28,14 @@ from holdfast.store.postgres.leases import readable
 from holdfast.store.postgres.pool import Pool, Transaction
 from holdfast.store.postgres.queries import LOADED
 
-PLACES = ", ".join(f"${number}" for number in range(1, 47))
-CREATE = f"SELECT o_now, o_ord, o_code, o_run_id, o_input, o_epoch, o_free FROM holdfast.create_limited_1({PLACES})"
+REQUEST_COLUMNS = 7
 ADMIT = f"""
 SELECT a.o_now, a.o_code, a.o_again, a.o_free, {LOADED}
 FROM holdfast.admit_1($1, $2, $3, $4, $5, $6, $7, $8) a
 LEFT JOIN LATERAL holdfast.loaded_3(a.o_runs, a.o_now, {MAILBOX_SIGNALS}) l ON true
 """
+ENQUEUE_AGAIN = "SELECT holdfast.enqueue_again_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+PLANS = "SELECT DISTINCT plan_id FROM holdfast.runs WHERE run_id = ANY ($1)"
 LOCK = "SELECT holdfast.lock_queues_1($1)"
 LOCK_KNOWN = "SELECT 1 FROM holdfast.runs WHERE request_key = ANY ($1) ORDER BY run_id FOR UPDATE"
 
@@ -61,6 +62,11 @@ def waves(new_runs: Sequence[port.NewRun], fit: Sequence[int]) -> list[list[int]
     return groups
 
 
+def places_of_requests(first: int) -> str:
+    """Return the parameters that take the admission requests of new runs, from number `first` on."""
+    return ", ".join(f"${number}" for number in range(first, first + REQUEST_COLUMNS))
+
+
 def request_columns(new_runs: Sequence[port.NewRun]) -> list[Any]:
     """Return the admission requests of runs as columns."""
     rows = [
@@ -68,7 +74,7 @@ def request_columns(new_runs: Sequence[port.NewRun]) -> list[Any]:
         for new in new_runs
         if (request := new.admission) is not None
     ]
-    return columns(rows, 7)
+    return columns(rows, REQUEST_COLUMNS)
 
 
 def _limit_row(limit: RunLimit) -> tuple[Any, ...]:
@@ -80,15 +86,29 @@ def refused(new: port.NewRun, row: Any) -> port.Refused:
     return port.Refused(overloaded(new.plan_id, row[6], row[0]))
 
 
-async def lock(transaction: Transaction, new_runs: Sequence[port.NewRun]) -> None:
+async def enqueue_again(transaction: Transaction, turn: port.Turn, request: AdmissionRequest, now: Instant) -> None:
+    """Put a run that exists into its queue, unless it has a place there, and admit the run that is next."""
+    held_back = [message.signal_id for message in turn.messages]
+    place = request.key, -rank(request.priority, 0)
+    await transaction.fetch(
+        ENQUEUE_AGAIN, now, turn.run_id, turn.seen_inbox_seq, held_back, *place, *_limit_row(request.limit)
+    )
+
+
+async def lock(transaction: Transaction, new_runs: Sequence[port.NewRun], turns: Sequence[port.Turn] = ()) -> None:
     """Lock what new runs with admission requests will touch, at the beginning of their transaction.
 
-    These are their queues, and the existing runs to which a known request has signals.
+    These are their queues, and the existing runs to which a known request has signals; and the queues of the runs that
+    turns put there.
     """
     requested = [new for new in new_runs if getattr(new, "admission", None) is not None]
     requested = [new for new in requested if validation.check_new_run(new) is None]
-    if requested:
-        await transaction.fetch(LOCK, [new.plan_id for new in requested])
+    plans = [new.plan_id for new in requested]
+    queued = [turn.run_id for turn in turns if turn.admission is not None]
+    if queued:
+        plans += [row[0] for row in await transaction.fetch(PLANS, queued)]
+    if plans:
+        await transaction.fetch(LOCK, plans)
         known = [bytes.fromhex(new.request_key) for new in requested if new.signals]
         if known:
             await transaction.fetch(LOCK_KNOWN, known)

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core.audit import AuditEntry
+from holdfast.core.audit import AuditEntry, audit_row
 from holdfast.core.instants import Instant
 from holdfast.store import sql
 from holdfast.store.postgres.columns import askable, columns
@@ -47,7 +47,7 @@ def entry_columns(entries: Iterable[tuple[int, AuditEntry]]) -> list[list[Any]]:
 
 
 def _row(entry: AuditEntry) -> tuple[Any, ...]:
-    return tuple(map(askable, sql.audit_row(entry)))
+    return tuple(map(askable, audit_row(entry)))
 
 
 async def append(transaction: Db, entries: Sequence[AuditEntry]) -> None:

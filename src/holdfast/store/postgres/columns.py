@@ -1,5 +1,11 @@
-"""Batches as columns: a statement takes each column as one array, however many rows there are."""
+"""Batches as columns: a statement takes each column as one array, however many rows there are.
 
+The hot verbs hand arrays over as text, in the form that the server reads (`literals`), and the statement casts them
+(`places`). The driver's own encoding asks of each value whether it is an array itself: it takes 8 to 11 µs of CPU for
+an event of fifteen columns, the text 3. Other statements use `columns`.
+"""
+
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, get_args
@@ -16,9 +22,13 @@ from holdfast.core.messages import Message
 from holdfast.store.port import Job
 from holdfast.store.sql import text_of
 
-EVENT_COLUMNS = 15
-MESSAGE_COLUMNS = 4
+EVENT_KINDS = (
+    *("int", "bigint", "text", "text", "text", "bigint", "bigint", "text"),
+    *("bytea", "bigint", "text", "text", "text", "text", "bigint"),
+)
+MESSAGE_KINDS = ("int", "text", "bigint", "text")
 
+_HEX = re.compile(r"[0-9a-fA-F\x00]*")
 
 CALL_BYTES = 32 * 1024 * 1024
 """How many bytes of values one call has, unless one turn or new run alone has more. Other calls wait for it."""
@@ -52,6 +62,54 @@ def columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[Any]:
     return list(zip(*rows, strict=True)) if rows else [()] * width
 
 
+def places(first: int, kinds: Sequence[str]) -> str:
+    """Return the parameters of a statement that take columns of these kinds as text, from number `first` on."""
+    return ", ".join(f"${number}::text::{kind}[]" for number, kind in enumerate(kinds, first))
+
+
+def literals(rows: Sequence[tuple[Any, ...]], kinds: Sequence[str]) -> list[str]:
+    """Return rows as columns of these kinds, each as text. Bytes are given in hexadecimal.
+
+    What is no value of its kind is refused here, or by the server: it never becomes two values.
+    """
+    if not rows:
+        return ["{}"] * len(kinds)
+    return [_LITERALS.get(kind, _plain)(column) for kind, column in zip(kinds, zip(*rows, strict=True), strict=True)]
+
+
+def _plain(column: tuple[Any, ...]) -> str:
+    """Return numbers, or truth values. Anything else has quotes around it, or a name, that the server refuses."""
+    return "{" + str(list(column))[1:-1].replace("None", "NULL") + "}"
+
+
+def _text(column: tuple[Any, ...]) -> str:
+    if None in column:
+        return "{" + ",".join(["NULL" if each is None else f'"{_escaped(each)}"' for each in column]) + "}"
+    return '{"' + _joined(column).replace("\x00", '","') + '"}'
+
+
+def _hex(column: tuple[Any, ...]) -> str:
+    joined = _joined(column)
+    if _HEX.fullmatch(joined) is None:
+        raise ValueError("bytes are given in hexadecimal")
+    return '{"\\\\x' + joined.replace("\x00", '","\\\\x') + '"}'
+
+
+def _joined(column: tuple[Any, ...]) -> str:
+    """Return values with a NUL between them, which no text of the server contains."""
+    joined = "\x00".join(column)
+    if joined.count("\x00") != len(column) - 1:
+        raise ValueError("text contains no NUL")
+    return _escaped(joined)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+_LITERALS = {"text": _text, "bytea": _hex}
+
+
 def askable(value: Any) -> Any:
     """Return a value that can be a parameter: text in PostgreSQL never contains a NUL.
 
@@ -77,7 +135,7 @@ def event_rows(number: int, version: int, events: Iterable[Event]) -> list[tuple
                 event.engine_attempt_id,
                 event.logical_attempt_id,
                 encode_body(event.data),
-                bytes.fromhex(event.idempotency_key),
+                event.idempotency_key,
                 event.emitted_at,
                 event.adapter_version,
                 ref_text,

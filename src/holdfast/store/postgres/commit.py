@@ -22,14 +22,15 @@ from holdfast.limits import Limits
 from holdfast.store import decisions, outgoing, port, sql, validation
 from holdfast.store.postgres import admission
 from holdfast.store.postgres.columns import (
-    EVENT_COLUMNS,
-    MESSAGE_COLUMNS,
+    EVENT_KINDS,
+    MESSAGE_KINDS,
     More,
     bytes_of,
-    columns,
     event_rows,
     is_too_much,
+    literals,
     message_rows,
+    places,
 )
 from holdfast.store.postgres.create import create
 from holdfast.store.postgres.faults import UNSTORABLE
@@ -38,8 +39,15 @@ from holdfast.store.postgres.pool import Db, Pool, Transaction
 
 Answer = port.Committed | port.CommitConflict
 
-PLACES = ", ".join(f"${number}" for number in range(1, 34))
-COMMIT = f"SELECT o_now, o_verdicts, o_versions, o_epochs FROM holdfast.commit_1({PLACES})"
+TURN_KINDS = (
+    *("text", "bigint", "bigint", "bigint", "text", "text"),
+    *("boolean", "bigint", "boolean", "boolean"),
+)
+CONSUMED_KINDS = ("int", "text")
+KINDS = (*TURN_KINDS, *EVENT_KINDS, *CONSUMED_KINDS, *MESSAGE_KINDS)
+COMMIT = f"""
+SELECT o_now, o_verdicts, o_versions, o_epochs FROM holdfast.commit_1($1, {places(2, KINDS)}, ${len(KINDS) + 2})
+"""
 LOCK = """
 SELECT run_id, run_no, tenant, project, environment, parent_run_id FROM holdfast.runs
 WHERE run_id = ANY ($1) ORDER BY run_id FOR UPDATE
@@ -54,8 +62,8 @@ SELECT {sql.EVENT} FROM holdfast.events
 WHERE run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = $1) AND idempotency_key = $2
 """
 
-TURN_BYTES = 512 * 1024 * 1024
-"""The largest turn, in bytes: the server accepts 1 GB in one array, and closes the connection over more."""
+TURN_BYTES = 256 * 1024 * 1024
+"""The largest turn, in bytes: the server accepts 1 GB in one array, where a byte may take two to three."""
 
 _REASONS: dict[int, Any] = {
     1: "no such run",
@@ -116,17 +124,20 @@ class Committing:
         if len(turns) == 1 and bytes_of(turns[0].events) > TURN_BYTES:
             raise ValueError("a turn is larger than the server takes")
         arguments = commit_arguments(self._now, turns)
-        if any(turn.starts or turn.sends for turn in turns):
+        if any(turn.starts or turn.sends or turn.admission is not None for turn in turns):
             return await self._pool.transact(lambda transaction: self._judge_and_send(transaction, turns, arguments))
         return await _judged(self._pool, arguments)
 
     async def _judge_and_send(
         self, transaction: Transaction, turns: Sequence[port.Turn], arguments: list[Any]
     ) -> Judged:
-        """Commit, start runs, and deliver what the turns send, in one transaction."""
+        """Commit, queue runs, start runs, and deliver what the turns send, in one transaction."""
         locked = await _lock(transaction, turns)
         judged = await _judged(transaction, arguments)
         committed = [turn for turn, verdict in zip(turns, judged.verdicts, strict=True) if verdict == 0]
+        for turn in committed:
+            if turn.admission is not None:
+                await admission.enqueue_again(transaction, turn, turn.admission, judged.now)
         await self._send_out(transaction, [turn for turn in committed if turn.starts or turn.sends], locked, judged.now)
         return judged
 
@@ -241,7 +252,7 @@ def _waves(turns: Sequence[port.Turn]) -> list[list[int]]:
 
 async def _lock(transaction: Transaction, turns: Sequence[port.Turn]) -> dict[str, Any]:
     """Lock what turns, and what they send, will touch; return the runs by their ids."""
-    await admission.lock(transaction, [new for turn in turns for new in turn.starts])
+    await admission.lock(transaction, [new for turn in turns for new in turn.starts], turns)
     others = {item.run_id for turn in turns for item in turn.sends if isinstance(getattr(item, "run_id", 0), str)}
     found = await transaction.fetch(LOCK, sorted({turn.run_id for turn in turns} | others))
     return {row[0]: row for row in found}
@@ -280,10 +291,10 @@ def commit_arguments(now: Instant | None, turns: Sequence[port.Turn]) -> list[An
             more.add_dead(number, turn.dead)
     return [
         now,
-        *columns(runs, 10),
-        *columns(events, EVENT_COLUMNS),
-        *columns(consumed, 2),
-        *columns(messages, MESSAGE_COLUMNS),
+        *literals(runs, TURN_KINDS),
+        *literals(events, EVENT_KINDS),
+        *literals(consumed, CONSUMED_KINDS),
+        *literals(messages, MESSAGE_KINDS),
         more.text(),
     ]
 
@@ -292,7 +303,7 @@ def _unfit_arguments(now: Instant | None, turn: port.Turn) -> list[Any]:
     """Return arguments with which a turn is checked, and never written."""
     row = list(_run_row(turn, is_unfit=True))
     row[5] = "{}"
-    return [now, *([value] for value in row), *columns([], EVENT_COLUMNS + 2 + MESSAGE_COLUMNS), None]
+    return [now, *literals([tuple(row)], TURN_KINDS), *literals([], KINDS[len(TURN_KINDS) :]), None]
 
 
 def _run_row(turn: port.Turn, is_unfit: bool) -> tuple[Any, ...]:

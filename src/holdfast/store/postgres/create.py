@@ -14,13 +14,14 @@ from holdfast.limits import Limits
 from holdfast.store import decisions, port, validation
 from holdfast.store.postgres import admission, audit
 from holdfast.store.postgres.columns import (
-    EVENT_COLUMNS,
-    MESSAGE_COLUMNS,
+    EVENT_KINDS,
+    MESSAGE_KINDS,
     More,
-    columns,
     event_rows,
     is_too_much,
+    literals,
     message_rows,
+    places,
 )
 from holdfast.store.postgres.faults import UNSTORABLE
 from holdfast.store.postgres.inbox import deliver
@@ -28,11 +29,20 @@ from holdfast.store.postgres.pool import Db, Pool, Transaction
 
 Answer = port.Created | port.Existing | port.Refused
 
-PLACES = ", ".join(f"${number}" for number in range(1, 40))
-CREATE = f"SELECT o_now, o_ord, o_code, o_run_id, o_input FROM holdfast.create_1({PLACES})"
+RUN_KINDS = (
+    *["text"] * 7,
+    *("bytea", "bytea", "text", "text", "text", "text"),
+    *("bigint", "text", "bigint", "boolean"),
+)
+KINDS = (*RUN_KINDS, *EVENT_KINDS, *MESSAGE_KINDS)
+GIVEN = f"$1, $2, {places(3, KINDS)}, ${len(KINDS) + 3}"
+CREATE = f"SELECT o_now, o_ord, o_code, o_run_id, o_input FROM holdfast.create_1({GIVEN})"
+CREATE_LIMITED = f"""
+SELECT o_now, o_ord, o_code, o_run_id, o_input, o_epoch, o_free
+FROM holdfast.create_limited_1({GIVEN}, {admission.places_of_requests(40)})
+"""
 CREATE_AUDITED = audit.with_audit(CREATE, 40, "C", is_known=False)
-ADMISSION_AUDITED = audit.with_audit(admission.CREATE, 47, "C", is_known=False)
-RUN_COLUMNS = 17
+ADMISSION_AUDITED = audit.with_audit(CREATE_LIMITED, 47, "C", is_known=False)
 
 
 async def create_on(
@@ -134,7 +144,7 @@ async def _fetch(
     ]
     sql, arguments = CREATE_AUDITED if entries else CREATE, _arguments(now, owner, new_runs)
     if new_runs and new_runs[0].admission is not None:
-        sql = ADMISSION_AUDITED if entries else admission.CREATE
+        sql = ADMISSION_AUDITED if entries else CREATE_LIMITED
         arguments = [*arguments, *admission.request_columns(new_runs)]
     if entries:
         arguments = [*arguments, *audit.entry_columns(entries)]
@@ -202,9 +212,9 @@ def _arguments(now: Instant | None, owner: str | None, new_runs: Sequence[port.N
     return [
         now,
         owner,
-        *columns(runs, RUN_COLUMNS),
-        *columns(events, EVENT_COLUMNS),
-        *columns(messages, MESSAGE_COLUMNS),
+        *literals(runs, RUN_KINDS),
+        *literals(events, EVENT_KINDS),
+        *literals(messages, MESSAGE_KINDS),
         more.text(),
     ]
 
@@ -219,8 +229,8 @@ def _run_row(new: port.NewRun) -> tuple[Any, ...]:
         new.plan_id,
         new.plan_version,
         new.run_request_id,
-        bytes.fromhex(new.request_key),
-        bytes.fromhex(new.input_sha256),
+        new.request_key,
+        new.input_sha256,
         new.parent_run_id,
         new.reference_key,
         encode_text(new.tags),

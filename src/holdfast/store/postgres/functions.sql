@@ -24,6 +24,13 @@ CREATE OR REPLACE FUNCTION holdfast.inbox_uuid_1(p_run_id text, p_seq bigint) RE
     FROM encode(sha256(convert_to(p_run_id || '|inbox|' || p_seq, 'UTF8')), 'hex') AS key
 $$;
 
+-- What stands behind the version by which a run is claimed whose snapshot says that it needs a level of the format: only
+-- nodes that understand the level ask for it. Nodes of older releases call these functions too, and do not.
+CREATE OR REPLACE FUNCTION holdfast.level_1(p_snapshot text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN strpos(p_snapshot, '"needs":') > 0
+        THEN coalesce(E'\n' || (p_snapshot::jsonb ->> 'needs'), '') ELSE '' END
+$$;
+
 -- Enter runs into the agenda as they now are, or take them off it. The locks of the runs are held.
 CREATE OR REPLACE FUNCTION holdfast.enter_1(p_runs bigint[], p_now bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -38,10 +45,12 @@ BEGIN
         CASE WHEN ready_at < p_now - 1000000 THEN p_now ELSE coalesce(ready_at, p_now) END,
         ready_at, CASE WHEN starts_with(plan_id, 'plan:') THEN 'plan:' ELSE plan_id END,
         CASE WHEN starts_with(plan_id, 'plan:') THEN '*' ELSE plan_version END  -- all plans are claimed alike
+            || holdfast.level_1(snapshot)
     FROM holdfast.runs
     WHERE run_no = ANY (p_runs) AND (lease_owner IS NOT NULL OR ready_at IS NOT NULL)
     ON CONFLICT (run_no) DO UPDATE
-    SET owner = excluded.owner, lane = excluded.lane, place = excluded.place, ready_at = excluded.ready_at;
+    SET owner = excluded.owner, lane = excluded.lane, place = excluded.place, ready_at = excluded.ready_at,
+        plan_version = excluded.plan_version;
 END
 $$;
 
@@ -259,7 +268,8 @@ BEGIN
             LIMIT cardinality(v_numbers)  -- of an unknown number the server expects few, and looks each of them up
         ) AS t (run_no, version, events, status, snapshot, is_end, seen, is_release, owner, ready_at)
         WHERE r.run_no = t.run_no
-        RETURNING r.run_no, (r.lease_owner, r.ready_at) IS DISTINCT FROM (t.owner, t.ready_at) AS is_changed
+        RETURNING r.run_no, (r.lease_owner, r.ready_at) IS DISTINCT FROM (t.owner, t.ready_at)
+            OR strpos(t.snapshot, '"needs":') > 0 AS is_changed
     )
     SELECT array_agg(run_no) INTO v_changed FROM written WHERE is_changed;
     IF p_more ? 'losses' THEN
@@ -340,10 +350,11 @@ BEGIN
         CASE WHEN n.ready_at IS NULL THEN 2 WHEN n.ready_at < v_now - 1000000 THEN 1 ELSE 0 END,
         CASE WHEN n.ready_at < v_now - 1000000 THEN v_now ELSE coalesce(n.ready_at, v_now) END,
         n.ready_at, CASE WHEN starts_with(n.plan, 'plan:') THEN 'plan:' ELSE n.plan END,
-        CASE WHEN starts_with(n.plan, 'plan:') THEN '*' ELSE n.plan_version END
+        CASE WHEN starts_with(n.plan, 'plan:') THEN '*' ELSE n.plan_version END || holdfast.level_1(n.snapshot)
     FROM (
-        SELECT t.run_no, t.plan, t.plan_version, least(t.due, CASE WHEN t.is_due THEN v_now END) AS ready_at
-        FROM unnest(v_numbers, r_plan, r_plan_version, r_due, r_is_due) AS t (run_no, plan, plan_version, due, is_due)
+        SELECT t.run_no, t.plan, t.plan_version, t.snapshot, least(t.due, CASE WHEN t.is_due THEN v_now END) AS ready_at
+        FROM unnest(v_numbers, r_plan, r_plan_version, r_snapshot, r_due, r_is_due)
+            AS t (run_no, plan, plan_version, snapshot, due, is_due)
     ) n
     WHERE n.run_no > 0 AND (p_owner IS NOT NULL OR n.ready_at IS NOT NULL);
 
@@ -583,14 +594,14 @@ END
 $$;
 
 -- Messages of which some carry outcomes of attempts: that of the attempt which acquired a job last takes the job from its
--- queue. The attempt before the next has acquired it, unless the run has just put it there for the next one. L: the job was acquired again, and the message is for the latest attempt only. What is known, or comes too late
--- for its run, is answered by deliver_2.
-CREATE OR REPLACE FUNCTION holdfast.deliver_outcomes_1(
+-- queue. The attempt before the next has acquired it, unless the run has just put it there for the next one. L: the job was acquired again, and the message is for the latest attempt only. O: the step was opened at another time,
+-- so the message is of a deleted run that had this id. What is known, or comes too late for its run, is answered by deliver_2.
+CREATE OR REPLACE FUNCTION holdfast.deliver_outcomes_2(
     p_now bigint, p_retention bigint, p_most bigint,
     s_ord bigint[], s_run text[], s_name text[], s_signal text[], s_step text[], s_payload text[], s_digest bytea[],
     s_waiting boolean[], s_uncounted boolean[], s_by text[],
     m_ord bigint[], m_run text[], m_signal text[], m_due bigint[], m_message text[],
-    m_step text[], m_attempt bigint[], m_latest boolean[]
+    m_step text[], m_attempt bigint[], m_latest boolean[], m_opened bigint[]
 ) RETURNS TABLE (o_now bigint, o_ord bigint, o_code text, o_status text, o_seq bigint, o_at bigint) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
 SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -598,6 +609,7 @@ DECLARE
     v_now bigint;
     v_run bigint;
     v_acquired bigint;
+    v_scheduled bigint;
     v_kept int[] := '{}';
 BEGIN
     PERFORM 1 FROM holdfast.runs WHERE run_id = ANY (s_run || m_run) ORDER BY run_id FOR UPDATE;
@@ -610,10 +622,13 @@ BEGIN
                 AND NOT EXISTS (
                     SELECT 1 FROM holdfast.messages m WHERE (m.run_no, m.signal_id) = (r.run_no, m_signal[i])
                 );
-            SELECT j.next_attempt - 1 INTO v_acquired FROM holdfast.jobs j
+            SELECT j.next_attempt - 1, (j.job::json ->> 'scheduled_at')::bigint INTO v_acquired, v_scheduled
+            FROM holdfast.jobs j
             WHERE j.run_no = v_run AND j.step_id = m_step[i] AND j.queue <> '' FOR UPDATE;
         END IF;
-        IF v_acquired > m_attempt[i] AND m_latest[i] THEN
+        IF v_acquired IS NOT NULL AND v_scheduled <> 0 AND m_opened[i] NOT IN (0, v_scheduled) THEN
+            RETURN QUERY SELECT v_now, m_ord[i], 'O', NULL::text, NULL::bigint, NULL::bigint;
+        ELSIF v_acquired > m_attempt[i] AND m_latest[i] THEN
             RETURN QUERY SELECT v_now, m_ord[i], 'L', NULL::text, NULL::bigint, NULL::bigint;
         ELSE
             v_kept := v_kept || i;
@@ -1094,6 +1109,52 @@ BEGIN
 END
 $$;
 
+-- Put a run that exists into its queue, unless it has a place there, and admit the run that is next. The locks of the
+-- queue and of the run are held, and its turn was committed: the messages of the turn are held back until it is admitted.
+CREATE OR REPLACE FUNCTION holdfast.enqueue_again_1(
+    p_now bigint, p_run text, p_seen bigint, p_messages text[],
+    t_key text, t_ahead bigint, t_at_once bigint, t_per_key bigint, t_starts bigint, t_period bigint
+) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
+SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_run record;
+    v_number bigint;
+    v_is_new boolean;
+    v_admitted bigint[] := '{}';
+    v_others bigint[];
+BEGIN
+    SELECT r.run_no, r.plan_id, r.tenant, r.gate_no, r.finished_at INTO v_run FROM holdfast.runs r WHERE r.run_id = p_run;
+    IF v_run.finished_at IS NOT NULL OR EXISTS (
+        SELECT 1 FROM holdfast.gate_runs g WHERE g.number = v_run.gate_no AND g.is_inside
+    ) THEN
+        RETURN;
+    END IF;
+    SELECT g.number INTO v_number FROM holdfast.gate_runs g WHERE g.number = v_run.gate_no;
+    v_is_new := v_number IS NULL;
+    IF v_is_new THEN
+        PERFORM holdfast.use_limit_1(v_run.plan_id, t_per_key);
+        v_number := nextval('holdfast.gate_numbers');
+        INSERT INTO holdfast.gate_runs (number, plan_id, tenant, key, run_id, place)
+        VALUES (v_number, v_run.plan_id, v_run.tenant, t_key, p_run, p_now - t_ahead);
+        PERFORM holdfast.count_1(v_run.plan_id, v_run.tenant, t_key, 0, 1);
+    END IF;
+    UPDATE holdfast.messages SET due_at = 4611686018427387904
+    WHERE run_no = v_run.run_no AND signal_id = ANY (p_messages);
+    UPDATE holdfast.runs r SET gate_no = v_number, queued_at = coalesce(r.queued_at, p_now), ready_at = least(
+        CASE WHEN r.inbox_seq > p_seen THEN p_now END,
+        (SELECT nullif(min(m.due_at), 4611686018427387904) FROM holdfast.messages m WHERE m.run_no = r.run_no)
+    ) WHERE r.run_no = v_run.run_no;
+    IF v_is_new THEN
+        SELECT l.o_numbers INTO v_admitted
+        FROM holdfast.admit_from_1(v_run.plan_id, t_at_once, t_starts, t_period, 1, p_now, ARRAY[v_number]) l;
+    END IF;
+    v_others := ARRAY(SELECT p.run_no FROM holdfast.admitted_runs_1(v_admitted) p);
+    PERFORM holdfast.make_ready_1(v_others, p_now);
+    PERFORM holdfast.enter_1(v_run.run_no || v_others, p_now);
+END
+$$;
+
 -- Create runs that all have admission requests. Arguments and answers are those of create_1, and the requests, the epoch
 -- of what is the owner's, and the instant that goes with O: rejected, and nothing was created.
 CREATE OR REPLACE FUNCTION holdfast.create_limited_1(
@@ -1523,7 +1584,7 @@ BEGIN
         SELECT l.plan_id, l.plan_version, min(l.since) AS since FROM late l WHERE l.since <= v_late GROUP BY 1, 2
     )
     SELECT p.plan_id, p.plan_version, p.since FROM plans p
-    WHERE NOT EXISTS (
+    WHERE strpos(p.plan_version, E'\n') = 0 AND NOT EXISTS (  -- what needs a level that no node knows is left alone
         SELECT 1 FROM holdfast.nodes n
         WHERE holdfast.lease_end_1(n.lease_until, v_now) > v_now
             AND (n.plans IS NULL OR p.plan_id || E'\n' || p.plan_version = ANY (n.plans))

@@ -6,28 +6,30 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core.audit import AuditEntry
-from holdfast.core.codec import encode_text
+from holdfast.core.codec import INTEGER_LIMIT, encode_text
 from holdfast.core.instants import Instant
 from holdfast.core.keys import RESERVED_PREFIX, inbox_uuid, signal_storage_key, signal_suffix
-from holdfast.core.messages import INTEGER_LIMIT, AcceptedSignalResult, Message, SignalRequest
+from holdfast.core.messages import AcceptedSignalResult, Message, SignalRequest
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.limits import Limits
 from holdfast.store import decisions, port, sql, validation
 from holdfast.store.postgres import audit
-from holdfast.store.postgres.columns import columns
+from holdfast.store.postgres.columns import columns, literals, places
 from holdfast.store.postgres.faults import UNSTORABLE
 from holdfast.store.postgres.pool import Db, Transaction
 
 Answer = port.Accepted | port.Duplicate | port.Refused
 
-PLACES = ", ".join(f"${number}" for number in range(1, 19))
+SIGNAL_KINDS = ("bigint", *["text"] * 5, "bytea", "boolean", "boolean", "text")
+MESSAGE_KINDS = ("bigint", "text", "text", "bigint", "text")
+PLACES = f"$1, $2, $3, {places(4, (*SIGNAL_KINDS, *MESSAGE_KINDS))}"
 DELIVER = f"SELECT o_now, o_ord, o_code, o_status, o_seq, o_at FROM holdfast.deliver_2({PLACES})"
 DELIVER_AUDITED = audit.with_audit(DELIVER, 19, "A", is_known=True)
 OUTCOMES = (
-    f"SELECT o_now, o_ord, o_code, o_status, o_seq, o_at FROM holdfast.deliver_outcomes_1({PLACES}, $19, $20, $21)"
+    f"SELECT o_now, o_ord, o_code, o_status, o_seq, o_at FROM holdfast.deliver_outcomes_2({PLACES}, $19, $20, $21, $22)"
 )
-OUTCOMES_AUDITED = audit.with_audit(OUTCOMES, 22, "A", is_known=True)
+OUTCOMES_AUDITED = audit.with_audit(OUTCOMES, 23, "A", is_known=True)
 DELIVER_IF = f"SELECT o_now, o_ord, o_code, o_status, o_seq, o_at FROM holdfast.deliver_if_1({PLACES}, $19, $20)"
 DELIVER_IF_AUDITED = audit.with_audit(DELIVER_IF, 21, "A", is_known=True)
 
@@ -112,7 +114,7 @@ async def _deliver(
         item = items[index]
         if isinstance(item, Message):
             messages.append((index, item.run_id, item.signal_id, item.due_at, encode_text(item)))
-            outcomes.append((item.step_id, item.attempt, item.is_latest_only))
+            outcomes.append((item.step_id, item.attempt, item.is_latest_only, item.opened_at))
         else:
             signals.append(_signal_row(index, item))
             is_repeatable = is_repeatable and item.signal_id is not None
@@ -120,14 +122,14 @@ async def _deliver(
                 entries.append((index, replace(item.audit, run_id=item.run_id)))
     retention = limits.acceptance_retention_ms * 1_000
     most = INTEGER_LIMIT if any(_is_unlimited(items[index]) for index in wave) else limits.signals_per_run_per_minute
-    arguments = [now, retention, most, *columns(signals, 10), *columns(messages, 5)]
+    arguments: list[Any] = [now, retention, most, *literals(signals, SIGNAL_KINDS), *literals(messages, MESSAGE_KINDS)]
     statement, audited, first = DELIVER, DELIVER_AUDITED, items[wave[0]]
     if isinstance(first, SignalRequest) and _is_conditional(first):  # then it is alone
         statement, audited = DELIVER_IF, DELIVER_IF_AUDITED
         arguments += [first.expected_version, first.accept_before]
-    elif any(attempt is not None for _, attempt, _ in outcomes):
+    elif any(attempt is not None for _, attempt, _, _ in outcomes):
         statement, audited = OUTCOMES, OUTCOMES_AUDITED
-        arguments += columns(outcomes, 3)
+        arguments += columns(outcomes, 4)
     if entries:
         statement, arguments = audited, [*arguments, *audit.entry_columns(entries)]
     try:
@@ -156,7 +158,7 @@ def _signal_row(index: int, request: SignalRequest) -> tuple[Any, ...]:
         request.signal_id,
         request.step_id,
         sql.text_of(request.payload),
-        bytes.fromhex(request.payload_sha256),
+        request.payload_sha256,
         request.require_waiting,
         request.name.startswith(RESERVED_PREFIX),
         sql.by_of(request),
@@ -173,6 +175,8 @@ def _answer(
     if isinstance(item, Message):
         if code == "L":
             return port.Refused(decisions.taken_again(item))
+        if code == "O":
+            return port.Refused(decisions.of_another_run(item))
         return port.Accepted() if code == "A" else port.Duplicate()
     if code in ("A", "D"):
         result = _result(item, seq, at)

@@ -68,6 +68,7 @@ _REMEMBER = (
     'object_key = excluded.object_key, "offset" = excluded."offset", size_bytes = excluded.size_bytes, '
     "archived_at = excluded.archived_at"
 )
+_SIZES = "SELECT run_no, sum(octet_length(data)) FROM holdfast.events WHERE run_no = ANY ($1) GROUP BY run_no"
 _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 
 
@@ -111,7 +112,9 @@ async def purge(
     selection = _Selection(transaction, policy, now)
     held = bus.held(now - policy.sink_hold_ms * 1_000)
     gone = await selection.rows(_GONE, "runs.finished_at", policy.finished_run_ms, _FAMILY_HAS_ENDED, f"NOT {held}")
-    doomed = selection.doomed = [run_no for run_no, _, _ in gone[:limit]]
+    fit = limit if policy.most_bytes is None else await _within_bytes(transaction, gone[:limit], policy.most_bytes)
+    has_larger, gone = fit < len(gone), gone[:fit]
+    doomed = selection.doomed = [run_no for run_no, _, _ in gone]
     tasks = await selection.rows(_TASKS, "runs.finished_at", policy.task_ms)
     states = await selection.rows(_STATES, "runs.finished_at", policy.runtime_state_ms)
     expired = await selection.rows(_EXPIRED, "expires_at", 0)
@@ -146,6 +149,7 @@ async def purge(
         outbox=outbox,
         stale_runs=await _stale(transaction, policy, now),
         has_more=has_more_entries
+        or has_larger
         or max(map(len, (gone, tasks, states, expired, letters, archived, entries, bodies))) > limit,
     )
     if policy.dry_run:
@@ -163,6 +167,12 @@ async def purge(
     if entry is not None:
         await audit.append(transaction, [decisions.purge_entry(entry, report, now)])
     return report
+
+
+async def _within_bytes(db: Transaction, gone: list[Any], most: int) -> int:
+    """Return how many of these runs have no more bytes of events together."""
+    sizes = {row[0]: int(row[1]) for row in await db.fetch(_SIZES, [run_no for run_no, _, _ in gone])}
+    return decisions.within_bytes((sizes.get(run_no, 0) for run_no, _, _ in gone), most)
 
 
 async def _delete_runs(transaction: Transaction, policy: PurgePolicy, gone: list[Any], now: Instant) -> None:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.clock import Clock
@@ -26,8 +27,10 @@ from holdfast.core.schedules import Schedule
 from holdfast.limits import LIST_S, Limits
 from holdfast.store import port, sql, validation
 from holdfast.store.health import Bounds, Facts
+from holdfast.store.joined import JoinedStore
 from holdfast.store.postgres import (
     admission,
+    bulletins,
     bus,
     changefeed,
     dead_letters,
@@ -47,12 +50,14 @@ from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.commit import Committing
 from holdfast.store.postgres.create import create_on
 from holdfast.store.postgres.inbox import deliver
+from holdfast.store.postgres.joined import DATABASE, JoinedPostgres
 from holdfast.store.postgres.migrate import latest_version, migrate, not_migrated, schema_version
 from holdfast.store.postgres.pool import Pool, Transaction
 from holdfast.store.postgres.transfer import PostgresTransfer
 from holdfast.store.postgres.wakeups import NotifyWakeups
 from holdfast.store.transfer import Transfer
-from holdfast.store.wakeups import Wakeups, creations_may_wake_others, may_wake_others
+from holdfast.store.types import creations_may_wake_others
+from holdfast.store.wakeups import Wakeups, may_wake_others
 
 T = TypeVar("T")
 Row = TypeVar("Row")
@@ -87,7 +92,11 @@ class PostgresStore:
 
     def __init__(self, pool: Pool, clock: Clock | None, limits: Limits, wakeups: Wakeups) -> None:
         self.capabilities = port.Capabilities(
-            conditional_batch=True, atomic_batch=True, read_after_write=True, scan_consistency="snapshot"
+            conditional_batch=True,
+            atomic_batch=True,
+            read_after_write=True,
+            scan_consistency="snapshot",
+            commits_aside=True,
         )
         self.wakeups = wakeups
         self._pool = pool
@@ -97,6 +106,7 @@ class PostgresStore:
         self._starts = leases.Starts()
         self._is_migrated = False
         self._will_notify = False
+        self._named: str | None = None
         self._latest: Instant = 0
         self._heard: tuple[Instant, float] | None = None
         self._asking: asyncio.Task[Instant] | None = None
@@ -194,6 +204,15 @@ class PostgresStore:
         validation.check_batch(items, self._limits)
         work = deliver(self._ready(), items, self._limits, self._asked())
         return await self._pool.finished(self._then_notify(work))
+
+    def joined(self, connection: Any) -> JoinedStore:
+        return JoinedPostgres(self._ready(), connection, self._limits, self._asked(), self._database)
+
+    async def _database(self) -> str:
+        """Return what names the schema of this store among all servers."""
+        if self._named is None:
+            [[self._named]] = await self._pool.finished(self._pool.fetch(DATABASE, self._pool.address.schema))
+        return self._named
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         validation.check_batch(turns, self._limits)
@@ -480,6 +499,19 @@ class PostgresStore:
         validation.check_audit(() if audit is None else (audit,), self._limits)
         work = self._transact(lambda transaction, now: bus.settle_letters(transaction, ids, action, now, audit))
         return await self._then_notify(work)
+
+    # --- BulletinStore
+
+    async def put_bulletins(self, kind: str, bodies: Mapping[str, Raw], keep_ms: int) -> list[bool]:
+        validation.check_bulletins(kind, bodies, keep_ms, self._limits)
+        now = self._asked()
+        work = self._ready().transact(lambda transaction: bulletins.put(transaction, kind, bodies, keep_ms, now))
+        return await self._pool.finished(self._then_notify(work))
+
+    async def find_bulletins(self, query: port.BulletinQuery) -> port.Found[port.Bulletin]:
+        validation.check_query(query)
+        work = bulletins.find(self._ready(), query, self._page(query.limit), self._asked())
+        return await self._pool.finished(work)
 
     # --- ScheduleStore
 

@@ -22,12 +22,17 @@ PAUSE_S = 0.002
 """The least time between two NOTIFYs: all calls in between are one."""
 
 
+def channel_of(schema: str) -> str:
+    """Return the channel on which the nodes of a schema are notified."""
+    return f"holdfast_{schema}"
+
+
 class NotifyWakeups:
     """The notifications of one schema."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._channel = f"holdfast_{address.schema}"
+        self._channel = channel_of(address.schema)
         self._local = LocalWakeups()
         self._connection: Any = None
         self._task: asyncio.Task[None] | None = None

@@ -4,6 +4,8 @@ The queue of a plan is one object. A run gets its place there before its head is
 its head says so. So a process that is killed in between leaves a place without a run, a place of a run that has
 finished, or an admitted run whose head still says that it is queued: never a run too many inside. `admit` mends all
 three: it releases admitted runs that are still held back, and frees places if it finds queued runs and can admit none.
+A run that was held, by an approval or for its time, exists before it gets its place: its head says first that it is
+queued, and `admit` gives a place to those that have none.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -140,6 +142,15 @@ class Admission:
 
         return await self._change(head.plan_id, decide)
 
+    async def enter_again(self, run_id: str, now: Instant) -> None:
+        """Give a run whose head says that it is queued its place, if it has none, and release what is admitted."""
+        held = await self._mirror.fetch(run_id)
+        if held is None or held.run.admission is None or held.run.head.queued_at is None:
+            return
+        admitted = await self.enter(held.run, now)
+        if not isinstance(admitted, Overloaded):
+            await self.release(admitted, now)
+
     async def release(self, run_ids: Sequence[str], now: Instant) -> None:
         """Let go of what was held back of runs that are admitted."""
         for run_id in run_ids:
@@ -178,11 +189,14 @@ class Admission:
         self, plan_id: str, limit: RunLimit, most: int, now: Instant
     ) -> tuple[list[str], list[str], Instant | None]:
         if not any(
-            held.run.admission is not None and held.run.head.plan_id == plan_id and not held.run.is_finished
-            for held in self._mirror.runs.values()
+            summary.has_place and summary.plan_id == plan_id and not summary.is_finished
+            for summary in self._mirror.summaries.values()
         ):
             return [], [], None  # who has a place and no run yet is not to be admitted
         known = StoredQueue(await self._document(plan_id).read())
+        for run_id in self._without_place(plan_id, known):
+            await self.enter_again(run_id, now)
+            known = StoredQueue(await self._document(plan_id).read())
         stuck = [run_id for run_id in known.inside if self._is_held_back(run_id)]
         if not known.has_waiting:
             return [], stuck, None
@@ -200,7 +214,7 @@ class Admission:
 
     def _mend(self, queue: StoredQueue, ghosts: set[str], now: Instant) -> None:
         """Free the places of runs that have finished or were never created, and count those that have started."""
-        runs = {run_id: held.run for run_id in queue.places if (held := self._mirror.runs.get(run_id)) is not None}
+        runs = self._mirror.summaries
         for run_id in queue.starting:
             if run_id in runs and runs[run_id].has_begun:
                 queue.record_start(run_id, now)
@@ -209,13 +223,23 @@ class Admission:
                 queue.record_start(run_id, now)
                 queue.leave(run_id)
 
+    def _without_place(self, plan_id: str, queue: StoredQueue) -> list[str]:
+        """Return the runs of a plan that say they are queued and have no place, oldest first."""
+        places = set(queue.places)
+        lost = [
+            summary
+            for run_id, summary in self._mirror.summaries.items()
+            if summary.is_queued and summary.plan_id == plan_id and run_id not in places
+        ]
+        return [summary.run_id for summary in sorted(lost, key=lambda summary: summary.order)]
+
     def _is_held_back(self, run_id: str) -> bool:
-        held = self._mirror.runs.get(run_id)
-        return held is not None and held.run.head.queued_at is not None
+        summary = self._mirror.summaries.get(run_id)
+        return summary is not None and summary.is_queued
 
     async def _is_ghost(self, queue: StoredQueue, run_id: str, now: Instant) -> bool:
         is_old = queue.entered.get(run_id, 0) <= now - GHOST
-        return is_old and run_id not in self._mirror.runs and await self._mirror.fetch(run_id) is None
+        return is_old and run_id not in self._mirror.summaries and await self._mirror.fetch(run_id) is None
 
 
 def _release(run: StoredRun, node: str | None, now: Instant) -> port.Admitted | None:

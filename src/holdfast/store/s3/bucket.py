@@ -4,7 +4,8 @@ Three things happen to a request that a database would hide, and all are dealt w
 
 * **Throttled or failed** (503 SlowDown, 500, a reset connection): it is sent again after a growing pause.
 * **Timed out**: the outcome is unknown. A write is sent again under the same condition; if the first one had arrived,
-  the second is refused, and the object is looked up.
+  the second is refused, and the object is looked up. How long to wait follows from how long answers have taken
+  (`AnswerTime`): an answer that is lost holds up a whole batch of runs, and the lease of their node.
 * **Refused** (412, 409, or 404 for a replacement): someone else was faster, or it was this very writer, whose first
   try arrived though its answer was lost. Every conditional write carries a *mark* that no other writer has; if the
   object holds it, the write has happened.
@@ -20,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
-from holdfast.clock import Rng, SystemRng, SystemSecrets
+from holdfast.clock import Rng, SystemRng, SystemSecrets, elapsed_us
 from holdfast.core.instants import Instant
 from holdfast.errors import (
     CheckpointOwnershipCapabilityError,
@@ -52,10 +53,28 @@ OPEN_REQUESTS = 32
 """How many requests a process has open at once."""
 
 REQUEST_S = 6
-"""How long a request may take before its outcome is unknown. A lease (10 s) survives an answer that is lost."""
+"""How long a request may take at most before its outcome is unknown. A lease (10 s) survives a lost answer."""
+
+LEAST_REQUEST_S = 0.5
+"""How long a request may take at least, however fast the others were."""
+
+BYTES_PER_S = 1_000_000
+"""How fast the body of a request is sent, at least."""
+
+PAGE = 1_000
+"""How many objects one listing returns."""
 
 FIRST_PAUSE_S = 0.05
 MOST_PAUSE_S = 3.0
+
+KEY_BYTES = 1_024
+"""The longest key, its prefix included. So S3 has it."""
+
+PART_BYTES = 255
+"""How long a part of a key may be on every server. Some keep each part as the name of a file."""
+
+LONG_PART_TRIES = 6
+"""How often a server is asked whether it takes longer parts, before the answer is that it does not."""
 
 PROBES = 3
 """How often each condition is tried at start-up."""
@@ -91,6 +110,27 @@ class Unchanged:
 UNCHANGED = Unchanged()
 
 
+class AnswerTime:
+    """How long to wait for an answer, by how long the last ones took: their mean, and four times their deviation.
+
+    It is how TCP decides when to send a segment again. A server that slows down as a whole is waited for longer.
+    """
+
+    def __init__(self) -> None:
+        self._mean_s = REQUEST_S / 4
+        self._deviation_s = REQUEST_S / 8
+
+    def note(self, took_s: float) -> None:
+        """Note how long an answer took."""
+        self._deviation_s += (abs(took_s - self._mean_s) - self._deviation_s) / 4
+        self._mean_s += (took_s - self._mean_s) / 8
+
+    def bound_s(self, tries: int, size: int) -> float:
+        """Return how long to wait for the answer to a request with so large a body that was sent so often before."""
+        least = max(LEAST_REQUEST_S, self._mean_s + 4 * self._deviation_s) + size / BYTES_PER_S
+        return min(float(REQUEST_S), least * 2.0**tries)
+
+
 class Bucket:
     """The objects under one prefix of a bucket: any store of `obstore` that has conditional writes."""
 
@@ -99,6 +139,10 @@ class Bucket:
         self._patience_s = patience_s
         self._rng = rng or SystemRng()
         self._slots = asyncio.Semaphore(OPEN_REQUESTS)
+        self._answer_time = AnswerTime()
+        prefix = getattr(objects, "prefix", None)
+        self._prefix_bytes = len(prefix.encode()) + 1 if isinstance(prefix, str) else 0
+        self._takes_long_parts: bool | None = None
         self.requests: Counter[str] = Counter()
         """How many requests were sent, by kind."""
 
@@ -116,6 +160,43 @@ class Bucket:
             raise InvalidInput(f"the address of the store cannot be used: {problem}", field="store") from problem
         return cls(objects, patience_s=patience_s)
 
+    # --- keys
+
+    async def unfit(self, key: str) -> InvalidInput | None:
+        """Return why nothing can be stored under a key, or None. Keys are ASCII."""
+        size = self._prefix_bytes + len(key)
+        if size > KEY_BYTES:
+            words = f"its key in the bucket would have {size} bytes, and a bucket takes {KEY_BYTES}"
+            return InvalidInput(f"the name is too long: {words}: {key[:80]!r}…", field="key", most=KEY_BYTES)
+        if max(map(len, key.split("/"))) > PART_BYTES and not await self._long_parts():
+            words = f"this server takes at most {PART_BYTES} bytes for each part of a key, as it is percent-encoded"
+            return InvalidInput(f"the name is too long: {words}: {key[:80]!r}…", field="key", most=PART_BYTES)
+        return None
+
+    async def _check_key(self, key: str) -> None:
+        problem = await self.unfit(key)
+        if problem is not None:
+            raise problem
+
+    async def _long_parts(self) -> bool:
+        """Return whether the server takes keys with long parts: it is tried, once in a process."""
+        key = f"probe/{'x' * (3 * PART_BYTES)}"
+        for _ in range(LONG_PART_TRIES):
+            if self._takes_long_parts is not None:
+                break
+            try:
+                self.requests["PUT"] += 1
+                await self._answered(lambda: obstore.put_async(self._objects, key, b""), REQUEST_S)
+            except (BaseError, OSError):
+                await asyncio.sleep(FIRST_PAUSE_S)
+            else:
+                self._takes_long_parts = True
+                await self.delete([key])
+        if self._takes_long_parts is None:
+            await self.put("probe/short", b"")  # or the server is away, and nothing is known
+            self._takes_long_parts = False
+        return self._takes_long_parts
+
     # --- reading
 
     async def get(self, key: str) -> Stored | None:
@@ -125,7 +206,9 @@ class Bucket:
         return found
 
     async def get_newer(self, key: str, etag: str | None) -> Stored | Unchanged | None:
-        """Return an object, unless it is the one that the caller has; None if there is none."""
+        """Return an object, unless it is the one that the caller has; None if there is none, or can be none."""
+        if await self.unfit(key) is not None:
+            return None
         options: Any = None if etag is None else {"if_none_match": etag}
 
         async def ask() -> Stored | Unchanged | None:
@@ -146,25 +229,29 @@ class Bucket:
     async def list(self, prefix: str, after: str = "") -> list[Listed]:
         """Return the objects under a prefix, in order; with `after` only those whose keys come later."""
 
-        async def ask() -> list[Listed]:
-            found = []
-            async for page in obstore.list(self._objects, prefix, offset=after or None, chunk_size=1_000):
-                found += [Listed(meta["path"], meta["e_tag"] or "", meta["size"]) for meta in page]
-                if len(page) == 1_000:
-                    self.requests["LIST"] += 1
-            return found
+        found: list[Listed] = []
 
-        return sorted(await self._patiently("LIST", ask))
+        async def ask() -> None:  # sent again, it goes on where it had come to
+            offset, bound_s = max(found).key if found else after, self._answer_time.bound_s(1, 0)
+            pages = aiter(obstore.list(self._objects, prefix, offset=offset or None, chunk_size=PAGE))
+            while (page := await self._answered(lambda: anext(pages, None), bound_s)) is not None:
+                found.extend(Listed(meta["path"], meta["e_tag"] or "", meta["size"]) for meta in page)
+                if len(page) == PAGE:
+                    self.requests["LIST"] += 1
+
+        await self._patiently("LIST", ask, is_bounded=False)
+        return sorted(found)
 
     # --- writing
 
     async def put(self, key: str, data: bytes) -> str:
         """Write an object whatever there was; return its etag."""
+        await self._check_key(key)
 
         async def ask() -> str:
             return str((await obstore.put_async(self._objects, key, data))["e_tag"])
 
-        return await self._patiently("PUT", ask)
+        return await self._patiently("PUT", ask, len(data))
 
     async def create(self, key: str, data: bytes, mark: bytes) -> Stored | None:
         """Write an object if there is none. None: there is another. `mark` is in `data`, and in no other's."""
@@ -175,6 +262,8 @@ class Bucket:
         return await self._write(key, data, mark, {"e_tag": etag})
 
     async def _write(self, key: str, data: bytes, mark: bytes, mode: Any) -> Stored | None:
+        await self._check_key(key)
+
         async def ask() -> Stored | None:
             try:
                 answer = await obstore.put_async(self._objects, key, data, mode=mode)
@@ -184,7 +273,7 @@ class Bucket:
                 return None
             return Stored(data, answer["e_tag"] or "", 0)
 
-        written = await self._patiently("PUT", ask)
+        written = await self._patiently("PUT", ask, len(data))
         if written is None:
             found = await self.get(key)
             if found is not None and mark in found.data:
@@ -206,33 +295,50 @@ class Bucket:
 
     # --- sending, and sending again
 
-    async def _patiently(self, kind: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """Send a request, again after a pause if the server cannot answer now, until the patience ends."""
+    async def _patiently(
+        self, kind: str, ask: Callable[[], Awaitable[T]], size: int = 0, *, is_bounded: bool = True
+    ) -> T:
+        """Send a request, again after a pause if the server cannot answer now, until the patience ends.
+
+        With `is_bounded` each answer may take as long as follows from the last ones.
+        """
         pause = FIRST_PAUSE_S
         last: Exception = TimeoutError()
+        tries = 0
         try:
             async with asyncio.timeout(self._patience_s):
                 while True:
                     try:
                         async with self._slots:
                             self.requests[kind] += 1
-                            return await ask()
-                    except (BaseError, OSError) as problem:
+                            if not is_bounded:
+                                return await ask()
+                            return await self._answered(ask, self._answer_time.bound_s(tries, size))
+                    except (BaseError, OSError) as problem:  # which TimeoutError is
                         if _is_hopeless(problem):
                             raise unavailable(problem) from problem
                         last = problem
+                    tries += 1
                     self.requests["again"] += 1
                     await asyncio.sleep(pause * (1.0 - self._rng.fraction() / 2))
                     pause = min(2 * pause, MOST_PAUSE_S)
         except TimeoutError:
             raise unavailable(last) from last
 
+    async def _answered(self, ask: Callable[[], Awaitable[T]], bound_s: float) -> T:
+        """Return the answer to a request, if it comes in time."""
+        began = elapsed_us()
+        async with asyncio.timeout(bound_s):
+            answer = await ask()
+        self._answer_time.note((elapsed_us() - began) / 1e6)
+        return answer
+
     # --- the self-test
 
     async def check_conditions(self) -> None:
         """Prove that the server honours the conditions of writes, or raise with what it did instead."""
-        for number in range(PROBES):
-            await self._probe(f"probe/{SystemSecrets().new_secret()[:16]}-{number}")
+        mine = SystemSecrets().new_secret()[:16]
+        await asyncio.gather(*(self._probe(f"probe/{mine}-{number}") for number in range(PROBES)))
 
     async def _probe(self, key: str) -> None:
         try:

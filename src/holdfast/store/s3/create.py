@@ -14,13 +14,14 @@ from msgspec.structs import replace
 from holdfast.clock import Secrets
 from holdfast.core.audit import run_entry
 from holdfast.core.instants import Instant
+from holdfast.core.keys import storage_key
 from holdfast.core.messages import Message, SignalRequest
-from holdfast.errors import CallerError, Overloaded
+from holdfast.errors import CallerError, InvalidInput, Overloaded
 from holdfast.limits import Limits
 from holdfast.store import decisions, port, validation
 from holdfast.store.s3.admission import Admission
 from holdfast.store.s3.bucket import Bucket, Stored
-from holdfast.store.s3.head import StoredRun, decode_run, encode_run, note_audit
+from holdfast.store.s3.head import StoredRun, decode_run, encode_run, note_audit, segment_key
 from holdfast.store.s3.heads import Heads
 from holdfast.store.s3.mirror import Mirror
 
@@ -57,6 +58,9 @@ class Creator:
         problem = validation.check_new_run(new)
         if problem is not None:
             return port.Refused(problem)
+        too_long = await self._too_long(new)
+        if too_long is not None:
+            return port.Refused(too_long)
         unfit = validation.check_first_signals(new, self._limits)
         run = StoredRun(new, owner, now, order)
         run.started_by = started_by
@@ -85,6 +89,17 @@ class Creator:
         void = msgspec.json.encode(RequestRecord("", new.input_sha256, "", mark))
         await self._bucket.replace(place, void, stored.etag, mark.encode())
         return port.Refused(problem)
+
+    async def _too_long(self, new: port.NewRun) -> CallerError | None:
+        """Return why the bucket has no room for the names of a run: before anything of it is stored."""
+        keys = {"run_id": segment_key(new.run_id, 1, "x" * 24)}
+        if new.admission is not None:
+            keys["workflow"] = storage_key("admission", new.plan_id)
+        for field, key in keys.items():
+            problem = await self._bucket.unfit(key)
+            if problem is not None:
+                return InvalidInput(f"{field}: {problem.message}", field=field, most=problem.details["most"])
+        return None
 
     async def is_requested(self, request_key: str) -> bool:
         """Return whether there is a request with this key; that of a deleted run is not."""

@@ -87,6 +87,10 @@ class Document(Generic[D]):
             self._content, self._etag = _decode(found.data, type(self._empty), self._key), found.etag
         return self._content
 
+    async def read_listed(self, etag: str) -> D:
+        """Return the document as a listing has shown it, which is not read again if it has not changed since."""
+        return self._content if etag == self._etag else await self.read()
+
     async def change(self, decide: Callable[[D, str], tuple[D, T]]) -> T:
         """Replace the document by what is decided on it, again if it has changed meanwhile.
 

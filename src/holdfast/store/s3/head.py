@@ -20,12 +20,13 @@ from holdfast.core import codec
 from holdfast.core.admission import AdmissionRequest
 from holdfast.core.attributes import Attributes
 from holdfast.core.audit import AuditEntry
+from holdfast.core.codec import INTEGER_LIMIT
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import EngineRunRef, Event
 from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.keys import storage_key
-from holdfast.core.messages import INTEGER_LIMIT, AcceptanceRecord, Message, Signal, SignalRequest
+from holdfast.core.messages import AcceptanceRecord, Message, Signal, SignalRequest
 from holdfast.errors import CallerError, InvalidInput, StoreCorrupt, StoreTooNew
 from holdfast.limits import Limits
 from holdfast.store import port, validation
@@ -232,6 +233,11 @@ class HeadRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     attributes: Attributes = {}
 
 
+def segment_key(run_id: str, first: int, mark: str) -> str:
+    """Return the key of older events of a run: the longest of those that it has."""
+    return storage_key("events", run_id, f"{first:012d}-{mark}")
+
+
 class OlderEventsNeeded(Exception):
     """A decision depends on events that are in segments, and they are not loaded."""
 
@@ -329,7 +335,7 @@ class StoredRun(Run):
             return None
         moved, kept = self.events[:count], self.events[count:]
         keys = b"".join(_short(event.idempotency_key) for event in moved)
-        key = storage_key("events", self.head.run_id, f"{self.first_in_tail:012d}-{make_key}")
+        key = segment_key(self.head.run_id, self.first_in_tail, make_key)
         segment = Segment(self.first_in_tail, last, key, keys)
         self.events = kept
         self._by_key = {event.idempotency_key: event for event in kept}

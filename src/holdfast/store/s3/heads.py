@@ -6,7 +6,8 @@ on what this process remembers.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -25,11 +26,18 @@ T = TypeVar("T")
 SEGMENTS_KEPT = 64
 """How many segments a process remembers. They never change."""
 
+AT_ONCE = 1_000
+"""How many runs one announcement names, at most."""
+
+UNKNOWN = "?"
+"""Stands for the etag of a head whose writer does not know what became of its write."""
+
 
 class Heads:
     """The heads of all runs, and the changes of them that are still to be announced."""
 
-    def __init__(self, bucket: Bucket, mirror: Mirror, secrets: Secrets) -> None:
+    def __init__(self, bucket: Bucket, mirror: Mirror, secrets: Secrets, now: Callable[[], Awaitable[Instant]]) -> None:
+        self._now = now
         self._bucket = bucket
         self._mirror = mirror
         self._secrets = secrets
@@ -49,7 +57,7 @@ class Heads:
         """
         lock = self._locks.setdefault(run_id, asyncio.Lock())
         async with lock:  # only to spare requests: the condition of the write is what counts
-            held = self._mirror.runs.get(run_id)
+            held = self._mirror.held(run_id)
             is_fresh = held is None
             if held is None:
                 held = await self._mirror.fetch(run_id)
@@ -76,7 +84,8 @@ class Heads:
             await self._bucket.put(segment.key, events)
         run.older = None
         data = encode_run(run, mark)
-        written = await self._bucket.replace(head_key(run.head.run_id), data, held.etag, mark.encode())
+        with self._noted(run.head.run_id):
+            written = await self._bucket.replace(head_key(run.head.run_id), data, held.etag, mark.encode())
         if written is None:
             return False
         if written.data is not data:  # others have written since
@@ -89,7 +98,8 @@ class Heads:
         """Write the first head of a run. False: there is another run with its id."""
         mark = self._secrets.new_secret()[:24]
         data = encode_run(run, mark)
-        written = await self._bucket.create(head_key(run.head.run_id), data, mark.encode())
+        with self._noted(run.head.run_id):
+            written = await self._bucket.create(head_key(run.head.run_id), data, mark.encode())
         if written is None:
             return False
         if written.data is not data:
@@ -144,19 +154,51 @@ class Heads:
             has_tasks = any(event.event_type.startswith("Task") for event in new)
             self._grown.append(port.Change(run.head.run_id, run.head.version, has_tasks))
 
+    def note_found(self, run_id: str) -> None:
+        """Note that a change of a run, or its deletion, was found that nothing had announced."""
+        held = self._mirror.held(run_id)
+        if held is not None:
+            self.note(held.run, held.run.first_in_tail - 1, held.etag)
+        else:
+            summary = self._mirror.summaries.get(run_id)
+            self._changed[run_id] = "" if summary is None else summary.etag
+
     def note_node(self, node: str) -> None:
         """Note that a node's lease was given or ended, to be announced with others."""
         self._nodes[node] = None
 
-    async def announce(self, now: Instant) -> bool:
+    @contextmanager
+    def _noted(self, run_id: str) -> Iterator[None]:
+        """Have a run read again and announced whose writer does not learn what became of its write."""
+        try:
+            yield
+        except BaseException:  # cancelled too
+            self._changed.setdefault(run_id, UNKNOWN)
+            raise
+
+    async def announce(self) -> bool:
         """Announce what was changed, by whichever call; return whether there was something."""
         async with self._announcing:
             if not self._changed and not self._nodes:
                 return False
             changed, grown, nodes = self._changed, self._grown, self._nodes
             self._changed, self._grown, self._nodes = {}, [], {}
-            await self._mirror.announce(changed, grown, nodes, now)
+            try:
+                await self._announce(changed, grown, nodes)
+            except BaseException:  # the next call announces it
+                self._changed, self._nodes = changed | self._changed, nodes | self._nodes
+                self._grown = grown + self._grown
+                raise
             return True
+
+    async def _announce(self, changed: dict[str, str], grown: list[port.Change], nodes: dict[str, None]) -> None:
+        for run_id in [run_id for run_id, etag in changed.items() if etag == UNKNOWN]:
+            held = await self._mirror.fetch(run_id)
+            changed[run_id] = "" if held is None else held.etag
+        run_ids = list(changed)
+        for first in range(0, max(1, len(run_ids)), AT_ONCE):
+            some = {run_id: changed[run_id] for run_id in run_ids[first : first + AT_ONCE]}
+            await self._mirror.announce(some, () if first else grown, () if first else nodes, self._now)
 
 
 def _is_same(run: StoredRun, before: StoredRun) -> bool:

@@ -42,14 +42,13 @@ class Jobs:
         self, queues: Sequence[str], activities: Sequence[str], now: Instant
     ) -> list[tuple[Instant, int, str, str]]:
         """Return the jobs that may be acquired, as (visible since, order of the run, run id, step id), in order."""
-        found = []
-        for run_id in self._mirror.active:
-            run = self._mirror.runs[run_id].run
-            for step_id, work in run.work.items():
-                job = work.job
-                if job is not None and job.queue in queues and job.activity in activities and work.is_visible(now):
-                    found.append((work.visible_at or 0, run.order, run_id, step_id))
-        return sorted(found)
+        active = [self._mirror.summaries[run_id] for run_id in self._mirror.active]
+        return sorted(
+            (work.visible_at or 0, run.order, run.run_id, work.step_id)
+            for run in active
+            for work in run.work
+            if work.queue in queues and work.activity in activities and work.is_visible(now)
+        )
 
     async def release(self, node: str, taken: Sequence[port.Job], now: Instant) -> int:
         """Give jobs back that a node has acquired and not begun; return how many."""

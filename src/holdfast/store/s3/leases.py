@@ -12,13 +12,14 @@ from msgspec.structs import replace
 
 from holdfast.clock import Secrets
 from holdfast.core.instants import Instant
-from holdfast.core.plans import definition_of
+from holdfast.core.plans import claimed_as
 from holdfast.limits import SUSPECT_LOSSES
 from holdfast.store import decisions, port
 from holdfast.store.s3.bucket import Bucket
 from holdfast.store.s3.head import StoredRun
 from holdfast.store.s3.heads import Heads
 from holdfast.store.s3.mirror import HeldNode, Mirror, NodeRecord, node_key
+from holdfast.store.s3.summary import Summary
 
 Plans = Sequence[port.Plan] | None
 
@@ -55,8 +56,6 @@ class Leases:
 
     async def renew(self, node: str, lease_ms: int, plans: Plans, now: Instant, *, is_start: bool) -> Instant:
         """Give a node a lease; with `is_start` end those of its other lives."""
-        if not self._mirror.is_loaded or is_start:
-            await self._follow(now)
         held = self._mirror.nodes.get(node)
         if held is None or self._mirror.lease_end(node, now) <= now:
             await self._follow(now)
@@ -114,14 +113,14 @@ class Leases:
         busy = [
             run_id
             for run_id in self._mirror.active
-            for work in self._mirror.runs[run_id].run.work.values()
+            for work in self._mirror.summaries[run_id].work
             if work.taken_by is not None and decisions.is_another_life(node, work.taken_by)
         ]
         await asyncio.gather(*(self._heads.change(run_id, show) for run_id in dict.fromkeys(busy)))
 
     async def _drop_nodes(self, now: Instant) -> None:
         """Delete what is left of nodes that have no lease and own nothing."""
-        owners = {self._mirror.runs[run_id].run.head.lease_owner for run_id in self._mirror.active}
+        owners = {self._mirror.summaries[run_id].lease_owner for run_id in self._mirror.active}
         late = [node for node in self._mirror.nodes if self._mirror.lease_end(node, now) <= now and node not in owners]
         await asyncio.gather(*map(self._mirror.fetch_node, late))  # a lease that was renewed is not announced
         gone = [node for node in late if node in self._mirror.nodes and self._mirror.lease_end(node, now) <= now]
@@ -138,7 +137,7 @@ class Leases:
         eligible = [
             (since, run.order, run_id)
             for run_id in self._mirror.active
-            if _is_of(run := self._mirror.runs[run_id].run, plans)
+            if _is_of(run := self._mirror.summaries[run_id], plans)
             and (since := self._eligible_since(run, node, now)) is not None
         ]
         eligible.sort()
@@ -163,7 +162,7 @@ class Leases:
 
         return await self._heads.change(run_id, decide)
 
-    def _eligible_since(self, run: StoredRun, node: str, now: Instant) -> Instant | None:
+    def _eligible_since(self, run: StoredRun | Summary, node: str, now: Instant) -> Instant | None:
         """Return since when the node may claim the run, or None if it may not."""
         owner = run.head.lease_owner
         since = run.head.ready_at if owner is None or owner == node else self._mirror.lease_end(owner, now)
@@ -184,7 +183,7 @@ class Leases:
         owned = [
             run_id
             for run_id in named
-            if run_id in self._mirror.runs and self._mirror.runs[run_id].run.head.lease_owner == node
+            if run_id in self._mirror.summaries and self._mirror.summaries[run_id].lease_owner == node
         ]
         released = await asyncio.gather(*(self._heads.change(run_id, decide) for run_id in owned))
         if run_ids is None:
@@ -206,7 +205,7 @@ class Leases:
             run.wake(now)
             return True
 
-        named = [run_id for run_id in dict.fromkeys(run_ids) if run_id in self._mirror.runs]
+        named = [run_id for run_id in dict.fromkeys(run_ids) if run_id in self._mirror.summaries]
         given = await asyncio.gather(*(self._heads.change(run_id, decide) for run_id in named))
         return sorted(run_id for run_id, is_given in zip(named, given, strict=True) if is_given)
 
@@ -215,10 +214,10 @@ class Leases:
         await self._mirror.check_leases(now, node)
         instants: list[Instant] = []
         for run_id in self._mirror.active:
-            run = self._mirror.runs[run_id].run
-            jobs = [work for work in run.work.values() if work.job is not None and work.job.queue in queues]
+            run = self._mirror.summaries[run_id]
+            jobs = [work for work in run.work if work.queue is not None and work.queue in queues]
             instants += [work.visible_at for work in jobs if work.visible_at is not None]
-            owner, ready_at = run.head.lease_owner, run.head.ready_at
+            owner, ready_at = run.lease_owner, run.ready_at
             if not _is_of(run, plans):
                 continue
             if owner is not None and owner != node:
@@ -228,5 +227,5 @@ class Leases:
         return min(instants, default=None)
 
 
-def _is_of(run: StoredRun, plans: Plans) -> bool:
-    return plans is None or definition_of(run.head.plan_id, run.head.plan_version) in plans
+def _is_of(run: Summary, plans: Plans) -> bool:
+    return plans is None or claimed_as(run.plan_id, run.plan_version, run.needs) in plans

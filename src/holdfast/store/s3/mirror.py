@@ -1,21 +1,24 @@
 """What a process knows of the bucket: all runs and nodes, as they were when it looked last.
 
-A bucket cannot be searched. Each process keeps the heads of all runs in memory, built from one listing, and follows
-their changes: who changes runs writes a small object under `changes/` that names them, after the heads. To follow is
-to list the names after the last that was seen, and to read the heads that they name. So lists are at most as old as
-the last look, and idle runs cost no request.
+A bucket cannot be searched. Each process has the *summaries* of all runs in memory, and follows their changes: who
+changes runs writes a small object under `changes/` that names them, after the heads, with their summaries. To follow is
+to list the names after the last that was seen, and to read those objects. Heads are read only by who needs them: to
+claim a run, or to answer a list. So lists are at most as old as the last look, and idle runs cost no request.
 
-Names begin with the store's time of their writer, or that of the last name that it has seen. One that arrives late
-sorts before others that were seen already, so each listing begins `OVERLAP` earlier. A writer that is killed between
-the head and the name leaves a change that nothing names: a *sweep* lists all heads now and then, and announces what it
-finds. A process that has followed nothing for long compares all heads too.
+Names begin with the store's time at which they were announced, or that of the last name that their writer has seen.
+One that arrives late sorts before others that were seen already, so each listing begins `OVERLAP` earlier, and what
+took long to be announced is announced once more.
+
+A writer that is killed between the head and the name leaves a change that nothing names. The process that holds the
+lock of the *sweep* lists all heads now and then, announces those of which it has seen no announcement, and writes the
+index, from which processes start. A process that has followed nothing for long compares all heads too.
 
 Everything here may be old, and nothing depends on it: a decision counts when its head was replaced under the condition
 that it had not changed.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -26,8 +29,9 @@ from holdfast.core.keys import storage_key
 from holdfast.store import decisions, port
 from holdfast.store.s3.bucket import Bucket, Unchanged
 from holdfast.store.s3.head import StoredRun, decode_run
+from holdfast.store.s3.summary import Summary, decode_index, encode_index, summary_of
 
-OVERLAP = 30_000_000
+OVERLAP = 10_000_000
 """How much earlier than the last name that was seen a listing begins, in microseconds."""
 
 KEPT = 900_000_000
@@ -36,9 +40,13 @@ KEPT = 900_000_000
 LOG = 20_000
 """How many names a process remembers, with the changes that they announced."""
 
+INDEX_AFTER = 100
+"""How many heads a process that starts reads before it writes the index, to spare the next one the same."""
+
 HEADS = "heads"
 NODES = "nodes"
 CHANGES = "changes"
+INDEX = "index"
 
 
 class Held(NamedTuple):
@@ -71,6 +79,8 @@ class Announced(Struct, frozen=True):
     """The etag of each changed head; empty if the run was deleted."""
     grown: tuple[port.Change, ...] = ()
     nodes: tuple[str, ...] = ()
+    summaries: tuple[Summary, ...] = ()
+    """Those of the runs; one that is missing is made from the head."""
 
 
 def head_key(run_id: str) -> str:
@@ -89,10 +99,15 @@ class Mirror:
     def __init__(self, bucket: Bucket, writer: str) -> None:
         self._bucket = bucket
         self._writer = writer
-        self.runs: dict[str, Held] = {}
+        self.summaries: dict[str, Summary] = {}
         self.active: dict[str, None] = {}
         """The runs that are ready or will be, or that have an owner, jobs, or something to send."""
         self.nodes: dict[str, HeldNode] = {}
+        self._held: dict[str, Held] = {}
+        self._announced_etags: dict[str, str] = {}
+        self._gone: dict[str, int] = {}
+        self._indexed: dict[str, str] = {}
+        self._last_order = 0
         self._ordered: dict[str, StoredRun] | None = None
         self._seen: dict[str, None] = {}
         self._watermark = 0
@@ -107,18 +122,19 @@ class Mirror:
 
     # --- what is known
 
+    def held(self, run_id: str) -> Held | None:
+        """Return a run if this process has its head, as far as it knows."""
+        held, summary = self._held.get(run_id), self.summaries.get(run_id)
+        return held if held is not None and summary is not None and held.etag == summary.etag else None
+
     def put(self, run: StoredRun, etag: str) -> Held:
         """Keep a run as it was read or written, unless a later one is known. Return the one that is kept."""
         run_id = run.head.run_id
-        there = self.runs.get(run_id)
+        there = self._held.get(run_id)
         if there is not None and (there.run.order, there.run.writes) > (run.order, run.writes):
             return there
-        held = self.runs[run_id] = Held(run, etag)
-        head = run.head
-        if head.ready_at is not None or head.lease_owner is not None or run.work or run.outgoing:
-            self.active[run_id] = None
-        else:
-            self.active.pop(run_id, None)
+        held = self._held[run_id] = Held(run, etag)
+        self.note(summary_of(run, etag))
         if self._ordered is not None:
             last = next(reversed(self._ordered.values()), None)
             is_in_place = there is not None and there.run.order == run.order
@@ -128,23 +144,54 @@ class Mirror:
                 self._ordered = None
         return held
 
+    def note(self, summary: Summary) -> None:
+        """Keep the summary of a run, unless a later one is known, or the run was deleted."""
+        run_id = summary.run_id
+        there = self.summaries.get(run_id)
+        if (there is not None and there.age > summary.age) or self._gone.get(run_id, -1) >= summary.order:
+            return
+        self.summaries[run_id] = summary
+        self._last_order = max(self._last_order, summary.order)
+        if summary.is_active:
+            self.active[run_id] = None
+        else:
+            self.active.pop(run_id, None)
+
     def forget(self, run_id: str) -> None:
         """Forget a run that was deleted."""
-        if self.runs.pop(run_id, None) is not None:
-            self.active.pop(run_id, None)
+        gone = self.summaries.pop(run_id, None)
+        if gone is not None:
+            self._gone.pop(run_id, None)
+            self._gone[run_id] = gone.order  # an announcement of before may still come
+            while len(self._gone) > LOG:
+                del self._gone[next(iter(self._gone))]
+        self.active.pop(run_id, None)
+        self._announced_etags.pop(run_id, None)
+        if self._held.pop(run_id, None) is not None:
             self._ordered = None
 
     def ordered(self) -> dict[str, StoredRun]:
-        """Return all runs in the order of their creation."""
+        """Return all runs of which this process has the heads, in the order of their creation."""
         if self._ordered is None:
-            runs = sorted((held.run for held in self.runs.values()), key=lambda run: (run.order, run.head.run_id))
+            runs = sorted((held.run for held in self._held.values()), key=lambda run: (run.order, run.head.run_id))
             self._ordered = {run.head.run_id: run for run in runs}
         return self._ordered
 
+    async def read_all(self) -> dict[str, StoredRun]:
+        """Read all heads that have changed, and return all runs in the order of their creation."""
+        await self.read(self.summaries)
+        return self.ordered()
+
+    async def read(self, run_ids: Iterable[str]) -> dict[str, StoredRun]:
+        """Read those of these heads that have changed, and return the runs in the order of their creation."""
+        wanted = list(run_ids)
+        await asyncio.gather(*(self.fetch(run_id) for run_id in wanted if self.held(run_id) is None))
+        runs = [held.run for run_id in wanted if (held := self._held.get(run_id)) is not None]
+        return {run.head.run_id: run for run in sorted(runs, key=lambda run: (run.order, run.head.run_id))}
+
     def next_order(self, now: Instant) -> int:
         """Return a place in the order after all runs that are known."""
-        last = next(reversed(self.ordered().values()), None)
-        return max(now, 0 if last is None else last.order + 1)
+        return max(now, self._last_order + 1)
 
     def lease_end(self, node: str, now: Instant) -> Instant:
         """Return when a node's lease ends, or has ended; 0 for a node that has none."""
@@ -155,15 +202,23 @@ class Mirror:
 
     async def fetch(self, run_id: str) -> Held | None:
         """Read a run anew, if it has changed."""
-        there = self.runs.get(run_id)
+        there, known = self._held.get(run_id), self.summaries.get(run_id)
         found = await self._bucket.get_newer(head_key(run_id), None if there is None else there.etag)
         if isinstance(found, Unchanged):
-            return self.runs.get(run_id)
+            assert there is not None
+            return self._confirmed(run_id, there)
         if found is None:
-            if self.runs.get(run_id) is there:
+            if self.summaries.get(run_id) is known:
                 self.forget(run_id)
             return None
         return self.put(decode_run(found.data, head_key(run_id)), found.etag)
+
+    def _confirmed(self, run_id: str, read: Held) -> Held:
+        """Return a run whose head was found unchanged, or the later one that is known meanwhile."""
+        there = self._held.get(run_id)
+        if there is None:  # it was forgotten meanwhile
+            return self.put(read.run, read.etag)
+        return there
 
     async def fetch_node(self, node: str) -> HeldNode | None:
         """Read a node's lease anew, if it has changed."""
@@ -183,7 +238,7 @@ class Mirror:
 
     async def check_leases(self, now: Instant, own: str) -> None:
         """Read the leases anew that seem to have ended: their nodes may have renewed them."""
-        owners = {owner for run_id in self.active if (owner := self.runs[run_id].run.head.lease_owner) is not None}
+        owners = {owner for run_id in self.active if (owner := self.summaries[run_id].lease_owner) is not None}
         ended = [owner for owner in owners if owner != own and self.lease_end(owner, now) <= now]
         await asyncio.gather(*map(self.fetch_node, ended))
 
@@ -201,18 +256,27 @@ class Mirror:
                 self.followed_at = now
                 return False
             found = await asyncio.gather(*(self._announced(name) for name in new))
-            stale = {
-                run_id
-                for each in found
-                for run_id, etag in each.runs.items()
-                if run_id not in self.runs or self.runs[run_id].etag != etag
-            }
+            unknown = {run_id: None for each in found for run_id in self._take(each)}
             nodes = {node for each in found for node in each.nodes}
-            await asyncio.gather(*map(self.fetch, stale), *map(self.fetch_node, nodes))
+            await asyncio.gather(*map(self.fetch, unknown), *map(self.fetch_node, nodes))
             for name, each in zip(new, found, strict=True):
                 self._remember(name, each.grown)
             self.followed_at = now
             return True
+
+    def _take(self, announced: Announced) -> list[str]:
+        """Keep what was announced, and return the runs whose heads have to be read."""
+        for summary in announced.summaries:
+            self.note(summary)
+        summarised = {summary.run_id for summary in announced.summaries}
+        unknown = []
+        for run_id, etag in announced.runs.items():
+            there = self.summaries.get(run_id)
+            if etag:
+                self._announced_etags[run_id] = etag
+            if run_id not in summarised and (there.etag != etag if there is not None else etag):
+                unknown.append(run_id)
+        return unknown
 
     async def _names(self) -> list[str]:
         after = f"{CHANGES}/{max(0, self._watermark - OVERLAP):020d}"
@@ -223,10 +287,19 @@ class Mirror:
         return Announced() if found is None else msgspec.json.decode(found.data, type=Announced)
 
     async def _load(self, now: Instant) -> None:
-        """Read everything: first the names, so that whatever changes from now on is named later."""
+        """Read the index, and the heads that have changed since it was written.
+
+        The names are listed first, so that whatever changes from now on is named later.
+        """
         names = await self._bucket.list(CHANGES)
-        heads, nodes = await asyncio.gather(self._bucket.list(HEADS), self._bucket.list(NODES))
-        await asyncio.gather(*(self._load_head(each.key) for each in heads), *(self._load_node(n.key) for n in nodes))
+        index = await self._bucket.get(INDEX)
+        listed = () if index is None else decode_index(index.data)
+        self._indexed = {summary.run_id: summary.etag for summary in listed}
+        self._announced_etags = self._indexed | self._announced_etags
+        for summary in listed:
+            self.note(summary)
+        if await self._compare() >= INDEX_AFTER:
+            await self.write_index()
         self._seen |= dict.fromkeys(each.key for each in names)
         self._remember(self._name(now), ())
         self.is_loaded = True
@@ -242,16 +315,17 @@ class Mirror:
         self._remember(self._name(now), ())
         self.followed_at = now
 
-    async def _compare(self) -> None:
-        """List all heads and nodes, and read those that this process does not know so."""
+    async def _compare(self) -> int:
+        """List all heads and nodes, and read those that this process does not know so. Return how many heads."""
         heads, nodes = await asyncio.gather(self._bucket.list(HEADS), self._bucket.list(NODES))
-        listed = {each.key: each.etag for each in heads}
-        known = {head_key(run_id): held.etag for run_id, held in self.runs.items()}
-        changed = [key for key, etag in listed.items() if known.get(key) != etag]
-        gone = [run_id for run_id in list(self.runs) if head_key(run_id) not in listed]
+        known = {head_key(run_id): summary.etag for run_id, summary in self.summaries.items()}
+        listed = {each.key for each in heads}
+        changed = [each.key for each in heads if known.get(each.key) != each.etag]
+        gone = [run_id for run_id in list(self.summaries) if head_key(run_id) not in listed]
         leases = {node_key(node): held.etag for node, held in self.nodes.items()}
         renewed = [each.key for each in nodes if leases.get(each.key) != each.etag]
         await asyncio.gather(*map(self._load_head, changed), *map(self.fetch, gone), *map(self._load_node, renewed))
+        return len(changed)
 
     async def _load_head(self, key: str) -> None:
         found = await self._bucket.get(key)
@@ -265,24 +339,47 @@ class Mirror:
             self.nodes[record.node] = HeldNode(record, found.etag)
 
     async def sweep(self, now: Instant) -> list[str]:
-        """List all heads, read those that have changed, and return the runs of which nothing had said so."""
-        before = {run_id: held.etag for run_id, held in self.runs.items()}
+        """List all heads, read those that have changed, and return the runs of which no announcement was seen.
+
+        Old names are deleted, and the index is written, if something has changed since the last one.
+        """
+        before = dict(self.summaries)
         await self._compare()
-        after = {run_id: held.etag for run_id, held in self.runs.items()}
         old = f"{CHANGES}/{max(0, now - KEPT):020d}"
         names = [each.key for each in await self._bucket.list(CHANGES) if each.key < old]
         await self._bucket.delete(names)
-        return [run_id for run_id in {*before, *after} if before.get(run_id) != after.get(run_id)]
+        announced = self._announced_etags
+        silent = [run_id for run_id, summary in self.summaries.items() if announced.get(run_id) != summary.etag]
+        return [*silent, *(run_id for run_id in before if run_id not in self.summaries)]
+
+    async def write_index(self) -> None:
+        """Write the summaries of all runs, for processes that start, unless they are written already."""
+        etags = {run_id: summary.etag for run_id, summary in self.summaries.items()}
+        if etags != self._indexed:
+            await self._bucket.put(INDEX, encode_index(self.summaries.values()))
+            self._indexed = etags
 
     # --- announcing
 
     async def announce(
-        self, runs: Mapping[str, str], grown: Sequence[port.Change], nodes: Iterable[str], now: Instant
+        self,
+        runs: Mapping[str, str],
+        grown: Sequence[port.Change],
+        nodes: Iterable[str],
+        now: Callable[[], Awaitable[Instant]],
     ) -> None:
         """Announce to other processes what has changed."""
-        name = self._name(now)
-        await self._bucket.put(name, msgspec.json.encode(Announced(dict(runs), tuple(grown), tuple(nodes))))
-        self._remember(name, tuple(grown))
+        summaries = [self.summaries[run_id] for run_id, etag in runs.items() if etag and run_id in self.summaries]
+        etags = {**runs, **{summary.run_id: summary.etag for summary in summaries}}
+        data = msgspec.json.encode(Announced(etags, tuple(grown), tuple(nodes), tuple(summaries)))
+        while True:
+            began = await now()
+            name = self._name(began)
+            await self._bucket.put(name, data)
+            self._remember(name, tuple(grown))
+            if await now() - began < OVERLAP // 2:
+                break  # else others may have seen later names before this one was there
+        self._announced_etags |= {run_id: etag for run_id, etag in etags.items() if etag}
 
     def _name(self, now: Instant) -> str:
         self._count += 1
@@ -336,7 +433,7 @@ class Mirror:
     def _merged(self, changes: Sequence[port.Change]) -> tuple[port.Change, ...]:
         last: dict[str, port.Change] = {}
         for change in changes:
-            if change.run_id in self.runs:
+            if change.run_id in self.summaries:
                 before = last.get(change.run_id, change)
                 has_tasks = change.has_tasks or before.has_tasks
                 last[change.run_id] = port.Change(change.run_id, max(before.version, change.version), has_tasks)

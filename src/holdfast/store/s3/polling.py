@@ -6,6 +6,7 @@ by the next look, one listing each. All heads are compared much less often.
 
 import asyncio
 import logging
+from asyncio import sleep
 from collections.abc import Awaitable, Callable
 
 from holdfast.errors import HoldfastError
@@ -18,14 +19,15 @@ LOOK_S = 5.0
 NOTIFIED_LOOK_S = 30.0
 """The same where other processes notify this one."""
 
-SWEEP_S = 600.0
-"""How often all heads are compared."""
+SWEEP_S = 300.0
+SWEEP_MS = round(1_000 * SWEEP_S)
+"""How often all heads are compared, by the process that has the lock for so long."""
 
 REQUESTS_PER_LOOK = 2
 """A listing of changes, and one of signals that were put into the bucket."""
 
-REQUESTS_PER_SWEEP = 3
-"""Listings of heads, of nodes and of changes. Each is one more for each thousand that there are."""
+REQUESTS_PER_SWEEP = 5
+"""The lock is read and written; heads, nodes and changes are listed. That of heads is one more for each thousand."""
 
 REQUESTS_FOR_TIME = 240
 """In an hour: a probe of the server's time is two requests, twice in a minute."""
@@ -58,14 +60,14 @@ class PollingWakeups:
             self._task.cancel()
 
     def requests_per_hour(self, runs: int) -> int:
-        """Return how many requests the looks of an hour cost if nothing happens."""
+        """Return how many requests a process that sweeps sends in an hour if nothing happens."""
         looks, sweeps = 3_600 / self.most_s * REQUESTS_PER_LOOK, 3_600 / SWEEP_S * (REQUESTS_PER_SWEEP + runs // 1_000)
         return round(looks + sweeps) + REQUESTS_FOR_TIME
 
     async def _poll(self) -> None:
         pause_s, waited_s = FIRST_LOOK_S, 0.0
         while True:
-            await asyncio.sleep(pause_s)
+            await sleep(pause_s)
             waited_s += pause_s
             is_sweep = waited_s >= SWEEP_S
             try:

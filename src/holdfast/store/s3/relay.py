@@ -33,7 +33,7 @@ class Relay:
 
     async def relay(self, run_id: str, now: Instant) -> None:
         """Relay all that a run has to send."""
-        held = self._mirror.runs.get(run_id)
+        held = self._mirror.held(run_id) or await self._mirror.fetch(run_id)
         for entry in () if held is None else held.run.outgoing:
             assert held is not None
             left = await self._relay(held.run, entry, now)
@@ -44,7 +44,7 @@ class Relay:
         abandoned = [
             run_id
             for run_id in self._mirror.active
-            if any(entry.at <= now - ABANDONED for entry in self._mirror.runs[run_id].run.outgoing)
+            if (since := self._mirror.summaries[run_id].sending_since) is not None and since <= now - ABANDONED
         ]
         for run_id in abandoned:
             await self.relay(run_id, now)
@@ -67,7 +67,7 @@ class Relay:
     ) -> port.Delivered:
         runs = {}
         for run_id in outgoing.concerned(turn, item):
-            held = self._mirror.runs.get(run_id) or await self._mirror.fetch(run_id)
+            held = self._mirror.held(run_id) or await self._mirror.fetch(run_id)
             if held is not None:
                 runs[run_id] = outgoing.whose(held.run.head)
         refused = outgoing.unreachable(turn, item, runs)

@@ -66,14 +66,14 @@ class Retention:
         log = AuditLog()
         for entry in await self._objects.audit():
             log.append(entry)
-        for held in self._mirror.runs.values():
-            for entry in held.run.audit:
+        for run in (await self._mirror.read_all()).values():
+            for entry in run.audit:
                 log.append(entry)
         return log
 
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None, now: Instant) -> port.PurgeReport:
         """Delete what the policy allows, and return what that was."""
-        known = self._mirror.ordered()
+        known = await self._mirror.read_all()
         runs = {run_id: run.copy() for run_id, run in known.items() if not run.outgoing}
         report, gone = retention.purge(dict(runs), policy, now, lambda run_id: False)
         entries = [] if policy.audit_ms is None else (await self._log()).old(now - policy.audit_ms * 1_000, policy)
@@ -144,8 +144,8 @@ class Retention:
 
         holders = [
             run_id
-            for run_id, held in self._mirror.runs.items()
-            if any((entry.at, entry.entry_id) in gone for entry in held.run.audit)
+            for run_id, run in self._mirror.ordered().items()
+            if any((entry.at, entry.entry_id) in gone for entry in run.audit)
         ]
         await asyncio.gather(*(self._heads.change(run_id, decide) for run_id in holders))
         await self._objects.delete_audit(places)
@@ -171,8 +171,8 @@ class Retention:
                 key: each for key, each in there.acceptances.items() if key in run.acceptances or each.expires_at > now
             }
 
-        held = self._mirror.runs.get(run.head.run_id)
-        if held is not None and _kept(held.run) != _kept(run):
+        there = self._mirror.ordered().get(run.head.run_id)
+        if there is not None and _kept(there) != _kept(run):
             await self._heads.change(run.head.run_id, decide)
 
     async def _delete_others(self, policy: port.PurgePolicy, bodies: Sequence[Body], tokens: Sequence[str]) -> None:

@@ -77,7 +77,7 @@ class SignalObjects:
 
     async def _accept(self, run_id: str, keys: list[str], sizes: Mapping[str, int], now: Instant) -> bool:
         """Accept the signals of a run that it does not have; return whether there were some."""
-        held = self._mirror.runs.get(run_id)
+        held = self._mirror.held(run_id)
         new = [key for key in keys if held is None or not _is_known(held.run, key)]
         self._done |= set(keys) - set(new)
         objects = dict(zip(new, await asyncio.gather(*(self._read(key, sizes[key]) for key in new)), strict=True))

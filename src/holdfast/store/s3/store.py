@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.clock import Clock, Secrets, SystemSecrets
@@ -34,6 +35,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.store import decisions, health, port, validation
+from holdfast.store.joined import JoinedStore, no_transactions
 from holdfast.store.memory import queries
 from holdfast.store.memory.health import examine
 from holdfast.store.memory.host_locks import HostLocks
@@ -43,6 +45,7 @@ from holdfast.store.memory.run import Run
 from holdfast.store.memory.tokens import Tokens
 from holdfast.store.s3.admission import Admission
 from holdfast.store.s3.bucket import Bucket
+from holdfast.store.s3.bulletins import StoredBulletins
 from holdfast.store.s3.bus import OUTBOX, WithoutBus, nothing
 from holdfast.store.s3.create import Creator, deliver_all
 from holdfast.store.s3.documents import (
@@ -59,22 +62,26 @@ from holdfast.store.s3.heads import Heads
 from holdfast.store.s3.jobs import Jobs
 from holdfast.store.s3.leases import Leases
 from holdfast.store.s3.mirror import Mirror
-from holdfast.store.s3.polling import PollingWakeups
+from holdfast.store.s3.polling import SWEEP_MS, PollingWakeups
 from holdfast.store.s3.relay import Relay
 from holdfast.store.s3.retention import ArchiveDocument, Retention
 from holdfast.store.s3.schedules import SchedulesDocument, StoredSchedules
 from holdfast.store.s3.server_time import ServerTime
 from holdfast.store.s3.signals import SignalObjects
+from holdfast.store.s3.summary import Summary
 from holdfast.store.s3.transfer import S3Transfer
 from holdfast.store.transfer import Transfer
-from holdfast.store.types import within
-from holdfast.store.wakeups import Wakeups, creations_may_wake_others, may_wake_others
+from holdfast.store.types import REMOTE_QUERIES, creations_may_wake_others, within
+from holdfast.store.wakeups import Wakeups, may_wake_others
 
 T = TypeVar("T")
 Row = TypeVar("Row")
 
 FRESH = 1_000_000
 """How old, in microseconds, what is known may be when a node asks how long it can sleep, or whom it can admit."""
+
+SWEEP = "sweep of the bucket"
+"""The host lock of the process that compares all heads."""
 
 LOOKED = 4_000_000
 """How recently, in microseconds, a node must have claimed for a look of its own to be spared."""
@@ -96,17 +103,17 @@ class S3Store(WithoutBus):
             atomic_batch=False,
             read_after_write=True,
             scan_consistency="eventual",
-            lacking=frozenset({OUTBOX}),
+            lacking=frozenset({OUTBOX, REMOTE_QUERIES}),
         )
         self.extend_lease = None  # a lease is renewed by a request, which needs the loop
         self.bucket = bucket
         self._clock = clock
         self._limits = limits or Limits()
         self._secrets = secrets or SystemSecrets()
-        writer = self._secrets.new_secret()[:12]
+        self._writer = writer = self._secrets.new_secret()[:12]
         self._time = ServerTime(bucket)
         self._mirror = Mirror(bucket, writer)
-        self._heads = Heads(bucket, self._mirror, self._secrets)
+        self._heads = Heads(bucket, self._mirror, self._secrets, self._now)
         self._admission = Admission(bucket, self._mirror, self._heads, self._secrets)
         self._creator = Creator(bucket, self._mirror, self._heads, self._admission, self._secrets, self._limits)
         self._relay = Relay(self._mirror, self._heads, self._creator, self._limits)
@@ -115,6 +122,7 @@ class S3Store(WithoutBus):
         self._jobs = Jobs(self._mirror, self._heads)
         self._objects = Objects(bucket)
         self._tokens = Document(bucket, self._secrets, "tokens.json", TokensDocument())
+        self._bulletins = StoredBulletins(bucket, self._secrets)
         self._locks = Document(bucket, self._secrets, "locks.json", LocksDocument())
         self._plans = Document(bucket, self._secrets, "plans.json", PlansDocument())
         schedules = Document(bucket, self._secrets, "schedules.json", SchedulesDocument())
@@ -150,7 +158,13 @@ class S3Store(WithoutBus):
 
     def _finder(self, find: Callable[[Any, Any], port.Found[Any]]) -> Callable[[Any], Awaitable[port.Found[Any]]]:
         async def find_in_mirror(query: Any) -> port.Found[Any]:
-            return find(self._mirror.ordered(), query)
+            narrowed = _narrowed(query)
+            if narrowed is None:
+                return find(await self._mirror.read_all(), query)
+            return find(
+                await self._mirror.read([run_id for run_id, each in self._mirror.summaries.items() if narrowed(each)]),
+                query,
+            )
 
         return find_in_mirror
 
@@ -188,7 +202,7 @@ class S3Store(WithoutBus):
         for run_id in list(self._mirror.active):
             await self._relay.relay(run_id, now)
         await self._signals.collect(now)
-        await self._announce(now)
+        await self._announce()
 
     # --- RunStore
 
@@ -216,8 +230,11 @@ class S3Store(WithoutBus):
             created = [self._creator.create(runs[place], claim_for, now, order + place) for place in wave]
             for place, answer in zip(wave, await asyncio.gather(*created), strict=True):
                 answers[place] = answer
-        await self._announce(now, creations_may_wake_others(runs, answers))
+        await self._announce(creations_may_wake_others(runs, answers))
         return answers
+
+    def joined(self, connection: Any) -> JoinedStore:
+        raise no_transactions("a store in a bucket")
 
     async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
         now = await self._now()
@@ -261,7 +278,7 @@ class S3Store(WithoutBus):
                 answers[place] = answer
 
         await asyncio.gather(*(to_run(run_id, places) for run_id, places in by_run.items()))
-        await self._announce(now)
+        await self._announce()
         return answers
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
@@ -273,7 +290,7 @@ class S3Store(WithoutBus):
             committed = await asyncio.gather(*(self._commit(turns[place], now) for place in wave))
             for place, answer in zip(wave, committed, strict=True):
                 answers[place] = answer
-        await self._announce(now, any(map(may_wake_others, turns)))
+        await self._announce(any(map(may_wake_others, turns)))
         return answers
 
     async def _commit(self, turn: port.Turn, now: Instant) -> port.Committed | port.CommitConflict:
@@ -284,6 +301,8 @@ class S3Store(WithoutBus):
                 return answer, None
             if before == turn.expected_version:
                 run.keep_outgoing(turn, now)
+                if turn.admission is not None:
+                    run.admission = decisions.unrejected(turn.admission)
             has_moved = run.is_finished or run.has_begun != was_begun
             return answer, run if run.admission is not None and has_moved else None
 
@@ -293,6 +312,8 @@ class S3Store(WithoutBus):
         answer, moved = decided
         if moved is not None:
             await self._admission.moved(moved, now)
+        if isinstance(answer, port.Committed) and turn.admission is not None:
+            await self._admission.enter_again(turn.run_id, now)
         if isinstance(answer, port.Committed) and (turn.starts or turn.sends):
             await self._relay.relay(turn.run_id, now)
         return answer
@@ -306,7 +327,7 @@ class S3Store(WithoutBus):
         await self._leases.check(node, now)
         await self._relay.relay_abandoned(now)
         claimed = await self._leases.claim(node, limit, plans, now)
-        await self._announce(now, notify=False)
+        await self._announce(notify=False)
         return claimed
 
     async def renew(
@@ -314,10 +335,13 @@ class S3Store(WithoutBus):
     ) -> Instant:
         now = await self._now()
         validation.check_lease(node, lease_ms, plans)
+        if not self._mirror.is_loaded or is_start:
+            await self._follow(now)
+            now = await self._now()  # with many runs it takes a while, and the lease begins now
         until = await self._leases.renew(node, lease_ms, plans, now, is_start=is_start)
         if is_start:
             await self._change_locks(lambda locks: locks.end_lives(node, now))
-        await self._announce(now, notify=is_start)
+        await self._announce(notify=is_start)
         return until
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
@@ -326,7 +350,7 @@ class S3Store(WithoutBus):
         now = await self._now()
         await self._follow(now)
         released = await self._leases.release(node, run_ids, now)
-        await self._announce(now)
+        await self._announce()
         return released
 
     async def hand_over(self, node: str, run_ids: Sequence[str], to: str) -> list[str]:
@@ -335,7 +359,7 @@ class S3Store(WithoutBus):
         now = await self._now()
         await self._follow(now)
         given = await self._leases.hand_over(node, run_ids, to, now)
-        await self._announce(now)
+        await self._announce()
         return given
 
     async def next_due(
@@ -359,21 +383,21 @@ class S3Store(WithoutBus):
             return []
         await self._follow(now)
         taken = await self._jobs.acquire(node, queues, activities, limit, now + visible_ms * 1_000, now)
-        await self._announce(now, notify=False)
+        await self._announce(notify=False)
         return taken
 
     async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
         validation.check_release(node, jobs, self._limits)
         now = await self._now()
         released = await self._jobs.release(node, jobs, now)
-        await self._announce(now)
+        await self._announce()
         return released
 
     async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], visible_ms: int) -> list[bool]:
         validation.check_heartbeats(node, beats, visible_ms, self._limits)
         now = await self._now()
         kept = await self._jobs.heartbeat(node, beats, now + visible_ms * 1_000)
-        await self._announce(now, notify=False)
+        await self._announce(notify=False)
         return kept
 
     async def admit(
@@ -387,7 +411,7 @@ class S3Store(WithoutBus):
             return [], None
         await self._follow(now, FRESH)
         admitted, next_at = await self._admission.admit(limits, limit, claim_for, now)
-        await self._announce(now, notify=bool(admitted))
+        await self._announce(notify=bool(admitted))
         return admitted, next_at
 
     # --- Index
@@ -432,9 +456,10 @@ class S3Store(WithoutBus):
             for node, held in self._mirror.nodes.items()
             if held.record.plans is not None
         }
-        owners = {held.run.head.lease_owner for held in self._mirror.runs.values()}
+        summaries = self._mirror.summaries.values()
+        owners = {summary.lease_owner for summary in summaries}
         leases |= {owner: 0 for owner in owners if owner is not None and owner not in leases}
-        return queries.find_orphaned(self._mirror.ordered().values(), leases, known, late_ms, now)
+        return queries.find_orphaned(summaries, leases, known, late_ms, now)
 
     async def find_definitions(self, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
         validation.check_plans(plans)
@@ -451,31 +476,31 @@ class S3Store(WithoutBus):
         now = await self._now()
         await self._follow(now)
         await self._mirror.fetch_nodes()
-        runs = list(self._mirror.ordered().values())
-        jobs = [work.job for run in runs for work in run.work.values() if work.job is not None]
-        ready = [run.head.ready_at for run in runs if run.head.ready_at is not None and run.head.ready_at <= now]
+        runs = self._mirror.summaries.values()
+        queues = [work.queue for run in runs for work in run.work if work.queue is not None]
+        ready = [run.ready_at for run in runs if run.ready_at is not None and run.ready_at <= now]
         leases = self._leases.ends()
         alive = {node: end for node, end in leases.items() if decisions.lease_end(end, now) > now}
         return port.Stats(
-            runs=dict(Counter(str(run.head.status) for run in runs)),
+            runs=dict(Counter(str(run.status) for run in runs)),
             ready=len(ready),
-            leased=sum(run.head.lease_owner is not None for run in runs),
-            messages=sum(len(run.messages) for run in runs),
-            signals=sum(signal.consumed_seq is None for run in runs for signal in run.signals),
-            open_tasks=sum(task.status == "OPEN" for run in runs for task in run.tasks.values()),
-            jobs=len(jobs),
-            queued=sum(run.head.queued_at is not None for run in runs),
-            dead_letters=sum(letter.settled is None for run in runs for letter in run.letters.values()),
+            leased=sum(run.lease_owner is not None for run in runs),
+            messages=sum(run.messages for run in runs),
+            signals=sum(run.signals for run in runs),
+            open_tasks=sum(run.open_tasks for run in runs),
+            jobs=len(queues),
+            queued=sum(run.is_queued for run in runs),
+            dead_letters=sum(run.open_letters for run in runs),
             nodes=len(alive),
             oldest_ready_at=min(ready, default=None),
-            queues=dict(Counter(job.queue for job in jobs)),
+            queues=dict(Counter(queues)),
             leases=alive,
         )
 
     async def health(self, bounds: health.Bounds, *, thorough: bool = False) -> health.Facts:
         now = await self._now()
         await self._follow(now)
-        runs: Mapping[str, Run] = self._mirror.ordered()
+        runs: Mapping[str, Run] = await self._mirror.read_all()
         facts = examine(runs, self._leases.ends(), bounds, now)
         return replace(
             facts,
@@ -494,7 +519,7 @@ class S3Store(WithoutBus):
     def idle_requests_per_hour(self) -> int:
         """Return how many requests a process sends in an hour in which nothing happens, beside those of leases."""
         polling: Any = self.wakeups
-        return int(polling.requests_per_hour(len(self._mirror.runs)))
+        return int(polling.requests_per_hour(len(self._mirror.summaries)))
 
     # --- Admin
 
@@ -521,7 +546,7 @@ class S3Store(WithoutBus):
         now = await self._now()
         await self._follow(now)
         answers = [await self._settle(letter_id, action, actor, now, audit) for letter_id in ids]
-        await self._announce(now)
+        await self._announce()
         return answers
 
     async def _settle(
@@ -537,7 +562,8 @@ class S3Store(WithoutBus):
                 note_audit(run, [run_entry(letter_entry(audit, letter_id), run.head.run_id, whose, now)])
             return answer
 
-        holders = [run_id for run_id, held in self._mirror.runs.items() if letter_id in held.run.letters]
+        some = [run_id for run_id, summary in self._mirror.summaries.items() if summary.letters]
+        holders = [run_id for run_id, run in (await self._mirror.read(some)).items() if letter_id in run.letters]
         for run_id in holders:
             answer = await self._heads.change(run_id, decide)
             if answer is not None:
@@ -556,7 +582,7 @@ class S3Store(WithoutBus):
         report = await self._retention.purge(policy, audit, now)
         if policy.plans and not policy.dry_run:
             await self._schedules.forget(policy.tenant)
-        await self._announce(now)
+        await self._announce()
         return report
 
     async def acquire_lock(self, name: str, owner: str, lease_ms: int) -> port.HostLock | None:
@@ -656,6 +682,17 @@ class S3Store(WithoutBus):
             plans.restore(each)
         return port.Found(self._page(plans.find(query), query.limit))
 
+    # --- BulletinStore
+
+    async def put_bulletins(self, kind: str, bodies: Mapping[str, Raw], keep_ms: int) -> list[bool]:
+        validation.check_bulletins(kind, bodies, keep_ms, self._limits)
+        return await self._bulletins.put(kind, bodies, keep_ms, await self._now())
+
+    async def find_bulletins(self, query: port.BulletinQuery) -> port.Found[port.Bulletin]:
+        validation.check_query(query)
+        found = await self._bulletins.find(query, await self._now())
+        return port.Found(self._page(found, query.limit))
+
     # --- ScheduleStore
 
     async def commit_schedule(
@@ -670,7 +707,7 @@ class S3Store(WithoutBus):
         stored, answers = await self._schedules.commit(schedule, expected_revision, starts, now)
         if audit is not None:
             await self._objects.append_audit([replace(audit, at=now)])
-        await self._announce(now)
+        await self._announce()
         return stored, answers
 
     async def delete_schedule(
@@ -693,8 +730,8 @@ class S3Store(WithoutBus):
         is_fresh = self._clock is None and self._mirror.is_loaded and now - self._mirror.followed_at < fresh
         return False if is_fresh else await self._mirror.follow(now)
 
-    async def _announce(self, now: Instant, notify: bool = True) -> None:
-        await self._heads.announce(now)
+    async def _announce(self, notify: bool = True) -> None:
+        await self._heads.announce()
         if notify:
             self.wakeups.notify()
 
@@ -703,19 +740,34 @@ class S3Store(WithoutBus):
         now = await self._now()
         has_news = await self._follow(now, LOOKED)
         has_signals = await self._signals.collect(now)
-        if thoroughly:
+        if thoroughly and await self.acquire_lock(SWEEP, self._writer, SWEEP_MS) is not None:
             for run_id in await self._mirror.sweep(now):
-                held = self._mirror.runs.get(run_id)
-                if held is not None:
-                    self._heads.note(held.run, held.run.first_in_tail - 1, held.etag)
+                self._heads.note_found(run_id)
                 has_news = True
-        await self._heads.announce(now)
+            await self._heads.announce()
+            await self._mirror.write_index()
+        await self._heads.announce()
         return has_news or has_signals
 
 
 def _never_held(run_id: str, after: Instant) -> bool:
     """Return whether a sink has yet to get a run: there are none."""
     return False
+
+
+def _narrowed(query: Any) -> Callable[[Summary], bool] | None:
+    """Return which runs a query can find, by their summaries; None: perhaps all."""
+    if isinstance(query, port.DeadLetterQuery):
+        return lambda summary: summary.letters > 0
+    if not isinstance(query, port.RunQuery) or query.look is not None or query.order is not None:
+        return None
+    if query.status is None and query.run_ids is None:
+        return None
+    return lambda summary: (
+        query.status in (None, summary.status)
+        and query.workflow in (None, summary.plan_id)
+        and (query.run_ids is None or summary.run_id in query.run_ids)
+    )
 
 
 def _names_of_request(new: Any) -> set[str]:

@@ -88,7 +88,7 @@ class S3Transfer:
         await self._mirror.follow(now)
         first = self._mirror.next_order(now)
         await asyncio.gather(*(self._write(run.released(now), first + place) for place, run in enumerate(runs)))
-        await self._heads.announce(now)
+        await self._heads.announce()
 
     async def _write(self, whole: WholeRun, order: int) -> None:
         there = await self._mirror.fetch(whole.head.run_id)

@@ -54,6 +54,14 @@ UPDATE gate_runs SET is_starting = 0 WHERE is_starting AND run_no IN (SELECT val
 FORGET_STARTS = """
 DELETE FROM gate_starts WHERE plan_id = ?1 AND number <= (SELECT last_start FROM gates WHERE plan_id = ?1) - ?2
 """
+HOLD_BACK = "UPDATE messages SET due_at = ? WHERE run_no = ? AND signal_id = ?"
+# Signals that the turn has not seen, and messages that are not held back, make the run ready as before.
+WAIT = """
+UPDATE runs SET queued_at = coalesce(queued_at, ?1), ready_at = nullif(min(
+    CASE WHEN inbox_seq > ?2 THEN ?1 ELSE ?3 END,
+    coalesce((SELECT min(due_at) FROM messages WHERE messages.run_no = runs.run_no), ?3)
+), ?3) WHERE run_no = ?4
+"""
 LEAVE = "DELETE FROM gate_runs WHERE run_no IN (SELECT value FROM json_each(?))"
 
 
@@ -118,6 +126,26 @@ def enqueue(
     if owner is not None:
         db.execute("UPDATE runs SET lease_owner = ?, lease_epoch = 1 WHERE run_no = ?", (owner, run_no))
     return True
+
+
+def enqueue_again(
+    db: sqlite3.Connection, run_no: int, turn: port.Turn, request: AdmissionRequest, now: Instant
+) -> None:
+    """Put a run that exists into its queue, unless it has a place there, and admit the run that is next."""
+    plan_id, tenant = db.execute("SELECT plan_id, tenant FROM runs WHERE run_no = ?", (run_no,)).fetchone()
+    place = db.execute("SELECT is_inside FROM gate_runs WHERE run_no = ?", (run_no,)).fetchone()
+    if place is None:
+        db.execute("INSERT OR IGNORE INTO gates (plan_id, per_key) VALUES (?, ?)", (plan_id, NEVER))
+        _use(db, plan_id, request.limit)
+        db.execute(
+            "INSERT INTO gate_runs (run_no, plan_id, tenant, key, place) VALUES (?, ?, ?, ?, ?)",
+            (run_no, plan_id, tenant, request.key, rank(request.priority, now)),
+        )
+    if place is None or not place[0]:  # queued, now or before
+        db.executemany(HOLD_BACK, [(NEVER, run_no, message.signal_id) for message in turn.messages])
+        db.execute(WAIT, (now, turn.seen_inbox_seq, NEVER, run_no))
+    if place is None:
+        _admit(db, plan_id, request.limit, 1, now)
 
 
 def _use(db: sqlite3.Connection, plan_id: str, limit: RunLimit) -> None:

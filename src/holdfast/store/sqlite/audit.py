@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
-from holdfast.core.audit import AuditEntry
+from holdfast.core.audit import AuditEntry, audit_row
 from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
 from holdfast.store import sql
@@ -13,12 +13,12 @@ from holdfast.store.port import PurgePolicy
 from holdfast.store.sql import Where, audit_conditions
 from holdfast.store.types import AuditQuery, Found
 
-_INSERT = f"INSERT OR IGNORE INTO audit_log ({sql.AUDIT}) VALUES ({', '.join('?' * 10)})"
+INSERT = f"INSERT OR IGNORE INTO audit_log ({sql.AUDIT}) VALUES ({', '.join('?' * 10)})"
 
 
 def append(db: sqlite3.Connection, entries: Iterable[AuditEntry]) -> None:
     """Append entries that have their time."""
-    db.executemany(_INSERT, [sql.audit_row(entry) for entry in entries])
+    db.executemany(INSERT, [audit_row(entry) for entry in entries])
 
 
 def places_of(db: sqlite3.Connection, run_ids: Iterable[str]) -> Mapping[str, tuple[str, str, str]]:

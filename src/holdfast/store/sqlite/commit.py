@@ -30,7 +30,7 @@ from holdfast.errors import StoreCorrupt
 from holdfast.limits import Limits
 from holdfast.store import decisions, outgoing, port, sql, validation
 from holdfast.store.sqlite import dead_letters, queries
-from holdfast.store.sqlite.admission import LEAVE, STARTED, record_start
+from holdfast.store.sqlite.admission import LEAVE, STARTED, enqueue_again, record_start
 from holdfast.store.sqlite.create import create
 from holdfast.store.sqlite.inbox import deliver
 
@@ -182,7 +182,10 @@ def _is_written(db: sqlite3.Connection, turns: list[tuple[int, port.Turn, bool]]
 
 
 def _send_out(db: sqlite3.Connection, all_turns: list[tuple[int, port.Turn]], limits: Limits, now: Instant) -> None:
-    """Start runs and deliver what the turns send, in the same transaction. Store what remains of refusals."""
+    """Queue and start runs, and deliver what turns send, in the same transaction. Store what is left of refusals."""
+    for run_no, turn in all_turns:
+        if turn.admission is not None:
+            enqueue_again(db, run_no, turn, turn.admission, now)
     numbered = [(run_no, turn) for run_no, turn in all_turns if turn.starts or turn.sends]
     if not numbered:
         return

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core.admission import NEVER, AdmissionRequest
-from holdfast.core.audit import run_entry
+from holdfast.core.audit import audit_row, run_entry
 from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
 from holdfast.core.plans import PLAN_PREFIX
@@ -61,7 +61,7 @@ def create(
         if isinstance(answer, port.Created) and new.audit is not None
     ]
     if entries:
-        audit.append(db, entries)
+        db.executemany(audit.INSERT, [audit_row(entry) for entry in entries])
     if any(getattr(new, "signals", ()) for new in new_runs):
         return [_with_signals(db, new, answer, limits, now) for new, answer in zip(new_runs, answers, strict=True)]
     return answers

@@ -11,7 +11,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.keys import RESERVED_PREFIX, inbox_uuid, signal_storage_key, signal_suffix
 from holdfast.core.messages import AcceptanceRecord, AcceptedSignalResult, Message, SignalRequest
 from holdfast.core.state import TERMINAL, RunStatus
-from holdfast.errors import CallerError
+from holdfast.errors import CallerError, Conflict
 from holdfast.limits import Limits
 from holdfast.store import decisions, port, sql, validation
 from holdfast.store.sql import by_of
@@ -43,7 +43,10 @@ SELECT version, EXISTS (
 """
 
 # The attempt before the next of a job has acquired it, unless the run has just put it there for the next one.
-_ACQUIRED = "SELECT next_attempt - 1, taken_by FROM jobs WHERE run_no = ? AND step_id = ? AND queue <> ''"
+_ACQUIRED = (
+    "SELECT next_attempt - 1, taken_by, json_extract(job, '$.scheduled_at') FROM jobs "
+    "WHERE run_no = ? AND step_id = ? AND queue <> ''"
+)
 _QUEUED = "SELECT json_extract(job, '$.queued_attempt_id') FROM jobs WHERE run_no = ? AND step_id = ?"
 _END_JOB = "UPDATE jobs SET visible_at = NULL, taken_by = NULL WHERE run_no = ? AND step_id = ?"
 
@@ -119,25 +122,28 @@ def _deliver_message(db: sqlite3.Connection, inbox: _Inbox, message: Message, no
         return port.Duplicate()
     if inbox.status in TERMINAL:
         return port.Refused(decisions.run_terminal(message.run_id, inbox.status))
-    if message.attempt is not None and not _end_job(db, inbox.run_no, message, message.attempt):
-        return port.Refused(decisions.taken_again(message))
+    problem = None if message.attempt is None else _end_job(db, inbox.run_no, message, message.attempt)
+    if problem is not None:
+        return port.Refused(problem)
     row = queries.message_row(inbox.run_no, message, now)
     db.execute(queries.INSERT_MESSAGE, row)
     inbox.wake(row[2])
     return port.Accepted()
 
 
-def _end_job(db: sqlite3.Connection, run_no: int, message: Message, attempt: int) -> bool:
-    """Take the job of an outcome from its queue; return False if a later attempt decides."""
+def _end_job(db: sqlite3.Connection, run_no: int, message: Message, attempt: int) -> Conflict | None:
+    """Take the job of an outcome from its queue, or return why it is refused."""
     place = (run_no, message.step_id)
-    [acquired, taken_by] = db.execute(_ACQUIRED, place).fetchone() or (-1, None)
+    [acquired, taken_by, scheduled_at] = db.execute(_ACQUIRED, place).fetchone() or (-1, None, 0)
+    if decisions.is_of_another_run(message, scheduled_at):
+        return decisions.of_another_run(message)
     if acquired > attempt:
-        return not message.is_latest_only
+        return decisions.taken_again(message) if message.is_latest_only else None
     if acquired == attempt:
         [queued] = (attempt,) if taken_by is not None else db.execute(_QUEUED, place).fetchone()
         if queued and queued <= attempt:  # 0: it was not acquired since it was queued
             db.execute(_END_JOB, place)
-    return True
+    return None
 
 
 class _Pending:

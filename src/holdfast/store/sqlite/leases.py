@@ -18,15 +18,16 @@ from holdfast.store.sqlite.dead_letters import unreadable_to_dead_letters
 from holdfast.store.sqlite.queries import load_numbers
 
 _IS_PLAN = "(plan_id >= 'plan:' AND plan_id < 'plan;')"
+_LEVEL = """CASE WHEN instr(snapshot, '"needs":') THEN coalesce(char(10) || (snapshot ->> '$.needs'), '') ELSE '' END"""
 CLAIMED_AS = (
     f"CASE WHEN {_IS_PLAN} THEN '{ANY_PLAN[0]}' ELSE plan_id END",
-    f"CASE WHEN {_IS_PLAN} THEN '{ANY_PLAN[1]}' ELSE plan_version END",
+    f"CASE WHEN {_IS_PLAN} THEN '{ANY_PLAN[1]}' ELSE plan_version END || {_LEVEL}",
 )
-"""The definition by which a run is claimed: see `core.plans.definition_of`."""
+"""By what a run is claimed: see `core.plans.claimed_as`."""
 
 PLAN_KEY = (
     f"CASE WHEN {_IS_PLAN} THEN '{ANY_PLAN[0]}' || char(10) || '{ANY_PLAN[1]}' "
-    "ELSE plan_id || char(10) || plan_version END"
+    f"ELSE plan_id || char(10) || plan_version END || {_LEVEL}"
 )
 """It as one text: see `sql.plan_keys`."""
 
@@ -75,7 +76,7 @@ SELECT plan_id, plan_version, since FROM (
             WHERE NOT ({queries.IS_CURRENT}) AND min(lease_until, :now) <= :late LIMIT {LOOKED_AT}
         )
     ) GROUP BY 1, 2
-) WHERE NOT EXISTS (
+) WHERE instr(plan_version, char(10)) = 0 AND NOT EXISTS (
     SELECT 1 FROM nodes LEFT JOIN node_plans USING (node)
     WHERE {queries.IS_CURRENT}
         AND (plans IS NULL OR plan_id || char(10) || plan_version IN (SELECT value FROM json_each(plans)))

@@ -53,6 +53,10 @@ _BELONGING = (
     "runs",
 )
 
+_SIZES = """
+SELECT run_no, sum(length(CAST(data AS BLOB))) FROM events WHERE run_no IN (SELECT value FROM json_each(?))
+GROUP BY run_no
+"""
 _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 
 
@@ -94,6 +98,8 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
     limit, selection = policy.limit, _Selection(db, policy, now)
     held = bus.held(now - policy.sink_hold_ms * 1_000)
     gone = selection.rows(_GONE, "runs.finished_at", policy.finished_run_ms, _FAMILY_HAS_ENDED, f"NOT {held}")
+    fit = limit if policy.most_bytes is None else _within_bytes(db, gone[:limit], policy.most_bytes)
+    has_larger, gone = fit < len(gone), gone[:fit]
     doomed = selection.doomed = queries.listing(run_no for run_no, _, _ in gone[:limit])
     selection.gone = len(gone[:limit])
     tasks = selection.rows(_TASKS, "runs.finished_at", policy.task_ms)
@@ -120,6 +126,7 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
         outbox=outbox,
         stale_runs=_stale(db, policy, now),
         has_more=has_more_entries
+        or has_larger
         or max(map(len, (gone, tasks, states, expired, letters, archived, entries, bodies))) > limit,
     )
     if policy.dry_run:
@@ -139,6 +146,12 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
     if entry is not None:
         audit.append(db, [decisions.purge_entry(entry, report, now)])
     return report
+
+
+def _within_bytes(db: sqlite3.Connection, gone: list[Any], most: int) -> int:
+    """Return how many of these runs have no more bytes of events together."""
+    sizes = dict(db.execute(_SIZES, (queries.listing(run_no for run_no, _, _ in gone),)).fetchall())
+    return decisions.within_bytes((sizes.get(run_no, 0) for run_no, _, _ in gone), most)
 
 
 def warm(db: sqlite3.Connection, policy: PurgePolicy) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.clock import Clock, SystemClock
@@ -30,8 +31,10 @@ from holdfast.errors import RequestTimedOut, StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.store import port, search, sql, validation
 from holdfast.store.health import Bounds, Facts
+from holdfast.store.joined import JoinedStore
 from holdfast.store.sqlite import (
     admission,
+    bulletins,
     bus,
     changefeed,
     commit,
@@ -50,11 +53,13 @@ from holdfast.store.sqlite import plans as stored_plans
 from holdfast.store.sqlite import schedules as stored_schedules
 from holdfast.store.sqlite import tokens as access_tokens
 from holdfast.store.sqlite.connection import Database
+from holdfast.store.sqlite.joined import JoinedSqlite, when_ended
 from holdfast.store.sqlite.migrate import latest_version, migrate, not_migrated, schema_version
 from holdfast.store.sqlite.readers import Readers
 from holdfast.store.sqlite.transfer import SqliteTransfer
 from holdfast.store.transfer import Transfer
-from holdfast.store.wakeups import SocketWakeups, Wakeups, creations_may_wake_others, may_wake_others
+from holdfast.store.types import creations_may_wake_others
+from holdfast.store.wakeups import SocketWakeups, Wakeups, may_wake_others
 
 T = TypeVar("T")
 Row = TypeVar("Row")
@@ -91,6 +96,7 @@ class SqliteStore:
         self._limits = limits
         self._is_migrated = False
         self._will_notify = False
+        self._watching: set[asyncio.Task[None]] = set()
         self._short_cut = commit.ShortCut()
         self._readers = Readers(database.path)
 
@@ -162,6 +168,16 @@ class SqliteStore:
     ) -> list[port.Accepted | port.Duplicate | port.Refused]:
         validation.check_batch(items, self._limits)
         return await self._write(lambda db, now: inbox.deliver(db, items, self._limits, now), notifies=True)
+
+    def joined(self, connection: Any) -> JoinedStore:
+        self._check_migrated()
+        return JoinedSqlite(self._database.path, connection, self._limits, self._clock.now, self._watch)
+
+    def _watch(self, transaction: sqlite3.Connection) -> None:
+        """Notify nodes when a transaction of a caller has ended."""
+        task = asyncio.create_task(when_ended(transaction, self.wakeups.notify), name="watch a transaction")
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         validation.check_batch(turns, self._limits)
@@ -316,6 +332,8 @@ class SqliteStore:
         return version
 
     async def close(self) -> None:
+        for task in self._watching:
+            task.cancel()
         try:
             try:
                 await asyncio.gather(self._readers.close(), self._database.finish())  # each within its bound
@@ -455,6 +473,17 @@ class SqliteStore:
         validation.check_settlement(ids, action, "", self._limits)
         validation.check_audit(() if audit is None else (audit,), self._limits)
         return await self._write(lambda db, now: bus.settle_letters(db, ids, action, now, audit), notifies=True)
+
+    # --- BulletinStore
+
+    async def put_bulletins(self, kind: str, bodies: Mapping[str, Raw], keep_ms: int) -> list[bool]:
+        validation.check_bulletins(kind, bodies, keep_ms, self._limits)
+        return await self._write(lambda db, now: bulletins.put(db, kind, bodies, keep_ms, now), notifies=True)
+
+    async def find_bulletins(self, query: port.BulletinQuery) -> port.Found[port.Bulletin]:
+        validation.check_query(query)
+        most = self._page(query.limit)
+        return await self._read(lambda db, now: bulletins.find(db, query, most, now))
 
     # --- ScheduleStore
 

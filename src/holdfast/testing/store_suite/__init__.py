@@ -17,6 +17,7 @@ not look.
 
 from holdfast.testing.store_suite.admission import AdmissionSuite
 from holdfast.testing.store_suite.audit import AuditSuite
+from holdfast.testing.store_suite.bulletins import BulletinSuite
 from holdfast.testing.store_suite.bus import BusSuite
 from holdfast.testing.store_suite.changefeed import ChangefeedSuite
 from holdfast.testing.store_suite.commit import CommitSuite
@@ -72,6 +73,7 @@ class StoreSuite(
     AuditSuite,
     ChangefeedSuite,
     BusSuite,
+    BulletinSuite,
     RetentionSuite,
     DeletionSuite,
     LifecycleSuite,

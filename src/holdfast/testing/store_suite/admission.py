@@ -8,10 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core.admission import NO_LIMIT, AdmissionRequest, Overload, RunLimit
+from holdfast.core.event_writer import admitted_message
 from holdfast.core.events import RunStarted
+from holdfast.core.messages import ADMITTED
 from holdfast.core.state import CANCELLED
 from holdfast.errors import Conflict, InvalidInput, LeaseExpired, Overloaded
-from holdfast.store.port import Admitted, CommitConflict, Created, Existing, Refused, Store
+from holdfast.store.port import Admitted, CommitConflict, Committed, Created, Existing, LoadedRun, Refused, Store, Turn
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, new_run, signal, wait
 from holdfast.testing.store_suite.base import STRANGE_NAMES, SuiteBase, check_refused, unchanged
@@ -98,8 +100,168 @@ async def admit_one_by_one(node: SampleNode, limit: RunLimit, first: Iterable[st
     return order
 
 
+async def release(node: SampleNode, run_id: str, limit: RunLimit = ONE, key: str = "", priority: int = 0) -> Turn:
+    """Let a run that exists, and was held until now, be queued for admission."""
+    run = await node.load(run_id)
+    if run.head.lease_owner is None:
+        await node.claim()
+        run = await node.load(run_id)
+    turn = releasing_turn(run, AdmissionRequest(limit=limit, key=key, priority=priority))
+    [answer] = await node.store.commit([turn])
+    assert isinstance(answer, Committed), answer
+    return turn
+
+
+def releasing_turn(run: LoadedRun, request: AdmissionRequest) -> Turn:
+    """Return the turn by which a run that has not started is queued for admission."""
+    assert run.head.snapshot is not None
+    return Turn(
+        run_id=run.head.run_id,
+        expected_version=run.head.version,
+        epoch=run.head.lease_epoch,
+        snapshot=run.head.snapshot,
+        consumed=tuple(message.signal_id for message in run.messages),
+        messages=(admitted_message(run.head.run_id, run.head.updated_at),),
+        seen_inbox_seq=run.head.inbox_seq,
+        release=True,
+        admission=request,
+    )
+
+
 class AdmissionSuite(SuiteBase):
     """How runs of workflows with limits are admitted."""
+
+    # --- runs that were held before they are queued
+
+    @pytest.mark.contract("QUE-2")
+    async def test_run_that_was_held_is_queued_when_it_is_released(
+        self, store: Store, node: SampleNode, clock: VirtualClock
+    ) -> None:
+        """It takes no place before; then it is admitted as a start at that moment would be, behind earlier ones."""
+        await node.renew()
+        await store.create([new_run("held", now=await store.now())])
+        assert (await enqueue(store, "a", "b", claim_for=node.name))[0] == Created("a", 1)
+        clock.advance(us=1)
+        await release(node, "held")
+        assert await waiting(store, "a", "b", "held") == ["b", "held"]
+        assert (await store.stats()).queued == 2
+        assert await SampleNode(store, "node-b").claim() == []
+        assert await admit_one_by_one(node, ONE, ["a"]) == ["b", "held"]
+        assert (await store.stats()).queued == 0
+
+    @pytest.mark.contract("QUE-2")
+    async def test_released_run_is_admitted_at_once_if_there_is_room(self, store: Store, node: SampleNode) -> None:
+        """It can be claimed with the message that starts it, and has its place until it ends."""
+        await node.renew()
+        await store.create([new_run("held", now=await store.now())])
+        await release(node, "held")
+        [claimed] = await node.claim()
+        assert (claimed.head.run_id, claimed.head.queued_at) == ("held", None)
+        assert [message.signal_id for message in claimed.messages] == [ADMITTED]
+        await enqueue(store, "next")
+        assert await waiting(store, "next") == ["next"]
+        await node.step("held", complete())
+        assert await admit(store) == ["next"]
+
+    @pytest.mark.contract("QUE-2")
+    async def test_release_makes_room_for_the_run_that_is_next_first(
+        self, store: Store, node: SampleNode, clock: VirtualClock
+    ) -> None:
+        """A run that has left is counted; who was queued before is admitted, and the released one is queued."""
+        await node.renew()
+        await store.create([new_run("held", now=await store.now())])
+        await enqueue(store, "a", "b", claim_for=node.name)
+        await finish(node, "a")
+        clock.advance(us=1)
+        await release(node, "held")
+        assert await waiting(store, "b", "held") == ["held"]
+        assert [run.head.run_id for run in await SampleNode(store, "node-b").claim()] == ["b"]
+
+    @pytest.mark.contract("QUE-2")
+    async def test_released_run_is_never_rejected(self, store: Store, node: SampleNode) -> None:
+        """It was acknowledged: where a start is rejected, it is queued."""
+        await node.renew()
+        limit = RunLimit(at_once=1, overload="reject")
+        await store.create([new_run("held", now=await store.now())])
+        await enqueue(store, "a", limit=limit, claim_for=node.name)
+        await release(node, "held", limit)
+        assert await waiting(store, "held") == ["held"]
+        [refused] = await enqueue(store, "c", limit=limit)
+        assert isinstance(refused, Refused)
+        await finish(node, "a")
+        assert await admit(store, limit) == ["held"]
+
+    @pytest.mark.contract("QUE-2", "OWN-1")
+    async def test_release_that_is_committed_again_changes_nothing(self, store: Store, node: SampleNode) -> None:
+        """Whether the run is queued or was admitted: after a lost answer a node commits its turn once more."""
+        await node.renew()
+        await enqueue(store, "a", claim_for=node.name)
+        await store.create([new_run("held", now=await store.now())])
+        turn = await release(node, "held")
+        assert isinstance((await store.commit([turn]))[0], Committed)
+        assert await waiting(store, "held") == ["held"]
+        await finish(node, "a")
+        assert await admit(store) == ["held"]
+        assert isinstance((await store.commit([turn]))[0], Committed)
+        [claimed] = await node.claim()
+        assert [message.signal_id for message in claimed.messages] == [ADMITTED]
+        await enqueue(store, "next")
+        assert await waiting(store, "next") == ["next"]
+
+    @pytest.mark.contract("QUE-2")
+    async def test_released_run_counts_for_its_key_its_priority_and_the_rate(
+        self, store: Store, node: SampleNode, clock: VirtualClock
+    ) -> None:
+        """By the instant at which it was released, not that of its creation."""
+        await node.renew()
+        per_key = RunLimit(per_key=1)
+        held = [new_run(f"held-{number}", now=await store.now()) for number in range(3)]
+        await store.create(held)
+        await release(node, "held-0", per_key, key="x")
+        await release(node, "held-1", per_key, key="x")
+        await release(node, "held-2", per_key, key="x", priority=1)
+        assert await waiting(store, "held-0", "held-1", "held-2") == ["held-1", "held-2"]
+        assert await admit_one_by_one(node, per_key, ["held-0"]) == ["held-2", "held-1"]
+        rate = RunLimit(starts=1, period_ms=1_000)
+        for number in (3, 4):
+            await store.create([new_run(f"held-{number}", now=await store.now())])
+            await release(node, f"held-{number}", rate)
+        assert await waiting(store, "held-3", "held-4") == ["held-4"]
+        [began] = await begin(node, "held-3")
+        assert await store.admit({"order": rate}, 9) == ([], began + SECOND)
+        clock.advance(us=SECOND)
+        assert await admit(store, rate) == ["held-4"]
+
+    @pytest.mark.contract("QUE-2")
+    async def test_released_run_that_is_cancelled_leaves_its_queue(self, store: Store, node: SampleNode) -> None:
+        """A signal makes it ready, without what starts it."""
+        await node.renew()
+        await enqueue(store, "a", claim_for=node.name)
+        await store.create([new_run("held", now=await store.now()), new_run("last", now=await store.now())])
+        await release(node, "held")
+        await release(node, "last")
+        await store.deliver([signal("held", "go")])
+        other = SampleNode(store, "node-b")
+        [claimed] = await other.claim()
+        assert (claimed.head.run_id, claimed.messages) == ("held", ())
+        cancelled = await other.turn(claimed)
+        await other.commit(replace(cancelled, snapshot=replace(cancelled.snapshot, status=CANCELLED)))
+        assert await waiting(store, "last") == ["last"]
+        await finish(node, "a")
+        assert await admit(store) == ["last"]
+
+    async def test_turn_that_queues_its_run_lets_go_of_it(self, store: Store, node: SampleNode) -> None:
+        """One that would keep it, or asks for what is no limit, is a conflict, and nothing is stored."""
+        await node.renew()
+        await store.create([new_run("held", now=await store.now())], node.name)
+        run = await node.load("held")
+        turn = releasing_turn(run, AdmissionRequest(limit=ONE))
+        odd = replace(turn, admission=AdmissionRequest(limit=RunLimit(at_once=0)))
+        for unfit in (replace(turn, release=False), odd):
+            [answer] = await store.commit([unfit])
+            assert isinstance(answer, CommitConflict)
+            assert answer.reason == "cannot be stored"
+        assert await waiting(store, "held") == []
 
     # --- entering and leaving
 

@@ -12,7 +12,18 @@ from holdfast.core.keyed_steps import Effect, EndedAttempt, LateResult
 from holdfast.core.messages import ActivityOutcome, Message, activity_completed
 from holdfast.core.state import retry_token
 from holdfast.errors import Conflict, InvalidInput
-from holdfast.store.port import Accepted, CommitConflict, Committed, Duplicate, Heartbeat, Job, PurgePolicy, Store, Turn
+from holdfast.store.port import (
+    Accepted,
+    CommitConflict,
+    Committed,
+    Duplicate,
+    Heartbeat,
+    Job,
+    PurgePolicy,
+    Refused,
+    Store,
+    Turn,
+)
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, job, marker, wait
 from holdfast.testing.store_suite.base import (
@@ -71,7 +82,7 @@ def ended(job: Job, how: str) -> Message:
         is_detached=how == "detached",
     )
     token = retry_token(job.step_id, job.engine_attempt_id)
-    return activity_completed(job.run_id, job.step_id, token, outcome, START)
+    return activity_completed(job.run_id, job.step_id, token, outcome, START, job.scheduled_at)
 
 
 def attempts(jobs: Sequence[Job]) -> list[tuple[str, int]]:
@@ -366,6 +377,28 @@ class JobSuite(SuiteBase):
         run = await node.start("run-1", wait("go"))
         assert run.details == {}
         assert [one.run_id for one in await acquire(store)] == ["run-2"]
+
+    @pytest.mark.contract("FMT-2", "ACT-1", "INV")
+    @pytest.mark.parametrize("how", ["succeeded", "failed", "detached"])
+    async def test_outcome_of_a_job_of_a_deleted_run_does_not_reach_the_next_of_its_name(
+        self, store: Store, clock: VirtualClock, node: SampleNode, how: str
+    ) -> None:
+        """It is refused, and leaves the job of the next run in its queue, whether or not that was acquired."""
+        await put(node, job())
+        [late] = await acquire(store, "node-b")
+        await node.step("run-1", complete())
+        assert (await store.purge(PurgePolicy(finished_run_ms=0))).runs == 1
+        clock.advance(ms=1)
+        await put(node, replace(job(), scheduled_at=await store.now()))
+        for _ in range(2):
+            [answer] = await store.deliver([ended(late, how)])
+            assert isinstance(answer, Refused)
+            assert isinstance(answer.error, Conflict)
+            assert (await node.load("run-1")).messages == ()
+            clock.advance(ms=VISIBLE_MS)
+            [mine] = await acquire(store, "node-b")
+        old = replace(ended(mine, how), opened_at=0)  # as a node of an older release sends it
+        assert [type(each) for each in await store.deliver([old])] == [Accepted]
 
     # --- when there is something to acquire
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from holdfast.core.plans import claimed_as
 from holdfast.errors import InvalidInput, LeaseExpired
 from holdfast.limits import LEASE_MS
 from holdfast.store.port import CommitConflict, Committed, Store
@@ -414,6 +415,44 @@ class LeaseSuite(SuiteBase):
         clock.advance(ms=1)
         end = await node.renew()
         assert await store.next_due("node-b") == end == clock.now() + node.lease_ms * 1_000
+
+    @pytest.mark.contract("FMT-1")
+    async def test_run_that_needs_a_level_is_claimed_by_nodes_that_ask_for_it(
+        self, store: Store, node: SampleNode, clock: VirtualClock
+    ) -> None:
+        """Others do not see it: it is not claimed, not due, and not taken for one whose definition is missing."""
+        plan, later = ("order", "1"), claimed_as("order", "1", 7)
+        new = new_run("later", now=await store.now())
+        # The last one has published a value of that name, and needs nothing.
+        plain = replace(new_run("plain", now=await store.now()), snapshot=replace(new.snapshot, published={"needs": 7}))
+        await store.create([replace(new, snapshot=replace(new.snapshot, needs=7)), plain])
+        await store.renew(node.name, 30_000, [plan])
+        [claimed] = await store.claim(node.name, 10, [plan])
+        assert claimed.head.run_id == "plain"
+        await node.commit(await node.turn(claimed, complete()))
+        assert await store.next_due(node.name, [plan]) is None
+        clock.advance(ms=10_000)
+        await store.renew(node.name, 30_000, [plan])
+        assert await store.find_orphaned(1_000) == []
+        assert await store.claim(node.name, 10, [plan]) == []
+        other = SampleNode(store, "node-b")
+        await other.renew()
+        due = await store.next_due(other.name, [plan, later])
+        assert due is not None
+        assert due <= clock.now()
+        [run] = await store.claim(other.name, 10, [plan, later])
+        assert (run.head.run_id, run.head.needs) == ("later", 7)
+        # Once it needs nothing any more, every node may go on with it: here when the owner is gone.
+        turn = await other.turn(run, wait("go"))
+        await other.commit(replace(turn, snapshot=replace(turn.snapshot, needs=7)))
+        clock.advance(ms=60_000)
+        await node.renew()
+        assert await store.claim(node.name, 10, [plan]) == []
+        [again] = await store.claim(node.name, 10, [later])
+        await node.step("later", release=True)
+        await store.deliver([signal("later", "go")])
+        [last] = await store.claim(node.name, 10, [plan])
+        assert (last.head.run_id, again.head.run_id) == ("later", "later")
 
     @pytest.mark.contract("TMR-1")
     async def test_timer_makes_its_run_claimable_exactly_when_it_is_due(

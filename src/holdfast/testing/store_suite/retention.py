@@ -92,6 +92,19 @@ class RetentionSuite(SuiteBase):
         assert (await accept(store, signal("run-1", "go", "new", signal_id="click-1"))).signal_id == "click-1"
 
     @pytest.mark.contract("FMT-2")
+    async def test_purge_is_bounded_by_bytes(self, store: Store, node: SampleNode, clock: VirtualClock) -> None:
+        """The oldest runs whose events fit, at least one, and it says that there are others."""
+        for number, size in enumerate([100, 30_000, 100, 100]):
+            await node.start(f"run-{number}", marker("large", "é" * (size // 2)))
+            await node.step(f"run-{number}", complete())
+            clock.advance(ms=1)
+        policy = PurgePolicy(finished_run_ms=0, most_bytes=25_000)
+        for runs, has_more in ((1, True), (1, True), (2, False), (0, False)):
+            counted = await store.purge(replace(policy, dry_run=True))
+            report = await store.purge(policy)
+            assert (report.runs, report.has_more, counted.runs) == (runs, has_more, runs)
+
+    @pytest.mark.contract("FMT-2")
     async def test_nothing_finished_is_deleted_without_a_window(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from msgspec import Raw, json
 from msgspec.structs import replace
 
-from holdfast.core.instants import format_instant, parse_instant
+from holdfast.core.codec import format_instant, parse_instant
 from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRequest
 from holdfast.errors import Conflict, InvalidInput, PayloadTooLarge, SignalAcceptanceIndeterminate
 from holdfast.limits import MAILBOX_SIGNALS, Limits

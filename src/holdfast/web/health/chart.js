@@ -1,11 +1,13 @@
 // A small chart, drawn by hand: lines over time, the last value in words, and a cursor for mouse and keyboard.
 
 import { h, put, s } from "../lib/dom.js";
-import { EVERY_MS } from "./samples.js";
+import { minuteOf, moment } from "../lib/time.js";
 
 const [HEIGHT, LEFT, BOTTOM, TOP, RIGHT] = [150, 52, 20, 8, 4];
-const clockTime = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
-const exactTime = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+
+const HOLE = 2.5; // how many samples in a row are missing before there is a hole
+
+const isThere = (value) => value !== null && value !== undefined;
 
 // The next number above that people like to read.
 export function niceTop(most) {
@@ -16,8 +18,8 @@ export function niceTop(most) {
 
 // `lines` are [{name, word, mark}]; `show` puts a value into words.
 export class Chart {
-  constructor({ title, hint = "", lines, show, least = 0 }) {
-    Object.assign(this, { title, lines, show, least, points: [], from: 0, until: 1, at: null, width: 560 });
+  constructor({ title, hint = "", lines, show, least = 0, isLive = false }) {
+    Object.assign(this, { title, isLive, lines, show, least, points: [], from: 0, until: 1, at: null, width: 560 });
     this.now = h("p", { class: "graph-now" });
     this.drawing = s("svg", { class: "graph-drawing", height: HEIGHT, "aria-hidden": "true" });
     this.said = h("span", { class: "graph-said" });
@@ -31,7 +33,7 @@ export class Chart {
   }
 
   draw(points, from, until) {
-    Object.assign(this, { points: points.filter((each) => each.at >= from), from, until });
+    Object.assign(this, { points: points.filter((each) => each.at >= from && this.lines.some(({ name }) => isThere(each[name]))), from, until });
     const values = this.points.flatMap((each) => this.lines.map(({ name }) => each[name] ?? 0));
     this.top = niceTop(Math.max(this.least, ...values));
     this.width = this.frame.clientWidth || this.width;
@@ -55,7 +57,7 @@ export class Chart {
     });
     const times = [0, 0.5, 1].map((share) => {
       const at = this.from + share * (this.until - this.from);
-      return s("text", { x: this.x(at), y: HEIGHT - 4, "text-anchor": ["start", "middle", "end"][share * 2] }, clockTime.format(new Date(at)));
+      return s("text", { x: this.x(at), y: HEIGHT - 4, "text-anchor": ["start", "middle", "end"][share * 2] }, minuteOf(at));
     });
     return [heights, times];
   }
@@ -66,30 +68,36 @@ export class Chart {
     let last = null;
     for (const each of this.points) {
       const value = each[name];
-      if (value === null || value === undefined) continue;
-      const isNew = last === null || each.at - last > EVERY_MS * 6;
+      if (!isThere(value)) continue;
+      const isNew = last === null || each.at - last.at > HOLE * Math.max(each.every, last.every);
       path += `${isNew ? "M" : "L"}${this.x(each.at).toFixed(1)} ${this.y(value).toFixed(1)}`;
-      last = each.at;
+      last = each;
     }
-    const end = this.points.findLast((each) => each[name] !== null && each[name] !== undefined);
+    const end = this.lastOf(name);
     const dot = end && s("circle", { class: `dot ${mark}`, cx: this.x(end.at), cy: this.y(end[name]), r: 2.5 });
     return [s("path", { class: `line ${mark}`, d: path }), dot];
+  }
+
+  lastOf(name) {
+    return this.points.findLast((each) => isThere(each[name]));
   }
 
   cursor() {
     if (this.at === null || this.points.length === 0) return null;
     const x = this.x(this.at.at);
-    return [s("line", { class: "cursor", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }), this.lines.map(({ name, mark }) => this.at[name] !== null && s("circle", { class: `dot ${mark}`, cx: x, cy: this.y(this.at[name]), r: 3.5 }))];
+    return [s("line", { class: "cursor", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }), this.lines.map(({ name, mark }) => isThere(this.at[name]) && s("circle", { class: `dot ${mark}`, cx: x, cy: this.y(this.at[name]), r: 3.5 }))];
   }
 
   words(point) {
-    return this.lines.map(({ name, word, mark }) => h("span", { class: `reading ${mark}` }, h("i", { "aria-hidden": "true" }), h("b", {}, point?.[name] === null || point?.[name] === undefined ? "–" : this.show(point[name])), ` ${word}`));
+    return this.lines.map(({ name, word, mark }) => {
+      const value = (point ?? this.lastOf(name))?.[name];
+      return h("span", { class: `reading ${mark}` }, h("i", { "aria-hidden": "true" }), h("b", {}, isThere(value) ? this.show(value) : "–"), ` ${word}`);
+    });
   }
 
   say() {
-    const shown = this.at ?? this.points.at(-1);
-    put(this.now, this.words(shown));
-    put(this.said, this.at ? exactTime.format(new Date(this.at.at)) : this.points.length === 0 ? "collecting the first samples…" : "");
+    put(this.now, this.words(this.at));
+    put(this.said, this.at ? moment(this.at.at) : this.points.length === 0 ? this.isLive ? "collecting the first samples…" : "no samples yet" : "");
     this.frame.setAttribute("aria-label", `${this.title}: ${this.now.textContent}. Arrow keys move through time.`);
   }
 

@@ -1,6 +1,7 @@
 // Reads the text format of Prometheus, as far as our own metrics use it.
 
 import { OWN_HEADER, problemOf, unreachable } from "../lib/api.js";
+import { mounted } from "../lib/mount.js";
 
 const LINE = /^holdfast_(\w+)(?:\{(.*)\})? (\S+)$/;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
@@ -22,7 +23,7 @@ export function parse(text) {
 export async function readMetrics(signal) {
   let response;
   try {
-    response = await fetch("/metrics", { headers: OWN_HEADER, credentials: "same-origin", signal });
+    response = await fetch(mounted("/metrics"), { headers: OWN_HEADER, credentials: "same-origin", signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw unreachable();

@@ -10,22 +10,25 @@ const STATUSES = ["RUNNING", "PENDING", "APPROVED", "PAUSED", "FAILED", "COMPLET
 const RECENT_MS = 15 * 60_000;
 const LAG_S = 5;
 const number = new Intl.NumberFormat();
+const isNumber = (value) => typeof value === "number";
 
 export function panel(title, mark, body, hint = "") {
   return h("section", { class: "card panel" }, h("header", {}, icon(mark), h("h2", {}, title), hint && h("span", { class: "hint" }, hint)), h("div", { class: "card-body" }, body));
 }
 
 // What is wrong at this moment, in words; nothing if nothing is.
-export function concerns({ latest, nodes, alerts, points }) {
+export function concerns({ latest, nodes, alerts, points, takeovers }, report) {
   const here = [...nodes.values()];
   const gone = here.filter((node) => node.isGone);
   const recent = alerts.filter((alert) => nowMs() - Date.parse(alert.raised_at) < RECENT_MS);
+  const taken = takeovers.find((each) => nowMs() - Date.parse(each.at) < RECENT_MS);
   const lost = points.slice(-12).some((point) => point.lost > 0);
   return [
     here.length === gone.length && ["FAILED", "No node is there: nothing goes on.", null],
     gone.length > 0 && here.length > gone.length && ["PAUSED", `${gone.length === 1 ? "A node is" : `${gone.length} nodes are`} gone: ${gone.map((node) => node.name).join(", ")}`, null],
+    taken && ["PAUSED", `${takeoverWords(taken)} in the last quarter of an hour: see why the process ended.`, null],
     latest.lag > LAG_S && ["FAILED", `A run has been due for ${duration(latest.lag * 1000)}: too few nodes, or none that can run it.`, "/runs"],
-    latest.letters > 0 && ["FAILED", `${number.format(latest.letters)} dead ${latest.letters === 1 ? "letter waits" : "letters wait"} for somebody to look.`, "/inbox/letters"],
+    latest.letters > 0 && !report && ["FAILED", `${number.format(latest.letters)} dead ${latest.letters === 1 ? "letter waits" : "letters wait"} for somebody to look.`, "/inbox/letters"],
     recent.length > 0 && [recent.some((alert) => alert.priority === 1) ? "FAILED" : "PAUSED", `${recent.length} ${recent.length === 1 ? "alert" : "alerts"} in the last quarter of an hour.`, null],
     lost && ["PAUSED", "Turns were lost within the last minute: two nodes may own the same runs.", null],
   ].filter(Boolean);
@@ -40,7 +43,7 @@ export function findings(report) {
     .filter(({ level, subject }) => level === "wrong" || (level === "note" && NOTED.has(subject)))
     .sort((one, other) => (one.level === "wrong" ? 0 : 1) - (other.level === "wrong" ? 0 : 1))
     .map(({ level, subject, sentence, advice, search, run_ids: ids = [] }) => {
-      const address = search ? `/runs?text=${encodeURIComponent(search)}` : subject === "tasks" ? "/inbox" : ids.length ? runAddress(ids[0]) : null;
+      const address = search ? `/runs?text=${encodeURIComponent(search)}` : subject === "tasks" ? "/inbox?due=overdue" : subject === "dead letters" ? "/inbox/letters" : ids.length ? runAddress(ids[0]) : null;
       return [LEVELS[level], `${subject[0].toUpperCase()}${subject.slice(1)}: ${sentence}.`, address, advice];
     });
 }
@@ -70,10 +73,26 @@ export function nodeList({ nodes }) {
   const rows = sorted.map((node) => h(
     "li", { class: node.isGone ? "gone" : null },
     icon(node.isGone ? "FAILED" : "COMPLETED"), h("span", { class: "node-name" }, node.name, node.is_here && h("span", { class: "tag" }, "answers here")),
-    h("span", { class: "quiet", title: (node.workflows ?? []).join(", ") }, [node.version && `${node.version}`, node.workflows?.length && `${node.workflows.length} workflows`, node.queues?.length && `queue ${node.queues.join(", ")}`].filter(Boolean).join(" · ")),
+    h("span", { class: "quiet", title: (node.workflows ?? []).join(", ") }, [node.version && `${node.version}`, node.workflows?.length && `${node.workflows.length} workflows`, node.queues?.length && `queue ${node.queues.join(", ")}`, isNumber(node.runs) && `${number.format(node.runs)} runs, ${number.format(node.activities)} activities`].filter(Boolean).join(" · ")),
     h("span", { class: "quiet" }, node.isGone ? ["gone, lease ended "] : ["lease ends "], ageOf(node.lease_until)),
   ));
   return panel("Nodes", "system", rows.length === 0 ? h("p", { class: "hint" }, "No node is there: nothing goes on.") : h("ul", { class: "nodes" }, rows));
+}
+
+// A name that was made up is long: its ends are enough.
+function shortName(name) {
+  return name.length > 28 ? `${name.slice(0, 12)}…${name.slice(-6)}` : name;
+}
+
+function takeoverWords({ node, taken_from: from, runs }) {
+  const what = `${number.format(runs)} ${runs === 1 ? "run" : "runs"}`;
+  return from === node ? `${shortName(node)} was started again and has gone on with ${what}` : `${shortName(node)} has taken over ${what} of ${shortName(from)}`;
+}
+
+// Which nodes have gone on with the runs of others that were gone, within a day.
+export function takeoverList({ takeovers }) {
+  const rows = takeovers.slice(0, 20).map((each) => h("li", { title: `${each.node} from ${each.taken_from}` }, icon("warning"), h("span", {}, takeoverWords(each)), h("span", { class: "quiet" }, ageOf(each.at))));
+  return panel("Takeovers", "system", rows.length === 0 ? h("p", { class: "hint" }, "No node was gone within a day.") : h("ul", { class: "nodes takeovers" }, rows));
 }
 
 // What only one node does at a time, such as schedules and retention, and which node that is.

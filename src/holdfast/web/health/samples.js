@@ -1,4 +1,5 @@
-// Samples of the metrics, taken every few seconds while the page is open; the last hour of them is kept.
+// Samples of the installation: those that are kept in the store, one a minute of the last day, and those that this page takes of
+// the metrics every few seconds while it is open; the last hour of these is kept here.
 //
 // Counters say how much there was since a process began, so what is drawn is the difference between two samples.
 
@@ -10,10 +11,14 @@ export const EVERY_MS = 5000;
 export const HOUR_MS = 3_600_000;
 const LEAST_MS = 1000;
 const MOST_ALERTS = 200;
+const DAY_MS = 24 * HOUR_MS;
+const STORED_MS = 60_000;
+const MOST_STORED = 500;
+const LIVE_MS = 2 * EVERY_MS; // how far apart two samples of the page may be without a hole, and a half
 
 export class Samples {
   constructor() {
-    Object.assign(this, { points: [], latest: null, nodes: new Map(), locks: [], alerts: [], lastAlert: 0, problem: null, listeners: new Set(), timer: 0 });
+    Object.assign(this, { points: [], stored: [], takeovers: [], storedAt: 0, latest: null, nodes: new Map(), locks: [], alerts: [], lastAlert: 0, problem: null, listeners: new Set(), timer: 0 });
   }
 
   // Calls back after each sample until the signal aborts. Sampling goes on, so that coming back shows no hole.
@@ -38,6 +43,7 @@ export class Samples {
       this.add(reading(families, nowMs()));
       this.see(nodes.items);
       await this.hear();
+      if (nowMs() - this.storedAt >= STORED_MS) await this.readStored();
       this.problem = null;
     } catch (problem) {
       if (problem.code === undefined) throw problem;
@@ -55,6 +61,25 @@ export class Samples {
     if (before !== null && now.created < before.created) this.forget(); // another process answers, or it began anew
     else if (before !== null) this.points.push(point(before, now));
     while (this.points.length > 0 && this.points[0].at < now.at - HOUR_MS) this.points.shift();
+  }
+
+  // What was sampled before this page was opened, over all nodes.
+  async readStored() {
+    const after = this.stored.at(-1)?.at ?? nowMs() - DAY_MS;
+    for (let since = after; ;) {
+      const { items } = await call("system.samples", { since: new Date(since).toISOString(), limit: MOST_STORED });
+      this.stored.push(...items.map(storedPoint).filter((each) => each.at > (this.stored.at(-1)?.at ?? 0)));
+      if (items.length < MOST_STORED) break;
+      since = this.stored.at(-1).at;
+    }
+    while (this.stored.length > 0 && this.stored[0].at < nowMs() - DAY_MS) this.stored.shift();
+    this.takeovers = (await call("system.takeovers", { since: new Date(nowMs() - DAY_MS).toISOString() })).items.reverse();
+    this.storedAt = nowMs();
+  }
+
+  // All of them in order.
+  get all() {
+    return [...this.stored, ...this.points].sort((one, other) => one.at - other.at);
   }
 
   forget() {
@@ -105,6 +130,17 @@ function reading(families, at) {
   };
 }
 
+function storedPoint(sample) {
+  const minutes = Math.max(sample.every_s, 1) / 60;
+  const loads = Object.values(sample.load);
+  return {
+    at: Date.parse(sample.at), every: Math.max(sample.every_s * 1000, STORED_MS), completed: sample.completed / minutes, failed: sample.failed / minutes,
+    retrying: sample.retrying, paused: sample.runs.PAUSED ?? 0, running: sample.runs.RUNNING ?? 0, overdue: sample.overdue,
+    lag: sample.lag_ms / 1000, ready: sample.ready, jobs: sample.jobs, queued: sample.queued, nodes: sample.nodes,
+    owned: sum(loads.map((load) => load.runs)), activities: sum(loads.map((load) => load.activities)),
+  };
+}
+
 function point(before, now) {
   const seconds = Math.max(0.001, (now.at - before.at) / 1000);
   const rate = (name) => Math.max(0, now[name] - before[name]) / seconds;
@@ -113,7 +149,7 @@ function point(before, now) {
     return found === null ? null : found * 1000;
   };
   return {
-    at: now.at, finished: rate("finished"), started: rate("created"), steps: rate("steps"), lost: rate("lost"),
+    at: now.at, every: LIVE_MS, running: now.runs.RUNNING ?? 0, paused: now.runs.PAUSED ?? 0, finished: rate("finished"), started: rate("created"), steps: rate("steps"), lost: rate("lost"),
     commitHalf: commit(0.5), commitMost: commit(0.99), lag: now.lag, ready: now.ready, jobs: sum(now.queues), queued: now.queued,
   };
 }

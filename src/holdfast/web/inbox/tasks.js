@@ -7,9 +7,11 @@ import { go } from "../lib/router.js";
 import { denied, empty, failed, loading } from "../lib/states.js";
 import { may } from "../lib/session.js";
 import { Stream } from "../lib/stream.js";
+import { toastProblem } from "../lib/toast.js";
 import { showConnection } from "../shell.js";
 import { counted } from "./counted.js";
 import { filterBar, filterQuery, fits, listFields, readFilter, streamFields } from "./filter.js";
+import { taskBulk } from "./bulk.js";
 import { taskRow } from "./task-row.js";
 import { TaskPane } from "./task.js";
 
@@ -123,7 +125,7 @@ class TaskList {
     if (this.problem !== null && this.tasks.size === 0) put(this.rows, failed(this.problem, () => this.restart()));
     else if (this.isLoading) put(this.rows, loading("Loading tasks"));
     else if (this.tasks.size === 0) put(this.rows, this.nothing());
-    else put(this.rows, this.list(), this.cursor !== null && this.more());
+    else put(this.rows, this.forAll(), this.list(), this.cursor !== null && this.more());
     if (!this.isLoading && this.problem === null && !this.isNarrow()) counted(this.rows, this.tasks.size, this.cursor === null);
     if (focused !== undefined) this.rows.querySelector(`[data-task="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
   }
@@ -135,6 +137,16 @@ class TaskList {
       this.open(taskId);
     };
     return h("ul", {}, sorted.map((task) => taskRow(task, { address: this.address(task.task_id), isOpen: task.task_id === this.taskId, open })));
+  }
+
+  // What is done to one can be done to all that the filter finds.
+  forAll() {
+    if (this.tasks.size < 2 || this.filter.status !== "OPEN" || !may("tasks:write")) return null;
+    const act = () => taskBulk(this.filter, () => this.load()).catch((problem) => {
+      if (problem.code === undefined) throw problem;
+      toastProblem(problem);
+    });
+    return h("button", { class: "link-button for-all", type: "button", onclick: act }, "Do something to all of these…");
   }
 
   more() {

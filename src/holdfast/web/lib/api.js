@@ -1,6 +1,7 @@
 // The service's operations by name, as its catalogue has them, and its refusals as errors with a code.
 
 import { parse } from "./exact.js";
+import { mounted } from "./mount.js";
 
 const OPERATIONS = {
   "runs.start": "POST /v1/runs",
@@ -8,6 +9,7 @@ const OPERATIONS = {
   "runs.list": "GET /v1/runs",
   "runs.snapshot": "GET /v1/runs/{run_id}/snapshot",
   "runs.graph": "GET /v1/runs/{run_id}/graph",
+  "runs.handlers": "GET /v1/runs/{run_id}/handlers",
   "runs.query": "POST /v1/runs/{run_id}/queries/{name}",
   "runs.update": "POST /v1/runs/{run_id}/updates/{name}",
   "runs.cancel": "POST /v1/runs/{run_id}/cancel",
@@ -68,6 +70,8 @@ const OPERATIONS = {
   "system.queues": "GET /v1/queues",
   "system.nodes": "GET /v1/nodes",
   "system.locks": "GET /v1/locks",
+  "system.samples": "GET /v1/samples",
+  "system.takeovers": "GET /v1/takeovers",
   "system.alerts": "GET /v1/alerts",
   "audit.list": "GET /v1/audit",
   "retention.show": "GET /v1/retention",
@@ -136,7 +140,7 @@ export async function request(verb, address, body, signal) {
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
   try {
-    response = await fetch(address, {
+    response = await fetch(mounted(address), {
       method: verb,
       headers,
       body: body === undefined ? undefined : JSON.stringify(body),

@@ -1,5 +1,7 @@
 // Making elements. Children and attributes are only ever set as text or as nodes: data cannot become markup.
 
+import { mounted } from "./mount.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 function fill(element, attributes, children) {
@@ -23,7 +25,7 @@ function flat(children) {
 
 function safeAddress(value) {
   const address = String(value);
-  return /^(https?:|\/|#|\?)/i.test(address) ? address : "#";
+  return /^(https?:|\/|#|\?)/i.test(address) ? mounted(address) : "#";
 }
 
 export function h(name, attributes, ...children) {

@@ -1,6 +1,7 @@
 // Addresses and views. A view is `show(place, signal)`: it fills `place`, and stops when the signal aborts.
 
 import { h, put } from "./dom.js";
+import { mounted, unmounted } from "./mount.js";
 
 const routes = [];
 let current = null;
@@ -15,6 +16,7 @@ export function route(pattern, show) {
 }
 
 function match(path) {
+  if (path === null) return null;
   for (const { expression, names, show } of routes) {
     const found = expression.exec(path);
     if (found) return { show, fields: Object.fromEntries(names.map((name, n) => [name, decode(found[n + 1])])) };
@@ -39,8 +41,8 @@ export function compareAddress(runId, otherId) {
 }
 
 export function go(address, { replace = false } = {}) {
-  if (replace) history.replaceState(null, "", address);
-  else history.pushState(null, "", address);
+  if (replace) history.replaceState(null, "", mounted(address));
+  else history.pushState(null, "", mounted(address));
   render();
 }
 
@@ -66,9 +68,10 @@ export function startRouter(element, moved) {
     const link = event.target.closest?.("a[href]");
     const isPlain = event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
     if (!link || !isPlain || link.target || link.origin !== location.origin || event.defaultPrevented) return;
-    if (!match(link.pathname) || link.hasAttribute("download")) return;
+    const path = unmounted(link.pathname);
+    if (!match(path) || link.hasAttribute("download")) return;
     event.preventDefault();
-    go(link.pathname + link.search);
+    go(path + link.search);
     window.scrollTo(0, 0);
   });
   render();
@@ -77,10 +80,11 @@ export function startRouter(element, moved) {
 export function render() {
   current?.abort();
   current = new AbortController();
-  const found = match(location.pathname);
+  const path = unmounted(location.pathname);
+  const found = match(path);
   const place = h("div", { class: "view" });
   put(outlet, place);
-  onMove(location.pathname);
+  onMove(path ?? "");
   if (found) found.show(place, current.signal, found.fields);
   else
     put(

@@ -4,6 +4,7 @@
 
 import { OWN_HEADER, problemOf, tellSignedOut } from "./api.js";
 import { parse } from "./exact.js";
+import { mounted } from "./mount.js";
 
 const FIRST_MS = 500;
 const MOST_MS = 15_000;
@@ -112,7 +113,7 @@ export class Stream {
   async read(reading) {
     const headers = { Accept: "text/event-stream", ...OWN_HEADER };
     if (this.lastId !== null) headers["Last-Event-ID"] = this.lastId;
-    const response = await fetch(this.address(), { headers, credentials: "same-origin", signal: reading.signal });
+    const response = await fetch(mounted(this.address()), { headers, credentials: "same-origin", signal: reading.signal });
     if (response.status === 204) {
       this.isOver = true;
       return;

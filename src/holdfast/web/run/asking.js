@@ -25,11 +25,9 @@ export class Asking {
 
   // Which there are a run says when it runs, so this is asked for again as it goes on.
   async load() {
-    if (!may("workflows:read")) return;
-    const { workflow: name, workflow_version: version } = this.model.head;
-    const found = await call("workflows.get", { name, version }, this.signal).catch((problem) => {
+    const found = await call("runs.handlers", { run_id: this.model.runId }, this.signal).catch((problem) => {
       if (problem.code === undefined) throw problem;
-      return { queries: {}, updates: {} }; // the service may not have this workflow
+      return { queries: {}, updates: {} }; // no node that lives has its code, or it is set aside
     });
     const canUpdate = may("runs:write") && !TERMINAL.has(this.model.state.status);
     this.show([

@@ -60,6 +60,7 @@ export const TONES = {
   SignalTimedOut: "bad",
   ChildFailed: "bad",
   RunPaused: "warn",
+  RunTimedOut: "bad",
   RunCompleted: "good",
   RunFailed: "bad",
   RunCancelled: "warn",

@@ -1,5 +1,6 @@
 // The top of a run's page: what it is, how it stands, and what can be done.
 
+import { nowMs } from "../lib/clock.js";
 import { h, put } from "../lib/dom.js";
 import { shortId } from "../lib/ids.js";
 import { icon, statusBadge } from "../lib/icons.js";
@@ -82,7 +83,7 @@ export class RunHead {
         ],
       ],
       publishedOf(head) && ["Published", publishedOf(head)],
-      head.waiting_until && !TERMINAL.has(state.status) && ["Waits until", moment(head.waiting_until)],
+      head.waiting_until && !TERMINAL.has(state.status) && [head.waiting_kind === "task" && Date.parse(head.waiting_until) < nowMs() ? "Overdue since" : "Waits until", moment(head.waiting_until)],
       head.tenant !== "default" && ["Tenant", head.tenant],
       head.environment !== "default" && ["Environment", head.environment],
       head.tags.length > 0 && [

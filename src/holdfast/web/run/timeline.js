@@ -7,12 +7,14 @@ import { Scroller } from "../lib/scroller.js";
 import { duration } from "../lib/time.js";
 import { barsOf, ROW } from "./bars.js";
 import { TERMINAL } from "./event-tables.js";
+import { NestedRuns } from "./nested.js";
 import { Overview } from "./overview.js";
 import { Scale, tickWord } from "./scale.js";
 import { PLAIN, squeezed } from "./warp.js";
 import { kindWord, nameOf, spokenStep } from "./words.js";
 
 const AXIS = 24;
+const DEEPEST = 8;
 
 const MANY = 20;
 const WORST = ["FAILED", "RUNNING", "PENDING", "SUCCESS", "SKIPPED"];
@@ -57,8 +59,10 @@ function foldOf(key, steps) {
 }
 
 export class Timeline {
-  constructor({ onPick, signal }) {
+  constructor({ onPick, onPickIn, signal }) {
     this.onPick = onPick;
+    this.onPickIn = onPickIn;
+    this.nested = new NestedRuns(signal, () => this.redraw());
     this.zoom = null;
     this.warp = PLAIN;
     this.steps = [];
@@ -70,7 +74,7 @@ export class Timeline {
       label: "Steps",
       signal,
       make: (index) => this.row(index),
-      stampOf: (index) => `${this.version}:${this.steps[index].id}`,
+      stampOf: (index) => `${this.version}:${this.steps[index].inRun ?? ""}:${this.steps[index].id}`,
     });
     this.scroller.element.classList.add("steps");
     this.scroller.element.tabIndex = -1;
@@ -192,12 +196,29 @@ export class Timeline {
       cursor: this.cursor,
       warp: this.warp,
     });
-    this.steps = foldRepeated([...this.state.steps.values()], this.unfolded, this.selected);
+    this.steps = this.rowsOf(this.state, this.cursor);
     this.scroller.setCount(this.steps.length);
     // It must not jump while one goes through history.
-    this.chart.style.setProperty("min-height", `min(56vh, 620px, ${foldRepeated([...this.whole.steps.values()], this.unfolded, this.selected).length * ROW}px)`);
+    const most = this.isPast ? this.rowsOf(this.whole, null).length : this.steps.length;
+    this.chart.style.setProperty("min-height", `min(56vh, 620px, ${most * ROW}px)`);
     this.scroller.drawNow();
     this.span.textContent = duration(this.warp.from(scale.until) - this.warp.from(scale.from));
+  }
+
+  // The steps of a run as rows, and below a child that is open its steps, as deep as they go.
+  rowsOf(state, cursor, inRun = null, depth = 0) {
+    const unfolded = { has: (key) => this.unfolded.has(`${inRun ?? ""} ${key}`) };
+    const until = this.untilOf(state, cursor);
+    return foldRepeated([...state.steps.values()], unfolded, inRun === null ? this.selected : null).flatMap((step) => {
+      const row = { ...step, inRun, depth, now: until, folds: step.folds && `${inRun ?? ""} ${step.folds}`, child: (!step.folds && step.kind === "child" && step.first?.data.child_run_id) || null };
+      if (row.child === null || depth >= DEEPEST || !this.nested.has(row.child)) return [row];
+      return [row, ...this.rowsOf(this.nested.stateOf(row.child, cursor), cursor, row.child, depth + 1)];
+    });
+  }
+
+  untilOf(state, cursor) {
+    if (cursor !== null) return cursor;
+    return TERMINAL.has(state.status) ? state.last : Math.max(state.last ?? 0, nowMs());
   }
 
   drawAxis(scale) {
@@ -254,14 +275,14 @@ export class Timeline {
 
   // A row of many steps of one name: it opens, and so do they fold again.
   act(step) {
-    if (!step.folds) return this.onPick(step.id);
+    if (!step.folds) return step.inRun === null ? this.onPick(step.id) : this.onPickIn(step.inRun, step.id);
     if (!this.unfolded.delete(step.folds)) this.unfolded.add(step.folds);
     return this.redraw();
   }
 
   row(index) {
     const step = this.steps[index];
-    const until = this.until;
+    const until = step.now;
     const tries =
       !step.folds &&
       step.attempts.length > 1 &&
@@ -275,7 +296,7 @@ export class Timeline {
         dataset: { status: step.status, index },
         tabindex: index === this.active ? "0" : "-1",
         "aria-label": spokenStep(step, until),
-        "aria-pressed": String(step.id === this.selected),
+        "aria-pressed": String(step.inRun === null && step.id === this.selected),
         "aria-expanded": step.folds ? String(this.unfolded.has(step.folds)) : null,
         onclick: () => this.act(step),
       },
@@ -289,20 +310,30 @@ export class Timeline {
       { class: "bars", width: this.current.width, height: ROW, "aria-hidden": "true" },
       barsOf(step, this.current, until).filter(Boolean),
     );
+    const opener = step.child && this.opener(step, index);
     return h(
       "div",
       {
-        class: "step-row",
+        class: `step-row${opener ? " opens-row" : ""}`,
         role: "listitem",
-        dataset: { index },
+        style: step.depth > 0 ? { "--depth": String(step.depth) } : null,
+        dataset: { index, depth: step.depth },
         onclick: (event) => {
-          if (!button.contains(event.target)) this.act(step);
+          if (!button.contains(event.target) && !opener?.contains(event.target)) this.act(step);
         },
         ondblclick: () => this.zoomToStep(step),
       },
+      opener,
       button,
       svg,
     );
+  }
+
+  // Opens the steps of a child below its row, and closes them again.
+  opener(step, index) {
+    const isOpen = this.nested.has(step.child);
+    const label = `${isOpen ? "Hide" : "Show"} the steps of ${nameOf(step)}`;
+    return h("button", { type: "button", class: "opens", "aria-expanded": String(isOpen), "aria-label": label, title: label, tabindex: index === this.active ? "0" : "-1", onclick: () => this.nested.toggle(step.child) }, isOpen ? "▾" : "▸");
   }
 
   zoomTo(from, until) {
@@ -312,7 +343,7 @@ export class Timeline {
   }
 
   zoomToStep(step) {
-    const until = step.until ?? this.until;
+    const until = step.until ?? step.now;
     const [from, to] = [this.warp.to(step.from), this.warp.to(until)];
     const room = Math.max(1, (to - from) * 0.15);
     this.zoomTo(from - room, to + room);
@@ -354,8 +385,8 @@ export class Timeline {
       "=": () => this.scaleBy(0.5),
       "-": () => this.scaleBy(2),
       0: () => this.fit(),
-      ArrowLeft: () => this.pan(-0.2),
-      ArrowRight: () => this.pan(0.2),
+      ArrowLeft: () => (this.zoom ? this.pan(-0.2) : this.openChild(false)),
+      ArrowRight: () => (this.zoom ? this.pan(0.2) : this.openChild(true)),
     };
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key in moves) {
@@ -365,6 +396,11 @@ export class Timeline {
     } else if (event.key in acts) acts[event.key]();
     else return;
     event.preventDefault();
+  }
+
+  openChild(isOpen) {
+    const child = this.steps[this.active]?.child;
+    if (child && this.nested.has(child) !== isOpen) this.nested.toggle(child);
   }
 
   noteFocus(event) {
@@ -380,7 +416,7 @@ export class Timeline {
     const step = row && this.steps[Number(row.dataset.index)];
     this.tip.hidden = !step;
     if (!step) return;
-    const until = step.until ?? this.until;
+    const until = step.until ?? step.now;
     put(
       this.tip,
       h("strong", {}, nameOf(step)),

@@ -19,6 +19,7 @@ const GIST = {
   RunResumed: (data) => data.reason,
   RunFailed: (data) => `${data.error.code}: ${data.error.message}`,
   RunCancelRequested: (data) => data.reason,
+  RunTimedOut: (data) => `longer than ${data.limit_ms / 1000} s (${data.timeout} time-out)`,
   StepRetried: (data) => data.error?.message || data.reason,
   StepFailed: (data) => `${data.error.code}: ${data.error.message}`,
   StepSkipped: (data) => data.reason,

@@ -1,5 +1,6 @@
 // One run as a row.
 
+import { nowMs } from "../lib/clock.js";
 import { h } from "../lib/dom.js";
 import { shortId } from "../lib/ids.js";
 import { icon, statusBadge } from "../lib/icons.js";
@@ -57,9 +58,15 @@ export function nowOf(run) {
   if (!kind) return run.node ? "Runs on " + run.node : "";
   const [named, unnamed] = WAITS[kind] ?? [`${kind} `, kind];
   const name = NAMELESS.has(kind) ? null : run.waiting_for;
-  const until = run.waiting_until && h("span", { class: "quiet" }, ` until ${moment(run.waiting_until)}`);
+  const until = run.waiting_until && untilWords(kind, run.waiting_until);
   const after = kind === "child" && error && h("span", { class: "row-error" }, `, after ${error.code} ${error.message}`);
   return h("span", { class: "row-waits" }, icon(kind), h("span", {}, name ? named : unnamed, name && h("b", {}, name), until, after));
+}
+
+// A task stays open when its time is over; everything else ends then, or is about to.
+function untilWords(kind, iso) {
+  const isOverdue = kind === "task" && Date.parse(iso) < nowMs();
+  return isOverdue ? h("span", { class: "row-error" }, ", overdue since ", moment(iso)) : h("span", { class: "quiet" }, ` until ${moment(iso)}`);
 }
 
 const MOST_ATTRIBUTES = 4;

@@ -4,7 +4,7 @@ import { call } from "../lib/api.js";
 import { h, put } from "../lib/dom.js";
 import { statusBadge } from "../lib/icons.js";
 import { jsonView } from "../lib/json.js";
-import { go, runAddress } from "../lib/router.js";
+import { render, runAddress } from "../lib/router.js";
 import { failed, loading } from "../lib/states.js";
 import { precise } from "../lib/time.js";
 import { TONES } from "../run/event-tables.js";
@@ -75,7 +75,7 @@ class Comparison {
       for (let seq = this.next, end = this.endOf(pages); seq <= end; seq += 1) this.add(seq, own.get(seq), other.get(seq));
     } catch (problem) {
       if (problem.code === undefined) throw problem;
-      put(this.rows, h("li", {}, failed(problem, () => go(location.pathname))));
+      put(this.rows, h("li", {}, failed(problem, () => render())));
     }
     this.later.disabled = false;
     this.later.hidden = this.next > this.last;

@@ -9,22 +9,29 @@ import { denied, failed, loading } from "../lib/states.js";
 import { showConnection } from "../shell.js";
 import { BusPanel } from "../health/bus.js";
 import { Chart } from "../health/chart.js";
-import { alertList, concerns, findings, limitList, lockList, nodeList, queueList, runCounts, verdict, work } from "../health/panels.js";
+import { alertList, concerns, findings, limitList, lockList, nodeList, queueList, runCounts, takeoverList, verdict, work } from "../health/panels.js";
 import { RetentionPanel } from "../health/retention.js";
 import { EVERY_MS, samples } from "../health/samples.js";
 
 const EXAMINE_MS = 15_000;
-const RANGES = [["5", "5 min"], ["15", "15 min"], ["60", "1 h"]];
+const RANGES = [["5", "5 min"], ["15", "15 min"], ["60", "1 h"], ["360", "6 h"], ["1440", "24 h"]];
 const short = new Intl.NumberFormat(undefined, { maximumSignificantDigits: 3, notation: "compact" });
+const count = (value) => short.format(value);
 const perSecond = (value) => `${short.format(value)}/s`;
+const perMinute = (value) => `${short.format(value)}/min`;
 const milliseconds = (value) => `${short.format(value)} ms`;
+const line = (name, word, mark) => ({ name, word, mark });
 
 function makeCharts() {
   return [
-    new Chart({ title: "Throughput", hint: "Of the process that answers here", show: perSecond, lines: [{ name: "steps", word: "steps", mark: "a" }, { name: "finished", word: "runs finished", mark: "b" }] }),
-    new Chart({ title: "Commit latency", hint: "How long the store takes to keep a turn", show: milliseconds, lines: [{ name: "commitHalf", word: "median", mark: "a" }, { name: "commitMost", word: "99th percentile", mark: "b" }] }),
-    new Chart({ title: "Lag", hint: "How long the run that is due for longest has been so", show: (value) => `${short.format(value)} s`, least: 1, lines: [{ name: "lag", word: "behind", mark: "b" }] }),
-    new Chart({ title: "Waiting", hint: "Runs that are due, jobs in queues, runs without a place", show: (value) => short.format(value), least: 4, lines: [{ name: "ready", word: "due", mark: "a" }, { name: "jobs", word: "jobs", mark: "b" }, { name: "queued", word: "without a place", mark: "c" }] }),
+    new Chart({ title: "Failures", hint: "Runs that have failed, over all nodes", show: perMinute, least: 1, lines: [line("failed", "failed", "b")] }),
+    new Chart({ title: "Trouble", hint: "Retrying and paused runs, overdue tasks", show: count, least: 4, lines: [line("retrying", "retrying", "b"), line("paused", "paused", "c"), line("overdue", "overdue", "a")] }),
+    new Chart({ title: "Lag", hint: "How long the run that is due for longest has been so", show: (value) => `${short.format(value)} s`, least: 1, lines: [line("lag", "behind", "b")] }),
+    new Chart({ title: "Waiting", hint: "Runs that are due, jobs in queues, runs without a place", show: count, least: 4, lines: [line("ready", "due", "a"), line("jobs", "jobs", "b"), line("queued", "without a place", "c")] }),
+    new Chart({ title: "Completed", hint: "Runs that have completed, over all nodes", show: perMinute, least: 1, lines: [line("completed", "completed", "a")] }),
+    new Chart({ title: "Load", hint: "What the nodes have in hand", show: count, least: 4, lines: [line("running", "runs", "a"), line("activities", "activities", "b"), line("nodes", "nodes", "c")] }),
+    new Chart({ title: "Throughput", hint: "Of the process that answers here", isLive: true, show: perSecond, lines: [line("steps", "steps", "a"), line("finished", "runs finished", "b")] }),
+    new Chart({ title: "Commit latency", hint: "How long the store takes to keep a turn", isLive: true, show: milliseconds, lines: [line("commitHalf", "median", "a"), line("commitMost", "99th percentile", "b")] }),
   ];
 }
 
@@ -83,7 +90,7 @@ class HealthView {
     const ranges = RANGES.map(([minutes, word]) => h("button", { type: "button", "aria-pressed": String(minutes === this.range), onclick: (event) => this.choose(minutes, event.currentTarget) }, word));
     this.ranges = h("div", { class: "ranges", role: "group", "aria-label": "How far back" }, ranges);
     put(
-      this.place, h("header", { class: "view-head" }, h("h1", {}, "Health"), h("span", { class: "hint" }, `A sample every ${EVERY_MS / 1000} seconds while this page is open`), h("div", { class: "actions" }, this.ranges)),
+      this.place, h("header", { class: "view-head" }, h("h1", {}, "Health"), h("span", { class: "hint" }, `A sample a minute is kept for a day; while this page is open, one every ${EVERY_MS / 1000} seconds`), h("div", { class: "actions" }, this.ranges)),
       this.verdict, h("div", { class: "charts" }, this.charts.map((chart) => chart.element)), this.panels,
     );
     this.isBuilt = true;
@@ -91,7 +98,7 @@ class HealthView {
 
   // It is read out, so it is put there again only when it says something else.
   judge(problem) {
-    const found = problem ? failed(problem) : verdict([...concerns(samples), ...findings(this.report)]);
+    const found = problem ? failed(problem) : verdict([...concerns(samples, this.report), ...findings(this.report)]);
     if (found.textContent !== this.verdict.textContent) put(this.verdict, found);
   }
 
@@ -103,7 +110,7 @@ class HealthView {
   }
 
   draw() {
-    const { problem, latest, points } = samples;
+    const { problem, latest, all } = samples;
     showConnection(problem?.isUnreachable ? "lost" : "live");
     if (latest === null) {
       if (problem) put(this.place, failed(problem, () => samples.take()));
@@ -112,9 +119,9 @@ class HealthView {
     if (!this.isBuilt) this.build();
     this.judge(problem);
     const until = nowMs();
-    for (const chart of this.charts) chart.draw(points, until - Number(this.range) * 60_000, until);
+    for (const chart of this.charts) chart.draw(all, until - Number(this.range) * 60_000, until);
     const focused = [...this.panels.querySelectorAll("a, button")].indexOf(document.activeElement);
-    put(this.panels, nodeList(samples), lockList(samples), runCounts(samples), work(samples), queueList(samples), limitList(samples, this.workflows), alertList(samples), this.bus && this.bus.element, this.retention.element);
+    put(this.panels, nodeList(samples), takeoverList(samples), lockList(samples), runCounts(samples), work(samples), queueList(samples), limitList(samples, this.workflows), alertList(samples), this.bus && this.bus.element, this.retention.element);
     if (focused >= 0) this.panels.querySelectorAll("a, button")[focused]?.focus({ preventScroll: true });
   }
 }

@@ -2,7 +2,7 @@
 
 import { call } from "../lib/api.js";
 import { debounced, h, on, perFrame, put } from "../lib/dom.js";
-import { getQuery, setQuery } from "../lib/router.js";
+import { getQuery, go, runAddress, setQuery } from "../lib/router.js";
 import { may } from "../lib/session.js";
 import { failed, loading } from "../lib/states.js";
 import { APPROVAL, forkAt, stepActions } from "../run/actions.js";
@@ -70,7 +70,11 @@ class RunPage {
     this.step = asked.step ?? null;
     this.head = new RunHead();
     this.needs = h("div", { class: "needs" });
-    this.timeline = new Timeline({ onPick: (id) => this.pickStep(id), signal });
+    this.timeline = new Timeline({
+      onPick: (id) => this.pickStep(id),
+      onPickIn: (runId, id) => go(`${runAddress(runId)}?step=${encodeURIComponent(id)}`),
+      signal,
+    });
     this.travel = travelBar((seq, isMoving) => this.seek(seq, isMoving), signal);
     this.log = new EventLog({ onOpen: (event) => this.pickEvent(event), signal });
     this.logCard = card("Events", this.log.element);

@@ -9,7 +9,7 @@ import { readAgain } from "../lib/pages.js";
 import { runAddress } from "../lib/router.js";
 import { may } from "../lib/session.js";
 import { denied, empty, failed, loading } from "../lib/states.js";
-import { ageOf, duration, exact } from "../lib/time.js";
+import { ageOf, duration, exact, inZone } from "../lib/time.js";
 import { toast, toastProblem } from "../lib/toast.js";
 import { backfillDialog, changeDialog, createDialog } from "../schedules/create.js";
 import { showConnection } from "../shell.js";
@@ -152,16 +152,6 @@ function nextTicks({ is_paused: isPaused, tz }, ticks) {
     { class: "ticks" },
     ticks.map((tick, n) => h("li", {}, h("time", { datetime: tick, title: exact(tick) }, inZone(tick, tz)), n === 0 && h("span", { class: "quiet" }, " ", ageOf(tick)))),
   );
-}
-
-// An instant as a clock in the schedule's time zone shows it.
-function inZone(iso, timeZone) {
-  const form = { weekday: "short", year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
-  try {
-    return new Intl.DateTimeFormat(undefined, { ...form, timeZone }).format(new Date(iso));
-  } catch {
-    return `${new Intl.DateTimeFormat(undefined, { ...form, timeZone: "UTC" }).format(new Date(iso))} UTC`; // a zone that this browser does not know
-  }
 }
 
 function buttons(schedule, place, changed) {

@@ -1,0 +1,96 @@
+"""Takeovers: a node goes on with runs of another one that has gone, and says so in the log and to operators.
+
+A run that was taken from an owner whose lease has ended comes with a loss (`RunHead.losses`), and its snapshot names
+the node that executed it last. Claims come in batches, so what was taken is collected for a moment first. It is left
+in the store as a bulletin, for the page and the command line; no run depends on it.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import msgspec
+from msgspec import Raw, Struct
+
+from holdfast.core.instants import Instant
+from holdfast.errors import HoldfastError
+from holdfast.store.decisions import name_of
+from holdfast.store.port import BulletinQuery, LoadedRun, Store
+
+KIND = "takeover"
+COLLECTED_S = 1.0
+KEEP_MS = 7 * 86_400_000
+UNKNOWN = "a node that is gone"
+
+logger = logging.getLogger("holdfast.node")
+
+
+class Takeover(Struct, frozen=True):
+    """A node that has gone on with runs of another one. The same name twice: a process that was started again."""
+
+    node: str
+    taken_from: str
+    runs: int
+
+
+class TakeoverAt(Struct, frozen=True):
+    """A takeover, and when it was."""
+
+    at: Instant
+    takeover: Takeover
+
+
+_takeovers = msgspec.json.Decoder(Takeover)
+
+
+class Takeovers:
+    """Collects what one node takes over, and reports it. `owns` says which runs it has already."""
+
+    def __init__(self, store: Store, node: str, owns: Callable[[str], bool]) -> None:
+        self._store = store
+        self._node = node
+        self._owns = owns
+        self._taken: Counter[str] = Counter()
+        self._reporting: asyncio.Task[None] | None = None
+        self._number = 0
+
+    def note(self, claimed: Iterable[LoadedRun]) -> None:
+        """Note which of the runs that were claimed come from a node that is gone, and report them in a moment."""
+        for loaded in claimed:
+            if loaded.head.losses and not self._owns(loaded.head.run_id):
+                last = loaded.head.snapshot.last_executed_by if loaded.head.snapshot is not None else ""
+                self._taken[name_of(last) if last else UNKNOWN] += 1
+        if self._taken and (self._reporting is None or self._reporting.done()):
+            self._reporting = asyncio.create_task(self._report_soon(), name="takeovers")
+
+    def stop(self) -> None:
+        """Report nothing more."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+
+    async def _report_soon(self) -> None:
+        await asyncio.sleep(COLLECTED_S)
+        taken, self._taken = self._taken, Counter()
+        here = name_of(self._node)
+        bodies: dict[str, Raw] = {}
+        for other, runs in sorted(taken.items()):
+            of = "its former process" if other == here else other
+            logger.warning("node %s has taken over %d %s of %s", here, runs, "run" if runs == 1 else "runs", of)
+            self._number += 1
+            bodies[f"{self._node} {self._number}"] = Raw(msgspec.json.encode(Takeover(here, other, runs)))
+        try:
+            await self._store.put_bulletins(KIND, bodies, KEEP_MS)
+        except HoldfastError:
+            logger.warning("node %s could not report what it has taken over", here, exc_info=True)
+
+
+async def find_takeovers(store: Store, since: Instant, limit: int) -> list[TakeoverAt]:
+    """Return the takeovers from an instant on, in order. What another release has stored otherwise is left out."""
+    found: list[TakeoverAt] = []
+    for bulletin in await store.find_bulletins(BulletinQuery(kind=KIND, since=since, limit=limit)):
+        try:
+            found.append(TakeoverAt(bulletin.at, _takeovers.decode(bulletin.body)))
+        except msgspec.MsgspecError:
+            continue
+    return found

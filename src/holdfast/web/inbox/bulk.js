@@ -1,0 +1,70 @@
+// Doing something to all tasks that the filter finds: give them to somebody, claim them, or answer all of them alike.
+
+import { call } from "../lib/api.js";
+import { openDialog } from "../lib/dialog.js";
+import { h, newId, put } from "../lib/dom.js";
+import { schemaForm } from "../lib/forms.js";
+import { toast } from "../lib/toast.js";
+import { actor, newOperationId } from "./acting.js";
+import { listFields } from "./filter.js";
+
+const PAGE = 500;
+const MOST_SHOWN = 50;
+const WORDS = { reassign: ["Assign", "given"], claim: ["Claim", "claimed"], complete: ["Complete", "completed"] };
+
+async function readAll(filter) {
+  const found = [];
+  for (let cursor = ""; cursor !== null;) {
+    const page = await call("tasks.list", { ...listFields(filter), status: "OPEN", cursor, limit: PAGE });
+    found.push(...page.items);
+    cursor = page.next;
+  }
+  return found;
+}
+
+export async function taskBulk(filter, done) {
+  const tasks = await readAll(filter);
+  const id = newId("bulk");
+  const isAlike = new Set(tasks.map((task) => JSON.stringify([task.workflow, task.name, task.form]))).size === 1;
+  const choice = h("select", { id }, Object.entries(WORDS).filter(([name]) => name !== "complete" || isAlike).map(([name, [word]]) => h("option", { value: name }, word)));
+  const to = h("input", { id: `${id}-to`, autocomplete: "off", maxlength: 200, placeholder: "A name; empty for no assignee" });
+  const form = isAlike ? schemaForm(tasks[0].form ?? {}, { what: "Answer" }) : null;
+  const place = h("div", {});
+  const bar = h("progress", { max: tasks.length, value: 0, hidden: true, "aria-label": "Progress" });
+  const result = h("div", {});
+  const show = () => put(place, choice.value === "complete" ? form.element : choice.value === "reassign" && h("div", { class: "field" }, h("label", { for: to.id }, "To whom"), to));
+  choice.addEventListener("change", show);
+  show();
+  const operationId = newOperationId();
+  openDialog({
+    title: `All ${tasks.length.toLocaleString()} tasks`,
+    action: "Do it",
+    body: [
+      h("p", {}, `${tasks.length.toLocaleString()} open ${tasks.length === 1 ? "task fits" : "tasks fit"} the filter.`, !isAlike && h("span", { class: "hint" }, " They are of several kinds, so they cannot be answered alike.")),
+      h("div", { class: "field" }, h("label", { for: id }, "What to do"), choice), place, bar, result,
+    ],
+    act: async () => {
+      const name = choice.value;
+      const given = name === "complete" ? form.read() : {};
+      if (given === undefined) return false;
+      const fields = name === "complete" ? { answer: given.value } : name === "reassign" && to.value.trim() ? { to: to.value.trim() } : {};
+      const refused = [];
+      bar.hidden = false;
+      for (const [n, task] of tasks.entries()) {
+        await call(`tasks.${name}`, { task_id: task.task_id, operation_id: operationId, ...actor(task), ...fields }).catch((problem) => {
+          if (problem.code === undefined || problem.isUnreachable) throw problem;
+          refused.push([task, problem]);
+        });
+        bar.value = n + 1;
+      }
+      toast(`${(tasks.length - refused.length).toLocaleString()} ${WORDS[name][1]}.`);
+      done();
+      if (refused.length === 0) return true;
+      put(
+        result, h("p", { class: "problem", role: "alert" }, `${refused.length.toLocaleString()} refused:`),
+        h("ul", { class: "refused" }, refused.slice(0, MOST_SHOWN).map(([task, problem]) => h("li", {}, `${task.name}: ${problem.message}`))),
+      );
+      return false;
+    },
+  });
+}

@@ -1,0 +1,52 @@
+"""The programs of the peers' documentation survive SIGKILL before and after each of their writes, in real processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.core.invariants import check, check_drained
+from holdfast.store.sqlite import SqliteStore
+from holdfast.testing import system_view
+
+TIDE, ROPE = "ann: Tide", "ann: Rope"
+ENDINGS: dict[str, tuple[str, Any]] = {
+    "transfer": ("60 from ann to ben", {"ann": 40, "ben": 60}),
+    "refund": ("failed: there is no account 'bob'", {"ann": 100, "ben": 0}),
+    "agent": ("done: book a hotel in Lisbon", None),
+    "subscription": ("ann reads Tide, Rope", sorted([TIDE, ROPE, "payment of ann in play"])),
+    "cancelled subscription": ("failed: Vapour takes no subscribers", []),
+}
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.contract("INV", "OWN-3", "WF-2", "MSG-2")
+@pytest.mark.parametrize("scenario", ENDINGS)
+async def test_a_program_survives_being_killed_at_every_write(scenario: str, tmp_path: Path) -> None:
+    played = subprocess.run(
+        [sys.executable, "-m", "tests.crash.killed_programs", scenario, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert played.returncode == 0, played.stdout + played.stderr
+    plays = [json.loads(line) for line in played.stdout.splitlines()]
+    for edge, number, was_killed, result, world in plays:
+        assert (result, world) == ENDINGS[scenario], (edge, number, was_killed)
+    kills = {edge: sum(play[2] for play in plays if play[0] == edge) for edge in ("before", "after")}
+    assert min(kills.values()) >= 3, f"the kills miss what they are aimed at: {kills}"
+    for folder in tmp_path.iterdir():
+        store = await SqliteStore.open(folder / "store.db")
+        try:
+            view = await system_view(store)
+            assert check(view) == []
+            assert check_drained(view) == []
+        finally:
+            await store.close()

@@ -1,0 +1,351 @@
+"""How processes on a bucket find what others did, what that costs, and what is found of processes that were killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import obstore
+import pytest
+from obstore.exceptions import GenericError
+from obstore.store import MemoryStore as ObjectsInMemory
+
+from holdfast.core.state import PAUSED
+from holdfast.errors import StoreUnavailable
+from holdfast.store.port import PurgePolicy, RunQuery
+from holdfast.store.s3 import S3Store
+from holdfast.store.s3.bucket import LEAST_REQUEST_S, REQUEST_S, AnswerTime, Bucket, Stored, Unchanged
+from holdfast.store.s3.mirror import OVERLAP
+from holdfast.store.s3.server_time import ServerTime
+from holdfast.testing import VirtualClock
+from holdfast.testing.samples import SampleNode, complete, marker, new_run, signal, wait
+from tests.store.faulty_objects import FaultyObjects, Killed, kill_at, opened
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.store.s3.bucket.FIRST_PAUSE_S", 0.0001)
+    monkeypatch.setattr("holdfast.store.s3.bucket.MOST_PAUSE_S", 0.001)
+
+
+@pytest.fixture
+def objects(monkeypatch: pytest.MonkeyPatch) -> FaultyObjects:
+    return FaultyObjects(ObjectsInMemory(), monkeypatch)
+
+
+async def test_a_change_that_nothing_announced_is_found_by_a_sweep(objects: FaultyObjects) -> None:
+    clock = VirtualClock()
+    store, other = opened(objects, clock), opened(objects, clock)
+    await store.create([new_run("run-1")])
+    assert len(await other.find(RunQuery())) == 1
+    kill_at(objects, "PUT changes/")
+    with pytest.raises(Killed):
+        await store.create([new_run("run-2")])
+    objects.plan = lambda request: None
+    assert len(await other.find(RunQuery())) == 1
+    assert await other._look(True)
+    assert len(await other.find(RunQuery())) == 2
+    assert [change.run_id for change in (await opened(objects, clock).changes("")).runs] == []
+
+
+async def test_a_process_that_followed_nothing_for_long_reads_everything_again(objects: FaultyObjects) -> None:
+    """What named the changes is deleted meanwhile; a caller that follows the changes learns that some are missing."""
+    clock = VirtualClock()
+    store, other = opened(objects, clock), opened(objects, clock)
+    await store.create([new_run("run-1"), new_run("run-2")])
+    cursor = (await other.changes()).cursor
+    node = SampleNode(store)
+    await node.renew()
+    for run in await node.claim():
+        await store.commit([await node.turn(run, complete())])
+    await store.purge(PurgePolicy(finished_run_ms=0, run_ids=("run-1",)))
+    clock.advance(ms=3_600_000)
+    await store._look(True)
+    assert await store.bucket.list("changes") == []
+    assert [head.run_id for head in await other.find(RunQuery())] == ["run-2"]
+    assert (await other.changes(cursor)).is_lost
+
+
+@pytest.mark.contract("MSG-4")
+async def test_a_listener_hears_of_what_another_process_did(
+    objects: FaultyObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.store.s3.polling.FIRST_LOOK_S", 0.001)
+    clock = VirtualClock()
+    store, other = opened(objects, clock), opened(objects, clock)
+    listener = other.wakeups.listen()
+    await other.find(RunQuery())
+    await store.create([new_run("run-1")])
+    assert await listener.wait(60)
+    listener.close()
+    await other.close()
+
+
+async def _parked(store: S3Store) -> None:
+    """Make a run that waits for a signal, and belongs to no node."""
+    node = SampleNode(store)
+    await node.start("run-1", wait("go"))
+    await node.step("run-1", release=True)
+
+
+# --- announcing
+
+
+async def test_a_process_reads_no_head_of_runs_that_it_has_nothing_to_do_with(objects: FaultyObjects) -> None:
+    clock = VirtualClock()
+    store, other = opened(objects, clock), opened(objects, clock)
+    node, idle = SampleNode(store), SampleNode(other, "node-b")
+    await idle.claim()
+    await node.start("run-1", wait("go"))
+    for number in range(5):
+        await node.step("run-1", marker(f"m{number}"))
+    objects.log.clear()
+    before = other.bucket.requests.copy()
+    assert await other.claim("node-b", 10) == []
+    assert (await other.stats()).runs == {"RUNNING": 1}
+    assert await other.find(RunQuery(status=PAUSED)) == []
+    assert (other.bucket.requests - before)["LIST"] == 3
+    assert not [line for line in objects.log if "heads/" in line]
+    assert [head.version for head in await other.find(RunQuery())] == [(await node.load("run-1")).head.version]
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_what_could_not_be_announced_is_announced_by_the_next_call(
+    objects: FaultyObjects, is_cancelled: bool
+) -> None:
+    """Also what other calls had changed meanwhile; and the caller that gave up learns nothing of it."""
+    clock = VirtualClock()
+    store, other = opened(objects, clock, patience_s=0.05), opened(objects, clock)
+    await _parked(store)
+    await other.find(RunQuery())
+    objects.plan = lambda request: "before" if request.startswith("PUT changes/") else None
+    if is_cancelled:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await store.deliver([signal("run-1", "go")])
+    else:
+        with pytest.raises(StoreUnavailable):
+            await store.deliver([signal("run-1", "go")])
+    objects.plan = lambda request: None
+    assert await SampleNode(other, "node-b").claim() == [], "nothing has told the other process"
+    await store.create([new_run("run-2")])
+    assert [run.head.run_id for run in await SampleNode(other, "node-b").claim()] == ["run-1", "run-2"]
+
+
+async def test_a_write_whose_outcome_its_writer_does_not_learn_is_announced(objects: FaultyObjects) -> None:
+    clock = VirtualClock()
+    store, other = opened(objects, clock, patience_s=0.05), opened(objects, clock)
+    await _parked(store)
+    await other.find(RunQuery())
+    objects.plan = lambda request: {"P": "after", "G": "before"}[request[0]] if "heads/" in request else None
+    with pytest.raises(StoreUnavailable):
+        await store.deliver([signal("run-1", "go")])
+    objects.plan = lambda request: None
+    await store._look(False)  # as a process that listens does
+    assert [run.head.run_id for run in await SampleNode(other, "node-b").claim()] == ["run-1"]
+
+
+async def test_what_took_long_to_be_announced_is_announced_again(objects: FaultyObjects) -> None:
+    """A name that arrives late sorts before those that others have seen, and they list from there on."""
+    clock = VirtualClock()
+    store, other, third = opened(objects, clock), opened(objects, clock), opened(objects, clock)
+    await other.find(RunQuery())
+    is_late = asyncio.Event()
+
+    def plan(request: str) -> str | None:
+        if request.startswith("PUT changes/") and not is_late.is_set():
+            is_late.set()
+            clock.advance(ms=3 * OVERLAP // 1_000)
+            return "before"
+        return None
+
+    await store.find(RunQuery())
+    objects.plan = plan
+    creating = asyncio.create_task(store.create([new_run("run-1")]))
+    await is_late.wait()
+    await third.create([new_run("run-2")])
+    await other.find(RunQuery())
+    await creating
+    assert [head.run_id for head in await other.find(RunQuery())] == ["run-1", "run-2"]
+
+
+# --- the sweep, and the index
+
+
+async def test_what_the_sweeping_process_knows_and_nothing_announced_reaches_the_others(objects: FaultyObjects) -> None:
+    clock = VirtualClock()
+    store, sweeping, third = (opened(objects, clock) for _ in range(3))
+    await _parked(store)
+    await sweeping.find(RunQuery())
+    await third.find(RunQuery())
+    kill_at(objects, "PUT changes/")
+    with pytest.raises(Killed):
+        await store.deliver([signal("run-1", "go")])
+    objects.plan = lambda request: None
+    await sweeping.load(["run-1"])  # so it is no news to this process
+    assert await SampleNode(third, "node-c").claim() == []
+    assert await sweeping._look(True)
+    assert [run.head.run_id for run in await SampleNode(third, "node-c").claim()] == ["run-1"]
+
+
+@pytest.mark.contract("OWN-4")
+async def test_one_process_sweeps_and_another_when_it_is_gone(objects: FaultyObjects) -> None:
+    clock = VirtualClock()
+    first, second = opened(objects, clock), opened(objects, clock)
+    for store in (first, second):
+        await store.find(RunQuery())
+    await first._look(True)
+    before = second.bucket.requests.copy()
+    await second._look(True)
+    assert second.bucket.requests - before == Counter(LIST=2, GET=1), "it asks for the lock, and lists no heads"
+    clock.advance(ms=300_000)
+    before = second.bucket.requests.copy()
+    await second._look(True)
+    assert (second.bucket.requests - before)["LIST"] == 5
+
+
+@pytest.mark.parametrize("damage", [None, b"no index", b""])
+async def test_a_process_starts_from_the_index_and_the_heads_that_changed_since(
+    objects: FaultyObjects, damage: bytes | None
+) -> None:
+    """An index that cannot be read, or is of another format, costs requests, and nothing else."""
+    clock = VirtualClock()
+    store = opened(objects, clock)
+    await store.create([new_run(f"run-{number}", request_id=str(number)) for number in range(20)])
+    await store._look(True)
+    await store.create([new_run("later")])
+    await store.create([new_run("deleted")])
+    node = SampleNode(store)
+    await node.renew()
+    await node.step((await store.claim("node-a", 1))[0].head.run_id, complete())
+    await store.purge(PurgePolicy(finished_run_ms=0))
+    await store.bucket.delete(["heads/deleted"])
+    if damage is not None:
+        await store.bucket.put("index", damage)
+    objects.log.clear()
+    fresh = opened(objects, clock)
+    claimed = await SampleNode(fresh, "node-b").claim(limit=1)
+    read = {line.split()[1] for line in objects.log if line.startswith("GET heads/")}
+    assert len(claimed) == 1
+    assert "heads/later" in read
+    assert (len(read) <= 4) == (damage is None)
+    assert len(await fresh.find(RunQuery())) == 20
+
+
+# --- what it costs
+
+
+@pytest.mark.contract("STO-1", "MSG-4")
+@pytest.mark.parametrize("runs", [0, 2_500])
+async def test_an_idle_process_sends_as_many_requests_in_an_hour_as_it_says(
+    monkeypatch: pytest.MonkeyPatch, runs: int
+) -> None:
+    """Counted over an hour of looks, probes of the time, and sweeps: parked runs cost no request of their own."""
+    elapsed_us, is_over = 0, asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        nonlocal elapsed_us
+        elapsed_us += round(seconds * 1e6)
+        if elapsed_us > 3_600_000_000:
+            is_over.set()
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr("holdfast.store.s3.polling.sleep", sleep)
+    monkeypatch.setattr("holdfast.store.s3.polling.FIRST_LOOK_S", 5.0)
+    inner = ObjectsInMemory()
+    maker = opened(inner)
+    await _parked(maker)
+    found = await maker.bucket.get("heads/run-1")
+    assert found is not None
+    for number in range(runs):
+        obstore.put(inner, f"heads/p{number:06}", found.data.replace(b"run-1", b"p%06d" % number))
+
+    class Passing(Bucket):
+        async def get_newer(self, key: str, etag: str | None) -> Stored | Unchanged | None:
+            found = await super().get_newer(key, etag)
+            return found._replace(modified_at=elapsed_us) if isinstance(found, Stored) else found
+
+    store = S3Store(Passing(inner))
+    store._time = ServerTime(store.bucket, lambda: elapsed_us)
+    await store._look(True)
+    before = store.bucket.requests.copy()
+    listener = store.wakeups.listen()
+    await is_over.wait()
+    sent = store.bucket.requests - before
+    said = store.idle_requests_per_hour()
+    assert abs(sent.total() - said) <= 4, f"{sent} with {runs} parked runs, and it says {said}"
+    assert sent["GET"] < 200, "none of them is for a run"
+    listener.close()
+    await store.close()
+
+
+@pytest.mark.contract("STO-1")
+async def test_an_answer_that_is_lost_does_not_hold_up_a_batch_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long is waited follows from how long answers take; a server that is slow as a whole is waited for."""
+    usual, slow = AnswerTime(), AnswerTime()
+    for _ in range(100):
+        usual.note(0.01)
+        slow.note(2.0)
+    assert usual.bound_s(0, 0) == LEAST_REQUEST_S
+    assert usual.bound_s(0, 3_000_000) == LEAST_REQUEST_S + 3.0
+    assert usual.bound_s(2, 0) == 4 * LEAST_REQUEST_S
+    assert usual.bound_s(10, 0) == slow.bound_s(5, 0) == REQUEST_S
+    assert 2.0 < slow.bound_s(0, 0) <= REQUEST_S
+    bucket = Bucket(ObjectsInMemory())
+    bucket._answer_time = usual
+    monkeypatch.setattr("holdfast.store.s3.bucket.LEAST_REQUEST_S", 0.02)
+    put, sent = obstore.put_async, 0
+
+    async def never_answered(store: Any, path: str, data: bytes, **options: Any) -> Any:
+        nonlocal sent
+        sent += 1
+        answer = await put(store, path, data, **options)
+        if sent == 1:
+            await asyncio.Event().wait()
+        return answer
+
+    monkeypatch.setattr(obstore, "put_async", never_answered)
+    written = await asyncio.wait_for(bucket.create("key", b"data mark", b"mark"), 5.0)
+    assert written is not None
+    assert sent == 2
+
+
+@pytest.mark.contract("OWN-1")
+async def test_a_lease_begins_when_all_runs_are_known_however_long_that_takes(objects: FaultyObjects) -> None:
+    clock = VirtualClock()
+    await opened(objects, clock).create([new_run("run-1")])
+
+    def plan(request: str) -> str | None:
+        if request.startswith("GET heads/"):
+            clock.advance(ms=60_000)
+        return None
+
+    objects.plan = plan
+    store = opened(objects, clock)
+    assert await store.renew("node-a", 10_000) == await store.now() + 10_000_000
+    assert [run.head.run_id for run in await store.claim("node-a", 10)] == ["run-1"]
+
+
+async def test_a_listing_that_fails_goes_on_where_it_had_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 2,500 objects, of which each page fails once: three pages more, and not all of them again and again."""
+    inner = ObjectsInMemory()
+    for number in range(2_500):
+        obstore.put(inner, f"heads/{number:06}", b"")
+    listing, offsets = obstore.list, []
+
+    async def failing(pages: Any, is_bad: bool) -> Any:
+        async for page in pages:
+            yield page
+            if is_bad:
+                raise GenericError("503 Slow Down")
+
+    def listed(store: Any, prefix: str, **options: Any) -> Any:
+        offsets.append(options["offset"])
+        return failing(listing(store, prefix, **options), len(offsets) < 3)
+
+    monkeypatch.setattr(obstore, "list", listed)
+    bucket = Bucket(inner)
+    assert [each.key for each in await bucket.list("heads")] == [f"heads/{number:06}" for number in range(2_500)]
+    assert offsets == [None, "heads/000999", "heads/001999"]

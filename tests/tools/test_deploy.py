@@ -1,0 +1,156 @@
+"""What is in `deploy/`: it is linted, names metrics that exist, keeps the rights small, and its commands run."""
+
+from __future__ import annotations
+
+import asyncio
+import configparser
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cli.command_process import SOURCES, environment
+from tools.reference_pages import metric_rows
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+SERVICES: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+OURS = ("migrate", "node", "server")
+PODS = [each["spec"]["template"]["spec"] for each in MANIFESTS if "template" in each["spec"]]
+BIN = Path(sys.executable).parent
+NOBODY = 65534
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "lint",
+    [
+        ["hadolint", "Dockerfile"],
+        ["yamllint", "--strict", "-d", "{extends: relaxed, rules: {line-length: disable}}", "."],
+        ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", "compose.yaml"],
+    ],
+    ids=lambda lint: str(lint[0]),
+)
+def test_the_files_are_linted(lint: list[str]) -> None:
+    program = BIN / lint[0]
+    if lint[0] == "hadolint" and not program.exists():
+        pytest.skip("there is no hadolint for this processor")
+    done = subprocess.run([program, *lint[1:]], cwd=DEPLOY, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("file", ["grafana-dashboard.json", "prometheus-rules.yaml"])
+def test_every_metric_that_is_named_exists(file: str) -> None:
+    text = (DEPLOY / file).read_text()
+    panels = json.loads(text)["panels"] if file.endswith(".json") else []
+    rules = yaml.safe_load(text)["groups"][0]["rules"] if not panels else []
+    queries = [target["expr"] for panel in panels for target in panel["targets"]] + [rule["expr"] for rule in rules]
+    assert len(queries) >= 7
+    labels = {name: set(names) for name, _, names, _ in metric_rows()}
+    for query in queries:
+        (name,) = re.findall(r"holdfast_\w+", query)
+        known = name.removesuffix("_bucket")
+        assert known in labels, f"{file} names {name}, which does not exist"
+        used = {label.strip() for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(",")}
+        used |= set(re.findall(r"(\w+)=~?\"", query))
+        assert used <= labels[known] | {"le"}, f"{file}: {query}"
+
+
+def test_every_alert_leads_to_its_part_of_the_runbook() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "docs" / "runbook.md").read_text(), re.MULTILINE)
+    anchors = {heading.lower().replace(" ", "-") for heading in headings}
+    for rule in yaml.safe_load((DEPLOY / "prometheus-rules.yaml").read_text())["groups"][0]["rules"]:
+        page, _, anchor = rule["annotations"]["runbook"].partition("#")
+        assert page == "docs/runbook.md"
+        assert anchor in anchors, rule["alert"]
+
+
+def test_containers_run_without_rights_and_without_files() -> None:
+    assert re.search(r"^USER 10001:10001$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert all(SERVICES[name]["read_only"] and SERVICES[name]["cap_drop"] == ["ALL"] for name in OURS)
+    assert len(PODS) == 3
+    for pod in PODS:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        (container,) = pod["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    (server,) = [pod["containers"][0] for pod in PODS if pod["containers"][0]["name"] == "server"]
+    assert server["readinessProbe"]["httpGet"]["path"] == "/v1/health"
+    assert {"livenessProbe", "startupProbe"} <= server.keys()
+
+
+def test_the_same_commands_are_run_everywhere() -> None:
+    in_pods = {pod["containers"][0]["name"]: pod["containers"][0]["args"] for pod in PODS}
+    assert in_pods == {name: SERVICES[name]["command"] for name in OURS}
+    for name in ("node", "server"):
+        unit = configparser.ConfigParser(interpolation=None, strict=False)
+        unit.optionxform = str  # type: ignore[assignment,method-assign]
+        unit.read(DEPLOY / f"holdfast-{name}.service")
+        words = shlex.split(unit["Service"]["ExecStart"])[1:]
+        assert words == [word for word in SERVICES[name]["command"] if word not in ("--host", "0.0.0.0")]
+
+
+def interpreter(rights: dict[str, Any]) -> str:
+    """Return a Python of this version that a user without rights can run: this one may be in the folder of another."""
+    code = "import sys; print(sys.version_info[:2])"
+    for program in (sys.executable, "/usr/bin/python3"):
+        try:
+            done = subprocess.run([program, "-c", code], capture_output=True, text=True, check=False, **rights)
+        except OSError:
+            continue
+        if done.stdout.strip() == str(sys.version_info[:2]):
+            return program
+    pytest.skip("there is no interpreter that a user without rights can run")
+
+
+@pytest.mark.process
+async def test_the_commands_run_as_they_stand_without_rights(tmp_path: Path) -> None:
+    """In a plain folder, by a user without rights, where only the folder of the store can be written."""
+    folder, data = tmp_path / "app", tmp_path / "data"
+    folder.mkdir()
+    data.mkdir()
+    shutil.copy(ROOT / "examples" / "approval.py", folder / "app.py")
+    is_root = os.geteuid() == 0
+    if is_root:
+        for path in (tmp_path, *tmp_path.parents):
+            if not path.stat().st_mode & 0o001:
+                path.chmod(path.stat().st_mode | 0o011)
+            if path.name.startswith("pytest-of"):
+                break
+        os.chown(data, NOBODY, NOBODY)
+    rights: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if is_root else {}
+    program, packages = interpreter(rights), sysconfig.get_path("purelib")
+    more = environment(HOLDFAST_STORE=f"sqlite:///{data}/app.db", PYTHONDONTWRITEBYTECODE="1")
+    more["PYTHONPATH"] = os.pathsep.join([SOURCES, packages])
+
+    async def start(*words: str) -> asyncio.subprocess.Process:
+        pipe = asyncio.subprocess.PIPE
+        return await asyncio.create_subprocess_exec(
+            program, "-m", "holdfast", *words, cwd=folder, env=more, stdout=pipe, stderr=pipe, **rights
+        )
+
+    async with asyncio.timeout(120):
+        migrated = await start(*SERVICES["migrate"]["command"])
+        _, problem = await migrated.communicate()
+        assert migrated.returncode == 0, problem.decode()
+        for name in ("node", "server"):
+            words = [*SERVICES[name]["command"], *(["--port", "0", "--open"] if name == "server" else [])]
+            process = await start(*words)
+            assert process.stderr is not None
+            said = await process.stderr.readline()
+            while said and json.loads(said)["level"] != "INFO":  # it is up when it says where
+                said = await process.stderr.readline()
+            process.terminate()
+            _, rest = await process.communicate()
+            assert process.returncode == 0, (said + rest).decode()
+    assert {path.name for path in folder.iterdir()} == {"app.py"}

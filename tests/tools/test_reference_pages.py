@@ -1,0 +1,69 @@
+"""The reference in the site names everything that is public, and says of each error what to do."""
+
+import importlib
+import inspect
+import re
+
+import msgspec
+import pytest
+
+import holdfast as hf
+from holdfast import errors
+from holdfast.core.events import BODIES
+from holdfast.service import ServiceOptions
+from tools import reference_pages
+
+PAGES = reference_pages.pages()
+
+
+def headings(page: str) -> set[str]:
+    """Return what the headings of a page name."""
+    return set(re.findall(r"^#+ `(.+)`$", PAGES[f"reference/{page}.md"], re.MULTILINE))
+
+
+@pytest.mark.parametrize("module", ["holdfast", "holdfast.testing", "holdfast.client", "holdfast.service"])
+def test_every_public_name_has_its_place_and_words(module: str) -> None:
+    package = importlib.import_module(module)
+    public = [name for name in package.__all__ if not inspect.ismodule(getattr(package, name))]
+    assert {f"{module}.{name}" for name in public} <= headings("api")
+    for name in public:
+        part = PAGES["reference/api.md"].partition(f"### `{module}.{name}`\n")[2].partition("\n### ")[0]
+        assert len(re.sub(r"```.*?```", "", part, flags=re.DOTALL).split()) >= 3, f"{module}.{name} is not explained"
+
+
+def test_methods_are_listed_with_their_signatures() -> None:
+    run = PAGES["reference/api.md"].partition("### `holdfast.RunHandle`\n")[2].partition("\n### ")[0]
+    assert "#### `result()`" in run
+    assert "async def result() -> R" in run
+
+
+def test_every_error_that_is_raised_says_what_to_do() -> None:
+    defined = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and not name.startswith("_")}
+    groups = {"Any", "ClassVar", "HoldfastError", "CallerError", "RunError", "EngineError", "StoreError"}
+    assert headings("errors") == defined - groups
+    assert PAGES["reference/errors.md"].count("**What to do.** ") == len(defined - groups)
+
+
+def test_every_event_and_its_fields_are_there() -> None:
+    assert headings("events") == set(BODIES)
+    assert "| `requires_approval` | `bool` | `False` |" in PAGES["reference/events.md"]
+
+
+@pytest.mark.parametrize("options", [hf.NodeOptions, ServiceOptions])
+def test_every_option_is_there(options: type[msgspec.Struct]) -> None:
+    assert all(f"| `{name}` |" in PAGES["reference/settings.md"] for name in options.__struct_fields__)
+
+
+@pytest.mark.parametrize("group", ["", "node", "encryption", "artifacts", "retention", "limits"])
+def test_every_setting_and_limit_is_there(group: str) -> None:
+    kind = getattr(hf.Settings(), group) if group else hf.Settings()
+    prefix = f"HOLDFAST_{group.upper()}__" if group else "HOLDFAST_"
+    for name in kind.__struct_fields__:
+        assert re.search(rf"`{prefix}{name.upper()}(?:__…)?`", PAGES["reference/settings.md"]), name
+
+
+def test_metrics_are_listed_with_kind_and_labels() -> None:
+    page = PAGES["reference/metrics.md"]
+    assert "| `holdfast_runs` | gauge | `status` | Runs in the store. |" in page
+    assert "| `holdfast_http_requests_total` | counter | `operation`, `status` |" in page
+    assert "| `holdfast_commit_seconds` | histogram |" in page

@@ -1,0 +1,57 @@
+"""A release is refused where something is missing."""
+
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from tools import release
+
+ROOT = Path(__file__).parents[2]
+
+
+def wheel_of(folder: Path, name: str, version: str, leave_out: str = "", add: str = "") -> Path:
+    """Write a wheel with the files of the package."""
+    wheel = folder / name
+    with ZipFile(wheel, "w") as archive:
+        for path in (ROOT / "src").rglob("*"):
+            relative = path.relative_to(ROOT / "src").as_posix()
+            if path.is_file() and "__pycache__" not in path.parts and relative != leave_out:
+                archive.writestr(relative, "")
+        archive.writestr("holdfast.dist-info/METADATA", f"Name: holdfast\nVersion: {version}\n")
+        if add:
+            archive.writestr(add, "")
+    return wheel
+
+
+def test_a_wheel_with_all_files_is_fine(tmp_path: Path) -> None:
+    wheel = wheel_of(tmp_path, "holdfast-1.0-py3-none-any.whl", "1.0")
+    assert list(release.problems_of_wheel(wheel, "1.0")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "leave_out", "add", "problem"),
+    [
+        ("holdfast-1.0-cp311-cp311-linux_x86_64.whl", "1.0", "", "", "is not a pure wheel of 1.0"),
+        ("holdfast-1.0-py3-none-any.whl", "0.9", "", "", "says that it is version 0.9"),
+        ("holdfast-1.0-py3-none-any.whl", "1.0", "holdfast/py.typed", "", "misses holdfast/py.typed"),
+        ("holdfast-1.0-py3-none-any.whl", "1.0", "", "tests/x.py", "has tests/x.py"),
+    ],
+)
+def test_a_wheel_is_refused(name: str, version: str, leave_out: str, add: str, problem: str, tmp_path: Path) -> None:
+    wheel = wheel_of(tmp_path, name, version, leave_out, add)
+    (found,) = release.problems_of_wheel(wheel, "1.0")
+    assert problem in found
+
+
+def test_a_version_without_an_entry_in_the_changelog_is_refused() -> None:
+    assert list(release.problems_of_changelog("## [1.0] - 2026-01-01", "1.0")) == []
+    assert list(release.problems_of_changelog("## [Unreleased]", "1.0")) == ["CHANGELOG.md has no entry [1.0]"]
+
+
+@pytest.mark.process
+def test_an_sbom_names_what_is_installed() -> None:
+    components = release.sbom(Path(sys.executable))["components"]
+    assert isinstance(components, list)
+    assert {"msgspec", "starlette", "holdfast"} <= {each["name"] for each in components}
