@@ -21,7 +21,7 @@ from holdfast.engine.options import NodeOptions
 from holdfast.store.payloads import SealingStore
 from holdfast.store.port import Store
 from holdfast.store.proxy import StoreProxy
-from holdfast.store.types import AlertQuery, BusDeadLetterQuery, OutboxQuery, SinkQuery
+from holdfast.store.types import AlertQuery, BusDeadLetterQuery, EventQuery, OutboxQuery, SinkQuery
 from tests.bus.webhook_server import KEY, Receiver, until
 
 OPTIONS = NodeOptions(safety_poll_s=0.2, lease_ms=2_000, drain_s=2.0)
@@ -196,6 +196,52 @@ async def test_what_a_slow_sink_has_got_is_settled_before_the_rest_has_arrived(
                 assert receiver.of(run.run_id) == [event.run_seq for event in await run.events()]
     assert max(settled) <= 2 * RUNS_AT_ONCE
     assert sum(settled) == len(receiver.events) == len(receiver.ids())
+
+
+class Reading(StoreProxy):
+    """A store that counts by how many calls events are read for relays."""
+
+    reads = 0
+
+    async def find(self, query: Any) -> Any:
+        self.reads += isinstance(query, EventQuery) and query.most_bytes is not None
+        return await self.inner.find(query)
+
+    async def read_events(
+        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+    ) -> list[Event]:
+        self.reads += most_bytes is not None
+        return await self.inner.read_events(run_id, after, limit, most_bytes)
+
+
+@pytest.mark.contract("BUS-1")
+@pytest.mark.parametrize("fits", [True, False])
+async def test_events_of_many_runs_are_read_by_one_query(
+    store: Store, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not fit into it is read run by run, and nothing is left out."""
+    if not fits:
+        monkeypatch.setattr(relay, "AHEAD_EVENTS", 25)
+    app, order = make_app()
+    seen: dict[str, list[int]] = {}
+
+    def note(events: list[dict[str, Any]]) -> None:
+        for event in events:
+            seen.setdefault(event["subject"], []).append(int(event["sequence"]))
+
+    async with running(app, store, replace(OPTIONS, relays=False)):
+        runs = [await app.start(order, number) for number in range(12)]
+        histories = {
+            run.run_id: [event.run_seq for event in (await run.result(), await run.events())[1]] for run in runs
+        }
+    await store.put_sink(Sink(name="all", kind="projection"))
+    await store.replay_outbox(OutboxReplay("all", limit=100))
+    app.projection("all")(note)
+    reading = Reading(store)
+    async with running(app, reading):
+        await until_sent(store, "all")
+    assert seen == histories
+    assert reading.reads == 1 if fits else reading.reads > 8
 
 
 @pytest.mark.contract("BUS-1")

@@ -419,7 +419,7 @@ def text_bytes(row: Iterable[Any]) -> int:
 _IS_LOOKUP: dict[type, Callable[[Any], bool]] = {
     RunQuery: lambda query: query.run_ids is not None,
     WaitQuery: lambda query: query.run_id is not None,
-    EventQuery: lambda query: True,
+    EventQuery: lambda query: query.most_bytes is None,
     MailboxQuery: lambda query: query.run_id is not None and query.most_bytes is None,
     TaskQuery: lambda query: query.run_id is not None or query.task_id is not None,
     DeadLetterQuery: lambda query: query.run_id is not None or query.letter_id is not None,

@@ -566,10 +566,12 @@ class EventQuery(Query[Event], frozen=True, kw_only=True):
     """Which events of several runs to find: of each run those above its number in `after`: (run id, run_seq).
 
     Ordered by run id and run_seq. An answer that ends with `limit` events may have left out the last events of its last
-    run, and all of the runs behind it. The name of a damaged event is that of its run.
+    run, and all of the runs behind it; so may one that is as large as `most_bytes`. The name of a damaged event is that
+    of its run.
     """
 
     after: tuple[tuple[str, int], ...]
+    most_bytes: int | None = None
 
 
 class FinishedRunQuery(Query[RunHead], frozen=True, kw_only=True):

@@ -18,13 +18,14 @@ from msgspec.structs import replace
 
 from bench.search import SEARCHES, fill_server
 from holdfast.core.admission import Overload, RunLimit
+from holdfast.core.bus import OutboxSettlement, Sink, SinkProgress
 from holdfast.core.events import NULL
 from holdfast.store import search
 from holdfast.store.port import Heartbeat, TaskQuery
-from holdfast.store.postgres import PostgresStore, queries
+from holdfast.store.postgres import PostgresStore, bus, queries
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.pool import Pool
-from holdfast.store.types import TokenQuery
+from holdfast.store.types import EventQuery, OutboxQuery, TokenQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
@@ -357,3 +358,36 @@ async def test_each_signal_that_a_turn_consumes_is_found_by_its_number(address: 
     await store.close()
     consuming = [node for statement, node in recorder.nodes() if "SET consumed_seq" in statement]
     assert {node["Index Name"] for node in consuming if "Index Name" in node} == {"signals_pkey"}
+
+
+@pytest.mark.contract("BUS-1")
+async def test_a_page_of_a_long_backlog_is_read_and_settled_by_its_keys(address: str) -> None:
+    """The rest of the backlog is not looked at, on a schema that was empty when the plans were made."""
+    store, recorder = await recorded(address)
+    [connection] = store._pool._free
+    await connection.execute("SET auto_explain.log_analyze = on")
+    await store.put_sink(Sink(name="all", kind="projection"))
+    node = SampleNode(store, "node-a", HOUR_MS)
+    for run_id in ("a", "b"):
+        await node.start(run_id, wait("go"))
+    await execute(
+        address,
+        "INSERT INTO holdfast.outbox SELECT s.sink_no, -n, 1, 1, n, 0, n "
+        "FROM generate_series(1, 20000) n, holdfast.sinks s",
+    )
+    recorder.plans.clear()
+    page = await bus.find_outbox(store._pool, OutboxQuery(sink="all", after=(-30_000, 0)), 50)
+    assert (
+        await store.settle_outbox("all", [OutboxSettlement(entry=each) for each in page], SinkProgress()) == [True] * 50
+    )
+    query = EventQuery(after=(("a", 0), ("b", 0)), most_bytes=10**6)
+    assert len(await queries.find_events(store._pool, query, 100)) >= 4
+    rows = {
+        node["Relation Name"]: max(node["Actual Rows"] * node["Actual Loops"], node.get("Rows Removed by Filter", 0))
+        for _, node in recorder.nodes()
+        if node.get("Relation Name") in ("outbox", "runs")
+    }
+    await store.close()
+    assert rows["outbox"] <= 50
+    assert rows["runs"] <= 50
+    assert recorder.walked() == []

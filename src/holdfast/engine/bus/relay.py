@@ -10,7 +10,7 @@ While the node executes runs, its relays send no more than `relay_events_s`: run
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -34,6 +34,7 @@ from holdfast.core.bus import (
     outgoing_event,
     pause_ms,
 )
+from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.engine.bus.targets import Target
 from holdfast.engine.bus.webhook import SendFailed
@@ -42,7 +43,7 @@ from holdfast.errors import SecretNotFound, SecretsUnavailable, StoreCorrupt
 from holdfast.limits import PROJECTOR_LAG_MS
 from holdfast.store.payloads import concealed
 from holdfast.store.port import Store
-from holdfast.store.types import AlertQuery, OutboxQuery, SinkQuery
+from holdfast.store.types import AlertQuery, EventQuery, OutboxQuery, SinkQuery
 
 PAGE_ENTRIES = 200
 """How many entries are read at a time."""
@@ -50,6 +51,9 @@ PAGE_ENTRIES = 200
 PAGE_EVENTS = 100
 PAGE_BYTES = 1024 * 1024
 """How much of a history is read at a time."""
+
+AHEAD_EVENTS = 1_000
+"""How many events of the runs of a page are read by one query. Longer histories are read one by one."""
 
 RUNS_AT_ONCE = 8
 """For how many runs events are sent at the same time."""
@@ -85,6 +89,16 @@ def _is_down(outcomes: Sequence[_Outcome]) -> bool:
     """Return whether nothing has arrived, and not because of what was sent."""
     is_up = any(each.delivered or each.is_rejected or not each.failure for each in outcomes)
     return bool(outcomes) and not is_up
+
+
+def _following(events: Sequence[Event], after: int, until: int) -> list[Event]:
+    """Return those of a run's events that follow one another from after one number to another."""
+    found = list[Event]()
+    for event in events:
+        if event.run_seq == after + 1 and after < until:
+            found.append(event)
+            after += 1
+    return found
 
 
 class Relay:
@@ -187,13 +201,14 @@ class Relay:
         sink = status.sink
         target = await self._target_of(sink)
         loop = asyncio.get_running_loop()
+        ahead = await self._read_ahead(sink, groups)
         until, waiting, outcomes = loop.time() + SETTLE_S, iter(groups), list[_Outcome]()
         sent = [groups[0]]
 
         async def send() -> None:
             for group in waiting:
                 sent[0] = group
-                outcomes.append(await self._send_run(sink, target, group, until))
+                outcomes.append(await self._send_run(sink, target, group, ahead, until))
                 if loop.time() > until or _is_down(outcomes):
                     return
 
@@ -218,7 +233,32 @@ class Relay:
             await asyncio.sleep(pause_s)
         return sent[0]
 
-    async def _send_run(self, sink: Sink, target: Target, group: Sequence[OutboxEntry], until: float) -> _Outcome:
+    async def _read_ahead(self, sink: Sink, groups: Sequence[Sequence[OutboxEntry]]) -> dict[str, list[Event]]:
+        """Return the next events of the runs of a page, by one query, as far as they fit into one."""
+        places, room = list[tuple[str, int]](), AHEAD_EVENTS
+        for group in groups:
+            count = group[-1].to_seq - group[0].from_seq + 1
+            if group[0].run_id != ALERTS and count <= room:
+                places.append((group[0].run_id, group[0].from_seq - 1))
+                room -= count
+        found = dict[str, list[Event]]()
+        if len(places) > 1:
+            query = EventQuery(after=tuple(places), limit=AHEAD_EVENTS, most_bytes=PAGE_BYTES)
+            for event in await self._reading(sink).find(query):
+                found.setdefault(event.run_id, []).append(event)
+        return found
+
+    def _reading(self, sink: Sink) -> Store:
+        return self._store if sink.payloads == "opened" else self._concealing
+
+    async def _send_run(
+        self,
+        sink: Sink,
+        target: Target,
+        group: Sequence[OutboxEntry],
+        ahead: Mapping[str, Sequence[Event]],
+        until: float,
+    ) -> _Outcome:
         """Send the entries of one run, up to the first event that cannot be sent, or until it takes too long."""
         outcome = _Outcome([])
         time = asyncio.get_running_loop().time
@@ -226,7 +266,7 @@ class Relay:
             after = entry.from_seq - 1
             try:
                 while after < entry.to_seq:
-                    last, events = await self._read(sink, entry, after)
+                    last, events = await self._read(sink, entry, after, ahead.get(entry.run_id, ()))
                     if last is None:  # the run was deleted
                         break
                     try:
@@ -268,18 +308,22 @@ class Relay:
         due_at = now + pause_ms(sink, attempts, self._rng.fraction()) * 1_000
         return OutboxSettlement(entry=entry, rest=replace(rest, due_at=due_at))
 
-    async def _read(self, sink: Sink, entry: OutboxEntry, after: int) -> tuple[int | None, list[OutgoingEvent]]:
+    async def _read(
+        self, sink: Sink, entry: OutboxEntry, after: int, ahead: Sequence[Event]
+    ) -> tuple[int | None, list[OutgoingEvent]]:
         """Return the next events of an entry that the sink wants, and the number of the last that was read.
 
-        None for a run that was deleted. Raise `SendFailed` at a gap, which is never skipped.
+        They are taken from what was read `ahead`, as far as that goes without a gap. None for a run that was deleted.
+        Raise `SendFailed` at a gap, which is never skipped.
         """
         limit = min(PAGE_EVENTS, entry.to_seq - after)
         if entry.number == 0:
             alerts = await self._store.find(AlertQuery(after=after, limit=limit))
             wanted = [alert for alert in alerts if alert.number <= entry.to_seq]
             return entry.to_seq, [outgoing_alert(alert) for alert in wanted]
-        store = self._store if sink.payloads == "opened" else self._concealing
-        events = await store.read_events(entry.run_id, after, limit, PAGE_BYTES) if entry.run_id != ALERTS else []
+        events = _following(ahead, after, after + limit)
+        if not events and entry.run_id != ALERTS:
+            events = await self._reading(sink).read_events(entry.run_id, after, limit, PAGE_BYTES)
         if not events:
             if entry.run_id != ALERTS and (await self._store.load([entry.run_id]))[0] is not None:
                 await self._note_gap(entry, after + 1)

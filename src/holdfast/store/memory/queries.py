@@ -9,6 +9,7 @@ from msgspec.json import encode
 
 from holdfast.core import plans as levels
 from holdfast.core.attributes import items_of
+from holdfast.core.codec import encode_body
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Task, Wait
@@ -224,6 +225,7 @@ def find_dead_letters(runs: Runs, query: port.DeadLetterQuery) -> port.Found[Dea
 
 _SIZE_OF: dict[type, Callable[[Any], int]] = {
     port.RunQuery: lambda head: len(encode(head.snapshot)),
+    port.EventQuery: lambda event: len(encode_body(event.data)),
     port.MailboxQuery: lambda signal: len(signal.payload),
     port.TaskQuery: lambda task: len(encode(task)),
     port.DeadLetterQuery: lambda letter: len(letter.envelope),

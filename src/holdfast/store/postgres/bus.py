@@ -45,13 +45,7 @@ SELECT $1, * FROM unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[],
 ON CONFLICT (sink_no, run_no, from_seq) DO UPDATE SET to_seq = greatest(o.to_seq, excluded.to_seq), at = excluded.at,
     attempts = excluded.attempts, due_at = excluded.due_at
 """
-_TAKE_ENTRIES = """
-DELETE FROM holdfast.outbox o USING unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[])
-    AS x (run_no, from_seq, to_seq, attempts)
-WHERE o.sink_no = $1 AND o.run_no = x.run_no AND o.from_seq = x.from_seq AND o.to_seq = x.to_seq
-    AND o.attempts = x.attempts
-RETURNING o.run_no, o.from_seq
-"""
+_TAKE_ENTRIES = "SELECT * FROM holdfast.take_outbox_1($1, $2, $3, $4, $5)"
 _PUT_LETTERS = """
 INSERT INTO holdfast.bus_dead_letters (letter_id, sink_no, run_no, run_id, from_seq, to_seq, attempts, detail, died_at)
 SELECT x.letter_id, $1, x.run_no, x.run_id, x.from_seq, x.to_seq, x.attempts, x.detail, x.died_at
@@ -247,12 +241,8 @@ async def find_sinks(db: Db, query: SinkQuery, limit: int) -> Found[SinkStatus]:
 
 async def find_outbox(db: Db, query: OutboxQuery, limit: int) -> Found[OutboxEntry]:
     """Return entries of a sink."""
-    found = await db.fetch(
-        f"SELECT {sql.ENTRY} FROM holdfast.outbox o LEFT JOIN holdfast.runs r ON r.run_no = o.run_no "
-        "WHERE o.sink_no = (SELECT sink_no FROM holdfast.sinks WHERE name = $1) "
-        "AND (o.run_no, o.from_seq) > ($2, $3) ORDER BY o.run_no, o.from_seq LIMIT $4",
-        *(askable(query.sink), *query.after, limit),
-    )
+    asked = (askable(query.sink), *query.after, limit)
+    found = await db.fetch("SELECT * FROM holdfast.outbox_1($1, $2, $3, $4)", *asked)
     return sql.found_of(found, sql.outbox_entry_of, itemgetter(0), itemgetter(0, 2))
 
 

@@ -808,6 +808,43 @@ BEGIN
 END
 $$;
 
+-- A page of what a sink has yet to get, with the runs that it is of. However long the backlog is, and whatever the server
+-- believes about it, the entries of the page alone are read.
+CREATE OR REPLACE FUNCTION holdfast.outbox_1(p_sink text, p_run bigint, p_seq bigint, p_limit bigint)
+RETURNS TABLE (
+    o_run bigint, o_run_id text, o_from bigint, o_to bigint, o_at bigint, o_attempts bigint, o_due bigint, o_tenant text,
+    o_project text, o_environment text, o_plan text, o_version text
+) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
+SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_sink bigint;
+BEGIN
+    SELECT s.sink_no INTO v_sink FROM holdfast.sinks s WHERE s.name = p_sink;
+    RETURN QUERY
+    SELECT o.run_no, r.run_id, o.from_seq, o.to_seq, o.at, o.attempts, o.due_at, r.tenant, r.project, r.environment,
+        r.plan_id, r.plan_version
+    FROM holdfast.outbox o LEFT JOIN LATERAL (SELECT * FROM holdfast.runs x WHERE x.run_no = o.run_no LIMIT 1) r ON true
+    WHERE o.sink_no = v_sink AND (o.run_no, o.from_seq) > (p_run, p_seq)
+    ORDER BY o.run_no, o.from_seq LIMIT p_limit;
+END
+$$;
+
+-- Delete entries of a sink that are as they were found; return which.
+CREATE OR REPLACE FUNCTION holdfast.take_outbox_1(
+    p_sink bigint, p_runs bigint[], p_from bigint[], p_to bigint[], p_attempts bigint[]
+) RETURNS TABLE (o_run bigint, o_from bigint) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
+SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY
+    DELETE FROM holdfast.outbox o USING unnest(p_runs, p_from, p_to, p_attempts) AS x (run_no, from_seq, to_seq, attempts)
+    WHERE o.sink_no = p_sink AND o.run_no = x.run_no AND o.from_seq = x.from_seq AND o.to_seq = x.to_seq
+        AND o.attempts = x.attempts
+    RETURNING o.run_no, o.from_seq;
+END
+$$;
+
 -- Transactions are numbered from the beginning again in a server that was filled from a dump; then all is forgotten.
 -- A transaction that has waited has an earlier time than the one before it: only a clock that was set back counts as due.
 CREATE OR REPLACE FUNCTION holdfast.forget_growth_1(p_now bigint) RETURNS void LANGUAGE plpgsql

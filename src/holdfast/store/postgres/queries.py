@@ -35,6 +35,21 @@ SELECT runs.run_id, {sql.EVENT} FROM unnest($1::text[], $2::bigint[]) AS places 
 JOIN holdfast.runs ON runs.run_id = place_id JOIN holdfast.events ON events.run_no = runs.run_no AND run_seq > place_seq
 ORDER BY runs.run_id, run_seq LIMIT $3
 """
+EVENTS_WITHIN = f"""
+SELECT {", ".join(["run_id", *(f"e.{each.strip()}" for each in sql.EVENT.split(","))])} FROM (
+    SELECT place_id AS run_id, x.*,
+        sum(octet_length(x.data)) OVER (ORDER BY place_id COLLATE "C", x.run_seq) - octet_length(x.data) AS before_bytes
+    FROM unnest($1::text[], $2::bigint[]) AS places (place_id, place_seq)
+    CROSS JOIN LATERAL (SELECT run_no FROM holdfast.runs WHERE runs.run_id = place_id LIMIT 1) r
+    CROSS JOIN LATERAL (
+        SELECT {sql.EVENT} FROM holdfast.events
+        WHERE events.run_no = r.run_no AND run_seq > place_seq ORDER BY run_seq LIMIT $3
+    ) x
+    ORDER BY place_id COLLATE "C", x.run_seq LIMIT $3
+) e WHERE before_bytes < $4 ORDER BY run_id COLLATE "C", run_seq
+"""
+"""It looks each run up by the keys, whatever the server believes about the tables."""
+
 SIZES = """
 SELECT octet_length(data) FROM holdfast.events
 WHERE run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = $1) AND run_seq > $2 ORDER BY run_seq LIMIT $3
@@ -114,7 +129,10 @@ async def read_events(db: Db, run_id: str, after: int, limit: int, most_bytes: i
 async def find_events(db: Db, query: port.EventQuery, limit: int) -> port.Found[Event]:
     """Return the events that match the query."""
     places = {askable(run_id): after for run_id, after in query.after}
-    return sql.found_events(await db.fetch(EVENTS_OF_RUNS, list(places), list(places.values()), limit))
+    asked = (list(places), list(places.values()), limit)
+    if query.most_bytes is None:
+        return sql.found_events(await db.fetch(EVENTS_OF_RUNS, *asked))
+    return sql.found_events(await db.fetch(EVENTS_WITHIN, *asked, query.most_bytes))
 
 
 # Runs that were created before one; if it was deleted meanwhile, those that were created by its time.

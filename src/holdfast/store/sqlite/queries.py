@@ -267,7 +267,7 @@ def find_events(db: sqlite3.Connection, query: port.EventQuery, limit: int) -> p
         "ORDER BY runs.run_id, run_seq LIMIT ?",
         (encode_text(list(dict(query.after).items())), limit),
     )
-    return sql.found_events(found)
+    return sql.found_events(within(found, query.most_bytes, text_bytes))
 
 
 WINDOW = 20_000

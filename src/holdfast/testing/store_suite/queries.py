@@ -214,6 +214,8 @@ class QuerySuite(SuiteBase):
         found = await store.find(EventQuery(after=places))
         assert found == [*histories["a"][1:], *histories["b"][-1:], *histories["c"]]
         assert await store.find(EventQuery(after=places, limit=2)) == found[:2]
+        assert await store.find(EventQuery(after=places, most_bytes=1)) == found[:1]
+        assert await store.find(EventQuery(after=places, most_bytes=10**6)) == found
         assert await store.find(EventQuery(after=())) == []
         with pytest.raises(InvalidInput):
             await store.find(EventQuery(after=(("a", None),)))  # type: ignore[arg-type]
