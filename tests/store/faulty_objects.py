@@ -51,9 +51,11 @@ class FaultyObjects:
 _list, _delete = obstore.list, obstore.delete_async
 
 
-def opened(objects: FaultyObjects | Any, clock: VirtualClock | None = None, patience_s: float = 5.0) -> S3Store:
+def opened(
+    objects: FaultyObjects | Any, clock: VirtualClock | None = None, patience_s: float = 5.0, grace: int = 0
+) -> S3Store:
     """Return a process of its own on these objects."""
-    return S3Store(Bucket(objects, patience_s=patience_s), clock or VirtualClock())
+    return S3Store(Bucket(objects, patience_s=patience_s), clock or VirtualClock(), grace=grace)
 
 
 class Killed(BaseException):

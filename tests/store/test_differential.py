@@ -96,8 +96,7 @@ class BucketsTakingTurns(TakingTurns):
     async def next_due(self, *arguments: Any) -> Any:
         way = next(self._next)
         assert isinstance(way, S3Store)
-        await way.now()
-        await way._mirror.fetch_nodes()
+        await way._mirror.fetch_nodes(list(way._mirror.nodes), await way.now())
         return await way.next_due(*arguments)
 
 

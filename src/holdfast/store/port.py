@@ -51,6 +51,9 @@ run is never ready and has no messages. Eligible for `claim` are:
   ready until a turn is committed: if the answer to the claim is lost, the next claim finds them again;
 * runs that are ready and already belong to the claiming node. Their epoch stays.
 
+A store on which a claim that loses is dear (`s3/shards.py`) may leave a run for some seconds to one of the nodes that
+have a lease and its definition; `next_due` of the others says until when.
+
 **Leases** belong to nodes: a node renews one lease, however many runs it owns. A run's owner and epoch are stored with
 the run, and the epoch is what fences. A commit by an owner whose lease has expired still counts as long as no other
 node has claimed the run. A lease that ends much later than the longest one (`decisions.LEASE_HORIZON`) was given by a

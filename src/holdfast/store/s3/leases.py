@@ -12,13 +12,14 @@ from msgspec.structs import replace
 
 from holdfast.clock import Secrets
 from holdfast.core.instants import Instant
-from holdfast.core.plans import claimed_as
+from holdfast.core.plans import claimed_as, definition_of
 from holdfast.limits import SUSPECT_LOSSES
 from holdfast.store import decisions, port
 from holdfast.store.s3.bucket import Bucket
 from holdfast.store.s3.head import StoredRun
 from holdfast.store.s3.heads import Heads
 from holdfast.store.s3.mirror import HeldNode, Mirror, NodeRecord, node_key
+from holdfast.store.s3.shards import Shares, place_for
 from holdfast.store.s3.summary import Summary
 
 Plans = Sequence[port.Plan] | None
@@ -34,7 +35,9 @@ class Leases:
         heads: Heads,
         secrets: Secrets,
         follow: Callable[[Instant], Awaitable[bool]],
+        grace: int,
     ) -> None:
+        self._grace = grace
         self._bucket = bucket
         self._mirror = mirror
         self._heads = heads
@@ -50,7 +53,7 @@ class Leases:
     async def check(self, node: str, now: Instant) -> None:
         """Raise `LeaseExpired` if the lease of a node is not current."""
         if self._mirror.lease_end(node, now) <= now:
-            await self._mirror.fetch_node(node)
+            await self._mirror.fetch_node(node, now)
         if self._mirror.lease_end(node, now) <= now:
             raise decisions.lease_expired(node)
 
@@ -59,7 +62,7 @@ class Leases:
         held = self._mirror.nodes.get(node)
         if held is None or self._mirror.lease_end(node, now) <= now:
             await self._follow(now)
-            held = await self._mirror.fetch_node(node)
+            held = await self._mirror.fetch_node(node, now)
         while True:
             others = [name for name in self._mirror.nodes if decisions.is_another_life(node, name)]
             has_lease = self._mirror.lease_end(node, now) > now
@@ -70,10 +73,10 @@ class Leases:
             known = None if held is None else held.record.plans
             published = known if plans is None else tuple(plans)
             until = now + lease_ms * 1_000
-            if await self._put_node(node, until, published, held):
+            if await self._put_node(node, until, published, held, now):
                 break
             await self._follow(now)
-            held = await self._mirror.fetch_node(node)
+            held = await self._mirror.fetch_node(node, now)
         is_shorter = held is not None and until < held.record.lease_until
         if held is None or held.record.plans != published or is_start or is_shorter or not has_lease:
             self._heads.note_node(node)
@@ -81,7 +84,7 @@ class Leases:
         return until
 
     async def _put_node(
-        self, node: str, until: Instant, plans: tuple[port.Plan, ...] | None, held: HeldNode | None
+        self, node: str, until: Instant, plans: tuple[port.Plan, ...] | None, held: HeldNode | None, now: Instant
     ) -> bool:
         mark = self._secrets.new_secret()[:24]
         record = NodeRecord(node, until, plans, mark)
@@ -91,7 +94,7 @@ class Leases:
         else:
             written = await self._bucket.replace(node_key(node), data, held.etag, mark.encode())
         if written is not None:
-            self._mirror.nodes[node] = HeldNode(record, written.etag)
+            self._mirror.nodes[node] = HeldNode(record, written.etag, now)
         return written is not None
 
     async def _end_lives(self, node: str, others: Sequence[str], now: Instant) -> None:
@@ -99,10 +102,10 @@ class Leases:
         for name in others:
             held: HeldNode | None = self._mirror.nodes.get(name)
             while held is not None and held.record.lease_until > now:
-                if await self._put_node(name, now, held.record.plans, held):
+                if await self._put_node(name, now, held.record.plans, held, now):
                     self._heads.note_node(name)
                     break
-                held = await self._mirror.fetch_node(name)
+                held = await self._mirror.fetch_node(name, now)
 
         def show(run: StoredRun) -> None:
             for step_id, work in run.work.items():
@@ -121,8 +124,8 @@ class Leases:
     async def _drop_nodes(self, now: Instant) -> None:
         """Delete what is left of nodes that have no lease and own nothing."""
         owners = {self._mirror.summaries[run_id].lease_owner for run_id in self._mirror.active}
-        late = [node for node in self._mirror.nodes if self._mirror.lease_end(node, now) <= now and node not in owners]
-        await asyncio.gather(*map(self._mirror.fetch_node, late))  # a lease that was renewed is not announced
+        late = [node for node in self._mirror.nodes if not self._mirror.may_be_alive(node, now) and node not in owners]
+        await self._mirror.fetch_nodes(late, now)  # a lease that was renewed is not announced
         gone = [node for node in late if node in self._mirror.nodes and self._mirror.lease_end(node, now) <= now]
         await self._bucket.delete([node_key(node) for node in gone])
         for node in gone:
@@ -134,17 +137,23 @@ class Leases:
     async def claim(self, node: str, limit: int, plans: Plans, now: Instant) -> list[port.LoadedRun]:
         """Claim runs that are eligible, the longest eligible first."""
         await self._mirror.check_leases(now, node)
-        eligible = [
-            (since, run.order, run_id)
-            for run_id in self._mirror.active
-            if _is_of(run := self._mirror.summaries[run_id], plans)
-            and (since := self._eligible_since(run, node, now)) is not None
-        ]
+        shares = self._shares(node, now)
+        eligible = []
+        for run_id in self._mirror.active:
+            run = self._mirror.summaries[run_id]
+            since = self._eligible_since(run, node, now) if _is_of(run, plans) else None
+            if since is None:
+                continue
+            delay = shares.delay(run_id, definition_of(run.plan_id, run.plan_version))
+            if delay == 0 or run.lease_owner == node:
+                eligible.append((0, since, run.order, run_id))
+            elif since + delay <= now:  # helping others, each node begins elsewhere
+                eligible.append((1, place_for(node, run_id), run.order, run_id))
         eligible.sort()
         claimed: list[port.LoadedRun] = []
         while eligible and len(claimed) < limit:
             wave, eligible = eligible[: limit - len(claimed)], eligible[limit - len(claimed) :]
-            took = await asyncio.gather(*(self._claim(run_id, node, now) for _, _, run_id in wave))
+            took = await asyncio.gather(*(self._claim(run_id, node, now) for *_, run_id in wave))
             claimed += [run for run in took if run is not None]
         return claimed
 
@@ -161,6 +170,17 @@ class Leases:
             return run.loaded(now)
 
         return await self._heads.change(run_id, decide)
+
+    def _shares(self, node: str, now: Instant) -> Shares:
+        """Return how the nodes share the runs now, as this node sees it."""
+        mirror = self._mirror
+        owners = {mirror.summaries[run_id].lease_owner for run_id in mirror.active}  # their leases were checked
+        alive = {
+            name: held.record.plans
+            for name, held in mirror.nodes.items()
+            if (mirror.lease_end(name, now) > now if name in owners else mirror.may_be_alive(name, now))
+        }
+        return Shares(node, alive, self._grace)
 
     def _eligible_since(self, run: StoredRun | Summary, node: str, now: Instant) -> Instant | None:
         """Return since when the node may claim the run, or None if it may not."""
@@ -194,7 +214,7 @@ class Leases:
 
     async def hand_over(self, node: str, run_ids: Sequence[str], to: str, now: Instant) -> list[str]:
         """Give runs of a node to another one with a current lease; return which."""
-        await self._mirror.fetch_node(to)
+        await self._mirror.fetch_node(to, now)
         if self._mirror.lease_end(to, now) <= now:
             return []
 
@@ -212,6 +232,7 @@ class Leases:
     async def next_due(self, node: str, plans: Plans, queues: Sequence[str], now: Instant) -> Instant | None:
         """Return when a claim, or an acquisition from the queues, may find something next."""
         await self._mirror.check_leases(now, node)
+        shares = self._shares(node, now)
         instants: list[Instant] = []
         for run_id in self._mirror.active:
             run = self._mirror.summaries[run_id]
@@ -220,10 +241,14 @@ class Leases:
             owner, ready_at = run.lease_owner, run.ready_at
             if not _is_of(run, plans):
                 continue
-            if owner is not None and owner != node:
-                instants.append(self._mirror.lease_end(owner, now))
-            elif ready_at is not None:
-                instants.append(ready_at)
+            if owner == node:
+                if ready_at is not None:
+                    instants.append(ready_at)
+                continue
+            since = ready_at if owner is None else self._mirror.lease_end(owner, now)
+            if since is not None:
+                delay = shares.delay(run_id, definition_of(run.plan_id, run.plan_version))
+                instants.append(since + delay)
         return min(instants, default=None)
 
 

@@ -43,6 +43,11 @@ LOG = 20_000
 INDEX_AFTER = 100
 """How many heads a process that starts reads before it writes the index, to spare the next one the same."""
 
+UNREAD = 30_000_000
+"""How long after the end of a lease, as it was read last, its node counts as alive if it owns nothing, in microseconds.
+
+Renewals are not announced. A node that stops deletes its lease, and that is."""
+
 HEADS = "heads"
 NODES = "nodes"
 CHANGES = "changes"
@@ -66,10 +71,11 @@ class NodeRecord(Struct, frozen=True):
 
 
 class HeldNode(NamedTuple):
-    """A node as it was read or written last, and the etag of its object."""
+    """A node as it was read or written last, the etag of its object, and when that was."""
 
     record: NodeRecord
     etag: str
+    at: Instant
 
 
 class Announced(Struct, frozen=True):
@@ -220,27 +226,34 @@ class Mirror:
             return self.put(read.run, read.etag)
         return there
 
-    async def fetch_node(self, node: str) -> HeldNode | None:
+    async def fetch_node(self, node: str, now: Instant) -> HeldNode | None:
         """Read a node's lease anew, if it has changed."""
         there = self.nodes.get(node)
         found = await self._bucket.get_newer(node_key(node), None if there is None else there.etag)
         if isinstance(found, Unchanged):
-            return there
-        if found is None:
+            assert there is not None
+            held = self.nodes.get(node, there)
+        elif found is None:
             self.nodes.pop(node, None)
             return None
-        held = self.nodes[node] = HeldNode(msgspec.json.decode(found.data, type=NodeRecord), found.etag)
+        else:
+            held = HeldNode(msgspec.json.decode(found.data, type=NodeRecord), found.etag, now)
+        held = self.nodes[node] = held._replace(at=max(held.at, now))
         return held
 
-    async def fetch_nodes(self) -> None:
-        """Read the leases of all nodes anew that have changed."""
-        await asyncio.gather(*map(self.fetch_node, list(self.nodes)))
+    async def fetch_nodes(self, nodes: Iterable[str], now: Instant) -> None:
+        """Read the leases of nodes anew that have changed."""
+        await asyncio.gather(*(self.fetch_node(node, now) for node in nodes))
 
     async def check_leases(self, now: Instant, own: str) -> None:
-        """Read the leases anew that seem to have ended: their nodes may have renewed them."""
+        """Read the leases of owners anew that seem to have ended: their nodes may have renewed them."""
         owners = {owner for run_id in self.active if (owner := self.summaries[run_id].lease_owner) is not None}
-        ended = [owner for owner in owners if owner != own and self.lease_end(owner, now) <= now]
-        await asyncio.gather(*map(self.fetch_node, ended))
+        await self.fetch_nodes([each for each in owners if each != own and self.lease_end(each, now) <= now], now)
+
+    def may_be_alive(self, node: str, now: Instant) -> bool:
+        """Return whether a node has a lease, or had one when it was read last, and that is not long ago."""
+        end, held = self.lease_end(node, now), self.nodes.get(node)
+        return end > now or (held is not None and held.at < end and now < end + UNREAD)
 
     async def follow(self, now: Instant) -> bool:
         """Read what others have changed since the last look. Return whether there was something."""
@@ -258,7 +271,7 @@ class Mirror:
             found = await asyncio.gather(*(self._announced(name) for name in new))
             unknown = {run_id: None for each in found for run_id in self._take(each)}
             nodes = {node for each in found for node in each.nodes}
-            await asyncio.gather(*map(self.fetch, unknown), *map(self.fetch_node, nodes))
+            await asyncio.gather(*map(self.fetch, unknown), self.fetch_nodes(nodes, now))
             for name, each in zip(new, found, strict=True):
                 self._remember(name, each.grown)
             self.followed_at = now
@@ -298,7 +311,7 @@ class Mirror:
         self._announced_etags = self._indexed | self._announced_etags
         for summary in listed:
             self.note(summary)
-        if await self._compare() >= INDEX_AFTER:
+        if await self._compare(now) >= INDEX_AFTER:
             await self.write_index()
         self._seen |= dict.fromkeys(each.key for each in names)
         self._remember(self._name(now), ())
@@ -310,12 +323,12 @@ class Mirror:
         self._dropped += len(self._log)
         self._log, self._places = [], {}
         self._seen |= dict.fromkeys(each.key for each in await self._bucket.list(CHANGES))
-        await self._compare()
-        await self.fetch_nodes()
+        await self._compare(now)
+        await self.fetch_nodes(list(self.nodes), now)
         self._remember(self._name(now), ())
         self.followed_at = now
 
-    async def _compare(self) -> int:
+    async def _compare(self, now: Instant) -> int:
         """List all heads and nodes, and read those that this process does not know so. Return how many heads."""
         heads, nodes = await asyncio.gather(self._bucket.list(HEADS), self._bucket.list(NODES))
         known = {head_key(run_id): summary.etag for run_id, summary in self.summaries.items()}
@@ -324,7 +337,8 @@ class Mirror:
         gone = [run_id for run_id in list(self.summaries) if head_key(run_id) not in listed]
         leases = {node_key(node): held.etag for node, held in self.nodes.items()}
         renewed = [each.key for each in nodes if leases.get(each.key) != each.etag]
-        await asyncio.gather(*map(self._load_head, changed), *map(self.fetch, gone), *map(self._load_node, renewed))
+        nodes_read = (self._load_node(key, now) for key in renewed)
+        await asyncio.gather(*map(self._load_head, changed), *map(self.fetch, gone), *nodes_read)
         return len(changed)
 
     async def _load_head(self, key: str) -> None:
@@ -332,11 +346,11 @@ class Mirror:
         if found is not None:
             self.put(decode_run(found.data, key), found.etag)
 
-    async def _load_node(self, key: str) -> None:
+    async def _load_node(self, key: str, now: Instant) -> None:
         found = await self._bucket.get(key)
         if found is not None:
             record = msgspec.json.decode(found.data, type=NodeRecord)
-            self.nodes[record.node] = HeldNode(record, found.etag)
+            self.nodes[record.node] = HeldNode(record, found.etag, now)
 
     async def sweep(self, now: Instant) -> list[str]:
         """List all heads, read those that have changed, and return the runs of which no announcement was seen.
@@ -344,7 +358,7 @@ class Mirror:
         Old names are deleted, and the index is written, if something has changed since the last one.
         """
         before = dict(self.summaries)
-        await self._compare()
+        await self._compare(now)
         old = f"{CHANGES}/{max(0, now - KEPT):020d}"
         names = [each.key for each in await self._bucket.list(CHANGES) if each.key < old]
         await self._bucket.delete(names)

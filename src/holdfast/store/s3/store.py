@@ -67,6 +67,7 @@ from holdfast.store.s3.relay import Relay
 from holdfast.store.s3.retention import ArchiveDocument, Retention
 from holdfast.store.s3.schedules import SchedulesDocument, StoredSchedules
 from holdfast.store.s3.server_time import ServerTime
+from holdfast.store.s3.shards import GRACE
 from holdfast.store.s3.signals import SignalObjects
 from holdfast.store.s3.summary import Summary
 from holdfast.store.s3.transfer import S3Transfer
@@ -88,7 +89,7 @@ LOOKED = 4_000_000
 
 
 class S3Store(WithoutBus):
-    """A store in a bucket. Make it with `open`."""
+    """A store in a bucket. Make it with `open`. For so long as `grace` a run is left to the node of its shard."""
 
     def __init__(
         self,
@@ -97,6 +98,7 @@ class S3Store(WithoutBus):
         limits: Limits | None = None,
         wakeups: Wakeups | None = None,
         secrets: Secrets | None = None,
+        grace: int = 0,
     ) -> None:
         self.capabilities = port.Capabilities(
             conditional_batch=True,
@@ -118,7 +120,7 @@ class S3Store(WithoutBus):
         self._creator = Creator(bucket, self._mirror, self._heads, self._admission, self._secrets, self._limits)
         self._relay = Relay(self._mirror, self._heads, self._creator, self._limits)
         self._signals = SignalObjects(bucket, self._mirror, self._heads, self._limits)
-        self._leases = Leases(bucket, self._mirror, self._heads, self._secrets, self._follow)
+        self._leases = Leases(bucket, self._mirror, self._heads, self._secrets, self._follow, grace)
         self._jobs = Jobs(self._mirror, self._heads)
         self._objects = Objects(bucket)
         self._tokens = Document(bucket, self._secrets, "tokens.json", TokensDocument())
@@ -180,7 +182,7 @@ class S3Store(WithoutBus):
         """Open the store at `s3://bucket/prefix`, once its server has proved that it honours conditions."""
         bucket = Bucket.at(address, patience_s=max(1.0, busy_ms / 1_000))
         await bucket.check_conditions()
-        return cls(bucket, limits=limits, wakeups=wakeups)
+        return cls(bucket, limits=limits, wakeups=wakeups, grace=GRACE)
 
     @property
     def transfer(self) -> Transfer:
@@ -438,7 +440,7 @@ class S3Store(WithoutBus):
     async def find_nodes(self) -> list[port.NodePlans]:
         now = await self._now()
         await self._follow(now)
-        await self._mirror.fetch_nodes()
+        await self._mirror.fetch_nodes(list(self._mirror.nodes), now)
         return [
             port.NodePlans(node, frozenset(held.record.plans))
             for node, held in sorted(self._mirror.nodes.items())
@@ -449,7 +451,7 @@ class S3Store(WithoutBus):
         validation.check_late(late_ms)
         now = await self._now()
         await self._follow(now)
-        await self._mirror.fetch_nodes()
+        await self._mirror.fetch_nodes(list(self._mirror.nodes), now)
         leases = self._leases.ends()
         known = {
             node: frozenset(held.record.plans)
@@ -475,7 +477,7 @@ class S3Store(WithoutBus):
     async def stats(self) -> port.Stats:
         now = await self._now()
         await self._follow(now)
-        await self._mirror.fetch_nodes()
+        await self._mirror.fetch_nodes(list(self._mirror.nodes), now)
         runs = self._mirror.summaries.values()
         queues = [work.queue for run in runs for work in run.work if work.queue is not None]
         ready = [run.ready_at for run in runs if run.ready_at is not None and run.ready_at <= now]
