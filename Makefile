@@ -16,6 +16,9 @@ DEMO := build/demo
 BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
+PEERS := build/peers
+PEERS_STAMP := $(PEERS)/.installed
+PEERS_ARGS ?=
 CODE = $(wildcard src tests tools bench examples)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -24,10 +27,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test coverage browser commands pictures style lint format bench soak chaos dev contract diagram tables docs release clean
+.PHONY: help demo quick test coverage browser commands pictures style lint format bench bench-peers soak chaos dev contract diagram tables docs release clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(RUN_STAMP) ## Watch a hundred orders survive the SIGKILL of their worker
 	@rm -rf $(DEMO) && mkdir -p $(DEMO)
@@ -85,6 +88,10 @@ format: $(DEV_STAMP) ## Format the code and fix what can be fixed
 
 bench: $(DEV_STAMP) ## Measure
 	@$(BIN)/python -m bench
+
+# Other engines have an environment of their own, by the names of their packages; nothing of them is in ours.
+bench-peers: $(DEV_STAMP) $(PEERS_STAMP) ## Measure Holdfast and other engines in turns, and write docs/benchmarks.md (12 minutes)
+	@$(BIN)/python -m bench.peers --json build/peers/figures.json --page docs/benchmarks.md $(PEERS_ARGS)
 
 soak: $(DEV_STAMP) ## Play simulated crashes until 100,000 signals were sent into races, kill 1,000 writers, and more (minutes)
 	@$(BIN)/python -m tests.sim.soak
@@ -154,4 +161,14 @@ $(RUN_STAMP): pyproject.toml
 $(DEV_STAMP): $(RUN_STAMP)
 	@echo "Installing the development tools ..."
 	@$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+$(PEERS_STAMP): bench/peers/requirements.txt bench/peers/package.json
+	@echo "Installing the engines that Holdfast is compared with into $(PEERS) ..."
+	@mkdir -p $(PEERS)
+	@$(PYTHON) -m venv $(PEERS)/venv
+	@$(PEERS)/venv/bin/python -m pip install --quiet --requirement bench/peers/requirements.txt
+	@cp bench/peers/package.json $(PEERS)/
+	@command -v npm > /dev/null && npm install --prefix $(PEERS) --ignore-scripts --no-audit --no-fund --loglevel=error \
+	  || echo "Without npm there is no Restate server; the others are measured."
 	@touch $@

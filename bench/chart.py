@@ -1,18 +1,23 @@
 """Charts for the documentation: `python -m bench --only plans --json - | python -m bench.chart plans FILE.svg`.
 
-A chart is an SVG that follows the reader's light or dark mode, with one line for each row of a measurement that has its
-figures by tenths.
+A chart is an SVG that follows the reader's light or dark mode: one line for each row of a measurement that has its
+figures by tenths, or one bar for each of several that are compared.
 """
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
+
+from msgspec import Struct
 
 from bench.report import Rows
 
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 150, 40, 40
+BARS_LEFT, BAR_HEIGHT = 270, 22
+OTHERS = "#8593a1"
 COLOURS = ("#2a78d6", "#c2571a", "#3a8a4d", "#8a4fbf")
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #52606d } .title { font-size: 14px; fill: #1f2933 }
@@ -37,9 +42,37 @@ def by_tenths(title: str, rows: Rows, column: str) -> str:
             place -= 15
         ends.append(place)
         parts.append(_text(WIDTH - RIGHT + 8, place, label, colour=colour))
+    return _svg(title, parts, HEIGHT)
+
+
+class Bar(Struct, frozen=True):
+    """One of several figures that are compared; `is_ours` is drawn in a colour of its own."""
+
+    label: str
+    value: float
+    is_ours: bool = False
+
+
+def bars(title: str, values: Sequence[Bar]) -> str:
+    """Return the chart of figures that are compared, one below the other."""
+    top = max(bar.value for bar in values) or 1.0
+    parts = [_text(0, 22, title, "title")]
+    for number, bar in enumerate(values):
+        y = TOP + number * BAR_HEIGHT
+        width = max(1.0, (WIDTH - BARS_LEFT - 70) * bar.value / top)
+        colour = COLOURS[0] if bar.is_ours else OTHERS
+        parts.append(_text(BARS_LEFT - 8, y + 13, bar.label, anchor="end"))
+        parts.append(f'<rect x="{BARS_LEFT}" y="{y}" width="{width:.1f}" height="{BAR_HEIGHT - 6}" fill="{colour}"/>')
+        parts.append(
+            _text(BARS_LEFT + width + 6, y + 13, f"{bar.value:,.0f}" if bar.value >= 100 else f"{bar.value:.3g}")
+        )
+    return _svg(title, parts, TOP + len(values) * BAR_HEIGHT + 8)
+
+
+def _svg(title: str, parts: Sequence[str], height: int) -> str:
     body = "\n".join(parts)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">'
         f"<title>{escape(title)}</title><style>{STYLE}</style>\n{body}\n</svg>\n"
     )
 
