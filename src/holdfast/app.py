@@ -76,7 +76,7 @@ from holdfast.store.artifacts import Artifacts
 from holdfast.store.decisions import LIFE
 from holdfast.store.open import open_store
 from holdfast.store.payloads import PayloadCodec, SealingStore, sealed
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.types import DeadLetterQuery, ReusePolicy
 from holdfast.store.validation import check_node_name, check_ownership
 from holdfast.workflow import Flow, Workflow
 
@@ -644,6 +644,7 @@ class App:
         run_timeout: timedelta | float | None = None,
         cleanup_timeout: timedelta | float | None = None,
         connection: Any = None,
+        reuse: ReusePolicy | None = None,
         **kwargs: Any,
     ) -> RunHandle[R]:
         """Start a run with these arguments. The same request again gives the run that is there.
@@ -652,19 +653,17 @@ class App:
         a version that is registered here, the version is a part of the request.
         `tenant`, `project` and `environment` are its owner; a request is the same only within them. If the workflow has
         limits, the run may be queued, fairly between tenants and by `priority` (higher first), or be `Overloaded`.
-        `with_signal`, a dict of name, payload and signal_id, is in the run's mailbox from its beginning; if the run is
-        there already, it is sent to it, in the same transaction, and raises why if it is refused.
-        `reference_key` and `reference_parts` are what the business calls it, and `attributes` are of the types that the
-        app declares: runs are found by them (docs/search.md).
-        With `at`, a datetime with a time zone, or `after` a timedelta, the run is there at once and PENDING, can be
-        cancelled, and starts then by the store's clock, never earlier.
+        `with_signal`, a dict of name, payload and signal_id, is in the run's mailbox from its beginning, or is sent to
+        the run that is there. `reference_key` and `reference_parts` are what the business calls it, `attributes` are of
+        the types that the app declares: runs are found by them (docs/search.md).
+        With `at`, a datetime with a time zone, or `after` a timedelta, the run is PENDING at once, and starts then.
         `execution_timeout` bounds the whole run, `run_timeout` each stretch between rotations: then it is cancelled,
         may clean up for `cleanup_timeout` (10 minutes), and has failed with `RunTimedOut`.
-        With a `connection` of yours to the store's database, on which a transaction is open, the run is written in
-        that: it is there, and begins, if you commit; if you roll back, it never was (docs/transactions.md).
+        `reuse` is what becomes of a `run_id` that is taken (docs/starting.md).
+        With a `connection` of yours, with an open transaction, the run is a part of that (docs/transactions.md).
         """
         refuse_inside("start", "call the workflow to run it as a child, or hf.start to start it on its own")
-        runtime = self.runtime()  # it may be closed while this waits
+        runtime = self.runtime()
         definition = self._known(workflow, workflow_version)
         bounds = (execution_timeout, run_timeout, cleanup_timeout)
         options = StartOptions(
@@ -683,6 +682,7 @@ class App:
             at=None if at is None else instant_of("at", at),
             after_ms=None if after is None else milliseconds(after),
             timeouts=None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),
+            reuse=reuse,
         )
         if not _START_OPTIONS.isdisjoint(definition.signature.names):
             _refuse_ambiguous(definition, options, connection)
@@ -691,7 +691,7 @@ class App:
         for delivered in started.signals:
             result_of(delivered)
         started_as = self.registry.workflows.get((definition.name, started.workflow_version))
-        return RunHandle(runtime, started.run_id, started_as)
+        return RunHandle(runtime, started.run_id, started_as, is_reused=started.is_reused)
 
     def runtime(self) -> Runtime:
         """Return the runtime of the node that is open: every verb, by definition and for a caller. For services."""
@@ -714,13 +714,15 @@ async def start(
     execution_timeout: timedelta | float | None = None,
     run_timeout: timedelta | float | None = None,
     cleanup_timeout: timedelta | float | None = None,
+    reuse: ReusePolicy | None = None,
     **kwargs: Any,
 ) -> RunHandle[R]:
     """Start a run from inside a workflow that is no child: nothing waits for it, and it goes on when this one ends.
 
     A workflow or a flow, with its arguments; by its name with keyword arguments; or a plan, by a `PlanRef`, with its
     inputs. The run is of the same tenant, project and environment. It is started once, whatever crashes: by its
-    `request_id`, as with `App.start`, or by the step. A start that is refused raises `StartRefused`.
+    `request_id`, as with `App.start`, or by the step. A start that is refused raises `StartRefused`. `reuse` is as with
+    `App.start`.
     """
     program = current_program()
     if program is None:
@@ -734,6 +736,7 @@ async def start(
         attributes=None if attributes is None else dict(attributes),
         version=workflow_version,
         timeouts=run_timeouts(execution_timeout, run_timeout, cleanup_timeout),
+        reuse=reuse,
     )
     values = program.definition.values
     if isinstance(workflow, PlanRef):

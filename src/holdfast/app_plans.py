@@ -81,4 +81,4 @@ class AppPlans:
         started = await runtime.start(definition, self._registry.values.encode(given), chosen, uri=uri)
         for delivered in started.signals:
             result_of(delivered)
-        return RunHandle(runtime, started.run_id)
+        return RunHandle(runtime, started.run_id, is_reused=started.is_reused)

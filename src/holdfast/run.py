@@ -36,6 +36,8 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
     run_id: str
     _definition: WorkflowDefinition | None = None
     _caller: Caller | None = None
+    is_reused: bool = False
+    """Whether the start that returned this handle found a run of its id, by another request, and left it as it is."""
 
     # --- how it ends
 

@@ -106,6 +106,15 @@ async def _start(server: InProcessServer, call: Caller) -> None:
     await expect_problem(call, "runs.start", {**ask, "input": {"order_id": "o-2"}}, "Conflict", 409)
     chosen = {"workflow": "echo", "run_id": "mine"}
     assert await expect_answer(call, "runs.start", chosen, 201) == await expect_answer(call, "runs.start", chosen, 201)
+    for policy, run_id in (("return", "mine"), ("restart-if-finished", "mine~000002")):
+        await expect_answer(call, "runs.result", {"run_id": "mine", "wait_s": 10})
+        again = await expect_answer(call, "runs.start", {**chosen, "reuse": policy, "request_id": policy}, 201)
+        assert (again["run_id"], again.get("is_reused", False)) == (run_id, policy == "return")
+    await expect_problem(call, "runs.start", {**chosen, "reuse": "reject", "request_id": "no"}, "Conflict", 409)
+    await expect_problem(call, "runs.start", {**chosen, "reuse": "perhaps"}, "InvalidInput", 422)
+    replacing = {**chosen, "reuse": "terminate-and-restart", "request_id": "instead"}
+    assert (await expect_answer(call, "runs.start", replacing, 201))["run_id"] == "mine~000003"
+    assert (await expect_answer(call, "runs.start", replacing, 201))["run_id"] == "mine~000003"
     await expect_problem(call, "runs.start", {"workflow": "nothing"}, "NotFound", 404)
     await expect_problem(call, "runs.start", {"workflow": "order", "workflow_version": "9"}, "NotFound", 404)
     for bad in ({}, {"order_id": 7}, {"order_id": "o", "colour": "red"}):

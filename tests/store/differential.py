@@ -261,6 +261,8 @@ class World:
 
     def _item_outcome(self, item: Any, outcome: Any) -> str:
         kind = type(item).__name__
+        if kind == "NewRun" and item.reuse is not None:
+            return f"id {_verdict_of(outcome)}"
         if isinstance(outcome, Refused):
             is_taken = kind == "NewRun" and "another run" in outcome.error.message
             return f"{kind} {outcome.error.code}{' of run ids' * is_taken}"
@@ -284,6 +286,14 @@ class World:
         return any((kept.name, kept.signal_id) == (item.name, item.signal_id) for kept in mailbox)
 
 
+def _verdict_of(outcome: Any) -> str:
+    """Return what became of an id that may be taken."""
+    if isinstance(outcome, Refused):
+        is_proposal = outcome.error.details.get("restart_as") is not None
+        return "is another by now" if is_proposal else f"refused: {outcome.error.code}"
+    return type(outcome).__name__ + " reused" * getattr(outcome, "is_reused", False)
+
+
 # --- the operations ---------------------------------------------------------------------------------------------------
 
 
@@ -292,6 +302,8 @@ async def create(world: World) -> None:
     values, now = world.values, world.clock.now()
     count = LIMITS.batch_items + 1 if values.happens(0.04) else values.number(1, 3)
     runs = [values.new_run(now, len(world.heads) >= MOST_RUNS) for _ in range(count)]
+    if world.heads and values.happens(0.3):
+        runs.append(values.reusing(world.heads, now, may_restart=len(world.heads) < MOST_RUNS + 3))
     await world.ask("create", runs, values.pick((None, *NODES)))
 
 

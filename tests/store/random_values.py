@@ -23,7 +23,9 @@ from holdfast.core.messages import (
     MessageType,
     SignalRequest,
     activity_completed,
+    control_request,
 )
+from holdfast.core.restarts import RESTART_MARK, is_restart_of, next_restart, restart_number
 from holdfast.core.search import Condition, Operator, Order
 from holdfast.core.state import RunStatus, retry_token
 from holdfast.store.port import (
@@ -39,7 +41,7 @@ from holdfast.store.port import (
     TaskQuery,
     WaitQuery,
 )
-from holdfast.store.types import DeadLetterQuery, FinishedRunQuery
+from holdfast.store.types import DeadLetterQuery, FinishedRunQuery, Reuse, ReusePolicy
 from holdfast.testing.samples import job, message, new_run, record
 from holdfast.testing.store_suite.base import BAD_NAMES, STRANGE_IDS
 
@@ -121,6 +123,24 @@ class Values:
             signals = [self.signal([spec["run_id"]], ()) for _ in range(self.number(1, 2))]
             new = replace(new, signals=tuple(signals))
         return self._adorned(new, now) if self.happens(0.2) else new
+
+    def reusing(self, heads: Sequence[RunHead], now: Instant, *, may_restart: bool) -> NewRun:
+        """Draw a start with an id that is taken, or was; the run that it proposes may not be the next by now."""
+        head = self.pick(heads)
+        of = head.run_id.partition(RESTART_MARK)[0]
+        own = sorted(each.run_id for each in heads if restart_number(of, each.run_id))
+        latest = own[-1] if own else of
+        policies: tuple[ReusePolicy, ...] = ("return", "reject")
+        if may_restart:
+            policies += ("restart-if-finished", "terminate-and-restart", "terminate-and-restart")
+        policy = self.pick(policies)
+        run_id = next_restart(of, latest) if self.happens(0.8) else self.pick((of, latest))
+        place: dict[str, Any] = {"tenant": head.tenant, "project": head.project, "environment": head.environment}
+        plan_id = head.plan_id if self.happens(0.9) or head.plan_id.startswith("plan:") else "other"
+        new = new_run(run_id, now=now, request_id=self.fresh("reuse"), plan_id=plan_id, **place)
+        stop = control_request(self.pick((latest, of)), "EMERGENCY_STOP", "", signal_id=self.fresh("stop"))
+        stops = policy == "terminate-and-restart" and is_restart_of(run_id, stop.run_id) and self.happens(0.9)
+        return replace(new, reuse=Reuse(run_id=of, policy=policy, stop=stop if stops else None))
 
     def admission_request(self) -> AdmissionRequest:
         """Draw with what a run is queued for admission."""

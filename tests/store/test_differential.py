@@ -106,7 +106,8 @@ SUBJECTS: tuple[MakeSubject, ...] = (make_memory, make_sqlite, make_shared_sqlit
 MUST_BE_REACHED = {
     "create": """created; created and claimed; created with admission; created with admission and claimed;
         NewRun Overloaded; NewRun Existing; NewRun InvalidInput; NewRun Conflict;
-        NewRun Conflict of run ids; raised LeaseExpired; raised InvalidInput""",
+        NewRun Conflict of run ids; id Created; id Existing reused; id is another by now; id refused: Conflict;
+        raised LeaseExpired; raised InvalidInput""",
     "deliver": """SignalRequest Accepted; SignalRequest Accepted again; SignalRequest Duplicate;
         SignalRequest Duplicate after the end; SignalRequest InvalidInput; SignalRequest PayloadTooLarge;
         SignalRequest NotFound; SignalRequest Conflict; SignalRequest SignalAcceptanceIndeterminate;

@@ -94,7 +94,9 @@ class Calls:
     def _with_ids(self, operation: Operation, fields: dict[str, Any]) -> dict[str, Any]:
         known = operation.request_type.__struct_fields__
         fresh = {name: self._ids.new_id() for name in IDS if name in known and operation.verb == "POST"}
-        if fields.get("run_id"):  # which recognises a start as well, also one of another process
+        if fields.get("run_id") and not fields.get(
+            "reuse"
+        ):  # which recognises a start as well, also one of another process
             fresh.pop("request_id", None)
         asked = {**fresh, **fields}
         if operation.name == "signals.send_many":

@@ -78,6 +78,7 @@ class Runs:
         cleanup_timeout_s: float | None = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
+        reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
     ) -> RunStarted: ...
     async def get(self, run_id: str) -> RunView: ...
     async def list(
@@ -267,6 +268,7 @@ class SyncRuns:
         cleanup_timeout_s: float | None = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
+        reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
     ) -> RunStarted: ...
     def get(self, run_id: str) -> RunView: ...
     def list(
@@ -466,6 +468,7 @@ class Signals:
         cleanup_timeout_s: float | None = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
+        reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
         signal_payload: Any = ...,
         signal_id: str = ...,
     ) -> StartedWithSignal: ...
@@ -516,6 +519,7 @@ class SyncSignals:
         cleanup_timeout_s: float | None = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
+        reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
         signal_payload: Any = ...,
         signal_id: str = ...,
     ) -> StartedWithSignal: ...
@@ -732,6 +736,7 @@ class Plans:
         execution_timeout_s: float | None = ...,
         run_timeout_s: float | None = ...,
         cleanup_timeout_s: float | None = ...,
+        reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
     ) -> RunStarted: ...
     async def diff(self, plan_id: str, from_version: str, to_version: str, *, tenant: str = ...) -> PlanDifference: ...
     async def graph(
@@ -778,6 +783,7 @@ class SyncPlans:
         execution_timeout_s: float | None = ...,
         run_timeout_s: float | None = ...,
         cleanup_timeout_s: float | None = ...,
+        reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
     ) -> RunStarted: ...
     def diff(self, plan_id: str, from_version: str, to_version: str, *, tenant: str = ...) -> PlanDifference: ...
     def graph(

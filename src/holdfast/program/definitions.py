@@ -269,6 +269,7 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     priority: int = 0
     attributes: Any = None
     timeouts: RunTimeouts | None = None
+    reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = None
 
 
 class _NamedSignature(Signature):

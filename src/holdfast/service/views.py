@@ -98,12 +98,14 @@ def failure_of(error: ErrorInfo | None) -> Failure | None:
     return Failure(error.code, concealed_text(error.message), error.retryable, error.category)
 
 
-class RunStarted(Struct, frozen=True, kw_only=True):
+class RunStarted(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run that is there now, by this request or by an earlier one that was the same."""
 
     run_id: str
     workflow: str
     workflow_version: str
+    is_reused: bool = False
+    """Whether another request for the same run id has started it, and `reuse` is to return it."""
 
 
 class RetryView(Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ Nothing here reads a store. Checks of arguments are in `validation.py`.
 
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
+from typing import NamedTuple
 
 from msgspec.structs import asdict, replace
 
@@ -17,6 +18,7 @@ from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
+from holdfast.core.restarts import next_restart
 from holdfast.core.schedules import Schedule
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.errors import (
@@ -33,7 +35,18 @@ from holdfast.errors import (
     SignalAcceptanceIndeterminate,
 )
 from holdfast.limits import LEASE_MS, Limits
-from holdfast.store.types import ArchivedRun, HostLock, NewRun, PurgePolicy, PurgeReport
+from holdfast.store.types import (
+    ArchivedRun,
+    Delivered,
+    Duplicate,
+    Existing,
+    HostLock,
+    NewRun,
+    PurgePolicy,
+    PurgeReport,
+    Refused,
+    RunHead,
+)
 
 # --- nodes and their leases --------------------------------------------------------------------------------------
 
@@ -161,6 +174,75 @@ def request_conflict(run_id: str) -> Conflict:
 def run_id_taken(run_id: str) -> Conflict:
     """Return the refusal of a run id that another request has used."""
     return Conflict(f"there is another run with the id {run_id!r}", run_id=run_id)
+
+
+class Taken(NamedTuple):
+    """The latest run of an id that a start asks for."""
+
+    run_id: str
+    place: tuple[str, str, str, str]
+    """Its tenant, project and environment, and its plan."""
+    status: RunStatus
+
+
+def reuse_of(new: NewRun, latest: Taken | None) -> Existing | Refused | None:
+    """Return the verdict on a start whose id may be taken; None if the run is to be created.
+
+    The caller proposes an id, and names the run to terminate. If others are right by now, the refusal says which: its
+    `details` have `restart_as`, and the caller asks again.
+    """
+    reuse = new.reuse
+    assert reuse is not None
+    if latest is None:
+        return None if new.run_id == reuse.run_id else Refused(_restarts_as(None, reuse.run_id))
+    if latest.place != (new.tenant, new.project, new.environment, new.plan_id):
+        return Refused(run_id_taken(reuse.run_id))
+    is_finished = latest.status in TERMINAL
+    if reuse.policy == "reject":
+        return Refused(run_is_there(latest))
+    if reuse.policy == "return" or (reuse.policy == "restart-if-finished" and not is_finished):
+        return Existing(latest.run_id, is_reused=True)
+    try:
+        next_id = next_restart(reuse.run_id, latest.run_id)
+    except Conflict as problem:
+        return Refused(problem)
+    is_stopped = is_finished or (reuse.stop is not None and reuse.stop.run_id == latest.run_id)
+    return None if new.run_id == next_id and is_stopped else Refused(_restarts_as(latest.run_id, next_id))
+
+
+def taken_by(head: RunHead) -> Taken:
+    """Return what the verdict on an id has to know of its latest run."""
+    return Taken(head.run_id, (head.tenant, head.project, head.environment, head.plan_id), head.status)
+
+
+def signals_to(new: NewRun, latest: Taken) -> list[SignalRequest]:
+    """Return the signals of a start, for the finished run that may have accepted them from the same start.
+
+    Only a finished run may get them: it accepts nothing, and says what it has accepted before.
+    """
+    if latest.status not in TERMINAL:
+        return []
+    return [replace(request, run_id=latest.run_id) for request in new.signals if request.signal_id is not None]
+
+
+def accepted_before(new: NewRun, latest: Taken, delivered: Sequence[Delivered]) -> Existing | None:
+    """Return the finished run that has accepted all signals of a start: then that was made before, and is done."""
+    is_done = len(delivered) == len(new.signals) > 0 and all(isinstance(each, Duplicate) for each in delivered)
+    return Existing(latest.run_id, tuple(delivered), is_reused=True) if is_done else None
+
+
+def run_is_there(latest: Taken) -> Conflict:
+    """Return the refusal of an id that is taken."""
+    return Conflict(
+        f"there is a run with the id {latest.run_id!r}, which is {latest.status}",
+        run_id=latest.run_id,
+        status=str(latest.status),
+    )
+
+
+def _restarts_as(latest: str | None, run_id: str) -> Conflict:
+    problem = f"the next run of this id is {run_id!r}"
+    return Conflict(problem, run_id=latest, restart_as=run_id)
 
 
 def without_rate(limits: Limits) -> Limits:

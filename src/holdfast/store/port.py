@@ -146,6 +146,8 @@ from holdfast.store.types import PurgePolicy as PurgePolicy
 from holdfast.store.types import PurgeReport as PurgeReport
 from holdfast.store.types import Query as Query
 from holdfast.store.types import Refused as Refused
+from holdfast.store.types import Reuse as Reuse
+from holdfast.store.types import ReusePolicy as ReusePolicy
 from holdfast.store.types import RunCount as RunCount
 from holdfast.store.types import RunCountQuery as RunCountQuery
 from holdfast.store.types import RunHead as RunHead
@@ -195,6 +197,11 @@ class RunStore(Protocol):
 
         A run and its first signals are one atomic step with one answer. If one of the signals could never be accepted,
         the run is `Refused`; if the run exists already, in the same version, they are delivered to it as by `deliver`.
+
+        With `reuse` the id may be taken (QUE-5). A request that was made before is answered first. Then
+        `decisions.reuse_of` decides on the latest run of the id, and `stop` is delivered to the run that is replaced,
+        in the same step. The caller proposes which run of the id this is. If another one is next by now, it is
+        `Refused` with a `Conflict` whose `details` have that as `restart_as`, and the latest run as `run_id`.
         """
         ...
 

@@ -141,13 +141,28 @@ class Heartbeat(Struct, frozen=True, kw_only=True, gc=False):
     details: Raw | UnsetType = UNSET
 
 
+ReusePolicy = Literal["return", "reject", "restart-if-finished", "terminate-and-restart"]
+"""What becomes of an id that is taken."""
+
+
+class Reuse(Struct, frozen=True, kw_only=True):
+    """What becomes of `run_id`, the id that was asked for, if there is a run of it (`core/restarts.py`).
+
+    `stop` is the command that terminates the run that is replaced, for the policy that does so.
+    """
+
+    run_id: str
+    policy: ReusePolicy
+    stop: SignalRequest | None = None
+
+
 class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     """A run to be created: who asked for it, its first events, and what goes with them.
 
     `request_key` recognises a retry of the same request (QUE-1); `input_sha256` distinguishes a retry from a misuse.
     `signals` are for this run, whatever run they name: the run and its signals are created together, or neither is.
     `unfit` is why no run may be created with them, unless the request was made before.
-    With `admission` it is queued, and starts once its plan admits it.
+    With `admission` it is queued, and starts once its plan admits it. With `reuse` its id may be taken.
     """
 
     run_id: str
@@ -173,6 +188,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     admission: AdmissionRequest | None = None
     audit: AuditEntry | None = None
     """What the audit log keeps once the run is created. A request that was made before adds nothing."""
+    reuse: Reuse | None = None
 
     @property
     def plan_sha256(self) -> str | None:
@@ -264,11 +280,14 @@ class Existing(Struct, frozen=True, gc=False):
     """The same request was made before; this is its run. `signals` are the answers to those of this request.
 
     There are none if the run is of another version, or the signals are unfit for theirs: what the run's own version
-    declares decides, so the caller checks and delivers them.
+    declares decides, so the caller checks and delivers them. With `is_reused` another request has made the run, for the
+    same id, and the policy of this one is to return it. Then there are answers to signals only if the run, now
+    finished, has accepted them before: to any other run the caller delivers them.
     """
 
     run_id: str
     signals: "tuple[Delivered, ...]" = ()
+    is_reused: bool = False
 
 
 def creations_may_wake_others(runs: Sequence[NewRun], answers: Sequence[Created | Existing | Refused]) -> bool:
@@ -279,7 +298,11 @@ def creations_may_wake_others(runs: Sequence[NewRun], answers: Sequence[Created 
     for new, answer in zip(runs, answers, strict=True):
         if isinstance(answer, Refused):
             continue
-        if new.signals or (isinstance(answer, Created) and (not answer.epoch or _is_under_way(new))):
+        if (
+            new.signals
+            or new.reuse is not None
+            or (isinstance(answer, Created) and (not answer.epoch or _is_under_way(new)))
+        ):
             return True
     return False
 

@@ -135,6 +135,12 @@ class CommandSender:
         elif command.name == "RESUME" and not command.raise_failure:
             await self._check_resumed(run_id, command)
 
+    async def permitted(self, run_id: str, command: OperatorCommand, caller: Caller | None) -> SignalRequest:
+        """Return the signal that carries a command, once the authoriser has permitted it. Raise `NotPermitted`."""
+        command = self._checked(command)
+        await self._authorise(run_id, command, "", caller)
+        return self._request(run_id, command, caller)
+
     async def retry_run(self, run_id: str, command: OperatorCommand, caller: Caller | None, node: str) -> str:
         """Do a finished run again, with the same input, as a new run; return its id. An unfinished one: `Conflict`."""
         command = self._checked(command)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 from weakref import ref
 
 from msgspec import Raw, Struct
@@ -37,6 +37,7 @@ from holdfast.core.keys import (
 )
 from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRequest
 from holdfast.core.plans import ANY_PLAN, STORE_PLAN, definition_of, workflow_of
+from holdfast.core.restarts import check_reused_id
 from holdfast.core.schedules import Schedule
 from holdfast.core.state import TERMINAL
 from holdfast.engine.activities.async_completion import report_error, report_result
@@ -59,7 +60,7 @@ from holdfast.engine.retention import LOCK as RETENTION_LOCK
 from holdfast.engine.retention import Retention, RetentionDuty, archive_at
 from holdfast.engine.schedules import Declaration, Schedules, tags_of
 from holdfast.engine.start.admission import Dequeued
-from holdfast.engine.turns.draft import held_until, prepare_run, start_key
+from holdfast.engine.turns.draft import held_until, prepare_run, renamed, start_key
 from holdfast.errors import (
     ArtifactMissing,
     CallerError,
@@ -102,6 +103,7 @@ class StartOptions(Struct, frozen=True, kw_only=True):
     `names_version` the version of the workflow is a part of the request too. `with_signal` is in the run's mailbox from
     its beginning. `priority` is the order in which runs of a workflow with limits are admitted, higher first.
     With `at`, or `after_ms` from now, the run exists at once and starts then. `timeouts` bound how long it may take.
+    `reuse` is what becomes of a `run_id` that is taken (QUE-5); without it, the id stands in for the `request_id`.
     """
 
     request_id: str | None = None
@@ -119,6 +121,7 @@ class StartOptions(Struct, frozen=True, kw_only=True):
     at: Instant | None = None
     after_ms: int | None = None
     timeouts: e.RunTimeouts | None = None
+    reuse: port.ReusePolicy | None = None
 
     def check(self) -> None:
         """Raise `InvalidInput` if a run cannot be started so, before anything is made of it."""
@@ -142,6 +145,14 @@ class StartOptions(Struct, frozen=True, kw_only=True):
             raise InvalidInput(f"a run is started with at most {TAGS} tags, not {len(tags)}", field="tags")
         if type(self.priority) is not int or not -PRIORITY <= self.priority <= PRIORITY:
             raise InvalidInput(f"priority is a whole number from -{PRIORITY} to {PRIORITY}", field="priority")
+        if self.run_id is not None:
+            unfit = check_reused_id(self.run_id, is_reused=self.reuse is not None)
+            if unfit is not None:
+                raise unfit
+        elif self.reuse is not None:
+            raise InvalidInput("reuse is what becomes of a run_id that is taken: give one", field="reuse")
+        if self.reuse is not None and self.reuse not in get_args(port.ReusePolicy):
+            raise InvalidInput(f"reuse is one of {', '.join(get_args(port.ReusePolicy))}", field="reuse")
         if self.at is not None and self.after_ms is not None:
             raise InvalidInput("a run starts at an instant, or after a while, not both", field="at")
         for field, most in (("at", 2**53), ("after_ms", DURATION_MS)):
@@ -160,6 +171,8 @@ class Started(Struct, frozen=True):
     workflow_version: str
     """The version that it was started with, which is that of the earlier request, if there was one."""
     signals: tuple[port.Delivered, ...] = ()
+    is_reused: bool = False
+    """Whether another request for the same id has started it."""
 
 
 class Runtime:
@@ -330,8 +343,7 @@ class Runtime:
         if node.failure is not None:
             raise node.failure
         options.check()
-        if len(input) > node.limits.value_bytes:
-            codec.bounded(input, node.limits.value_bytes, f"the input of {definition.name!r}")
+        codec.bounded(input, node.limits.value_bytes, f"the input of {definition.name!r}")
         queued = e.RunQueued(
             workflow_of(definition.name) if isinstance(definition, PlanDefinition) else definition.name,
             definition.version,
@@ -351,7 +363,7 @@ class Runtime:
             await self._publish()  # not beside a transaction of the caller's, which may have locked the store
         now = await self.store.now()
         run_id = options.run_id or self.ids.new_id()
-        key = None if options.names_version else start_key(run_id, queued, ANY_VERSION)
+        key = self._key(run_id, queued, options)
         new = prepare_run(
             run_id, queued, now, node.name, reference_key=options.reference_key, tags=options.tags, key=key
         )
@@ -365,12 +377,14 @@ class Runtime:
         elif self.registry.workflow_limits or self.registry.approvals:
             new = node.run_queue.with_admission(new, options.priority)
         start_at = options.at if options.after_ms is None else now + options.after_ms * 1_000
-        is_later = start_at is not None and start_at > now
-        if joined is None and not is_later and not isinstance(definition, ExternalWorkflow):
+        start_at = start_at if start_at is not None and start_at > now else None
+        if options.reuse is not None:
+            answer = await self._create_reusing(new, options.reuse, caller, start_at, joined)
+        elif joined is None and start_at is None and not isinstance(definition, ExternalWorkflow):
             is_unheard_of = options.run_id is None and not options.request_id
             answer = await node.starter.create(new, now, is_unheard_of=is_unheard_of)
         else:
-            answer = await self._create_for_others(new, start_at if is_later else None, joined)
+            answer = await self._create_for_others(new, start_at, joined)
         if isinstance(answer, port.Refused):
             raise answer.error
         if new.admission is not None:
@@ -380,7 +394,50 @@ class Runtime:
         if new.signals and not answer.signals:  # the run is of another version, and what that declares decides
             sent = [replace(signal, run_id=answer.run_id) for signal in new.signals]
             signals = tuple([port.Accepted(await self._signals.send(signal, None, caller, joined)) for signal in sent])
-        return Started(answer.run_id, version, signals)
+        return Started(answer.run_id, version, signals, isinstance(answer, port.Existing) and answer.is_reused)
+
+    def _key(self, run_id: str, queued: e.RunQueued, options: StartOptions) -> str | None:
+        """Return what recognises a retry of a start; None if it is what the version and the run's id say.
+
+        Where the id may be taken it does not stand in for the request: each call without a `request_id` is another one.
+        """
+        if options.reuse is not None:
+            run_id = self.ids.new_id()
+        elif options.names_version:
+            return None
+        return start_key(run_id, queued, (options.names_version and queued.plan_version) or ANY_VERSION)
+
+    async def _create_reusing(
+        self,
+        new: port.NewRun,
+        policy: port.ReusePolicy,
+        caller: Caller | None,
+        start_at: Instant | None,
+        joined: JoinedStore | None,
+    ) -> port.Created | port.Existing | port.Refused:
+        """Create a run whose id may be taken. The store decides, and says which id the next run has."""
+        reuse = port.Reuse(run_id=new.run_id, policy=policy)
+        while True:
+            answer = await self._create_for_others(replace(new, reuse=reuse), start_at, joined)
+            details = answer.error.details if isinstance(answer, port.Refused) else {}
+            if isinstance(answer, port.Existing) and answer.is_reused and new.signals and not answer.signals:
+                sent = [replace(signal, run_id=answer.run_id) for signal in new.signals]
+                try:
+                    results = [await self._signals.send(signal, None, caller, joined) for signal in sent]
+                except RunTerminal:
+                    if policy == "return":
+                        raise
+                    continue  # it has finished meanwhile
+                return replace(answer, signals=tuple(map(port.Accepted, results)))
+            if "restart_as" not in details:
+                return answer
+            new = renamed(new, details["restart_as"])
+            if policy == "terminate-and-restart" and details["run_id"] is not None:
+                signal_id = f"replaced {new.request_key}"
+                command = OperatorCommand(
+                    name="EMERGENCY_STOP", reason=f"replaced by run {new.run_id}", signal_id=signal_id
+                )
+                reuse = replace(reuse, stop=await self._commands.permitted(details["run_id"], command, caller))
 
     async def _create_for_others(
         self, new: port.NewRun, start_at: Instant | None, joined: JoinedStore | None
@@ -429,6 +486,7 @@ class Runtime:
             names_version=request.version is not None,
             attributes=request.attributes or {},
             timeouts=request.timeouts,
+            reuse=request.reuse,
         )
         if request.plan is not None:
             plan, uri = await self.plans.resolve(head.tenant, request.plan)

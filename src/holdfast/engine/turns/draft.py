@@ -30,7 +30,7 @@ from holdfast.core.index_rows import (
     runtime_snapshot,
 )
 from holdfast.core.instants import Instant
-from holdfast.core.keys import request_key
+from holdfast.core.keys import event_id, event_key, request_key
 from holdfast.core.messages import (
     MAILBOX,
     ChildOutcome,
@@ -535,6 +535,19 @@ def _held(new: NewRun, **why: Any) -> NewRun:
     body = replace(first.data, priority=priority, needs=needs, **why)
     snapshot = replace(new.snapshot, needs=max(needs, new.snapshot.needs))
     return replace(new, events=(replace(first, data=body), *others), snapshot=snapshot, admission=None)
+
+
+def renamed(new: NewRun, run_id: str) -> NewRun:
+    """Return a run that has not been created with another id."""
+    [first] = new.events
+    key = event_key(run_id, "1", 0, first.event_type, new.plan_version)
+    return replace(
+        new,
+        run_id=run_id,
+        run_request_id=run_id if new.run_request_id == new.run_id else new.run_request_id,
+        events=(replace(first, run_id=run_id, event_id=event_id(key), idempotency_key=key),),
+        messages=tuple(replace(message, run_id=run_id) for message in new.messages),
+    )
 
 
 def start_key(run_id: str, queued: RunQueued, version: str) -> str:

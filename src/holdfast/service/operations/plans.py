@@ -29,7 +29,7 @@ from holdfast.program.plan.model import plan_schema
 from holdfast.program.plan.text import PlanProblem
 from holdfast.service.auth.tenancy import check_chosen_id
 from holdfast.service.context import RequestContext
-from holdfast.service.operations.runs import MOST_EXPANDED, AttributesGiven, Seconds
+from holdfast.service.operations.runs import MOST_EXPANDED, AttributesGiven, Reused, Seconds
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import Name, Request, RunId, operation
 from holdfast.service.views import GraphNodeView, Moment, RunStarted, moment, shown
@@ -273,6 +273,7 @@ class StartPlan(Request, frozen=True, kw_only=True):
         None
     )
     cleanup_timeout_s: Annotated[Seconds, Meta(description="How long it may clean up then: 600.")] | None = None
+    reuse: Reused | None = None
 
 
 @operation(
@@ -296,6 +297,8 @@ async def start(context: RequestContext, request: StartPlan) -> RunStarted:
     """Start a run of a plan. When this answers, the run and the text of its plan are durable."""
     if request.run_id is not None:
         check_chosen_id(context.principal.tenant, request.run_id)
+    if request.reuse == "terminate-and-restart":
+        context.principal.require("runs:control")
     tenant, project, environment = context.within(request.tenant, request.project, request.environment)
     bounds = (request.execution_timeout_s, request.run_timeout_s, request.cleanup_timeout_s)
     options = StartOptions(
@@ -311,13 +314,17 @@ async def start(context: RequestContext, request: StartPlan) -> RunStarted:
         reference_parts=request.reference_parts,
         attributes=request.attributes,
         timeouts=None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),
+        reuse=request.reuse,
     )
     definition, uri = await _chosen(context, request, tenant)
     values = context.runtime.registry.values
     inputs = values.encode(definition.check_inputs(request.inputs))
     started = await context.runtime.start(definition, inputs, options, context.principal, uri=uri)
     return RunStarted(
-        run_id=started.run_id, workflow=f"plan:{definition.name}", workflow_version=started.workflow_version
+        run_id=started.run_id,
+        workflow=f"plan:{definition.name}",
+        workflow_version=started.workflow_version,
+        is_reused=started.is_reused,
     )
 
 

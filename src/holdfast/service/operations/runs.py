@@ -58,7 +58,7 @@ from holdfast.service.views import (
     snapshot_view,
 )
 from holdfast.store.payloads import concealed
-from holdfast.store.port import Delivered, RunCountQuery, RunHead, RunQuery
+from holdfast.store.port import Delivered, ReusePolicy, RunCountQuery, RunHead, RunQuery
 
 HEAD_BYTES = 1_000
 """How large a run is in a list, about, without its error."""
@@ -78,6 +78,11 @@ AttributesGiven = Annotated[
 
 
 Seconds = Annotated[float, Meta(gt=0, le=10**9)]
+
+
+Reused = Annotated[
+    ReusePolicy, Meta(description="What becomes of a run_id that is taken; the last takes runs:control.")
+]
 
 
 class StartRun(Request, frozen=True, kw_only=True):
@@ -103,6 +108,7 @@ class StartRun(Request, frozen=True, kw_only=True):
     cleanup_timeout_s: Annotated[Seconds, Meta(description="How long it may clean up then: 600.")] | None = None
     reference_parts: dict[str, str] = field(default_factory=dict)
     attributes: AttributesGiven = field(default_factory=dict)
+    reuse: Reused | None = None
 
 
 async def start_run(
@@ -111,6 +117,8 @@ async def start_run(
     """Start a run, and return how its first signals were answered."""
     if request.run_id is not None:
         check_chosen_id(context.principal.tenant, request.run_id)
+    if request.reuse == "terminate-and-restart":
+        context.principal.require("runs:control")
     tenant, project, environment = context.within(request.tenant, request.project, request.environment)
     registry = context.runtime.registry
     newest = registry.newest.get(request.workflow) if request.workflow_version is None else None
@@ -132,10 +140,16 @@ async def start_run(
         reference_parts=request.reference_parts,
         attributes=request.attributes,
         timeouts=None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),
+        reuse=request.reuse,
     )
     packed = definition.signature.pack((), request.input)
     started = await context.runtime.start(definition, packed, options, context.principal)
-    answer = RunStarted(run_id=started.run_id, workflow=definition.name, workflow_version=started.workflow_version)
+    answer = RunStarted(
+        run_id=started.run_id,
+        workflow=definition.name,
+        workflow_version=started.workflow_version,
+        is_reused=started.is_reused,
+    )
     return answer, started.signals
 
 
@@ -153,6 +167,9 @@ async def start(context: RequestContext, request: StartRun) -> RunStarted:
     With a `request_id` a retry is recognised, by tenant, project, environment and workflow, and by the version where
     one is named: it is answered as the first time, and with `Conflict` if its input differs. A retry that names no
     version gets its run although another version would be started by now.
+
+    `reuse` says what becomes of a `run_id` that is taken: `return` its latest run, `reject` the start,
+    `restart-if-finished`, `terminate-and-restart`. A restart has the id with its number behind it.
     """
     return (await start_run(context, request))[0]
 

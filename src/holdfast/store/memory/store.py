@@ -24,6 +24,7 @@ from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
+from holdfast.core.restarts import restart_number
 from holdfast.core.schedules import Schedule
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import SUSPECT_LOSSES, Limits
@@ -136,6 +137,9 @@ class MemoryStore:
             if self._runs[existing_id].input_sha256 == new.input_sha256:
                 return port.Existing(existing_id, self._deliver_first(new, existing_id, now))
             return port.Refused(decisions.request_conflict(existing_id))
+        verdict = self._reuse(new, now) if new.reuse is not None else None
+        if verdict is not None:
+            return verdict
         if new.run_id in self._runs:
             return port.Refused(decisions.run_id_taken(new.run_id))
         problem = validation.check_first_signals(new, self._limits)
@@ -152,7 +156,21 @@ class MemoryStore:
         self._note(new.audit, run, now)
         if request is not None:
             self._admit_next(new, request.limit, owner, now)
+        if new.reuse is not None and new.reuse.stop is not None:
+            self._deliver(new.reuse.stop, self._limits, now)
         return port.Created(new.run_id, run.head.lease_epoch, self._deliver_first(new, new.run_id, now))
+
+    def _reuse(self, new: port.NewRun, now: Instant) -> port.Existing | port.Refused | None:
+        """Return the verdict on an id that may be taken; None if the run is to be created."""
+        assert new.reuse is not None
+        numbers = {run_id: restart_number(new.reuse.run_id, run_id) for run_id in self._runs}
+        found = max((each for each in numbers if numbers[each]), key=lambda each: numbers[each] or 0, default=None)
+        latest = None if found is None else decisions.taken_by(self._runs[found].head)
+        verdict = decisions.reuse_of(new, latest)
+        if verdict is None and latest is not None:
+            delivered = [self._deliver(each, self._limits, now) for each in decisions.signals_to(new, latest)]
+            return decisions.accepted_before(new, latest, delivered)
+        return verdict
 
     def _enqueue(self, new: port.NewRun, request: AdmissionRequest, now: Instant) -> Run | port.Refused:
         """Put a new run into the admission queue of its plan."""

@@ -9,6 +9,8 @@ from holdfast.core.audit import run_entry
 from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
 from holdfast.core.plans import PLAN_PREFIX
+from holdfast.core.restarts import below, restart_bounds, restart_number
+from holdfast.core.state import RunStatus
 from holdfast.errors import InvalidInput
 from holdfast.limits import Limits
 from holdfast.store import decisions, port, validation
@@ -45,6 +47,12 @@ CREATE_AUDITED = audit.with_audit(CREATE, 40, "C", is_known=False)
 ADMISSION_AUDITED = audit.with_audit(CREATE_LIMITED, 47, "C", is_known=False)
 
 
+LAST_WITHIN = "SELECT run_id FROM holdfast.runs WHERE run_id > $1 AND run_id < $2 ORDER BY run_id DESC LIMIT 1"
+TAKEN = """
+SELECT run_id, tenant, project, environment, plan_id, status FROM holdfast.runs WHERE run_id = $1 FOR NO KEY UPDATE
+"""
+
+
 async def create_on(
     pool: Pool, new_runs: Sequence[port.NewRun], owner: str | None, limits: Limits, now: Instant | None
 ) -> list[Answer]:
@@ -54,7 +62,7 @@ async def create_on(
         await admission.lock(transaction, new_runs)
         return await create(transaction, new_runs, owner, limits, now)
 
-    if any(getattr(new, "signals", ()) for new in new_runs):
+    if any(getattr(new, "signals", ()) or getattr(new, "reuse", None) for new in new_runs):
         return await pool.transact(work)
     return await create(pool, new_runs, owner, limits, now)
 
@@ -63,6 +71,8 @@ async def create(
     db: Db, new_runs: Sequence[port.NewRun], owner: str | None, limits: Limits, now: Instant | None
 ) -> list[Answer]:
     """Create runs, for `owner` if there is one."""
+    if any(getattr(new, "reuse", None) for new in new_runs):
+        return await _create_reusing(db, new_runs, owner, limits, now)
     answers: dict[int, Answer] = {}
     fit: list[int] = []
     for index, new in enumerate(new_runs):
@@ -78,6 +88,53 @@ async def create(
     if any(getattr(new, "signals", ()) for new in new_runs):
         return [await _with_signals(db, new, one, limits, now) for new, one in zip(new_runs, ordered, strict=True)]
     return ordered
+
+
+async def _create_reusing(
+    db: Db, new_runs: Sequence[port.NewRun], owner: str | None, limits: Limits, now: Instant | None
+) -> list[Answer]:
+    """Create runs of which the ids of some may be taken, in a transaction: one after the other, under their locks."""
+    unfit = [validation.check_new_run(new) for new in new_runs]
+    ids = {new.reuse.run_id for new, problem in zip(new_runs, unfit, strict=True) if problem is None and new.reuse}
+    for run_id in sorted(ids):
+        await db.fetch("SELECT pg_advisory_xact_lock(hashtextextended('holdfast id ' || $1, 0))", run_id)
+    answers: list[Answer] = []
+    for new, problem in zip(new_runs, unfit, strict=True):
+        answer: Answer | None = None if problem is None else port.Refused(problem)
+        if answer is None and new.reuse is not None:
+            answer = await _known_request(db, new)
+            answer = await (
+                _reuse(db, new, limits, now) if answer is None else _with_signals(db, new, answer, limits, now)
+            )
+        if answer is None:
+            [answer] = await create(db, [replace(new, reuse=None)], owner, limits, now)
+            if isinstance(answer, port.Created) and new.reuse is not None and new.reuse.stop is not None:
+                await deliver(db, [new.reuse.stop], limits, now)
+        answers.append(answer)
+    return answers
+
+
+async def _reuse(db: Db, new: port.NewRun, limits: Limits, now: Instant | None) -> Answer | None:
+    """Return the verdict on an id that may be taken; None if the run is to be created."""
+    assert new.reuse is not None
+    latest = await _latest(db, new.reuse.run_id)
+    verdict = decisions.reuse_of(new, latest)
+    if verdict is None and latest is not None:
+        delivered = await deliver(db, decisions.signals_to(new, latest), limits, now)
+        return decisions.accepted_before(new, latest, delivered)
+    return verdict
+
+
+async def _latest(db: Db, run_id: str) -> decisions.Taken | None:
+    """Return the latest run of an id, locked: it does not finish before the verdict on it is committed."""
+    low, bound = restart_bounds(run_id)
+    found = await db.fetch(LAST_WITHIN, low, bound)
+    while found and restart_number(run_id, found[0][0]) is None:
+        found = await db.fetch(LAST_WITHIN, low, below(run_id, found[0][0]))
+    rows = await db.fetch(TAKEN, found[0][0] if found else run_id)
+    if not rows and found:  # deleted meanwhile
+        return await _latest(db, run_id)
+    return decisions.Taken(rows[0][0], tuple(rows[0][1:5]), RunStatus(rows[0][5])) if rows else None
 
 
 def _waves(new_runs: Sequence[port.NewRun], fit: Sequence[int]) -> list[list[int]]:
@@ -165,6 +222,13 @@ def _answer(new: port.NewRun, row: Any, owner: str | None, *, was_lost: bool) ->
         is_same = digest.hex() == new.input_sha256
         return port.Existing(run_id) if is_same else port.Refused(decisions.request_conflict(run_id))
     return port.Refused(decisions.run_id_taken(new.run_id))
+
+
+async def _known_request(db: Db, new: port.NewRun) -> Answer | None:
+    """Answer a request that was made before."""
+    known = "SELECT run_id, input_sha256 FROM holdfast.runs WHERE request_key = $1"
+    found = await db.fetch(known, bytes.fromhex(new.request_key))
+    return _answer(new, (0, 0, "K", *found[0]), None, was_lost=False) if found else None
 
 
 async def _known(db: Db, new: port.NewRun) -> Answer | None:

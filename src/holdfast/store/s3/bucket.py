@@ -226,8 +226,11 @@ class Bucket:
 
         return await self._patiently("GET", ask)
 
-    async def list(self, prefix: str, after: str = "") -> list[Listed]:
-        """Return the objects under a prefix, in order; with `after` only those whose keys come later."""
+    async def list(self, prefix: str, after: str = "", until: str | None = None) -> list[Listed]:
+        """Return the objects under a prefix, in order; only those whose keys come later than `after`.
+
+        With `until` it ends with the page that has come so far; a prefix is of whole parts of keys.
+        """
 
         found: list[Listed] = []
 
@@ -236,6 +239,8 @@ class Bucket:
             pages = aiter(obstore.list(self._objects, prefix, offset=offset or None, chunk_size=PAGE))
             while (page := await self._answered(lambda: anext(pages, None), bound_s)) is not None:
                 found.extend(Listed(meta["path"], meta["e_tag"] or "", meta["size"]) for meta in page)
+                if until is not None and page and page[-1]["path"] >= until:
+                    break
                 if len(page) == PAGE:
                     self.requests["LIST"] += 1
 

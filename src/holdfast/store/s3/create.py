@@ -6,6 +6,8 @@ request is *void*, and may be replaced.
 """
 
 from collections.abc import Sequence
+from functools import partial
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Struct
@@ -16,6 +18,7 @@ from holdfast.core.audit import run_entry
 from holdfast.core.instants import Instant
 from holdfast.core.keys import storage_key
 from holdfast.core.messages import Message, SignalRequest
+from holdfast.core.restarts import RESTART_MARK, restart_number
 from holdfast.errors import CallerError, InvalidInput, Overloaded
 from holdfast.limits import Limits
 from holdfast.store import decisions, port, validation
@@ -23,7 +26,7 @@ from holdfast.store.s3.admission import Admission
 from holdfast.store.s3.bucket import Bucket, Stored
 from holdfast.store.s3.head import StoredRun, decode_run, encode_run, note_audit, segment_key
 from holdfast.store.s3.heads import Heads
-from holdfast.store.s3.mirror import Mirror
+from holdfast.store.s3.mirror import HEADS, Mirror, head_key
 
 Sender = tuple[str, int]
 """A run, and the number of what it sends."""
@@ -58,6 +61,17 @@ class Creator:
         problem = validation.check_new_run(new)
         if problem is not None:
             return port.Refused(problem)
+        if new.reuse is None:
+            return await self._create(new, owner, now, order, started_by)
+        while True:
+            verdict = await self._reuse(new, now)
+            answer = verdict or await self._create(new, owner, now, order, started_by)
+            if verdict is not None or not isinstance(answer, port.Refused) or not await self._is_overtaken(new):
+                return answer
+
+    async def _create(
+        self, new: port.NewRun, owner: str | None, now: Instant, order: int, started_by: Sender | None
+    ) -> port.Created | port.Existing | port.Refused:
         too_long = await self._too_long(new)
         if too_long is not None:
             return port.Refused(too_long)
@@ -65,6 +79,8 @@ class Creator:
         run = StoredRun(new, owner, now, order)
         run.started_by = started_by
         signals = () if unfit is not None else deliver_first(run, new, self._limits, now)
+        if new.reuse is not None and new.reuse.stop is not None:
+            run.keep_outgoing(stopping(new, new.reuse.stop), now)
         if new.audit is not None:
             whose = (new.tenant, new.project, new.environment)
             note_audit(run, [run_entry(new.audit, new.run_id, whose, now)])
@@ -89,6 +105,37 @@ class Creator:
         void = msgspec.json.encode(RequestRecord("", new.input_sha256, "", mark))
         await self._bucket.replace(place, void, stored.etag, mark.encode())
         return port.Refused(problem)
+
+    async def _reuse(self, new: port.NewRun, now: Instant) -> port.Existing | port.Refused | None:
+        """Return the verdict on an id that may be taken; None if the run is to be created, if that is still free."""
+        assert new.reuse is not None
+        found = await self._bucket.get(f"requests/{new.request_key}")
+        if found is not None and await self._existing(new.request_key, found, now) is not None:
+            return None  # the request was made before: which run it has made is found there
+        latest = await self._latest(new.reuse.run_id)
+        verdict = decisions.reuse_of(new, latest)
+        if verdict is not None or latest is None:
+            return verdict
+        deliver_again = partial(deliver_all, items=decisions.signals_to(new, latest), limits=self._limits, now=now)
+        delivered = await self._heads.change(latest.run_id, deliver_again) or ()
+        return decisions.accepted_before(new, latest, delivered)
+
+    async def _latest(self, run_id: str) -> decisions.Taken | None:
+        """Return the latest run of an id, as it is in the bucket now."""
+        low, high = (head_key(run_id) + bound for bound in (RESTART_MARK, RESTART_MARK + ":"))
+        listed = await self._bucket.list(HEADS, low, high)
+        restarts = {unquote(each.key.rpartition("/")[2]) for each in listed if low < each.key < high}
+        for found in sorted((each for each in restarts if restart_number(run_id, each)), reverse=True):
+            held = await self._mirror.fetch(found)
+            if held is not None:
+                return decisions.taken_by(held.run.head)
+        held = await self._mirror.fetch(run_id)
+        return None if held is None else decisions.taken_by(held.run.head)
+
+    async def _is_overtaken(self, new: port.NewRun) -> bool:
+        """Return whether a run was refused because another one was created with the id that it was to have."""
+        held = await self._mirror.fetch(new.run_id)
+        return held is not None and held.run.request_key != new.request_key
 
     async def _too_long(self, new: port.NewRun) -> CallerError | None:
         """Return why the bucket has no room for the names of a run: before anything of it is stored."""
@@ -160,6 +207,11 @@ class Creator:
             return port.Existing(run_id)
         signals = await self._heads.change(run_id, lambda run: deliver_first(run, new, self._limits, now))
         return port.Existing(run_id, signals or ())
+
+
+def stopping(new: port.NewRun, stop: SignalRequest) -> port.Turn:
+    """Return what the first head of a run that replaces another one sends to that."""
+    return port.Turn(run_id=new.run_id, expected_version=len(new.events), epoch=0, snapshot=new.snapshot, sends=(stop,))
 
 
 def deliver_first(run: StoredRun, new: port.NewRun, limits: Limits, now: Instant) -> tuple[port.Delivered, ...]:

@@ -227,11 +227,14 @@ class S3Store(WithoutBus):
             await self._leases.check(claim_for, now)
         order = self._mirror.next_order(now)
         answers: list[Any] = [None] * len(runs)
-        in_turn = [getattr(new, "admission", None) is not None for new in runs]
+        in_turn = [bool(getattr(new, "admission", None) or getattr(new, "reuse", None)) for new in runs]
         for wave in _waves([_names_of_request(new) for new in runs], in_turn):
             created = [self._creator.create(runs[place], claim_for, now, order + place) for place in wave]
             for place, answer in zip(wave, await asyncio.gather(*created), strict=True):
                 answers[place] = answer
+        for new, answer in zip(runs, answers, strict=True):
+            if getattr(new, "reuse", None) is not None and not isinstance(answer, port.Refused):
+                await self._relay.relay(answer.run_id, now)
         await self._announce(creations_may_wake_others(runs, answers))
         return answers
 

@@ -11,6 +11,8 @@ from holdfast.core.audit import audit_row, run_entry
 from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
 from holdfast.core.plans import PLAN_PREFIX
+from holdfast.core.restarts import below, restart_bounds, restart_number
+from holdfast.core.state import RunStatus
 from holdfast.limits import Limits
 from holdfast.store import decisions, port, validation
 from holdfast.store.sqlite import admission, audit, queries
@@ -22,6 +24,9 @@ INSERT INTO runs (run_no, run_id, tenant, project, environment, plan_id, plan_ve
     lease_owner, lease_epoch)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
+
+_TAKEN = "SELECT run_id, tenant, project, environment, plan_id, status FROM runs"
+_LAST_WITHIN = f"{_TAKEN} WHERE run_id > ? AND run_id < ? ORDER BY run_id DESC LIMIT 1"
 
 Answer = port.Created | port.Existing | port.Refused
 
@@ -40,7 +45,13 @@ def create(
     answers: list[Answer] = []
     created: list[tuple[int, port.NewRun]] = []
     for new, problem in zip(new_runs, problems, strict=True):
-        answer: Answer | None = port.Refused(problem) if problem else _existing_or_conflict(new, requests, run_ids)
+        answer: Answer | None = port.Refused(problem) if problem else _existing(new, requests)
+        if answer is None and new.reuse is not None:
+            _insert(db, created, owner, now)  # those before it count
+            created = []
+            answer = _reuse(db, new, limits, now)
+        if answer is None and new.run_id in run_ids:
+            answer = port.Refused(decisions.run_id_taken(new.run_id))
         unfit = validation.check_first_signals(new, limits) if answer is None and new.signals else None
         if unfit is not None:
             answer = port.Refused(unfit)
@@ -53,6 +64,8 @@ def create(
             run_no += 1
             requests[new.request_key] = (new.run_id, new.input_sha256)
             run_ids.add(new.run_id)
+            if new.reuse is not None and new.reuse.stop is not None:
+                deliver(db, [new.reuse.stop], limits, now)
         answers.append(answer)
     _insert(db, created, owner, now)
     entries = [
@@ -83,7 +96,7 @@ def _create_queued(
 
 def _with_signals(db: sqlite3.Connection, new: port.NewRun, answer: Answer, limits: Limits, now: Instant) -> Answer:
     """Put the signals that came with a request into the mailbox of its run, in the same transaction."""
-    if isinstance(answer, port.Refused) or not new.signals:
+    if isinstance(answer, port.Refused) or not new.signals or getattr(answer, "is_reused", False):
         return answer
     version = new.plan_version
     if isinstance(answer, port.Existing):
@@ -102,17 +115,35 @@ def _known(db: sqlite3.Connection, new_runs: Sequence[port.NewRun]) -> tuple[dic
     return requests, {run_id for (run_id,) in taken}
 
 
-def _existing_or_conflict(
-    new: port.NewRun, requests: dict[str, tuple[str, str]], run_ids: set[str]
-) -> port.Existing | port.Refused | None:
+def _existing(new: port.NewRun, requests: dict[str, tuple[str, str]]) -> port.Existing | port.Refused | None:
     known = requests.get(new.request_key)
-    if known is not None:
-        run_id, input_sha256 = known
-        is_same = input_sha256 == new.input_sha256
-        return port.Existing(run_id) if is_same else port.Refused(decisions.request_conflict(run_id))
-    if new.run_id in run_ids:
-        return port.Refused(decisions.run_id_taken(new.run_id))
-    return None
+    if known is None:
+        return None
+    run_id, input_sha256 = known
+    is_same = input_sha256 == new.input_sha256
+    return port.Existing(run_id) if is_same else port.Refused(decisions.request_conflict(run_id))
+
+
+def _reuse(db: sqlite3.Connection, new: port.NewRun, limits: Limits, now: Instant) -> Answer | None:
+    """Return the verdict on an id that may be taken; None if the run is to be created."""
+    assert new.reuse is not None
+    latest = _latest(db, new.reuse.run_id)
+    verdict = decisions.reuse_of(new, latest)
+    if verdict is None and latest is not None:
+        delivered = deliver(db, decisions.signals_to(new, latest), limits, now)
+        return decisions.accepted_before(new, latest, delivered)
+    return verdict
+
+
+def _latest(db: sqlite3.Connection, run_id: str) -> decisions.Taken | None:
+    """Return the latest run of an id."""
+    low, bound = restart_bounds(run_id)
+    found = db.execute(_LAST_WITHIN, (low, bound)).fetchone()
+    while found is not None and restart_number(run_id, found[0]) is None:
+        found = db.execute(_LAST_WITHIN, (low, below(run_id, found[0]))).fetchone()
+    if found is None:
+        found = db.execute(_TAKEN + " WHERE run_id = ?", (run_id,)).fetchone()
+    return None if found is None else decisions.Taken(found[0], tuple(found[1:5]), RunStatus(found[5]))
 
 
 def _insert(db: sqlite3.Connection, created: list[tuple[int, port.NewRun]], owner: str | None, now: Instant) -> None:

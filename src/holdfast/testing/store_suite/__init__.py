@@ -38,6 +38,7 @@ from holdfast.testing.store_suite.outcomes import OutcomeSuite
 from holdfast.testing.store_suite.plans import PlanSuite
 from holdfast.testing.store_suite.queries import QuerySuite
 from holdfast.testing.store_suite.retention import RetentionSuite
+from holdfast.testing.store_suite.reuse import ReuseSuite
 from holdfast.testing.store_suite.schedules import ScheduleSuite
 from holdfast.testing.store_suite.search import SearchSuite
 from holdfast.testing.store_suite.signals import SignalSuite
@@ -50,6 +51,7 @@ class StoreSuite(
     CreateSuite,
     SignalSuite,
     FirstSignalSuite,
+    ReuseSuite,
     InboxSuite,
     OutcomeSuite,
     CommitSuite,

@@ -1,0 +1,66 @@
+"""Restarts: what becomes of a run id that is taken.
+
+A finished run never runs again, and its history stays until retention deletes it. So a restart of `cart-17` is another
+run, with the id `cart-17~000002`; the next one is `cart-17~000003`. The *latest* run of an id is its last restart, or
+the run of that id itself. The number has six digits, so that ids sort in the order of restarts.
+"""
+
+import re
+
+from holdfast.errors import Conflict, InvalidInput
+from holdfast.limits import NAME_BYTES
+
+RESTART_MARK = "~"
+MOST_RESTARTS = 999_999
+FIRST_CHARACTER = " "
+"""The least character that a name can have."""
+_DIGITS = 6
+_RESTART = re.compile(rf"{RESTART_MARK}([0-9]{{{_DIGITS}}})$")
+
+
+def check_reused_id(run_id: str, *, is_reused: bool = True) -> InvalidInput | None:
+    """Return why this cannot be the id that a start asks for; with `is_reused`, one of a run that may be restarted."""
+    if _RESTART.search(run_id):
+        problem = f"ends in {RESTART_MARK} and {_DIGITS} digits, which is for restarts: name the id that was restarted"
+    elif is_reused and len(run_id.encode()) + 1 + _DIGITS > NAME_BYTES:
+        problem = f"leaves no room for the number of a restart: at most {NAME_BYTES - 1 - _DIGITS} bytes"
+    else:
+        return None
+    return InvalidInput(f"run_id {problem}", field="run_id")
+
+
+def restart_number(run_id: str, other: str) -> int | None:
+    """Return which run of `run_id` the other one is: 1 for itself, from 2 on for its restarts, None for no such."""
+    if other == run_id:
+        return 1
+    found = _RESTART.fullmatch(other, len(run_id)) if other.startswith(run_id) else None
+    return None if found is None else int(found[1])
+
+
+def is_restart_of(run_id: str, other: str) -> bool:
+    """Return whether the first run is a later run of the same id as the other."""
+    found = _RESTART.search(run_id)
+    number = None if found is None else restart_number(run_id[: found.start()], other)
+    return found is not None and number is not None and number < int(found[1])
+
+
+def restart_bounds(run_id: str) -> tuple[str, str]:
+    """Return the open range of texts that has all restarts of a run, beside others."""
+    return run_id + RESTART_MARK, f"{run_id}{RESTART_MARK}:"
+
+
+def below(run_id: str, found: str) -> str:
+    """Return the bound below which to look on for the last restart, from an id in its range that is none.
+
+    It may be a descendant of a restart, which then is the next to look at, if it is not deleted.
+    """
+    restart = found[: len(run_id) + 1 + _DIGITS]
+    return found if restart_number(run_id, restart) is None else restart + FIRST_CHARACTER
+
+
+def next_restart(run_id: str, latest: str) -> str:
+    """Return the id of the run after the latest one. Raise `Conflict` if there is none left."""
+    number = (restart_number(run_id, latest) or 1) + 1
+    if number > MOST_RESTARTS:
+        raise Conflict(f"run {run_id!r} was restarted {MOST_RESTARTS} times: take another id", run_id=run_id)
+    return f"{run_id}{RESTART_MARK}{number:0{_DIGITS}d}"
