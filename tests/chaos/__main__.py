@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--patience-s", type=float, default=30.0, help="how long all clients may wait in vain")
     parser.add_argument("--works", type=int, default=0, help="how many activities each run has beside its program")
     parser.add_argument("--turns", type=int, default=0, help="how many turns there must have been")
+    parser.add_argument("--to-the-end", action="store_true", help="the storm lasts until all have their answers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--keep", action="store_true", help="keep the folder, with the nodes' logs, also if all is well"
@@ -39,6 +40,7 @@ def main() -> int:
         peace_s=given.peace_s,
         killed_every_s=given.killed_every_s,
         works=given.works,
+        to_the_end=given.to_the_end,
         patience_s=given.patience_s,
     )
     report = play(order)

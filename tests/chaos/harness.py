@@ -39,6 +39,8 @@ class Order:
     """How often a node is killed; at random if this is None."""
     works: int = 0
     """How many activities each program has beside what is drawn for it, one after the other."""
+    to_the_end: bool = False
+    """Whether the storm lasts until all clients have their answers, however long that takes."""
     peace_s: float = 10.0
     """How long the server is left alone before it is harmed again, at least; at most it is twice as long."""
 
@@ -104,10 +106,15 @@ async def _play(order: Order) -> Report:
     try:
         async with app.connect(store.url):
             await fleet.open()
-            storm = asyncio.create_task(_storm(order, fleet, store, rng, chronicle))
+            over = asyncio.Event()
+            if not order.to_the_end:
+                asyncio.get_running_loop().call_later(order.seconds, over.set)
+            storm = asyncio.create_task(_storm(order, fleet, store, rng, chronicle, over))
             watching = asyncio.create_task(clients.watch(app.runtime().store))
             await clients.serve_all(order.patience_s)
             watching.cancel()
+            if order.to_the_end:
+                over.set()
             await storm
         await fleet.close()
         report = await _judged(order, store, clients, fleet, chronicle, asyncio.get_running_loop().time() - began)
@@ -119,10 +126,10 @@ async def _play(order: Order) -> Report:
     return report
 
 
-async def _storm(order: Order, fleet: Fleet, store: HarmedStore, rng: Random, chronicle: Chronicle) -> None:
-    """Harm nodes and server for so long, and leave everything running."""
-    over = asyncio.Event()
-    asyncio.get_running_loop().call_later(order.seconds, over.set)
+async def _storm(
+    order: Order, fleet: Fleet, store: HarmedStore, rng: Random, chronicle: Chronicle, over: asyncio.Event
+) -> None:
+    """Harm nodes and server until it is over, and leave everything running."""
     pauses = (rng.uniform(order.peace_s, 2 * order.peace_s) for _ in itertools.count())
     await asyncio.gather(
         fleet.kill_some(over, order.killed_every_s),

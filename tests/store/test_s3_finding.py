@@ -15,7 +15,7 @@ from holdfast.core.state import PAUSED
 from holdfast.errors import StoreUnavailable
 from holdfast.store.port import PurgePolicy, RunQuery
 from holdfast.store.s3 import S3Store
-from holdfast.store.s3.bucket import LEAST_REQUEST_S, REQUEST_S, AnswerTime, Bucket, Stored, Unchanged
+from holdfast.store.s3.bucket import FIRST_REQUEST_S, LEAST_REQUEST_S, REQUEST_S, AnswerTime, Bucket, Stored, Unchanged
 from holdfast.store.s3.mirror import OVERLAP
 from holdfast.store.s3.server_time import ServerTime
 from holdfast.testing import VirtualClock
@@ -233,6 +233,21 @@ async def test_a_process_starts_from_the_index_and_the_heads_that_changed_since(
     assert len(await fresh.find(RunQuery())) == 20
 
 
+async def test_a_process_that_starts_lists_only_the_last_changes(objects: FaultyObjects) -> None:
+    """However many there were in the quarter of an hour for which they are kept; and it misses none."""
+    clock = VirtualClock()
+    store = opened(objects, clock)
+    await _parked(store)
+    for number in range(1_100):
+        obstore.put(objects.inner, f"changes/{clock.now() - 60_000_000 + number:020d}-000000001-x", b"{}")
+    late = opened(objects, clock)
+    before = late.bucket.requests.copy()
+    assert len(await late.find(RunQuery())) == 1
+    assert (late.bucket.requests - before)["LIST"] == 3, "the changes, the heads and the nodes, a page each"
+    await store.create([new_run("run-2")])
+    assert len(await late.find(RunQuery())) == 2
+
+
 # --- what it costs
 
 
@@ -284,6 +299,7 @@ async def test_an_idle_process_sends_as_many_requests_in_an_hour_as_it_says(
 @pytest.mark.contract("STO-1")
 async def test_an_answer_that_is_lost_does_not_hold_up_a_batch_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long is waited follows from how long answers take; a server that is slow as a whole is waited for."""
+    assert AnswerTime().bound_s(0, 0) == FIRST_REQUEST_S, "the first answer is waited for as TCP does"
     usual, slow = AnswerTime(), AnswerTime()
     for _ in range(100):
         usual.note(0.01)

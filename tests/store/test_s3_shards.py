@@ -12,7 +12,7 @@ from obstore.store import MemoryStore as ObjectsInMemory
 from holdfast.store.s3 import S3Store
 from holdfast.store.s3.bucket import Bucket
 from holdfast.store.s3.mirror import UNREAD
-from holdfast.store.s3.shards import GRACE, SHARDS, owners_of
+from holdfast.store.s3.shards import GRACE, SHARDS, owners_of, shard_of
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import new_run
 from tests.store.faulty_objects import FaultyObjects, opened
@@ -77,17 +77,19 @@ def written(objects: FaultyObjects) -> Counter[str]:
 
 
 @pytest.mark.contract("OWN-1", "MSG-4")
-@pytest.mark.parametrize(("processes", "most"), [(GRACE, 1), (0, 8)], indirect=["processes"])
+@pytest.mark.parametrize("processes", [GRACE, 0], indirect=True, ids=["shared", "not shared"])
 async def test_nodes_that_find_the_same_runs_at_the_same_instant_do_not_all_ask_for_them(
-    processes: Processes, objects: FaultyObjects, most: int
+    request: pytest.FixtureRequest, processes: Processes, objects: FaultyObjects
 ) -> None:
-    """Without shards each node asks for each run, and seven in eight in vain."""
+    """Without shards nearly each node asks for each run, and all but one in vain."""
     await processes.claim()
     assert processes.owned() == RUNS
     tries = written(objects)
     assert set(tries) == {f"heads/{run_id}" for run_id in RUNS}
-    assert max(tries.values()) == most
-    if most == 1:
+    if "not shared" in request.node.name:
+        assert min(tries.values()) > 1
+    else:
+        assert set(tries.values()) == {1}
         assert all(processes.claimed[node] for node in NODES), "each has some"
 
 
@@ -143,6 +145,19 @@ async def test_backlog_is_worked_off_by_each_node_from_its_own_shards_on(
             break
     assert processes.owned() == RUNS
     assert written(objects).total() < len(RUNS) * 2
+
+
+@pytest.mark.contract("OWN-3")
+async def test_node_whose_lease_was_ended_has_no_share_any_more(processes: Processes) -> None:
+    """As a node does with the lease of one whose process is gone; also who ended it knows."""
+    dead, *others = NODES
+    before, shares = owners_of(frozenset(NODES)), owners_of(frozenset(others))
+    heir = next(shares[shard_of(run_id)] for run_id in RUNS if before[shard_of(run_id)] == dead)
+    await processes.stores[heir].renew(dead, 1)
+    processes.clock.advance(ms=1)
+    for node in others:
+        await processes.claim(node)
+        assert processes.claimed[node] == {run_id for run_id in RUNS if shares[shard_of(run_id)] == node}
 
 
 async def test_node_that_lacks_the_definition_has_no_share(objects: FaultyObjects) -> None:

@@ -55,6 +55,9 @@ OPEN_REQUESTS = 32
 REQUEST_S = 6
 """How long a request may take at most before its outcome is unknown. A lease (10 s) survives a lost answer."""
 
+FIRST_REQUEST_S = 1.0
+"""How long a request may take before anything is known of its server."""
+
 LEAST_REQUEST_S = 0.5
 """How long a request may take at least, however fast the others were."""
 
@@ -113,12 +116,13 @@ UNCHANGED = Unchanged()
 class AnswerTime:
     """How long to wait for an answer, by how long the last ones took: their mean, and four times their deviation.
 
-    It is how TCP decides when to send a segment again. A server that slows down as a whole is waited for longer.
+    It is how TCP decides when to send a segment again, the first second included. A server that slows down as a whole
+    is waited for longer.
     """
 
     def __init__(self) -> None:
-        self._mean_s = REQUEST_S / 4
-        self._deviation_s = REQUEST_S / 8
+        self._mean_s = FIRST_REQUEST_S / 4
+        self._deviation_s = 3 * FIRST_REQUEST_S / 16
 
     def note(self, took_s: float) -> None:
         """Note how long an answer took."""

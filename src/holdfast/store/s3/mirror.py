@@ -48,6 +48,9 @@ UNREAD = 30_000_000
 
 Renewals are not announced. A node that stops deletes its lease, and that is."""
 
+ENDING = 2_000_000
+"""What is left of a lease that ends without being renewed, in microseconds: processes differ in time by a second."""
+
 HEADS = "heads"
 NODES = "nodes"
 CHANGES = "changes"
@@ -251,9 +254,9 @@ class Mirror:
         await self.fetch_nodes([each for each in owners if each != own and self.lease_end(each, now) <= now], now)
 
     def may_be_alive(self, node: str, now: Instant) -> bool:
-        """Return whether a node has a lease, or had one when it was read last, and that is not long ago."""
+        """Return whether a node has a lease, or had one when it was read last, not about to end, not long ago."""
         end, held = self.lease_end(node, now), self.nodes.get(node)
-        return end > now or (held is not None and held.at < end and now < end + UNREAD)
+        return end > now or (held is not None and held.at + ENDING < end and now < end + UNREAD)
 
     async def follow(self, now: Instant) -> bool:
         """Read what others have changed since the last look. Return whether there was something."""
@@ -295,6 +298,11 @@ class Mirror:
         after = f"{CHANGES}/{max(0, self._watermark - OVERLAP):020d}"
         return [each.key for each in await self._bucket.list(CHANGES, after) if each.key not in self._seen]
 
+    async def _recent_names(self, now: Instant) -> list[str]:
+        """Return the names that a listing from now on would show, and some more: older ones it never shows."""
+        after = f"{CHANGES}/{max(0, now - 2 * OVERLAP):020d}"
+        return [each.key for each in await self._bucket.list(CHANGES, after)]
+
     async def _announced(self, name: str) -> Announced:
         found = await self._bucket.get(name)
         return Announced() if found is None else msgspec.json.decode(found.data, type=Announced)
@@ -304,7 +312,7 @@ class Mirror:
 
         The names are listed first, so that whatever changes from now on is named later.
         """
-        names = await self._bucket.list(CHANGES)
+        names = await self._recent_names(now)
         index = await self._bucket.get(INDEX)
         listed = () if index is None else decode_index(index.data)
         self._indexed = {summary.run_id: summary.etag for summary in listed}
@@ -313,7 +321,7 @@ class Mirror:
             self.note(summary)
         if await self._compare(now) >= INDEX_AFTER:
             await self.write_index()
-        self._seen |= dict.fromkeys(each.key for each in names)
+        self._seen |= dict.fromkeys(names)
         self._remember(self._name(now), ())
         self.is_loaded = True
         self.followed_at = now
@@ -322,7 +330,7 @@ class Mirror:
         """Read what has changed in a while in which nothing was followed. Cursors of before are lost."""
         self._dropped += len(self._log)
         self._log, self._places = [], {}
-        self._seen |= dict.fromkeys(each.key for each in await self._bucket.list(CHANGES))
+        self._seen |= dict.fromkeys(await self._recent_names(now))
         await self._compare(now)
         await self.fetch_nodes(list(self.nodes), now)
         self._remember(self._name(now), ())
