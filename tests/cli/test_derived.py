@@ -137,7 +137,8 @@ def test_all_pages_are_read_on_demand(
     asked = ask_nobody(pages)
     assert main(["run", "list", "--all", "--limit", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"items": [{"run_id": f"r-{n}"} for n in (1, 2, 3)], "next": None}
-    assert [ask for _, ask in asked] == [{"limit": 1}, {"limit": 1, "cursor": "2"}, {"limit": 1, "cursor": "3"}]
+    newest = {"limit": 1, "order": "newest"}
+    assert [ask for _, ask in asked] == [newest, {**newest, "cursor": "2"}, {**newest, "cursor": "3"}]
     assert main(["run", "list"]) == 0
     said = capsys.readouterr()
     assert said.out.splitlines()[1] == "r-1"
@@ -221,3 +222,41 @@ def test_exit_codes_are_those_in_the_table_on_the_page() -> None:
     told = [line.split("|")[1].strip() for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     known = {str(code) for code in CODES.values()} | {"0", "7", "130"}
     assert known == {cell for cell in told if cell.isdigit()}
+
+
+@pytest.mark.contract("API-1")
+def test_a_list_of_runs_says_what_each_does_and_takes_a_status_in_any_case(
+    ask_nobody: Callable[[Script], Asked], capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = {
+        "step_id": "send",
+        "activity": "send",
+        "failures": 9,
+        "error_code": "ConnectionError",
+        "next_at": None,
+    }
+    error = {"code": "KeyError", "message": "'shelf'"}
+    runs: dict[str, dict[str, Any]] = {
+        "send failed 9 times, ConnectionError, again now": {"status": "RUNNING", "retrying": again},
+        "KeyError: 'shelf'": {"status": "PAUSED", "last_error": error, "pause": {"actor": "", "reason": "KeyError"}},
+        "by ann: the bank is down": {
+            "status": "PAUSED",
+            "last_error": error,
+            "pause": {"actor": "ann", "reason": "the bank is down"},
+        },
+        "by an operator": {"status": "PAUSED", "last_error": error, "pause": {"actor": "", "reason": ""}},
+        "waits for the signal approval": {
+            "status": "RUNNING",
+            "waiting_kind": "signal",
+            "waiting_for": "approval",
+        },
+    }
+    items = [{"run_id": f"r-{n}", "workflow": "order", **run} for n, run in enumerate(runs.values())]
+    asked = ask_nobody(lambda name, ask: {"items": items, "next": None})
+    assert main(["run", "list", "--status", "paused"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    column = head.index("now")
+    assert [line[column:].strip() for line in lines] == list(runs)
+    assert [ask for _, ask in asked] == [{"status": "PAUSED", "order": "newest"}]
+    assert main(["run", "list", "--status", "stopped"]) == 2
+    assert "PAUSED" in capsys.readouterr().err

@@ -16,6 +16,7 @@ import holdfast as hf
 from holdfast.core import commands
 from holdfast.core.messages import ActivityDetached
 from holdfast.engine.observe.doctor import Report, examine
+from holdfast.errors import RunFailed
 from holdfast.store.health import Bounds, Finding
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Committed, PurgePolicy, Store
@@ -335,9 +336,55 @@ async def test_for_a_run_that_a_failed_step_has_paused_to_retry_the_step_is_advi
     report = await examine(store, VirtualClock(await store.now()))
     [paused] = [one for one in report.findings if one.subject == "paused runs"]
     assert (paused.level, paused.run_ids) == ("wrong", ("unpaid",))
-    assert paused.sentence == "1 run was paused by a failed step"
-    assert paused.advice.index("retry-step") < paused.advice.index("resume --raise-failure")
-    assert "run resume RUN-ID" not in paused.advice
+    assert paused.sentence == "1 run was paused by a failed step: charge with ValueError"
+    assert paused.search == "status:paused is:child ValueError", "it finds these, and not all that are paused"
+    retry = '`holdfast run bulk retry_step --status PAUSED --text "ValueError"`'
+    assert paused.advice.index(retry) < paused.advice.index("`holdfast run bulk raise ")
+    assert "resume" not in paused.advice
+
+
+@pytest.mark.contract("SIG-13")
+async def test_what_an_operator_has_paused_or_done_again_is_nothing_that_is_wrong() -> None:
+    app = hf.App("shop")
+    is_back = False
+
+    @app.activity(retry=hf.Retry(initial_ms=3_600_000))
+    async def send() -> None:
+        raise ConnectionError("refused")
+
+    @app.workflow
+    async def mail() -> None:
+        await send()
+
+    @app.workflow
+    async def order() -> str:
+        if not is_back:
+            raise hf.WorkflowFailed("no parcel")
+        return "sent"
+
+    store = MemoryStore()
+
+    async def found() -> dict[str, str]:
+        report = await examine(store, VirtualClock(await store.now()))
+        subjects = ("paused runs", "failed runs")
+        return {one.subject: f"{one.level}: {one.sentence}" for one in report.findings if one.subject in subjects}
+
+    async with app.node(store):
+        retried = await app.start(mail)
+        await wait_for_history(retried, lambda events: events[-1].event_type == "StepRetried")
+        await retried.pause("the mail server is away", actor="ann", wait=True)
+        failed = [await app.start(order) for _ in range(2)]
+        for run in failed:
+            with pytest.raises(RunFailed):
+                await run.result()
+        assert await found() == {
+            "paused runs": "fine: 1 run was paused by operators",
+            "failed runs": "note: 2 runs have failed with WorkflowFailed within the last hour",
+        }
+        is_back = True
+        await (await failed[0].retry_run()).result()
+        await (await failed[1].fork()).result()
+        assert (await found())["failed runs"] == "fine: none has failed within the last hour that was not done again"
 
 
 @pytest.mark.contract("MSG-3")

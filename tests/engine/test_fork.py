@@ -10,7 +10,7 @@ import holdfast as hf
 from holdfast.core.events import RunQueued
 from holdfast.core.fork import find_cut
 from holdfast.core.state import CANCELLED, FAILED, PENDING, state_of
-from holdfast.errors import Conflict, InvalidInput, RunFailed, StoreUnavailable
+from holdfast.errors import ActivityFailed, Conflict, InvalidInput, RunFailed, StoreUnavailable
 from holdfast.store.port import RunQuery
 from tests.engine.harness import EngineVariant, wait_for_event, wait_for_status
 
@@ -73,6 +73,48 @@ async def test_a_failed_run_goes_on_from_the_step_that_failed(variant: EngineVar
         [head] = await app.runtime().store.find(RunQuery(run_ids=(fork.run_id,)))
         assert head.snapshot is not None
         assert (head.reference_key, head.snapshot.attributes, head.tags[0]) == ("o-1", {"cents": 5}, "web")
+
+
+@pytest.mark.contract("WF-2")
+@pytest.mark.parametrize("undoes", [False, True], ids=["nothing is undone", "a step is undone"])
+async def test_a_run_that_failed_later_than_its_step_goes_on_from_the_step_if_nothing_was_done_since(
+    variant: EngineVariant, undoes: bool
+) -> None:
+    app = hf.App("shop")
+    calls: list[str] = []
+
+    @app.activity(retry=ONCE)
+    async def charge() -> str:
+        calls.append("charge")
+        if len(calls) == 1:
+            raise ValueError("no money")
+        return "paid"
+
+    @app.activity(retry=ONCE)
+    async def give_back() -> None:
+        calls.append("give back")
+
+    @app.workflow
+    async def order() -> str:
+        try:
+            return await charge()
+        except ActivityFailed as error:
+            if undoes:
+                await give_back()
+            raise hf.WorkflowFailed("no money") from error
+
+    async with variant.node(app):
+        run = await app.start(order)
+        with pytest.raises(RunFailed):
+            await run.result()
+        await wait_for_status(run, FAILED)
+        fork = await run.fork(request_id="once")
+        if undoes:  # the step is not done again behind the back of what has undone the others
+            with pytest.raises(RunFailed):
+                await fork.result()
+            assert calls.count("charge") == 1
+        else:
+            assert await fork.result() == "paid"
 
 
 @pytest.mark.contract("WF-2")

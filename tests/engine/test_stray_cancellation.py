@@ -74,7 +74,7 @@ async def test_it_pauses_the_run(
     assert paused.error.cause.code == "CancelledError"
     assert paused.error.cause.message
     assert way.__name__ in paused.error.cause.traceback
-    assert f"run {run.run_id} is paused: the workflow raised CancelledError" in caplog.text
+    assert f"run {run.run_id} is paused: UnhandledError: the workflow raised CancelledError" in caplog.text
 
 
 @pytest.mark.contract("WF-7")

@@ -16,7 +16,7 @@ from holdfast.core.state import CANCELLED, COMPLETED, FAILED, PAUSED
 from holdfast.engine.check_histories import check_history
 from holdfast.engine.observe.doctor import examine
 from holdfast.errors import Conflict, InvalidInput, RunCancelled, RunFailed
-from holdfast.store.port import Store
+from holdfast.store.port import RunQuery, Store
 from tests.engine.harness import MOST_SECONDS, EngineVariant, event_types, wait_for_event, wait_for_status
 
 STEPS = 5
@@ -439,3 +439,35 @@ async def test_a_saga_of_a_cancelled_task_that_cannot_be_undone_fails_the_run(va
         with pytest.raises(RunFailed, match="could not all be undone"):
             await run.result()
         assert (await run.snapshot()).status == FAILED
+
+
+@pytest.mark.contract("WF-7", "PRJ-4")
+async def test_a_mistake_where_a_failure_is_handled_is_what_the_run_shows(variant: EngineVariant) -> None:
+    """The step has failed as well, but what has paused the run, and is to be mended, is the mistake."""
+    app = hf.App("shop")
+
+    @app.activity(retry=hf.Retry(max_attempts=1))
+    async def pay() -> None:
+        raise ValueError("refused")
+
+    @app.workflow
+    async def order() -> str:
+        try:
+            await pay()
+        except Exception as error:
+            return {"there": str(error)}["here"]
+        return ""
+
+    async with variant.opened() as store, variant.node(app, store):
+        run = await app.start(order)
+        await wait_for_status(run, PAUSED)
+        [head] = await store.find(RunQuery(run_ids=(run.run_id,)))
+        assert head.snapshot is not None
+        assert head.snapshot.last_error_code == "UnhandledError"
+        report = await examine(store, SystemClock())
+        [paused] = [one for one in report.findings if one.subject == "paused runs"]
+        assert paused.sentence.startswith("1 run was paused by UnhandledError: the workflow raised KeyError: 'here'")
+        assert paused.search.startswith("status:paused is:child UnhandledError test_unhandled_errors.py:")
+        assert f'--status PAUSED --text "{paused.search.partition("is:child ")[2]}"' in paused.advice
+        found = await store.find(RunQuery(text=paused.search.partition("is:child ")[2]))
+        assert [each.run_id for each in found] == [run.run_id], "it finds them"

@@ -32,3 +32,22 @@ def test_commands_to_steps_with_long_names_have_ids_that_are_taken() -> None:
     assert (ids[0] == ids[2], ids[0] == ids[1]) == (True, False)
     assert all(len(each.encode()) <= SIGNAL_ID_BYTES for each in ids)
     assert bulk._id_for("bulk-1", "charge") == "bulk-1:charge"
+
+
+@pytest.mark.contract("SIG-13")
+async def test_a_search_for_failed_runs_does_none_of_them_again_a_second_time() -> None:
+    async with serve_in_process() as server:
+        run_id = await server.start("failing")
+        await server.until("runs.get", {"run_id": run_id}, lambda run: run["status"] == "FAILED")
+        ask = {"command": "retry", "status": "FAILED"}
+        first = (await server.http.post("/v1/run-commands", json={**ask, "request_id": "r1"})).json()
+        [made] = [item["made"] for item in first["items"]]
+        await server.until("runs.get", {"run_id": made}, lambda run: run["status"] == "FAILED")
+        for request_id, preview in (("r2", True), ("r3", False)):
+            again = {**ask, "request_id": request_id, "preview": preview}
+            answer = (await server.http.post("/v1/run-commands", json=again)).json()
+            left = {item["run_id"]: item.get("not_concerned") for item in answer["items"]}
+            assert (left[run_id], answer["concerned"]) == ("it was done again already", 1), "its retry has failed too"
+        named = {**ask, "request_id": "r4", "run_ids": [run_id]}
+        [item] = (await server.http.post("/v1/run-commands", json=named)).json()["items"]
+        assert item["made"] not in (None, made), "who names it means it"

@@ -4,8 +4,12 @@ An operation that is not listed has a command all the same: its resource and its
 arguments and everything else as options.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from msgspec import Struct
 
+from holdfast.cli.run_words import now_of
 from holdfast.service.registry import Operation
 
 
@@ -17,7 +21,8 @@ class CommandSpec(Struct, frozen=True, kw_only=True):
     fields that are shown as JSON only. `secret`
     is shown by itself too, as a shell takes it, and it is said that this is the only time. `stdin` is the field that is
     read from the standard input where it is given as `-`, because others can see the words of a command. `file` is the
-    field that is the text of a file, which is named instead.
+    field that is the text of a file, which is named instead. `defaults` are asked where nothing else is said, and
+    `adds` returns what people are shown of an item beside its fields.
     """
 
     words: str
@@ -31,6 +36,8 @@ class CommandSpec(Struct, frozen=True, kw_only=True):
     secret: str | None = None
     stdin: str | None = None
     file: str | None = None
+    defaults: dict[str, str] = {}
+    adds: Callable[[dict[str, Any]], dict[str, str]] | None = None
 
 
 _OF_DIFF = {"changed": ("step_id", "field", "before", "after"), "fields": ("field", "before", "after")}
@@ -82,7 +89,12 @@ WAITS = ("run_id", "workflow", "step_id", "name", "since", "until")
 
 COMMAND_SPECS: dict[str, CommandSpec] = {
     "runs.start": CommandSpec(words="run start", arguments=("workflow",), rest="input"),
-    "runs.list": CommandSpec(words="run list", columns=("run_id", "workflow", "status", "created_at", "waiting_kind")),
+    "runs.list": CommandSpec(
+        words="run list",
+        columns=("run_id", "workflow", "status", "created_at", "now"),
+        defaults={"order": "newest"},
+        adds=lambda run: {"now": now_of(run)},
+    ),
     "runs.count": CommandSpec(words="run count"),
     "runs.get": CommandSpec(words="run get", arguments=RUN),
     "runs.snapshot": CommandSpec(words="run snapshot", arguments=RUN),

@@ -1,6 +1,7 @@
 """`holdfast doctor`: is everything as it should be, and if not, what to do."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -11,13 +12,22 @@ from rich.console import Console
 from rich.progress import Progress
 
 from holdfast.cli.app_loader import settings_at
+from holdfast.cli.connection import Target, connect
 from holdfast.cli.exit_codes import FAILED, OK
 from holdfast.cli.output import show_json, show_line
 from holdfast.cli.stores import Address, AsJson
 from holdfast.clock import SystemClock
 from holdfast.engine.observe import doctor as examining
 from holdfast.engine.observe.doctor import Report, report_of
-from holdfast.errors import StoreCorrupt, StoreError, StoreFull, StoreNotMigrated, StoreReadOnly, StoreUnsafe
+from holdfast.errors import (
+    InvalidInput,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreNotMigrated,
+    StoreReadOnly,
+    StoreUnsafe,
+)
 from holdfast.settings import Settings, without_password
 from holdfast.store.health import Bounds, Finding, wrong
 from holdfast.store.open import is_new, open_existing
@@ -32,25 +42,45 @@ ADVICE: dict[type[StoreError], str] = {
     StoreReadOnly: "see who may write the file and its folder, or name the primary server",
     StoreUnsafe: "change what it names; nodes refuse the store too",
 }
+LEVELS = ("fine", "note", "wrong")
 STYLES = {"fine": "green", "note": "yellow", "wrong": "red"}
 Thorough = Annotated[bool, Parameter(negative="", show_default=False)]
 Sample = Annotated[int, Parameter(validator=validators.Number(gte=0, lte=100_000))]
 
 
-def doctor(*, store: Address = None, thorough: Thorough = False, sample: Sample = 200, as_json: AsJson = False) -> int:
+def doctor(
+    *,
+    store: Address = None,
+    server: str | None = None,
+    token: str | None = None,
+    thorough: Thorough = False,
+    sample: Sample = 200,
+    as_json: AsJson = False,
+) -> int:
     """Examine a store and its runs, and say in plain sentences what is wrong and what to do.
 
-    Nothing is changed, and nodes may go on working. Ends with 1 if something is wrong, with 2 if it could not look.
+    Nothing is changed, and nodes may go on working. A server is asked where one is named and no store is: it reads no
+    runs in full. Ends with 1 if something is wrong, with 2 if it could not look.
 
     Parameters
     ----------
+    server: str
+        The address of a server to ask instead; otherwise HOLDFAST_SERVER, if there is no HOLDFAST_STORE.
+    token: str
+        What the server knows you by; otherwise HOLDFAST_TOKEN.
     thorough: bool
         Read all of a SQLite file, to see that it is whole.
     sample: int
         How many runs to read in full, spread over all of them.
     """
-    settings = settings_at(store)
-    report = asyncio.run(_examine(settings, Bounds(sample_runs=sample), thorough))
+    if store is not None and server is not None:
+        raise InvalidInput("--server is asked over HTTP, --store is not: give one or the other")
+    if store is None and server is None and "HOLDFAST_STORE" not in os.environ:
+        server = os.environ.get("HOLDFAST_SERVER")
+    if server is not None:
+        report = asyncio.run(_ask(server, token))
+    else:
+        report = asyncio.run(_examine(settings_at(store), Bounds(sample_runs=sample), thorough))
     if as_json:
         show_json(msgspec.to_builtins(report))
     else:
@@ -77,6 +107,12 @@ async def _examine(settings: Settings, bounds: Bounds, thorough: bool) -> Report
         return report_of(shown, [wrong("store", problem.message, advice)], looked=isinstance(problem, OF_THE_STORE))
 
 
+async def _ask(server: str, token: str | None) -> Report:
+    async with connect(Target(server=server, token=token)) as connection:
+        answer = await connection("system.doctor", {})
+    return report_of(server, msgspec.convert(answer["items"], list[Finding]))
+
+
 @contextmanager
 def _progress() -> Iterator[examining.Progress]:
     """Show how far it is, on a terminal."""
@@ -88,7 +124,7 @@ def _progress() -> Iterator[examining.Progress]:
 
 def _show(report: Report) -> None:
     width = max(len(finding.subject) for finding in report.findings)
-    for finding in report.findings:
+    for finding in sorted(report.findings, key=lambda each: LEVELS.index(each.level)):  # the worst is read first: last
         show_line(f"{finding.level:5}  {finding.subject.ljust(width)}  {finding.sentence}", STYLES[finding.level])
         for line in _below(finding):
             show_line(f"{'':5}  {'':{width}}  {line}")

@@ -3,10 +3,10 @@
 import asyncio
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 from msgspec import Struct
 from msgspec import inspect as types
 
@@ -90,6 +90,8 @@ def command_of(operation: Operation, spec: CommandSpec, extra: ExtraFlag | None 
         is_watched = bound.arguments.pop("is_watched", False)
         then = extra.then if extra is not None and bound.arguments.pop("is_extra", False) else None
         ask = _ask(fields, spec.rest, bound.arguments)
+        if not ask.keys() & {"order", "order_by"}:
+            ask |= spec.defaults
         if spec.stdin is not None and ask.get(spec.stdin) == "-":
             ask[spec.stdin] = sys.stdin.readline().strip()
         if spec.file is not None and spec.file in ask:
@@ -123,7 +125,7 @@ def show(spec: CommandSpec, answer: Any, target: Target) -> None:
         print(clean(answer[spec.secret]))
         note("this is shown once, and only its hash is kept")
     elif isinstance(answer, dict) and isinstance(answer.get("items"), list):
-        items = answer["items"]
+        items = [{**item, **spec.adds(item)} for item in answer["items"]] if spec.adds else answer["items"]
         show_items(items, spec.columns or (tuple(items[0]) if items else ()))
     elif isinstance(answer, dict):
         apart = {*spec.tables, *spec.hidden, spec.text}
@@ -207,9 +209,22 @@ def _flag(name: str, option: str, help_text: str) -> inspect.Parameter:
 def _option(given: Option) -> inspect.Parameter:
     kind = given.kind | None if given.kind != tuple[str, ...] else given.kind
     negative = given.negative or (() if given.kind in (tuple[str, ...], bool) else None)
-    parameter = Parameter(name=given.option, negative=negative, show_default=False, help=given.help)
+    converter = _in_any_case if get_origin(given.kind) is Literal else None
+    parameter = Parameter(
+        name=given.option, negative=negative, show_default=False, help=given.help, converter=converter
+    )
     default = () if given.kind == tuple[str, ...] else None
     return _keyword(given.field, Annotated[kind, parameter], default, given.is_required)
+
+
+def _in_any_case(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Return the value that was chosen, in whatever case it is written."""
+    [token] = tokens
+    choices = [choice for part in (kind, *get_args(kind)) if get_origin(part) is Literal for choice in get_args(part)]
+    chosen = next((choice for choice in choices if str(choice).lower() == token.value.lower()), None)
+    if chosen is None:
+        raise ValueError(f'"{token.value}" is none of {", ".join(map(str, choices))}')
+    return chosen
 
 
 def _keyword(name: str, annotation: Any, default: Any = None, is_required: bool = False) -> inspect.Parameter:

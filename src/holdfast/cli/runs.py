@@ -10,6 +10,7 @@ from cyclopts import Parameter, validators
 from holdfast.cli.connection import Connection, Target, connect
 from holdfast.cli.exit_codes import FAILED, OK, TIMED_OUT
 from holdfast.cli.output import json_line, moment, note, show_fields, show_items, show_json, show_line
+from holdfast.cli.run_words import error_of, sentences_of
 from holdfast.core.events import BODIES, UnknownBody
 
 SHOWN_CHARS = 1_024
@@ -46,7 +47,7 @@ async def _show(run_id: str, target: Target) -> int:
         show_json({"run": run, "snapshot": snapshot, "waits": waits, "input": given, "outcome": outcome})
         return OK
     show_fields({name: value for name, value in run.items() if name not in ("retrying", "pause", "last_error")})
-    for line in _in_words(run):
+    for line in sentences_of(run):
         show_line(line, "yellow")
     for title, text in _values(outcome, given):
         print()
@@ -54,33 +55,13 @@ async def _show(run_id: str, target: Target) -> int:
         show_line(text)
     if snapshot["steps"]:
         print()
-        show_items(snapshot["steps"], STEPS)
+        show_items([{**step, "error": error_of(step["error"])} for step in snapshot["steps"]], STEPS)
     if waits:
         print()
         show_items(waits, ("step_id", "name", "since", "until"))
     if snapshot["is_stale"]:
         note("events are missing; look again later")
     return OK
-
-
-def _in_words(run: dict[str, Any]) -> Iterator[str]:
-    """Yield what a run does, as a sentence each."""
-    again, pause, error = run.get("retrying"), run.get("pause"), run.get("last_error")
-    if again:
-        times = "once" if again["failures"] == 1 else f"{again['failures']} times"
-        when = f"again at {moment(again['next_at'])}" if again.get("next_at") else "again now"
-        what = f" {error['message']}" if error and error["code"] == again["error_code"] else ""
-        yield f"{again['activity']} failed {times}, {again['error_code']}{what}, {when}"
-        yield f"-> `holdfast run retry-step {run['run_id']} {again['step_id']}` tries it now"
-    if pause:
-        who = f" by {pause['actor']}" if pause["actor"] else ""
-        yield f"paused{who} since {moment(pause['since'])}{': ' + pause['reason'] if pause['reason'] else ''}"
-    for step_id in run.get("failed_step_ids", ()):
-        yield f"-> `holdfast run retry-step {run['run_id']} {step_id}` tries the failed step again"
-    if error and not again and run["status"] in ("FAILED", "PAUSED"):
-        yield f"{error['code']}: {error['message']}"
-    if run.get("queued_at"):
-        yield f"waits for a place since {moment(run['queued_at'])}"
 
 
 def _values(outcome: dict[str, Any], given: Any) -> Iterator[tuple[str, str]]:

@@ -65,6 +65,21 @@ def find_cut(history: Sequence[Event], at: int) -> int:
     return cut
 
 
+def before_failure(history: Sequence[Event]) -> int:
+    """Return the event before the failed step that has ended the run, or the last one if no such step is known.
+
+    Where something was begun after the step had failed, such as what undoes other steps, the workflow has handled the
+    failure: then to go back behind it would forget what was done since.
+    """
+    for event in reversed(history[:-1] if isinstance(history[-1].data, e.RunFailed) else ()):
+        kind = type(event.data)
+        if kind in (e.StepFailed, e.ChildFailed):
+            return event.run_seq - 1
+        if kind in e.OPENING or kind in e.CLOSING or kind in e.CLOSING_ALL:
+            break
+    return history[-1].run_seq
+
+
 def fork(
     history: Sequence[Event], run_id: str, cut: int, now: Instant, by: EngineRunRef, input: Raw | None = None
 ) -> Fork:

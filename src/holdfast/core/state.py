@@ -163,6 +163,11 @@ class Pause(Struct, frozen=True, gc=False):
     actor: str = ""
 
 
+def was_paused_by(pause: Pause | None, error: ErrorInfo | None) -> bool:
+    """Return whether this error has paused the run, and no operator and no failed step."""
+    return pause is not None and error is not None and not pause.actor and pause.reason == error.code
+
+
 class RunState(Struct, frozen=True, kw_only=True, gc=False):
     """A run, folded from its events. `version` is the run_seq of the last event."""
 
@@ -684,6 +689,12 @@ def _record_error(draft: RunState, event: Event) -> None:
         _set(draft, "last_error", error)
 
 
+def _record_step_error(draft: RunState, event: Event) -> None:
+    """Record what a step has failed with, unless the run is paused by an error: that one is what has to be mended."""
+    if draft.status is not PAUSED or not was_paused_by(draft.pause, draft.last_error):
+        _record_error(draft, event)
+
+
 def _close_all(draft: RunState) -> None:
     draft.open_steps.clear()
     draft.waits.clear()
@@ -786,7 +797,7 @@ def _step_failed(draft: RunState, event: Event) -> None:
         step = replace(step, engine_attempt_id=event.engine_attempt_id)
     delivered_by = None if draft.status is PAUSED else 0
     draft.failed_steps[step.step_id] = FailedStep(step, event.data.error, delivered_by)
-    _record_error(draft, event)
+    _record_step_error(draft, event)
 
 
 def _step_skipped(draft: RunState, event: Event) -> None:
@@ -815,7 +826,7 @@ def _step_retried(draft: RunState, event: Event) -> None:
     )
     if event.data.error is not None:
         _set(draft, "retried", step.step_id)
-    _record_error(draft, event)
+    _record_step_error(draft, event)
 
 
 def _step_detached(draft: RunState, event: Event) -> None:
@@ -839,7 +850,7 @@ def _step_unresolved(draft: RunState, event: Event) -> None:
     step = _left_open(draft, event)
     effect = effect_after_doubt(step, event, event.data)
     draft.open_steps[step.step_id] = replace(step, due_at=None, is_unbegun=False, effect=effect)
-    _record_error(draft, event)
+    _record_step_error(draft, event)
 
 
 def _step_succeeded_late(draft: RunState, event: Event) -> None:
@@ -879,12 +890,12 @@ def _signal_dead_lettered(draft: RunState, event: Event) -> None:
 
 def _child_failed(draft: RunState, event: Event) -> None:
     _close(draft, event)
-    _record_error(draft, event)
+    _record_step_error(draft, event)
 
 
 def _update_completed(draft: RunState, event: Event) -> None:
     _close(draft, event)
-    _record_error(draft, event)
+    _record_step_error(draft, event)
 
 
 def _task_changed(draft: RunState, event: Event) -> None:

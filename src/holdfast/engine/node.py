@@ -712,8 +712,8 @@ class TurnProcessor:
             has_paused = any(isinstance(event.data, RunPaused) for event in draft.events)
             owned.should_offer = isinstance(problem, _MENDED_BY_OTHER_CODE) and (has_paused or not owned.is_offered)
             owned.paused_by = problem
-            if not was_offered:
-                logger.error("run %s is paused: %s", cached.state.run_id, problem)
+            if not was_offered and not has_paused:  # else the log has it as soon as it is durable
+                logger.error("run %s stays paused: %s", cached.state.run_id, problem)
             self._run_cache.forget(cached.state.run_id)
         return owned, cached, draft
 

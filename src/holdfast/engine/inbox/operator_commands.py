@@ -16,7 +16,7 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.audit import Caller, audit_entry
 from holdfast.core.events import NULL, OPENING, EngineRunRef, Event
-from holdfast.core.fork import find_cut, fork
+from holdfast.core.fork import before_failure, find_cut, fork
 from holdfast.core.index_rows import index_changes, record_changes, runtime_snapshot
 from holdfast.core.instants import Instant
 from holdfast.core.keys import check_name, check_signal_id, descended, fork_tag, retry_tag, signal_uuid
@@ -296,7 +296,7 @@ class CommandSender:
         """Start a run with the recorded results of another up to an event, once for each request.
 
         Return its id, and the last event that it has of the other: a history is cut where a commit ended. Without `at`
-        it is cut as late as it can be before its end: a step that has failed, and so ended the run, is open again.
+        a step that has failed, and so ended the run, is open again; else it is cut as late as it can be before its end.
         """
         await self._authorise(run_id, command, "", caller)
         head = await head_of(self._store, run_id)
@@ -304,7 +304,7 @@ class CommandSender:
             raise InvalidInput(f"at: the run has the events 1 to {head.version}, not {at}", field="at")
         history = await read_history(self._store, run_id)
         refuse_sealed(history)
-        cut = find_cut(history, head.version if at is None else at)
+        cut = find_cut(history, before_failure(history) if at is None else at)
         request_id = request_id or self._ids.new_id()
         number = codec.digest(f"{run_id}|fork|{request_id}".encode())
         fork_id = _fitting(f"{run_id}/fork-{number[:12]}", f"fork-{number}")

@@ -7,6 +7,7 @@ changed, and nodes may go on working.
 
 import asyncio
 import platform
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from importlib.metadata import version
 from typing import Any
@@ -17,8 +18,9 @@ from holdfast.clock import Clock
 from holdfast.core.bus import SinkStatus
 from holdfast.core.instants import Instant
 from holdfast.core.invariants import RunView, check
+from holdfast.core.keys import FORK_TAG, RETRY_TAG, fork_tag, retry_tag
 from holdfast.core.plans import level_of
-from holdfast.core.state import FAILED, PAUSED, state_of
+from holdfast.core.state import FAILED, PAUSED, state_of, was_paused_by
 from holdfast.engine.abilities import abilities_of, lacks_of
 from holdfast.errors import RunError, StoreCorrupt
 from holdfast.store.decisions import is_free, name_of
@@ -45,6 +47,9 @@ AT_ONCE = 4
 
 LISTED_ROWS = 1_000
 """How many runs and tasks are read to see whether their rows can be: the newest runs, and the first tasks."""
+
+LOOKED_ROWS = 10_000
+"""Among how many of the newest runs those are looked for that do others again."""
 
 GOES_ON = "unfinished_runs_can_go_on"
 
@@ -284,12 +289,12 @@ CHECKS: tuple[tuple[str, Callable[[Picture], Iterable[Finding]], str], ...] = (
 """Each with what is said if it finds nothing."""
 
 
-_WHEN_MENDED = "`holdfast run get RUN-ID` shows why; when that is mended, `holdfast run resume RUN-ID`"
+_WHEN_MENDED = "`holdfast run show RUN-ID` shows why; when that is mended, `holdfast run bulk resume SEARCH`"
 _TO_RESUME = {
     "VersionMismatch": "deploy the version that each was started with, then requeue its dead letters, or "
-    "`holdfast run resume RUN-ID`",
-    "UnhandledError": "mend the code and deploy it: they go on by themselves, or by `holdfast run resume RUN-ID` where "
-    "the code was not at fault. `holdfast run cancel RUN-ID` gives one up",
+    "`holdfast run bulk resume SEARCH`",
+    "UnhandledError": "mend the code and deploy it: they go on by themselves. `holdfast run bulk resume SEARCH` tries "
+    "again where the code was not at fault, `holdfast run bulk cancel SEARCH` gives them up",
     "PoisonTurn": "they ended the processes of the nodes that took their turns: see those logs, mend it, then "
     "`holdfast run resume RUN-ID` to try once more, or `holdfast run terminate RUN-ID`",
 }
@@ -313,9 +318,9 @@ async def _unreadable(store: Store, picture: Picture) -> list[Finding]:
 
 
 _TO_RETRY = (
-    "`holdfast run show RUN-ID` names the step; when what it failed of is mended, `holdfast run retry-step RUN-ID "
-    "STEP-ID`, or `holdfast run bulk retry_step --status PAUSED` for all. `resume --raise-failure` would raise the "
-    "error in the workflow, and fail a run that does not catch it"
+    "when what it failed of is mended, `holdfast run bulk retry_step SEARCH` tries the step again, and they go on; "
+    "`holdfast run show RUN-ID` shows one. `holdfast run bulk raise SEARCH` would raise the error in the workflow, and "
+    "fail a run that does not catch it"
 )
 
 
@@ -323,31 +328,61 @@ async def _paused(store: Store, picture: Picture) -> list[Finding]:
     """Name the runs that an error has paused, and no operator."""
     if not picture.stats.runs.get(PAUSED):
         return [fine("paused runs", "there is none")]
-    heads = await store.find(RunQuery(status=PAUSED, limit=1_000))
-    by_code: dict[tuple[str, str], list[str]] = {}
-    failed: list[str] = []
+    heads = await store.find(RunQuery(status=PAUSED, newest=True, limit=LISTED_ROWS))
+    more = "at least " if len(heads) >= LISTED_ROWS else ""
+    by_cause: dict[tuple[str, str, str], list[RunHead]] = {}
     for head in heads:
-        code = head.snapshot.last_error_code if head.snapshot is not None else None
-        if head.snapshot is not None and head.snapshot.failed_step_ids:
-            failed.append(head.run_id)
-        elif code is not None:
-            by_code.setdefault((code, _raised(head)), []).append(head.run_id)
+        cause = _cause_of_pause(head)
+        if cause is not None:
+            by_cause.setdefault(cause, []).append(head)
     found = []
-    if failed:
-        sentence = f"{_runs_were(len(failed))} paused by a failed step"
-        listed = failed[: picture.bounds.listed]
-        found.append(wrong("paused runs", sentence, _TO_RETRY, listed, "status:paused is:child"))
-    found += [
-        wrong(
-            "paused runs",
-            f"{_runs_were(len(run_ids))} paused by {code}{raised}",
-            _TO_RESUME.get(code, _WHEN_MENDED),
-            run_ids[: picture.bounds.listed],
-            f"status:paused is:child {code}",
+    for (code, words, search), some in sorted(by_cause.items()):
+        advice = _TO_RETRY if words.startswith(FAILED_STEP) else _TO_RESUME.get(code, _WHEN_MENDED)
+        found.append(
+            wrong(
+                "paused runs",
+                f"{more}{_runs_were(len(some))} paused by {words.replace('STEPS', _steps_of(some))}",
+                _filled(advice, some, f'--status PAUSED --text "{search}"'),
+                _some(some, picture),
+                f"status:paused is:child {search}",
+            )
         )
-        for (code, raised), run_ids in sorted(by_code.items())
-    ]
-    return found or [fine("paused runs", f"{_runs_were(len(heads))} paused by operators")]
+    operators = len(heads) - sum(map(len, by_cause.values()))
+    return found or [fine("paused runs", f"{more}{_runs_were(operators)} paused by operators")]
+
+
+FAILED_STEP = "a failed step: STEPS"
+
+
+def _cause_of_pause(head: RunHead) -> tuple[str, str, str] | None:
+    """Return the code of the error that has paused a run, the words for it, and those that find it; None if none has.
+
+    What an operator has paused may have failed before: that is another matter.
+    """
+    snapshot = head.snapshot
+    if snapshot is None or snapshot.last_error is None:
+        return None
+    error = snapshot.last_error
+    if snapshot.failed_step_ids:
+        return error.code, f"{FAILED_STEP} with {error.code}", error.code
+    if not was_paused_by(snapshot.pause, error):
+        return None
+    if error.code != "UnhandledError":
+        return error.code, error.code, error.code
+    raised = error.message.partition(";")[0]
+    place = raised.rpartition(" at ")[2].replace("\\", "/").rpartition("/")[2]
+    return error.code, f"{error.code}: {raised}", error.code + (f" {place}" if place and " " not in place else "")
+
+
+def _steps_of(heads: list[RunHead]) -> str:
+    """Name the steps that have failed, the most frequent first."""
+    counts = Counter(step for head in heads if head.snapshot for step in head.snapshot.failed_step_ids)
+    return ", ".join(step for step, _ in counts.most_common(3)) + (" and others" if len(counts) > 3 else "")
+
+
+def _filled(advice: str, heads: list[RunHead], search: str) -> str:
+    """Return an advice as it can be typed: with the id of a run, and with what finds all of them."""
+    return advice.replace("RUN-ID", heads[0].run_id).replace("SEARCH", search)
 
 
 async def _retrying(store: Store, picture: Picture) -> Finding:
@@ -365,32 +400,47 @@ async def _retrying(store: Store, picture: Picture) -> Finding:
     named = sorted(by_error.items(), key=lambda each: -each[1])[:3]
     what = ", ".join(f"{activity} with {code} ({count})" for (activity, code), count in named)
     often = "once" if most == 1 else f"up to {most} times"
-    sentence = f"activities of {_runs_are(heads)} tried again, and have failed {often}: {what}"
+    sentence = f"activities of {_runs_of(heads)} are tried again, and have failed {often}: {what}"
     advice = "when what they call is back, `holdfast run bulk try_now --retrying` does not wait for their next attempts"
     return note("retries", sentence, advice, _some(heads, picture), "is:retrying is:child")
 
 
 async def _failed(store: Store, picture: Picture) -> list[Finding]:
-    """Name the runs that have failed of late, by what they failed with."""
+    """Name the runs that have failed of late and were not done again, by what they failed with."""
     since = picture.now - round(FAILED_S * SECOND)
     heads = await store.find(RunQuery(status=FAILED, finished_from=since, newest=True, limit=LISTED_ROWS))
+    more = "at least " if len(heads) >= LISTED_ROWS else ""
+    again = await _done_again(store, since) if heads else frozenset()
     by_code: dict[str, list[RunHead]] = {}
     for head in heads:
-        code = head.snapshot.last_error_code if head.snapshot is not None else None
-        by_code.setdefault(code or "an error", []).append(head)
+        if again.isdisjoint((retry_tag(head.run_id), fork_tag(head.run_id))):
+            code = head.snapshot.last_error_code if head.snapshot is not None else None
+            by_code.setdefault(code or "", []).append(head)
     advice = (
-        "`holdfast run show RUN-ID` says why; when it is mended, `holdfast run bulk fork --status FAILED --text CODE`"
+        "`holdfast run show RUN-ID` says why; when it is mended, `holdfast run bulk fork SEARCH` goes on from the "
+        "failed step, and `holdfast run bulk retry SEARCH` does them again"
     )
-    return [
+    found = [
         note(
             "failed runs",
-            f"{_runs_have(some)} failed with {code} within the last hour",
-            advice.replace("CODE", code),
+            f"{more}{_runs_have(some)} failed with {code or 'an error'} within the last hour",
+            _filled(advice, some, f'--status FAILED --created-from 1h --text "{code}"'),
             _some(some, picture),
             f"status:failed is:child {code}",
         )
         for code, some in sorted(by_code.items(), key=lambda each: -len(each[1]))[: picture.bounds.listed]
-    ] or [fine("failed runs", "none has failed within the last hour")]
+    ]
+    done = " that was not done again" if heads else ""
+    return found or [fine("failed runs", f"none has failed within the last hour{done}")]
+
+
+async def _done_again(store: Store, since: Instant) -> frozenset[str]:
+    """Return the tags of the runs that were started since then to do others again, or to go on with them."""
+    found: list[RunHead] = []
+    for kind in (RETRY_TAG, FORK_TAG):
+        query = RunQuery(text=kind, created_from=since, newest=True, limit=LISTED_ROWS, look=LOOKED_ROWS)
+        found += await store.find(query)
+    return frozenset(tag for head in found for tag in head.tags)
 
 
 async def _overdue(store: Store, picture: Picture) -> Finding:
@@ -410,19 +460,13 @@ def _some(heads: list[RunHead], picture: Picture) -> list[str]:
     return [head.run_id for head in heads[: picture.bounds.listed]]
 
 
-def _runs_are(heads: list[RunHead]) -> str:
+def _runs_of(heads: list[RunHead]) -> str:
     more = "at least " if len(heads) >= LISTED_ROWS else ""
-    return "1 run are" if len(heads) == 1 else f"{more}{len(heads)} runs are"
+    return "1 run" if len(heads) == 1 else f"{more}{len(heads)} runs"
 
 
 def _runs_have(heads: list[RunHead]) -> str:
     return "1 run has" if len(heads) == 1 else f"{len(heads)} runs have"
-
-
-def _raised(head: RunHead) -> str:
-    """Return what the code of a run has raised, and where; nothing if it was paused by something else."""
-    error = head.snapshot.last_error if head.snapshot is not None else None
-    return f": {error.message.partition(';')[0]}" if error is not None and error.code == "UnhandledError" else ""
 
 
 def _runs_were(count: int) -> str:
@@ -455,7 +499,7 @@ async def _runs(store: Store, picture: Picture, progress: Progress) -> tuple[int
                 broken.setdefault(f"{violation.invariant}: {violation.problem}", []).append(run_id)
     findings += _stuck(stuck, picture.bounds) or [fine("stuck runs", "every run that was looked at can go on")]
     sound = fine("runs", f"{_runs_were(read)} read in full, and nothing is amiss")
-    findings += _broken(broken, picture.bounds) or [sound]
+    findings += _broken(broken, picture.bounds) or ([sound] if run_ids or picture.bounds.sample_runs else [])
     return read, findings
 
 

@@ -226,6 +226,8 @@ def log_dead_letters(letters: Iterable[DeadLetter]) -> None:
 def _retried(event: Event) -> None:
     body = event.data
     assert isinstance(body, e.StepRetried)
+    if body.reason == e.NOT_BEGUN:  # no attempt has failed: a node has stopped before it, or somebody asked for it now
+        return
     when = f"again at {format_instant(body.due_at)}" if body.due_at is not None else "again now"
     attempt = (event.engine_attempt_id or 1) - 1
     text = "run %s: attempt %d of step %s: %s; %s"
@@ -250,9 +252,8 @@ def _run_failed(event: Event) -> None:
 def _run_paused(event: Event) -> None:
     assert isinstance(event.data, e.RunPaused)
     error = event.data.error
-    is_trouble = error is not None or event.data.failed_step_id is not None
     why = escaped(event.data.reason) if error is None else _brief(error)
-    level = logging.WARNING if is_trouble else logging.INFO
+    level = logging.ERROR if error is not None else logging.WARNING if event.data.failed_step_id else logging.INFO
     _runs.log(level, "run %s is paused: %s", event.run_id, why or "an operator has paused it", extra=_fields(event))
 
 

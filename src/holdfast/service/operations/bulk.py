@@ -4,12 +4,14 @@ A part is read by the order of creation, the newest first, and the next one begi
 a run never moves another one out of sight. A run that the command does not concern is left alone, with its history.
 """
 
+import asyncio
 from hashlib import sha256
 from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from holdfast.core.keys import fork_tag, retry_tag
 from holdfast.core.messages import ControlName
 from holdfast.core.state import APPROVED, FAILED, PAUSED, PENDING, RUNNING, TERMINAL
 from holdfast.engine.inbox.operator_commands import OperatorCommand
@@ -20,7 +22,7 @@ from holdfast.service.http.problems import Problem, problem_of
 from holdfast.service.operations.runs import RunFilter, run_query
 from holdfast.service.paging import Cursor, read_page
 from holdfast.service.registry import ActorName, Reason, RunId, operation
-from holdfast.store.port import RunHead
+from holdfast.store.port import RunHead, RunQuery
 
 BulkCommand = Literal[
     "cancel", "pause", "resume", "raise", "terminate", "approve", "retry_step", "skip_step", "try_now", "retry", "fork"
@@ -29,6 +31,11 @@ BulkCommand = Literal[
 
 MOST_RUNS = 100
 """How many runs one request commands. A preview counts more at a time."""
+
+AT_ONCE = 25
+"""How many of them at the same time."""
+
+FINISHED_MEANWHILE = "it has finished meanwhile"
 
 
 class CommandRuns(RunFilter, frozen=True, kw_only=True):
@@ -104,20 +111,34 @@ async def command_many(context: RequestContext, request: CommandRuns) -> RunsCom
     """
     heads, following = await _heads(context, request)
     items: list[CommandAnswer] = []
-    concerned = 0
-    for head in heads:
-        objection = _not_concerned(head, request.command)
-        concerned += objection is None
-        if objection is not None or request.preview:
-            items.append(CommandAnswer(run_id=head.run_id, not_concerned=objection))
-            continue
-        try:
-            items.append(CommandAnswer(run_id=head.run_id, made=await _carry_out(context, request, head)))
-        except RunTerminal:
-            items.append(CommandAnswer(run_id=head.run_id, not_concerned="it has finished meanwhile"))
-        except CallerError as error:
-            items.append(CommandAnswer(run_id=head.run_id, error=problem_of(error, context.correlation_id)))
+    for start in range(0, len(heads), AT_ONCE):  # side by side, so that the store commits several at a time
+        items += await asyncio.gather(*(_answer(context, request, head) for head in heads[start : start + AT_ONCE]))
+    concerned = sum(item.not_concerned in (None, FINISHED_MEANWHILE) for item in items)
     return RunsCommanded(items=items, concerned=concerned, next=following)
+
+
+async def _answer(context: RequestContext, request: CommandRuns, head: RunHead) -> CommandAnswer:
+    objection = _not_concerned(head, request.command)
+    if objection is None and request.command in ("retry", "fork") and not request.run_ids:
+        again = await _done_again_by(context, head.run_id)
+        if again is not None:
+            return CommandAnswer(run_id=head.run_id, made=again, not_concerned="it was done again already")
+    if objection is not None or request.preview:
+        return CommandAnswer(run_id=head.run_id, not_concerned=objection)
+    try:
+        return CommandAnswer(run_id=head.run_id, made=await _carry_out(context, request, head))
+    except RunTerminal:
+        return CommandAnswer(run_id=head.run_id, not_concerned=FINISHED_MEANWHILE)
+    except CallerError as error:
+        return CommandAnswer(run_id=head.run_id, error=problem_of(error, context.correlation_id))
+
+
+async def _done_again_by(context: RequestContext, run_id: str) -> str | None:
+    """Return the run that does this one again or goes on with it, if there is one: a search finds it each time."""
+    for tag in (fork_tag(run_id), retry_tag(run_id)):
+        for found in await context.store.find(RunQuery(tag=tag, limit=1)):
+            return found.run_id
+    return None
 
 
 async def _heads(context: RequestContext, request: CommandRuns) -> tuple[list[RunHead], str | None]:

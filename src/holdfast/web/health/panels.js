@@ -4,6 +4,7 @@ import { nowMs } from "../lib/clock.js";
 import { h } from "../lib/dom.js";
 import { icon, statusBadge } from "../lib/icons.js";
 import { runAddress } from "../lib/router.js";
+import { filterOf } from "../runs/query.js";
 import { ageOf, duration } from "../lib/time.js";
 
 const STATUSES = ["RUNNING", "PENDING", "APPROVED", "PAUSED", "FAILED", "COMPLETED", "CANCELLED"];
@@ -43,14 +44,19 @@ export function findings(report) {
     .filter(({ level, subject }) => level === "wrong" || (level === "note" && NOTED.has(subject)))
     .sort((one, other) => (one.level === "wrong" ? 0 : 1) - (other.level === "wrong" ? 0 : 1))
     .map(({ level, subject, sentence, advice, search, run_ids: ids = [] }) => {
-      const address = search ? `/runs?text=${encodeURIComponent(search)}` : subject === "tasks" ? "/inbox?due=overdue" : subject === "dead letters" ? "/inbox/letters" : ids.length ? runAddress(ids[0]) : null;
+      const address = search ? `/runs?${new URLSearchParams(filterOf(search))}` : subject === "tasks" ? "/inbox?due=overdue" : subject === "dead letters" ? "/inbox/letters" : ids.length ? runAddress(ids[0]) : null;
       return [LEVELS[level], `${subject[0].toUpperCase()}${subject.slice(1)}: ${sentence}.`, address, advice];
     });
 }
 
 export function verdict(found) {
   if (found.length === 0) return h("div", { class: "verdict fine" }, icon("COMPLETED"), h("p", {}, "All is well."));
-  return h("ul", { class: "verdict" }, found.map(([status, text, address, advice]) => h("li", { dataset: { status } }, icon("warning"), h("span", {}, text, advice && h("small", { class: "advice quiet" }, advice)), address && h("a", { href: address }, "Look"))));
+  return h("ul", { class: "verdict" }, found.map(([status, text, address, advice]) => h("li", { dataset: { status } }, icon("warning"), h("span", {}, text, advice && h("small", { class: "advice quiet" }, withCode(advice))), address && h("a", { href: address }, "Look"))));
+}
+
+// An advice has commands in it, between backticks.
+function withCode(text) {
+  return text.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
 }
 
 export function runCounts({ latest }) {

@@ -10,7 +10,12 @@ import { listFields } from "./filter.js";
 
 const PAGE = 500;
 const MOST_SHOWN = 50;
-const WORDS = { reassign: ["Assign", "given"], claim: ["Claim", "claimed"], complete: ["Complete", "completed"] };
+const WORDS = {
+  reassign: ["Assign to somebody", "Assign", "assigned"],
+  complete: ["Answer all alike", "Complete", "completed"],
+  claim: ["Claim for me", "Claim", "claimed"],
+  unassign: ["Take from their assignees", "Unassign", "unassigned"],
+};
 
 async function readAll(filter) {
   const found = [];
@@ -27,37 +32,48 @@ export async function taskBulk(filter, done) {
   const id = newId("bulk");
   const isAlike = new Set(tasks.map((task) => JSON.stringify([task.workflow, task.name, task.form]))).size === 1;
   const choice = h("select", { id }, Object.entries(WORDS).filter(([name]) => name !== "complete" || isAlike).map(([name, [word]]) => h("option", { value: name }, word)));
-  const to = h("input", { id: `${id}-to`, autocomplete: "off", maxlength: 200, placeholder: "A name; empty for no assignee" });
+  const to = h("input", { id: `${id}-to`, autocomplete: "off", maxlength: 200, placeholder: "A name", "aria-required": "true" });
   const form = isAlike ? schemaForm(tasks[0].form ?? {}, { what: "Answer" }) : null;
   const place = h("div", {});
   const bar = h("progress", { max: tasks.length, value: 0, hidden: true, "aria-label": "Progress" });
   const result = h("div", {});
-  const show = () => put(place, choice.value === "complete" ? form.element : choice.value === "reassign" && h("div", { class: "field" }, h("label", { for: to.id }, "To whom"), to));
+  let dialog;
+  const show = () => {
+    put(place, choice.value === "complete" ? form.element : choice.value === "reassign" && h("div", { class: "field" }, h("label", { for: to.id }, "To whom"), to));
+    if (dialog) dialog.querySelector("button[type=submit]").textContent = action();
+  };
+  const action = () => `${WORDS[choice.value][1]} ${tasks.length.toLocaleString()}`;
   choice.addEventListener("change", show);
   show();
   const operationId = newOperationId();
-  openDialog({
+  dialog = openDialog({
     title: `All ${tasks.length.toLocaleString()} tasks`,
-    action: "Do it",
+    action: action(),
     body: [
       h("p", {}, `${tasks.length.toLocaleString()} open ${tasks.length === 1 ? "task fits" : "tasks fit"} the filter.`, !isAlike && h("span", { class: "hint" }, " They are of several kinds, so they cannot be answered alike.")),
       h("div", { class: "field" }, h("label", { for: id }, "What to do"), choice), place, bar, result,
     ],
     act: async () => {
       const name = choice.value;
+      const isNameless = name === "reassign" && to.value.trim() === "";
+      to.setAttribute("aria-invalid", String(isNameless));
+      if (isNameless) {
+        to.focus();
+        return false;
+      }
       const given = name === "complete" ? form.read() : {};
       if (given === undefined) return false;
-      const fields = name === "complete" ? { answer: given.value } : name === "reassign" && to.value.trim() ? { to: to.value.trim() } : {};
+      const fields = name === "complete" ? { answer: given.value } : name === "reassign" ? { to: to.value.trim() } : {};
       const refused = [];
       bar.hidden = false;
       for (const [n, task] of tasks.entries()) {
-        await call(`tasks.${name}`, { task_id: task.task_id, operation_id: operationId, ...actor(task), ...fields }).catch((problem) => {
+        await call(`tasks.${name === "unassign" ? "reassign" : name}`, { task_id: task.task_id, operation_id: operationId, ...actor(task), ...fields }).catch((problem) => {
           if (problem.code === undefined || problem.isUnreachable) throw problem;
           refused.push([task, problem]);
         });
         bar.value = n + 1;
       }
-      toast(`${(tasks.length - refused.length).toLocaleString()} ${WORDS[name][1]}.`);
+      toast(`${(tasks.length - refused.length).toLocaleString()} ${WORDS[name][2]}.`);
       done();
       if (refused.length === 0) return true;
       put(

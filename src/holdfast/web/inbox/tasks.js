@@ -146,7 +146,7 @@ class TaskList {
       if (problem.code === undefined) throw problem;
       toastProblem(problem);
     });
-    return h("button", { class: "link-button for-all", type: "button", onclick: act }, "Do something to all of these…");
+    return h("button", { class: "link-button for-all", type: "button", onclick: act }, "Answer or assign all of these…");
   }
 
   more() {

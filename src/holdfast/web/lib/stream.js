@@ -143,6 +143,6 @@ export class Stream {
     } finally {
       clearTimeout(silence);
     }
-    if (!this.isOver && this.reading === reading) this.onState("lost");
+    // The service has ended it, such as for a reader that is behind: that it is lost is known when it cannot be opened again.
   }
 }

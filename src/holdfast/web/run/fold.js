@@ -84,6 +84,11 @@ function markDelivered(state, was, now) {
   }
 }
 
+// An error has paused the run: what its steps fail with meanwhile is another matter.
+export function isPausedByError(state) {
+  return state.status === "PAUSED" && state.error !== null && state.substatus === state.error.code;
+}
+
 // Failed steps that wait for an operator: to resume the run would raise their errors in the workflow.
 export function failuresToSettle(state) {
   if (state.status !== "PAUSED") return [];
@@ -182,7 +187,7 @@ function applyToStep(state, event, at) {
     if (own && step.attempts.length) step.attempts.at(-1).error = own;
     close(step, own ? "FAILED" : CLOSING[type], event, at);
     step.deliveredBy = state.status === "PAUSED" ? null : 0;
-    if (own) state.error = own;
+    if (own && !isPausedByError(state)) state.error = own;
   }
 }
 

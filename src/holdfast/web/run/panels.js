@@ -11,7 +11,7 @@ import { ageOf, moment } from "../lib/time.js";
 import { resumeRun, retryStep, signalDialog, skipStep, tryNow } from "./actions.js";
 import { errorView } from "./errors.js";
 import { TERMINAL } from "./event-tables.js";
-import { failuresToSettle } from "./fold.js";
+import { failuresToSettle, isPausedByError } from "./fold.js";
 
 const MOST_FAILED = 3;
 
@@ -51,7 +51,7 @@ function pauseCard({ head, runId }) {
   const { actor, reason, since } = head.pause;
   return need(
     "PAUSED",
-    h("span", {}, "Paused by ", h("strong", {}, actor), " ", ageOf(since), reason && `: ${reason}`),
+    h("span", {}, "Paused by ", h("strong", {}, actor || "an operator"), " ", ageOf(since), reason && `: ${reason}`),
     may("runs:control") && h("button", { class: "button small primary", type: "button", onclick: () => resumeRun(runId) }, "Resume"),
   );
 }
@@ -119,7 +119,7 @@ export function needs(model, state) {
     );
   }
   const { head } = model;
-  if (state.status === "PAUSED" && head.pause?.actor) cards.push(pauseCard(model));
+  if (state.status === "PAUSED" && head.pause && cards.length === 0 && !isPausedByError(state)) cards.push(pauseCard(model));
   if (state.status === "PENDING" && head.queued_at) cards.push(queueCard(model));
   if (state.status === "RUNNING") cards.push(...[failedBesideChild(state)].filter(Boolean));
   for (const step of retriedSteps(state).slice(0, MOST_FAILED)) cards.push(retryCard(model, step));
@@ -186,7 +186,8 @@ export function outcomePanel(card, place, title, state) {
   const isThere = TERMINAL.has(state.status) || state.error !== null;
   card.hidden = !isThere;
   if (!isThere) return;
-  title.textContent = state.status === "COMPLETED" ? "Result" : "Error";
+  const isTrouble = TERMINAL.has(state.status) || isPausedByError(state) || failuresToSettle(state).length > 0;
+  title.textContent = state.status === "COMPLETED" ? "Result" : isTrouble ? "Error" : "Last error";
   if (state.status === "COMPLETED") put(place, jsonView(state.result, { label: "Result" }));
   else if (state.error) put(place, errorView(state.error));
   else put(place, h("p", { class: "quiet" }, "It was cancelled."));

@@ -64,7 +64,21 @@ const COMMANDS = {
     hint: "They are not given a chance to clean up.",
   },
 };
-const BUTTONS = ["retry_step", "try_now", "cancel", "retry"];
+
+// What helps runs like these stands first; everything else is under More.
+function buttonsFor(runs) {
+  const some = (isIt) => runs.some(isIt);
+  const helps = {
+    retry_step: some((run) => run.status === "PAUSED" && run.failed_step_ids?.length > 0),
+    try_now: some((run) => run.retrying),
+    resume: some((run) => run.status === "PAUSED" && !run.failed_step_ids?.length),
+    fork: some((run) => run.status === "FAILED"),
+    retry: some((run) => FINISHED.has(run.status)),
+    pause: some((run) => run.status === "RUNNING" && !run.retrying),
+    cancel: some((run) => !FINISHED.has(run.status)),
+  };
+  return Object.keys(helps).filter((name) => helps[name]).slice(0, 4);
+}
 
 // `scope()` says what is meant: `{ runs, asked, count }`, with `asked` for all that the filter finds.
 // `onAll` chooses everything that the filter finds; it is offered when `update` learns that there is more.
@@ -73,35 +87,34 @@ export function bulkBar(scope, done, onAll) {
   const all = h("button", { class: "link-button", type: "button", hidden: true, onclick: onAll }, "Select all that match");
   const act = (name) => () => commandMany(name, scope(), done);
   const button = (name) => h("button", { class: "button small", type: "button", onclick: act(name) }, `${COMMANDS[name].word}…`);
-  const rest = Object.keys(COMMANDS).filter((name) => !BUTTONS.includes(name));
-  const menu = h(
-    "details",
-    { class: "menu" },
-    h("summary", { class: "button small", "aria-label": "More for the selected runs" }, "More"),
+  const item = (name) =>
     h(
-      "div",
-      { class: "menu-body items" },
-      rest.map((name) =>
-        h(
-          "button",
-          { class: `menu-item${COMMANDS[name].danger ? " danger" : ""}`, type: "button", onclick: () => ((menu.open = false), act(name)()) },
-          `${COMMANDS[name].word}…`,
-        ),
-      ),
-    ),
-  );
+      "button",
+      { class: `menu-item${COMMANDS[name].danger ? " danger" : ""}`, type: "button", onclick: () => ((menu.open = false), act(name)()) },
+      `${COMMANDS[name].word}…`,
+    );
+  const buttons = h("span", { class: "bulk-buttons" });
+  const items = h("div", { class: "menu-body items" });
+  const menu = h("details", { class: "menu" }, h("summary", { class: "button small", "aria-label": "More for the selected runs" }, "More"), items);
+  let offered = "";
   const element = h(
     "div",
     { class: "bulk card", role: "region", "aria-label": "Selected runs", hidden: true },
     count,
     all,
-    may("runs:control") && [BUTTONS.map(button), menu],
+    may("runs:control") && [buttons, menu],
     may("signals:write") &&
       h("button", { class: "button small", type: "button", onclick: () => signalMany(scope(), done) }, "Signal…"),
     h("button", { class: "link-button", type: "button", onclick: done }, "Clear"),
   );
   const update = (hasMore = false) => {
-    const { count: found } = scope();
+    const { count: found, runs } = scope();
+    const names = buttonsFor(runs);
+    if (found > 0 && names.join() !== offered) {
+      offered = names.join();
+      put(buttons, names.map(button));
+      put(items, Object.keys(COMMANDS).filter((name) => !names.includes(name)).map(item));
+    }
     all.hidden = !hasMore;
     element.hidden = found === 0;
     count.textContent = `${found.toLocaleString()} selected`;
@@ -131,7 +144,7 @@ function commandMany(name, scope, done) {
   const given = { command: name, request_id: requestId() };
   const found = { seen: 0, hit: [], why: new Map() };
   const counted = h("p", { role: "status" }, h("span", { class: "spinner" }), " Counting…");
-  const list = h("ul", { tabindex: "0", "aria-label": "Runs that will be hit", hidden: true });
+  const list = h("ul", { tabindex: "0", "aria-label": "Runs that are concerned", hidden: true });
   const reason = reasonField({ needed });
   const progress = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "Progress" });
   const result = h("div", {});
@@ -164,7 +177,7 @@ function commandMany(name, scope, done) {
       counted,
       !isWhole && h("span", { class: "spinner" }),
       h("strong", {}, `${found.hit.length.toLocaleString()} of ${found.seen.toLocaleString()}`),
-      ` will be hit${reasons.length ? `; ${reasons.join("; ")}` : ""}.`,
+      ` ${found.seen === 1 ? "run is" : "runs are"} concerned${reasons.length ? `; ${reasons.join("; ")}` : ""}.`,
     );
   }
 

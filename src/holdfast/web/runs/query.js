@@ -32,6 +32,20 @@ export function parseQuery(typed) {
   return asked;
 }
 
+// What was typed as the filter of the list, with its fields where one sees them.
+export function filterOf(typed) {
+  const { status, retrying, children, where, text, workflow, tag, ...rest } = parseQuery(typed);
+  const parent = rest.parent_run_id && `parent:${JSON.stringify(rest.parent_run_id)}`;
+  const fields = {
+    text: [text, where, parent, rest.unknown].filter(Boolean).join(" "),
+    status: status ?? (retrying ? "RETRYING" : ""),
+    children: children ? "1" : "",
+    workflow,
+    tag,
+  };
+  return Object.fromEntries(Object.entries(fields).filter(([, value]) => value));
+}
+
 // Retrying is no status of a run, but what it is doing; people look for it beside them.
 export function fieldsOfStatus(status) {
   if (status === "RETRYING") return { retrying: true };

@@ -26,7 +26,7 @@ export const FINISHED = new Set(["COMPLETED", "FAILED", "CANCELLED"]);
 export function retryWords(retrying, error = null) {
   const times = retrying.failures === 1 ? "failed once" : `failed ${retrying.failures} times`;
   const message = error?.code === retrying.error_code ? `: ${error.message}` : "";
-  const isLater = retrying.next_at && Date.parse(retrying.next_at) > Date.now() - 1000;
+  const isLater = retrying.next_at && Date.parse(retrying.next_at) > nowMs() - 1000;
   return h(
     "span",
     { class: "row-error" },
@@ -43,8 +43,9 @@ function pausedWords(run) {
   const { pause, last_error: error } = run;
   if (pause?.actor)
     return h("span", { class: "row-waits" }, h("span", {}, `Paused by ${pause.actor}`, pause.reason && `: ${pause.reason}`));
-  if (error) return h("span", { class: "row-error" }, h("b", {}, error.code), " ", error.message);
-  return pause?.reason ?? "";
+  const isByError = error && (!pause || pause.reason === error.code || run.failed_step_ids?.length > 0);
+  if (isByError) return h("span", { class: "row-error" }, h("b", {}, error.code), " ", error.message);
+  return pause?.reason || "Paused by an operator";
 }
 
 export function nowOf(run) {

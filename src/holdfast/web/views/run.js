@@ -9,7 +9,7 @@ import { APPROVAL, forkAt, stepActions } from "../run/actions.js";
 import { showArchived } from "../run/archived.js";
 import { Asking } from "../run/asking.js";
 import { eventDetail, nodeDetail, stepDetail } from "../run/detail.js";
-import { failuresToSettle, timeOf } from "../run/fold.js";
+import { failuresToSettle, isPausedByError, timeOf } from "../run/fold.js";
 import { RunGraph } from "../run/graph.js";
 import { RunHead } from "../run/head.js";
 import { EventLog } from "../run/log.js";
@@ -193,12 +193,12 @@ class RunPage {
 
   // Panels are filled anew only when they would say something else: what was unfolded stays so.
   showPanels(state) {
-    const stamp = `${state.queued !== null}:${state.status}:${state.error?.message}`;
+    const stamp = `${state.queued !== null}:${state.status}:${state.substatus}:${state.error?.message}`;
     if (stamp === this.panels) return;
     this.panels = stamp;
     inputPanel(this.input, state);
     outcomePanel(this.outcomeCard.element, this.outcome, this.outcomeCard.heading, state);
-    const isTrouble = state.status === "FAILED" || (state.status === "PAUSED" && state.error !== null);
+    const isTrouble = state.status === "FAILED" || isPausedByError(state) || failuresToSettle(state).length > 0;
     (isTrouble ? this.trouble : this.pair).append(this.outcomeCard.element); // what is wrong is on top
   }
 

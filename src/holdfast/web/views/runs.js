@@ -2,7 +2,7 @@
 
 import { call } from "../lib/api.js";
 import { h, on, perFrame, put } from "../lib/dom.js";
-import { icon } from "../lib/icons.js";
+import { icon, statusWord } from "../lib/icons.js";
 import { Rows } from "../lib/rows.js";
 import { may } from "../lib/session.js";
 import { empty, failed, loading } from "../lib/states.js";
@@ -80,6 +80,7 @@ class RunsPage {
 
   makeTable() {
     const all = h("input", { type: "checkbox", "aria-label": "Select all that are loaded" });
+    this.box = all;
     all.addEventListener("change", () => {
       this.selected.clear();
       this.select(all.checked ? this.runs.items : [], true);
@@ -119,7 +120,9 @@ class RunsPage {
     this.reading = reading;
     this.signal.addEventListener("abort", () => reading.abort(), { signal: reading.signal });
     this.selected.clear();
+    this.box.checked = false;
     this.isAll = false;
+    this.total = null;
     this.runs = new LiveRuns(filter, {
       signal: reading.signal,
       wanted: () => this.rows.range()[1],
@@ -146,6 +149,7 @@ class RunsPage {
         this.bar.setCounts({ "": all.total, ...all.by_status, RETRYING: again.total });
         this.total = retrying ? again.total : status ? (all.by_status[status] ?? 0) : all.total;
         this.bulk.update(this.hasMore);
+        this.show();
       }
     } catch (problem) {
       if (problem.code === undefined && problem.name !== "AbortError") throw problem; // the list works without
@@ -171,8 +175,8 @@ class RunsPage {
     this.rows.set(items);
     this.table.setAttribute("aria-rowcount", source.isWhole ? items.length + 1 : -1);
     this.table.hidden = items.length === 0;
-    const count = `${items.length.toLocaleString()}${source.isWhole ? "" : "+"} shown`;
-    this.note.textContent = items.length === 0 ? "" : count;
+    const of = source.isWhole ? "" : this.total > items.length ? ` of ${this.total.toLocaleString()}` : "+";
+    this.note.textContent = items.length === 0 ? "" : `${items.length.toLocaleString()}${of} shown`;
     if (problem)
       put(
         this.state,
@@ -192,9 +196,11 @@ class RunsPage {
       this.bar.take({ ...this.bar.filter, children: "1" });
     };
     const children =
-      !this.bar.filter.children &&
+      askedOf(this.bar.filter).roots &&
       h("button", { class: "button", type: "button", onclick: among }, "Look among children too");
-    return empty("No run matches", "", h("div", { class: "actions" }, clear, children));
+    const { status, text } = this.bar.filter;
+    const isCalm = ["RETRYING", "PAUSED", "FAILED"].includes(status) && !text;
+    return empty(isCalm ? `No run is ${statusWord(status).toLowerCase()}` : "No run matches", "", h("div", { class: "actions" }, clear, children));
   }
 
   row(run) {
@@ -208,6 +214,7 @@ class RunsPage {
 
   // Adds runs to the selection or takes them out; without any it is emptied.
   select(runs, isOn) {
+    if (runs.length === 0) this.box.checked = false;
     if (runs.length === 0) this.selected.clear();
     if (this.isAll && !isOn) for (const run of this.runs.items) this.selected.set(run.run_id, run);
     this.isAll = false;

@@ -1,0 +1,82 @@
+"""What a run does, in words: as sentences with what helps, and in short for a list."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from holdfast.cli.output import moment
+
+SHORT_CHARS = 70
+"""How much of an error a list shows."""
+
+_WAITS = {
+    "signal": "waits for the signal",
+    "task": "waits for a person:",
+    "child": "waits for the child",
+    "timer": "sleeps",
+    "activity": "carries out",
+    "update": "answers the update",
+    "approval": "waits to be approved",
+    "start": "starts later",
+}
+
+
+def error_of(error: dict[str, Any] | None) -> str | None:
+    """Return an error as one text."""
+    return None if error is None else f"{error['code']}: {error['message']}"
+
+
+def sentences_of(run: dict[str, Any]) -> Iterator[str]:
+    """Yield what a run does, and what helps, as a sentence each."""
+    again, pause, error = run.get("retrying"), run.get("pause"), run.get("last_error")
+    run_id = run["run_id"]
+    if again:
+        what = f" {error['message']}" if error and error["code"] == again["error_code"] else ""
+        yield f"{_retried(again)}{what}, {_next(again)}"
+        yield f"-> `holdfast run retry-step {run_id} {again['step_id']}` tries it now"
+    if pause:
+        who = f" by {pause['actor']}" if pause["actor"] else ""
+        yield f"paused{who} since {moment(pause['since'])}{': ' + pause['reason'] if pause['reason'] else ''}"
+    for step_id in run.get("failed_step_ids", ()):
+        yield f"-> `holdfast run retry-step {run_id} {step_id}` tries the failed step again"
+    if error and not again and run["status"] in ("FAILED", "PAUSED"):
+        yield f"{error['code']}: {error['message']}"
+    if run["status"] == "FAILED":
+        yield f"-> `holdfast run fork {run_id}` goes on from the failed step"
+    if run.get("queued_at"):
+        yield f"waits for a place since {moment(run['queued_at'])}"
+    if run.get("active_task_id") and run["status"] == "RUNNING":
+        yield f"-> `holdfast task show {run['active_task_id']}` shows what is asked"
+
+
+def now_of(run: dict[str, Any]) -> str:
+    """Return what a run does now, in short."""
+    again, pause, error, status = run.get("retrying"), run.get("pause"), run.get("last_error"), run.get("status")
+    if status in ("COMPLETED", "CANCELLED"):
+        return ""
+    is_by_error = error is not None and (run.get("failed_step_ids") or (pause and pause["reason"] == error["code"]))
+    if status == "PAUSED" and pause and (pause["actor"] or not is_by_error):
+        return _short(f"by {pause['actor'] or 'an operator'}{': ' + pause['reason'] if pause['reason'] else ''}")
+    if status in ("FAILED", "PAUSED"):
+        return _short(error_of(error) or "")
+    if again:
+        return _short(f"{_retried(again)}, {_next(again)}")
+    if run.get("queued_at"):
+        return f"waits for a place since {moment(run['queued_at'])}"
+    kind = run.get("waiting_kind")
+    if not kind:
+        return ""
+    until = f" until {moment(run['waiting_until'])}" if run.get("waiting_until") else ""
+    return _short(f"{_WAITS.get(kind, kind)} {run.get('waiting_for') or ''}".rstrip() + until)
+
+
+def _retried(again: dict[str, Any]) -> str:
+    times = "once" if again["failures"] == 1 else f"{again['failures']} times"
+    return f"{again['activity']} failed {times}, {again['error_code']}"
+
+
+def _next(again: dict[str, Any]) -> str:
+    return f"again at {moment(again['next_at'])}" if again.get("next_at") else "again now"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHORT_CHARS else f"{text[: SHORT_CHARS - 1]}…"
