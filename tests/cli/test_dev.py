@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -15,8 +16,6 @@ from holdfast.cli import dev_child
 from holdfast.cli.dev_child import DevOptions
 from tests.cli.command_process import MOST_SECONDS, Running, environment, running
 from tests.cli.forked_commands import ForkedCommands
-
-pytestmark = pytest.mark.process
 
 pytestmark = pytest.mark.process
 
@@ -83,6 +82,41 @@ async def test_who_serves_ends_with_who_started_it(tmp_path: Path) -> None:
         process.send(signal.SIGKILL)
         await process.ended()  # its stderr is closed when nobody has it any more
         assert "the service has stopped" in process.said
+
+
+DEADLY = """
+import os
+import holdfast as hf
+
+app = hf.App("shop")
+
+
+@app.workflow
+async def thumbnail() -> None:
+    os._exit(139)
+
+
+@app.workflow
+async def order() -> str:
+    return "sent"
+"""
+
+
+@pytest.mark.contract("OWN-3")
+async def test_a_run_that_ends_its_process_is_set_aside_and_the_rest_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(DEADLY)
+    async with asyncio.timeout(MOST_SECONDS), running(tmp_path, "dev", "shop.py", "--port", "0") as process:
+        url = await address(process)
+        async with httpx.AsyncClient(base_url=url, timeout=MOST_SECONDS) as http:
+            with suppress(httpx.TransportError):  # the process may be gone before it has answered
+                await http.post("/v1/runs", json={"workflow": "thumbnail", "run_id": "deadly"})
+            await process.until("the process of the app has ended with 139, without stopping: starting it again")
+            await process.until("takes over at once from")
+            await process.until("run deadly is paused: PoisonTurn")
+            await http.post("/v1/runs", json={"workflow": "order", "run_id": "r-1"})
+            assert (await http.get("/v1/runs/r-1/result?wait_s=20")).json()["result"] == "sent"
+        process.send(signal.SIGINT)
+        assert await process.ended() == 0
 
 
 @pytest.mark.parametrize("has_come", [True, False])

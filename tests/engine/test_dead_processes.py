@@ -69,7 +69,9 @@ def test_without_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.contract("OWN-3")
-async def test_only_leases_of_the_gone_are_ended() -> None:
+async def test_only_leases_of_the_gone_are_ended_and_it_says_whose_it_waits_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     clock = VirtualClock()
     store = MemoryStore(clock=clock)
     identity = process_identity()
@@ -77,7 +79,11 @@ async def test_only_leases_of_the_gone_are_ended() -> None:
     for name, process in {"gone#1": f"{machine} {os.getpid()} 1", "here#1": identity, "far#1": f"x {identity}"}.items():
         await store.renew(name, 60_000, Abilities(process=process).encode())
     await store.renew("old#1", 60_000, Abilities().encode())
-    await end_leases_of_the_gone(store, "new#1")
+    with caplog.at_level(logging.INFO, "holdfast.node"):
+        await end_leases_of_the_gone(store, "new#1")
+    waits, takes = caplog.records
+    assert "elsewhere: far, old. If one is gone, its runs wait for its lease" in waits.getMessage()
+    assert (takes.levelname, "new takes over at once from gone, " in takes.getMessage()) == ("WARNING", True)
     clock.advance(ms=2)
     assert [each.node for each in await store.find_nodes()] == ["far#1", "here#1", "old#1"]
 

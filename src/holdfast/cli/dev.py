@@ -6,8 +6,10 @@ imported changes. The socket is listened on all the time, so what is asked meanw
 
 import asyncio
 import os
+import signal
 import socket
 import sys
+from collections import deque
 from typing import Annotated, Any
 
 import msgspec
@@ -16,7 +18,7 @@ from cyclopts import Parameter
 from holdfast.app import termination_signal
 from holdfast.cli.app_loader import settings_at, split_target
 from holdfast.cli.dev_child import DEV_OPTIONS, DRAIN_S, RELOAD, DevOptions
-from holdfast.cli.exit_codes import OK
+from holdfast.cli.exit_codes import BAD_INPUT, CODES, FAILED, INTERRUPTED, OK
 from holdfast.cli.output import note
 from holdfast.cli.server import HOST, PORT, Port
 from holdfast.engine.observe.logs import describe_store
@@ -26,6 +28,13 @@ from holdfast.service.options import ServiceOptions
 
 PATIENCE_S = 2 * DRAIN_S + 3.0
 """How long the other process may take to end."""
+
+OWN_CODES = frozenset({OK, FAILED, BAD_INPUT, *CODES.values(), INTERRUPTED, 143})
+"""With these it has said why. After others it has crashed, by code of the app."""
+
+PAUSE_S = 0.5
+CRASHES = 12
+CRASHES_S = 60.0
 
 
 def dev(
@@ -76,6 +85,7 @@ async def _supervise(target: str, store: str, host: str, listener: socket.socket
     )
     try:
         with termination_signal() as asked:
+            crashes = _Crashes()
             while not asked.done():
                 process = await _start(given)
                 ended = asyncio.ensure_future(process.wait())
@@ -84,11 +94,38 @@ async def _supervise(target: str, store: str, host: str, listener: socket.socket
                 if not ended.done():
                     await _end(process, ended)
                 elif ended.result() != RELOAD:
-                    return ended.result()
+                    if ended.result() in OWN_CODES or crashes.is_too_often():
+                        return max(ended.result(), FAILED)
+                    note(f"the process of the app has ended {_by(ended.result())}, without stopping: starting it again")
+                    await asyncio.wait([asked], timeout=PAUSE_S)
             return OK
     finally:
         os.close(ours)
         os.close(theirs)
+
+
+class _Crashes:
+    """Counts how often the other process has crashed of late: more often than a run that ends it is tried."""
+
+    def __init__(self) -> None:
+        self._at: deque[float] = deque(maxlen=CRASHES)
+
+    def is_too_often(self) -> bool:
+        """Note a crash, and return whether it is no use to start it again."""
+        self._at.append(asyncio.get_running_loop().time())
+        is_full = len(self._at) == CRASHES and self._at[-1] - self._at[0] < CRASHES_S
+        if is_full:
+            note(f"the process of the app has ended {CRASHES} times within {CRASHES_S:.0f} s: mend it, and start again")
+        return is_full
+
+
+def _by(code: int) -> str:
+    if code >= 0:
+        return f"with {code}"
+    try:
+        return f"by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"by signal {-code}"
 
 
 async def _start(given: DevOptions) -> asyncio.subprocess.Process:

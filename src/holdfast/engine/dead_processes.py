@@ -21,6 +21,7 @@ logger = logging.getLogger("holdfast.node")
 
 PROC = Path("/proc")
 SHORTEST_LEASE_MS = 1
+NAMED = 5
 
 
 def process_identity() -> str:
@@ -29,6 +30,14 @@ def process_identity() -> str:
         return f"{_machine()} {os.getpid()} {_started(os.getpid())}"
     except (OSError, ValueError):
         return ""
+
+
+def is_here(identity: str) -> bool:
+    """Return whether this process runs, or ran, where it can be seen from here."""
+    try:
+        return identity.rsplit(" ", 2)[0] == _machine()
+    except OSError:
+        return False
 
 
 def is_gone(identity: str) -> bool:
@@ -47,9 +56,16 @@ def is_gone(identity: str) -> bool:
 
 async def end_leases_of_the_gone(store: Store, node: str) -> None:
     """End the leases of other nodes whose process has ended on this machine, so that their runs can be claimed."""
-    for other in abilities_of(await store.find_nodes()):
-        if other.node != node and is_gone(other.abilities.process):
-            logger.info("node %s takes over at once from %s, whose process has ended", node, name_of(other.node))
+    others = [each for each in abilities_of(await store.find_nodes()) if each.node != node]
+    unseen = [name_of(each.node) for each in others if not is_here(each.abilities.process)]
+    if unseen:
+        named = ", ".join(unseen[:NAMED]) + (f" and {len(unseen) - NAMED} more" if len(unseen) > NAMED else "")
+        text = "node %s cannot see whether these still run, elsewhere: %s. If one is gone, its runs wait for its lease"
+        logger.info(text, name_of(node), named)
+    for other in others:
+        if is_gone(other.abilities.process):
+            text = "node %s takes over at once from %s, whose process has ended without stopping: see why it did"
+            logger.warning(text, name_of(node), name_of(other.node))
             try:
                 await store.renew(other.node, SHORTEST_LEASE_MS)
             except NodeSuperseded:  # its name has started again meanwhile
