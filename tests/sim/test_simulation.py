@@ -9,6 +9,7 @@ commit the invariants of the run are checked; at the end, those of the whole.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections import Counter
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from holdfast.testing.sim_loop import SimLoop
 from tests.sim.simulation import simulate
 
 SEEDS = 20
@@ -89,6 +91,14 @@ def test_a_seed_always_tells_the_same_story() -> None:
     first = simulate(3, runs=4).digest
     assert simulate(3, runs=4).digest == first
     assert simulate(4, runs=4).digest != first
+
+
+def test_a_story_leaves_nothing_behind() -> None:
+    """Every loop that ends looks through the tasks of all, and what crashed nodes leave would fill the memory."""
+    simulate(1, runs=2)
+    while gc.collect():  # finalizers may leave more
+        pass
+    assert [each for each in gc.get_objects() if isinstance(each, SimLoop)] == []
 
 
 @pytest.mark.slow

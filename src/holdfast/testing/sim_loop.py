@@ -161,18 +161,29 @@ class SimLoop(asyncio.BaseEventLoop):
             self.close()
 
     def _abandon(self) -> None:
-        """Close what never finished, so that asyncio does not warn about it later."""
+        """Close what never finished, so that asyncio does not warn about it later.
+
+        Code that cleans up meanwhile may begin tasks: they belong to this loop too, and are closed with the others.
+        """
         self._ready.clear()
         self._scheduled.clear()
-        for task in self._tasks:
-            if not task.done():
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                with catch_warnings(action="ignore", category=RuntimeWarning), suppress(RuntimeError):
-                    coro = task.get_coro()
-                    assert coro is not None
-                    coro.close()
-            elif not task.cancelled():
-                task.exception()  # marks it as retrieved
+        asyncio._set_running_loop(self)
+        try:
+            for task in self._tasks:
+                self._close_task(task)
+        finally:
+            asyncio._set_running_loop(None)
+        self._ready.clear()
+
+    def _close_task(self, task: "SimTask[Any]") -> None:
+        if not task.done():
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            with catch_warnings(action="ignore", category=RuntimeWarning), suppress(RuntimeError):
+                coro = task.get_coro()
+                assert coro is not None
+                coro.close()
+        elif not task.cancelled():
+            task.exception()  # marks it as retrieved
 
     # --- what BaseEventLoop leaves to its subclasses
 

@@ -58,7 +58,7 @@ def is_mendable(problem: BaseException) -> bool:
     return not isinstance(problem, NonRetryable | InvalidInput | PayloadTooLarge)
 
 
-class Work(Struct, frozen=True, gc=False):
+class Work(Struct, frozen=True):  # the collector sees it: through its function it can reach its own node
     """One attempt of one step, to be carried out. `details` is the progress that earlier attempts have reported."""
 
     run_id: str

@@ -142,7 +142,7 @@ def make_program(
     return CoroutineProgram(definition, run_id, input, rotation, depth, *bounds)
 
 
-class _Beginning(Struct, gc=False, eq=False):
+class _Beginning(Struct, eq=False):  # the collector sees it: through the registry it reaches its own node
     """Makes the programs of a run: one for each rotation that it goes through.
 
     It does not hold the state: that grows old while the run goes on.
