@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"engine"}),
     frozenset({"run"}),
     frozenset({"workflow", "activity", "app_plans"}),
-    frozenset({"app_schedules"}),
+    frozenset({"app_schedules", "lock"}),
     frozenset({"app"}),
     frozenset({"service"}),
     frozenset({"client"}),

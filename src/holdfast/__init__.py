@@ -27,6 +27,7 @@ from holdfast.engine.options import NodeOptions
 from holdfast.engine.retention import Retention, RetentionRule
 from holdfast.errors import WorkflowFailed
 from holdfast.limits import DeadLetterPolicy, Limits
+from holdfast.lock import Lock
 from holdfast.program.api import (
     RunInfo,
     Saga,
@@ -114,6 +115,7 @@ __all__ = [
     "Indeterminate",
     "JsonFormatter",
     "Limits",
+    "Lock",
     "MapResult",
     "MemoryStore",
     "NodeOptions",

@@ -46,6 +46,7 @@ from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.start.runtime import OpenRuntimes, Runtime, StartOptions
 from holdfast.errors import CallerError, InvalidInput, NotDurable
 from holdfast.limits import Limits
+from holdfast.lock import LOCK_PREFIX, Lock, hold, limit_key
 from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import (
     NO_TIMEOUTS,
@@ -246,6 +247,18 @@ class App:
             return Workflow(definition)
 
         return register if function is None else register(function)
+
+    def lock(self, name: str, *, at_once: int = 1) -> Lock:
+        """Declare a lock between runs: `async with accounts("17"):` lets one run at a time go on there, by key.
+
+        With `at_once` so many hold a key together. Apps on the same store that declare the same name share the lock. It
+        is freed when its holder leaves the block or ends, however that ends. Runs of the workflow `lock:NAME` show who
+        has it and who waits (docs/locks.md).
+        """
+        if type(at_once) is not int or at_once < 1:
+            raise InvalidInput(f"at_once is a whole number from 1, not {at_once!r}", field="at_once")
+        register = self.workflow(name=f"{LOCK_PREFIX}{name}", per_key=at_once, key=limit_key)
+        return Lock(name, register(hold))
 
     @overload
     def external_workflow(self, workflow: str, /, *, version: str = "1") -> Workflow[..., Any]: ...

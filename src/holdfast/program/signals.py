@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from holdfast.core import commands as c
 from holdfast.core.instants import Instant
-from holdfast.core.keys import check_signal_name, sent_signal_id
+from holdfast.core.keys import RESERVED_PREFIX, check_signal_name, sent_signal_id
 from holdfast.core.messages import AcceptedSignalResult, SignalRequest, check_signal
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.program.coroutine import CoroutineProgram, require_program
@@ -178,6 +178,35 @@ def send_signal(
         signal_storage_key="",
         accepted=False,
     )
+
+
+GRANTED = RESERVED_PREFIX + "lock"
+"""What the run of a lock sends to its parent, and nothing else can: the engine's own signals stay within a family."""
+
+
+def send_granted(program: CoroutineProgram, parent_run_id: str, granted_to: str) -> None:
+    """Send a parent, from inside its child, that the child has been admitted: to exactly the wait of this step."""
+    step_id = program.name_step("granted")
+    signal_id = sent_signal_id(program.run_id, step_id, program.definition.version)
+    program.loop.check_open()
+    program.note(
+        c.SendSignal(
+            step_id=step_id,
+            run_id=parent_run_id,
+            name=GRANTED,
+            payload=program.definition.values.encode(None),
+            signal_id=signal_id,
+            addressed_to=granted_to,
+        )
+    )
+
+
+async def wait_granted(program: CoroutineProgram, step_id: str, timeout: timedelta | float | None) -> None:
+    """Wait until a child has been admitted. Raise `TimeoutError` after `timeout`, or if an operator skips the wait."""
+    try:
+        await _wait(program, step_id, GRANTED, Any, _until(program, timeout), None, "dead-letter")
+    except _Skipped:
+        raise TimeoutError("an operator has skipped the wait for the lock") from None
 
 
 async def _wait(

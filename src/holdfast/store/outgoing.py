@@ -50,7 +50,7 @@ def concerned(turn: Turn, item: Any) -> tuple[str, ...]:
 def unreachable(turn: Turn, item: Any, runs: Mapping[str, Whose]) -> Refused | None:
     """Return the refusal of what a run may not send to another run, as if that run did not exist.
 
-    What the engine itself sends goes to the children of a run, and to the run that it replaces. What a workflow sends
+    What the engine itself sends goes to children, to the parent, and to the run that is replaced. What a workflow sends
     stays inside its tenant, project and environment, unless its app allows more. `runs` holds the concerned runs that
     exist. A run that was created since they were read is missing there, and counts as one that does not exist.
     """
@@ -61,9 +61,8 @@ def unreachable(turn: Turn, item: Any, runs: Mapping[str, Whose]) -> Refused | N
     if sender is None or target is None:
         return Refused(no_such_run(item.run_id))
     if item.name.startswith(RESERVED_PREFIX):
-        is_near = target.parent_run_id == turn.run_id or (
-            is_restart_of(turn.run_id, item.run_id) and target[:3] == sender[:3]
-        )
+        is_near = item.run_id == sender.parent_run_id or target.parent_run_id == turn.run_id
+        is_near = is_near or (is_restart_of(turn.run_id, item.run_id) and target[:3] == sender[:3])
     else:
         is_near = turn.crosses_tenants or target[:3] == sender[:3]
     return None if is_near else Refused(no_such_run(item.run_id))

@@ -1,0 +1,102 @@
+"""Locks between runs: one run at a time has a key, the others wait in line.
+
+A lock is made of what is there already. Who enters starts a child, a run of the lock's own workflow, and waits for the
+signal that it runs. The workflow's limit admits one such run for each key, in order, on whichever node, in every store.
+The child ends when it gets a signal, or with its parent, however that ends. There is no table of locks, nothing polls,
+and operators see who holds a lock and who waits for it where they see runs: those that run, and those that are pending.
+"""
+
+import asyncio
+from contextvars import ContextVar, Token
+from datetime import timedelta
+from typing import Any, Self
+
+from holdfast.core.keys import check_name
+from holdfast.errors import InvalidInput, WorkflowFailed
+from holdfast.program.api import run_info
+from holdfast.program.coroutine import require_program
+from holdfast.program.signals import GRANTED, send_granted, wait_granted, wait_signal
+from holdfast.workflow import ChildRun, Workflow
+
+LOCK_PREFIX = "lock:"
+"""The name of a lock's workflow begins with it."""
+
+_held: ContextVar[frozenset[tuple[str, str]]] = ContextVar("held locks", default=frozenset())
+"""The locks that the present task holds or waits for, with those of the tasks that made it."""
+
+
+async def hold(place: str, key: str, granted_to: str) -> None:
+    """Hold a lock: this runs once it is admitted. The workflow of every lock."""
+    parent = run_info().parent_run_id
+    if parent is None:
+        raise WorkflowFailed("a lock is held for the run that has asked for it: enter it inside a workflow")
+    send_granted(require_program("lock"), parent, granted_to)
+    await wait_signal("release")
+
+
+def limit_key(place: str, key: str, granted_to: str) -> str:
+    """Return what runs of a lock are counted by."""
+    return f"{place}|{key}"
+
+
+class Lock:
+    """A lock between runs, by key: see `App.lock`. `async with accounts("17"): …` inside a workflow."""
+
+    def __init__(self, name: str, workflow: Workflow[[str, str, str], None]) -> None:
+        self.name = name
+        self._workflow = workflow
+
+    def __call__(self, key: str = "", *, timeout: timedelta | float | None = None) -> "LockEntry":
+        """Return a context that holds the lock of this key. It is entered once; `TimeoutError` after `timeout`."""
+        problem = check_name("key", key) if key != "" else None
+        if problem is not None:
+            raise problem
+        return LockEntry(self.name, key, timeout, self._workflow)
+
+
+class LockEntry:
+    """One time that a run waits for a lock, and holds it."""
+
+    def __init__(
+        self, name: str, key: str, timeout: timedelta | float | None, workflow: Workflow[[str, str, str], None]
+    ) -> None:
+        self._lock = (name, key)
+        self._timeout = timeout
+        self._workflow = workflow
+        self._child: ChildRun[None] | None = None
+        self._before: Token[frozenset[tuple[str, str]]] | None = None
+
+    async def __aenter__(self) -> Self:
+        program = require_program("a lock")
+        if self._child is not None:
+            raise InvalidInput("a lock is entered once: call it again for the next time")
+        name, key = self._lock
+        if self._lock in _held.get():
+            raise InvalidInput(f"lock {name!r} of key {key!r} is held by this task already: it would wait for itself")
+        about = run_info()
+        place = "|".join((about.tenant, about.project, about.environment))
+        step_id = program.name_step(GRANTED)
+        called = self._workflow.options(close_policy="cancel", tags=(key,) if key else ())
+        self._child = called.child(place, key, step_id)
+        granted = asyncio.ensure_future(wait_granted(program, step_id, self._timeout))
+        ended: Any = self._child._waiting
+        try:
+            await asyncio.wait({granted, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not granted.done():
+                await ended
+                raise WorkflowFailed(f"lock {name!r} of key {key!r} was not given: its run has ended")
+            await granted
+        except BaseException as problem:
+            granted.cancel()
+            if not ended.done():
+                self._child.cancel(f"not waited for any more: {type(problem).__name__}")
+            raise
+        self._before = _held.set(_held.get() | {self._lock})
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._child is not None
+        if self._before is not None:
+            _held.reset(self._before)
+        if not self._child.done():
+            await self._child.signal("release")
