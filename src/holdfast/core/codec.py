@@ -94,11 +94,15 @@ SEAL = "$holdfast"
 SEALED = b'{"$holdfast":['
 """How a sealed value begins."""
 
+_NULL = Raw(b"null")
+
 _UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 def encode(value: object, using: Encoders = _PLAIN) -> Raw:
     """Return the value as JSON, in its own order."""
+    if value is None:
+        return _NULL
     try:
         raw = using.canonical.encode(value)  # which also refuses keys that are no text
         # `in` would ask first whether what is looked for is a number, by way of an error: `find` does not.

@@ -69,7 +69,7 @@ from holdfast.program.definitions import (
     encode_options,
     note_handler,
 )
-from holdfast.program.loop import DeterministicLoop, StepFuture, Timer, Watch, running, settle
+from holdfast.program.loop import DeterministicLoop, StepFuture, Timer, Watch, current_loop, running, settle
 from holdfast.program.outcomes import (
     Handler,
     Received,
@@ -1079,8 +1079,8 @@ _CLOSED.dispose()
 
 def current_program() -> CoroutineProgram | None:
     """Return the program whose code is running, or None outside a workflow."""
-    loop = asyncio._get_running_loop()
-    return loop.host if type(loop) is DeterministicLoop else None  # type: ignore[return-value]
+    loop = current_loop()
+    return None if loop is None else loop.host  # type: ignore[return-value]
 
 
 def refuse_inside(what: str, instead: str) -> None:

@@ -436,11 +436,12 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self._is_closed = True
         self._ready = None
         self._deferred = None
-        with running(self):
-            for task in reversed(self._tasks):
-                coro = task.get_coro()
-                if not task.done() and coro is not None:
-                    _dispose_of(coro, self.watch)
+        if not all(task.done() for task in self._tasks):
+            with running(self):
+                for task in reversed(self._tasks):
+                    coro = task.get_coro()
+                    if not task.done() and coro is not None:
+                        _dispose_of(coro, self.watch)
         _untie(self._tasks)
         self._tasks = []
         self._collected = None
@@ -474,7 +475,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
 class outside_loop:  # noqa: N801 - used like a function
     """Leave the running loop and task of this thread, once for many programs that run one after the other."""
 
-    __slots__ = ("_hooks", "_loop", "_task", "_was_outside")
+    __slots__ = ("_hooks", "_inner", "_loop", "_task", "_was_outside")
 
     def __enter__(self) -> None:
         self._loop = loop = asyncio._get_running_loop()
@@ -484,12 +485,13 @@ class outside_loop:  # noqa: N801 - used like a function
         asyncio._set_running_loop(None)
         self._hooks = sys.get_asyncgen_hooks()
         self._was_outside, _here.is_outside = _here.is_outside, True
+        self._inner, _here.loop = _here.loop, None
         if not self._was_outside:
             _here.is_collecting = False
             gc.callbacks.append(_note_collection)
 
     def __exit__(self, *problem: object) -> None:
-        _here.is_outside = self._was_outside
+        _here.is_outside, _here.loop = self._was_outside, self._inner
         if not self._was_outside:
             gc.callbacks.remove(_note_collection)
         sys.set_asyncgen_hooks(*self._hooks)
@@ -508,14 +510,16 @@ class running:  # noqa: N801 - used like a function
         self._outside: outside_loop | None = None
 
     def __enter__(self) -> None:
-        if not _here.is_outside or asyncio._get_running_loop() is not None:
+        if not _here.is_outside or _here.loop is not None:
             self._outside = outside_loop()
             self._outside.__enter__()
         sys.set_asyncgen_hooks(None, self._loop.finalize)
         asyncio._set_running_loop(self._loop)
+        _here.loop = self._loop
 
     def __exit__(self, *problem: object) -> None:
         if self._outside is None:
+            _here.loop = None
             asyncio._set_running_loop(None)
         else:
             self._outside.__exit__()
@@ -524,14 +528,21 @@ class running:  # noqa: N801 - used like a function
 class _Here(threading.local):
     """Whether this thread is outside of its running loop, and whether the garbage collector runs in it.
 
-    The latter is known only while programs run. Then a callback listens, and at no other time.
+    The latter is known only while programs run. Then a callback listens, and at no other time. `loop` is the one whose
+    program runs: Python 3.11 asks the system for the process's id whenever it is asked for its running loop.
     """
 
+    loop: DeterministicLoop | None = None
     is_outside = False
     is_collecting = False
 
 
 _here = _Here()
+
+
+def current_loop() -> DeterministicLoop | None:
+    """Return the loop whose program is running in this thread, or None."""
+    return _here.loop
 
 
 def _note_collection(phase: str, info: object) -> None:

@@ -5,7 +5,6 @@ updates, tasks and states. It never holds its value. What an attempt of an activ
 variable, and to nothing else; where there is none, `reveal` raises.
 """
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
@@ -18,7 +17,7 @@ from msgspec import Struct
 from holdfast.core.keys import check_name
 from holdfast.core.redaction import Redactor
 from holdfast.errors import InvalidInput, NotDurable
-from holdfast.program.loop import DeterministicLoop
+from holdfast.program.loop import current_loop
 from holdfast.program.schema import json_schema
 
 
@@ -67,7 +66,7 @@ class Secret(Struct, frozen=True, rename={"name": "$secret"}, forbid_unknown_fie
         The value is redacted from what the activity returns, raises, reports and logs. What else is done with it is the
         activity's responsibility.
         """
-        if isinstance(asyncio._get_running_loop(), DeterministicLoop):  # also one for queries and handlers
+        if current_loop() is not None:  # also one for queries and handlers
             raise NotDurable(f"the value of {self!r} is not for workflows: reveal it in an activity")
         resolved = _RESOLVED.get()
         if resolved is None:

@@ -246,6 +246,9 @@ def _failure(converter: Converter[Any], problem: Exception) -> str:
     return f"the converter of {type_name(converter.type)} raised {type(problem).__name__}: {problem}"
 
 
+PLAIN_KINDS = (int, str, bool)
+"""Types whose own values fit them, and are decoded as they were encoded. A float may be no number."""
+
 PLAIN = Values()
 """The values of code that has no app."""
 
@@ -294,6 +297,10 @@ class Signature:
         if self.result_type in (NoReturn, Never):
             self.result_type = Any
         self._result_decoder = values.decoder(self.result_type, f"the result of {self.name}")
+        found = [hints.get(name) for name in self.names]
+        self._plain_kinds = found if all(kind in PLAIN_KINDS for kind in found) else None
+        self.plain_result = self.result_type if self.result_type in PLAIN_KINDS else None
+        """The type of results that need no further check if it is theirs: what is encoded of them can be decoded."""
 
     def __str__(self) -> str:
         return str(self._signature)
@@ -303,7 +310,8 @@ class Signature:
         arguments = self._bind(args, kwargs)
         try:
             raw = self.values.encode(arguments)
-            codec.decode_with(self._decoder, raw)
+            if [*map(type, arguments.values())] != self._plain_kinds:
+                codec.decode_with(self._decoder, raw)
         except InvalidInput as problem:
             raise self._unfit(arguments, problem) from problem
         return raw

@@ -110,6 +110,7 @@ class ActivityContext:
     def __init__(
         self,
         work: Work,
+        loop: asyncio.AbstractEventLoop,
         on_heartbeat: OnHeartbeat,
         key: str = "",
         most_bytes: int = Limits().value_bytes,
@@ -123,7 +124,7 @@ class ActivityContext:
         self._on_heartbeat = on_heartbeat
         self._key = key
         self._most_bytes = most_bytes
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._thread_id = get_ident()
         self._extend: Callable[[], None] | None = None
         self._reported: Details = UNSET

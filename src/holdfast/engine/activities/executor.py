@@ -135,7 +135,9 @@ class ActivityExecutor:
         if attempt.has_limits:
             now = attempt.started_at()
             deadline = _deadline(work, now)
-        context = ActivityContext(work, self._on_heartbeat, self.key, self._most_bytes, self.artifacts)
+        assert attempt.task is not None
+        loop = attempt.task.get_loop()
+        context = ActivityContext(work, loop, self._on_heartbeat, self.key, self._most_bytes, self.artifacts)
         before = CONTEXT.set(context)
         outcome: Outcome
         try:
@@ -293,7 +295,8 @@ class ActivityExecutor:
                 raw = secrets.redactor.json(raw)  # what does not fit its type any more fails the step
             if len(raw) > self._most_bytes:
                 codec.bounded(raw, self._most_bytes, f"the result of activity {work.definition.name!r}")
-            work.definition.signature.result_of(raw)
+            if secrets is not None or type(result) is not work.definition.signature.plain_result:
+                work.definition.signature.result_of(raw)
             return raw
         except InvalidInput as problem:
             raise InvalidInput(f"the result of activity {work.definition.name!r}: {problem}") from problem
