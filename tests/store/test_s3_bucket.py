@@ -16,8 +16,10 @@ from obstore.store import MemoryStore as ObjectsInMemory
 
 import holdfast as hf
 from holdfast.clock import SystemClock
+from holdfast.core.admission import AdmissionRequest, RunLimit
 from holdfast.core.bus import Sink
 from holdfast.core.codec import format_instant
+from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.keys import signal_storage_key, signal_suffix
 from holdfast.errors import (
     CheckpointOwnershipCapabilityError,
@@ -566,6 +568,28 @@ async def test_a_run_whose_key_the_server_does_not_take_is_refused_before_anythi
     assert b"InvalidInput" in bytes(message.payload)
     with pytest.raises(InvalidInput):
         await SampleNode(store, LONG[:66]).renew()
+
+
+@pytest.mark.contract("API-2")
+async def test_other_names_that_are_too_long_for_a_key_are_refused(objects: FaultyObjects) -> None:
+    """Of a workflow with a limit, a version of a definition, a tenant's plan, a key; names of signals are in no key."""
+    store = opened(objects)
+    await SampleNode(store).start("run-1", wait("go"))
+    objects.plan = _refuses_long_parts
+    asked = AdmissionRequest(limit=RunLimit(at_once=1))
+    [queued] = await store.create([replace(new_run("run-2", plan_id=LONG), admission=asked)])
+    assert isinstance(queued, Refused)
+    assert isinstance(queued.error, InvalidInput)
+    assert queued.error.details["field"] == "workflow"
+    for refused in (
+        store.publish_definitions([WorkflowDeclaration(plan_id="order", plan_version=LONG)]),
+        store.put_plan(LONG, "0" * 64, b"{}"),
+        store.put_key(LONG, "0" * 64),
+    ):
+        with pytest.raises(InvalidInput):
+            await refused
+    [accepted] = await store.deliver([signal("run-1", LONG)])
+    assert isinstance(accepted, Accepted)
 
 
 async def test_a_server_that_takes_long_names_is_asked_once(objects: FaultyObjects) -> None:

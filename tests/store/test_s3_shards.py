@@ -192,6 +192,29 @@ async def test_idle_nodes_do_not_read_each_others_leases_all_the_time(
     assert all(processes.stores[NODES[0]]._mirror.may_be_alive(node, processes.clock.now()) for node in NODES)
 
 
+@pytest.mark.contract("OWN-3")
+async def test_what_is_left_of_a_node_is_removed_also_if_another_was_faster(
+    objects: FaultyObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one deletes the lease, the same process follows what another one has announced."""
+    clock = VirtualClock()
+    store, other = opened(objects, clock), opened(objects, clock)
+    await store.renew("gone", LEASE_MS)
+    await other.stats()
+    clock.advance(ms=LEASE_MS + UNREAD // 1_000)
+    delete = Bucket.delete
+
+    async def after_another(bucket: Bucket, keys: list[str]) -> None:
+        await delete(bucket, keys)
+        if bucket is store.bucket and keys:
+            await other.renew("node-b", LEASE_MS)
+            await store.stats()
+
+    monkeypatch.setattr(Bucket, "delete", after_another)
+    await store.renew("node-a", LEASE_MS)
+    assert [each.key for each in await store.bucket.list("nodes")] == ["nodes/node-a", "nodes/node-b"]
+
+
 def test_shards_are_spread_and_only_those_of_a_node_that_goes_are_moved() -> None:
     before, after = owners_of(frozenset(NODES)), owners_of(frozenset(NODES[1:]))
     counts = Counter(before)

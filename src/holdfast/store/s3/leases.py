@@ -129,7 +129,7 @@ class Leases:
         gone = [node for node in late if node in self._mirror.nodes and self._mirror.lease_end(node, now) <= now]
         await self._bucket.delete([node_key(node) for node in gone])
         for node in gone:
-            del self._mirror.nodes[node]
+            self._mirror.nodes.pop(node, None)  # unless another call was faster
             self._heads.note_node(node)
 
     # --- runs
