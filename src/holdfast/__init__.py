@@ -190,7 +190,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import what is not needed by everybody when it is first used."""
     if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = f": it is holdfast.errors.{name}" if hasattr(errors, name) else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     value = globals()[name] = getattr(import_module(_LAZY[name]), name)
     return value
 

@@ -147,15 +147,19 @@ async def test_alerts_are_shown_as_they_are_raised_with_their_run(screen: Page, 
 
 
 async def test_a_node_that_has_gone_is_missed_and_a_dead_letter_is_named(screen: Page, inbox: InboxSite) -> None:
-    second = App("second")
-    async with second.node(inbox.orchard.app.runtime().store):
+    second, store = App("second"), inbox.orchard.app.runtime().store
+    gone = panel_of(screen, "Nodes").locator("li.gone")
+    async with second.node(store, name="second"):
+        await store.renew("third#1", 3_000)
         await screen.goto("/health")
-        await expect(panel_of(screen, "Nodes").locator("li")).to_have_count(2)
+        await expect(panel_of(screen, "Nodes").locator("li")).to_have_count(3)
     await inbox.dead_letter()
-    await next_sample(screen)
-    await expect(panel_of(screen, "Nodes").locator("li.gone")).to_contain_text("gone")
+    while await gone.count() < 2:
+        await next_sample(screen)
+    await expect(gone.filter(has_text="second")).to_contain_text("stopped, last seen")
+    await expect(gone.filter(has_text="third")).to_contain_text("gone, lease ended")
     verdict = screen.locator(".verdict")
-    await expect(verdict).to_contain_text("A node is gone: second")
+    await expect(verdict).to_contain_text("A node is gone: third")  # the other one has stopped in an orderly way
     await screen.clock.run_for(15_000)  # the doctor comes less often
     await expect(verdict).to_contain_text("1 dead letter is not settled")
     await verdict.get_by_role("link", name="Look").click()

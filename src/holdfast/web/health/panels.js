@@ -20,13 +20,14 @@ export function panel(title, mark, body, hint = "") {
 // What is wrong at this moment, in words; nothing if nothing is.
 export function concerns({ latest, nodes, alerts, points, takeovers }, report) {
   const here = [...nodes.values()];
-  const gone = here.filter((node) => node.isGone);
+  const away = here.filter((node) => node.isGone);
+  const gone = away.filter((node) => !node.hasStopped && nowMs() - node.seenAt < RECENT_MS);
   const recent = alerts.filter((alert) => nowMs() - Date.parse(alert.raised_at) < RECENT_MS);
   const taken = takeovers.find((each) => nowMs() - Date.parse(each.at) < RECENT_MS);
   const lost = points.slice(-12).some((point) => point.lost > 0);
   return [
-    here.length === gone.length && ["FAILED", "No node is there: nothing goes on.", null],
-    gone.length > 0 && here.length > gone.length && ["PAUSED", `${gone.length === 1 ? "A node is" : `${gone.length} nodes are`} gone: ${gone.map((node) => node.name).join(", ")}`, null],
+    here.length === away.length && ["FAILED", "No node is there: nothing goes on.", null],
+    gone.length > 0 && here.length > away.length && ["PAUSED", `${gone.length === 1 ? "A node is" : `${gone.length} nodes are`} gone: ${gone.map((node) => node.name).join(", ")}`, null],
     taken && ["PAUSED", `${takeoverWords(taken)} in the last quarter of an hour: see why the process ended.`, null],
     latest.lag > LAG_S && ["FAILED", `A run has been due for ${duration(latest.lag * 1000)}: too few nodes, or none that can run it.`, "/runs"],
     latest.letters > 0 && !report && ["FAILED", `${number.format(latest.letters)} dead ${latest.letters === 1 ? "letter waits" : "letters wait"} for somebody to look.`, "/inbox/letters"],
@@ -78,9 +79,9 @@ export function nodeList({ nodes }) {
   const sorted = [...nodes.values()].sort((one, other) => one.isGone - other.isGone || one.name.localeCompare(other.name));
   const rows = sorted.map((node) => h(
     "li", { class: node.isGone ? "gone" : null },
-    icon(node.isGone ? "FAILED" : "COMPLETED"), h("span", { class: "node-name" }, node.name, node.is_here && h("span", { class: "tag" }, "answers here")),
+    icon(!node.isGone ? "COMPLETED" : node.hasStopped ? "CANCELLED" : "FAILED"), h("span", { class: "node-name" }, node.name, node.is_here && h("span", { class: "tag" }, "answers here")),
     h("span", { class: "quiet", title: (node.workflows ?? []).join(", ") }, [node.version && `${node.version}`, node.workflows?.length && `${node.workflows.length} workflows`, node.queues?.length && `queue ${node.queues.join(", ")}`, isNumber(node.runs) && `${number.format(node.runs)} runs, ${number.format(node.activities)} activities`].filter(Boolean).join(" · ")),
-    h("span", { class: "quiet" }, node.isGone ? ["gone, lease ended "] : ["lease ends "], ageOf(node.lease_until)),
+    h("span", { class: "quiet" }, node.hasStopped && node.isGone ? ["stopped, last seen ", ageOf(new Date(node.seenAt).toISOString())] : [node.isGone ? "gone, lease ended " : "lease ends ", ageOf(node.lease_until)]),
   ));
   return panel("Nodes", "system", rows.length === 0 ? h("p", { class: "hint" }, "No node is there: nothing goes on.") : h("ul", { class: "nodes" }, rows));
 }

@@ -86,10 +86,14 @@ export class Samples {
     Object.assign(this, { lastAlert: 0, alerts: [] });
   }
 
-  // Nodes that are gone stay for an hour: that one is missing is what one came to see.
+  // Nodes that are gone stay for an hour: that one is missing is what one came to see. One that has stopped in an orderly way,
+  // such as for another version, has ended its lease before its time.
   see(items) {
     const now = nowMs();
-    for (const node of this.nodes.values()) node.isGone = true;
+    for (const node of this.nodes.values()) {
+      if (!node.isGone) node.hasStopped = Date.parse(node.lease_until) > now;
+      node.isGone = true;
+    }
     for (const node of items) this.nodes.set(node.name, { ...node, seenAt: now, isGone: false });
     for (const [name, node] of this.nodes) if (now - node.seenAt > HOUR_MS) this.nodes.delete(name);
   }
