@@ -257,3 +257,35 @@ async def test_what_an_old_node_approves_is_started_by_this_build(old_build: Pat
             assert await held.result() == 7
             await other.signal("go", 1)
             await other.result()
+
+
+@pytest.mark.contract("BUS-1")
+async def test_what_an_old_node_commits_is_sent_to_a_sink_by_this_build(old_build: Path, address: str) -> None:
+    """It knows of no sink, but the store writes the outbox. What it committed before there was one is not sent."""
+    seen: dict[str, list[int]] = {}
+    with node("old", address, old_build):
+        app, order = make_app("client")
+
+        def note(events: list[dict[str, Any]]) -> None:
+            for event in events:
+                seen.setdefault(event["subject"], []).append(int(event["sequence"]))
+
+        async with client(address) as (first, same):
+            early = await first.start(same, 1, run_id="early")
+            await waits(first, ["early"])
+            before = len(await early.events())
+        app.projection("all")(note)
+        options = hf.NodeOptions(takes_runs=False, relays=True, safety_poll_s=0.2)
+        async with asyncio.timeout(MOST_SECONDS), app.node(address, options=options):
+            runs = [app.run("early"), await app.start(order, 2, run_id="late")]
+            await waits(app, ["late"])
+            for run in runs:
+                await run.signal("go", 1)
+                await run.result()
+            histories = {run.run_id: [event.run_seq for event in await run.events()] for run in runs}
+            expected = {"early": histories["early"][before:], "late": histories["late"]}
+
+            async def has_all() -> bool:
+                return seen == expected
+
+            await until(has_all)
