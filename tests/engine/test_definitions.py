@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -375,6 +376,40 @@ async def test_runs_that_wait_for_nothing_that_is_due_are_left_alone(store: Stor
         await wait_for_status(new.app.run(due), PAUSED)
         head = next(head for head in await store.find(RunQuery()) if head.run_id == waiting)
         assert (head.status, "RunPaused" in await event_types(new.app.run(waiting))) == (RUNNING, False)
+
+
+HELD: dict[str, dict[str, Any]] = {
+    "delayed": {},
+    "approved": {"requires_approval": True},
+    "with a time-out": {},
+    "with limits": {"at_once": 1},
+    "with limits and a time-out": {"at_once": 1},
+}
+
+
+@pytest.mark.contract("WF-3", "TMR-2", "SIG-13", "QUE-2")
+@pytest.mark.parametrize("how", HELD)
+async def test_a_run_that_was_held_is_treated_like_one_that_has_started(store: Store, how: str) -> None:
+    """Once it is due, and no node has its version. One that has yet to get a place by its limits does not start."""
+    old, new = Shop("1", **HELD[how]), Shop("2")
+    async with old.node(store, takes_runs=False):
+        timeout: dict[str, Any] = {"execution_timeout": timedelta(hours=1)} if "time-out" in how else {}
+        run = await old.app.start(old.orders["1"], after=timedelta(milliseconds=1), **timeout)
+        if how == "approved":
+            await run.approve(actor="ann")
+        await run.signal("go", "kept")
+    async with new.node(store):
+        [letter] = await letters_of(new, run.run_id)
+        assert letter.record.reason == "definition missing"
+        status = (await new.app.run(run.run_id).snapshot()).status
+        assert status == ("PENDING" if "limits" in how else "PAUSED")
+        if status == "PAUSED":
+            event = await wait_for_event(new.app.run(run.run_id), "RunPaused")
+            assert isinstance(event.data, e.RunPaused)
+            assert event.data.error is not None
+            assert event.data.error.code == "VersionMismatch"
+    async with old.node(store, name="back again"):
+        assert await old.app.run(run.run_id).result() == "kept by 1"
 
 
 # --- settings

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 import holdfast as hf
 from holdfast.core.plans import FORMAT_LEVEL
 from holdfast.core.state import COMPLETED, RUNNING
+from holdfast.errors import Conflict
 from holdfast.store.port import FinishedRunQuery, PurgePolicy, RunQuery
 from holdfast.testing.samples import new_run
 from tests.store.upgrade_node import OTHERS, make_app
@@ -194,6 +195,35 @@ async def test_a_run_whose_state_needs_a_level_is_not_claimed_by_an_old_node(
                 assert await delayed.result() == 2
                 [head] = await store.find(RunQuery(run_ids=("future",)))
                 assert (head.status, head.version, head.lease_epoch) == ("PENDING", 1, 0)
+
+
+async def test_on_a_file_old_builds_are_refused_once_a_run_needs_a_level(old_build: Path, tmp_path: Path) -> None:
+    """Its statements would claim such a run: it is not created beside an old node, and no old node opens it later."""
+    address = f"sqlite:///{tmp_path}/store.db"
+    async with client(address) as (app, order):
+        with node("old", address, old_build) as old:
+            simple = await app.start(order, 1, run_id="simple")
+            await waits(app, ["simple"])
+            with pytest.raises(Conflict, match="earlier release work on this store: old"):
+                await app.start(OTHERS["few"], 1, after=timedelta(milliseconds=1), run_id="delayed")
+            with pytest.raises(Conflict, match="level 2"):
+                await app.start(order, 1, run_id="bounded", execution_timeout=60)
+            assert [head.run_id for head in await app.runtime().store.find(RunQuery())] == ["simple"]
+            old.end()
+        await until(partial(_is_old_gone, app))
+        delayed = await app.start(OTHERS["few"], 1, after=timedelta(milliseconds=1), run_id="delayed")
+        late = NodeProcess("late", address, old_build)
+        with pytest.raises(AssertionError, match="has ended without"):
+            late.wait_for("works")
+        late.end()
+        with node("new", address, NEW):
+            assert await delayed.result() == 2
+            await simple.signal("go", 1)
+            assert await simple.result() == 4
+
+
+async def _is_old_gone(app: hf.App) -> bool:
+    return not any(each.node.startswith("old") for each in await app.runtime().store.find_nodes())
 
 
 async def test_retention_of_this_build_beside_an_old_node(old_build: Path, address: str) -> None:

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from holdfast.core.event_writer import start_message
 from holdfast.core.events import RunQueued
 from holdfast.core.messages import Message
-from holdfast.core.plans import FORMAT_LEVEL, definition_of
+from holdfast.core.plans import FORMAT_LEVEL, definition_of, level_of
 from holdfast.core.state import APPROVED, PAUSED
 from holdfast.engine.abilities import Abilities, NodeAbilities, abilities_of, other_code
 from holdfast.engine.dead_processes import end_leases_of_the_gone, process_identity
@@ -270,11 +270,16 @@ class DefinitionFilter:
             return False
         return run is not None and self.has(run.head.plan_id, run.head.plan_version)
 
+    def _is_orphaned(self, plan_id: str, version: str, level: int) -> bool:
+        """Return whether this node is to pause runs of a definition that no node alive has published."""
+        return level <= FORMAT_LEVEL and (plan_id, version) not in self.plans
+
     async def _find_orphaned(self) -> None:
         missing = await self._store.find_orphaned(self._late_ms)
-        found = [each.plan for each in missing if each.plan not in self.plans]
+        apart = [(each.plan, *level_of(each.plan[1])) for each in missing]
+        found = [(*plan, version) for plan, version, level in apart if self._is_orphaned(plan[0], version, level)]
         if found:
-            names = ", ".join(f"{plan_id} version {version}" for plan_id, version in found)
+            names = ", ".join(sorted({f"{plan_id} version {version}" for plan_id, _, version in found}))
             logger.error("no node alive has %s: runs that are due are paused", names)
-            self.claimable = list({*self.claimable, *self.registered, *found})
+            self.claimable = list({*self.claimable, *self.registered, *((name, claimed) for name, claimed, _ in found)})
             self._store.wakeups.notify()

@@ -171,6 +171,16 @@ def request_conflict(run_id: str) -> Conflict:
     return Conflict("this request was made before with another input", run_id=run_id)
 
 
+def older_nodes(nodes: Sequence[str], level: int) -> Conflict:
+    """Make the refusal of a run that nodes of an earlier release would get wrong, and would claim."""
+    return Conflict(
+        f"the run needs level {level} of the stored format, and nodes of an earlier release work on this store: "
+        f"{', '.join(nodes)}. Upgrade them first",
+        nodes=list(nodes),
+        level=level,
+    )
+
+
 def run_id_taken(run_id: str) -> Conflict:
     """Return the refusal of a run id that another request has used."""
     return Conflict(f"there is another run with the id {run_id!r}", run_id=run_id)

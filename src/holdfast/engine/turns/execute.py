@@ -40,7 +40,7 @@ from holdfast.core.messages import (
     outcomes_of,
     updates_of,
 )
-from holdfast.core.plans import is_plan
+from holdfast.core.plans import HELD_LEVEL, is_plan
 from holdfast.core.run_timeouts import is_timeout
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, OpenStep, RunState, state_of
 from holdfast.core.tasks import task_operations
@@ -332,10 +332,11 @@ def pause_turn(
     """
     is_missing = isinstance(problem, VersionMismatch)
     is_poisoned = is_poisoned or is_missing
-    has_begun = state.status is RUNNING or state.status is PAUSED
+    # One that has begun starts no more; one that is to be queued for admission first starts where its limits are known.
+    is_no_start = is_missing and (state.status is RUNNING or state.status is PAUSED or state.needs == HELD_LEVEL)
     draft = TurnDraft(state, loaded, now, node, limits)
     pause = PauseRun(error=error_info(problem))
-    starts = [message for message in loaded.messages if _is_start(message) and not (is_missing and has_begun)]
+    starts = [message for message in loaded.messages if _is_start(message) and not is_no_start]
     timeouts = [message for message in loaded.messages if is_timeout(message)]  # which end a run without its code too
     others = [message for message in loaded.messages if message not in starts and message not in timeouts]
     # Before the commands, which may close their steps: their senders know that they count.

@@ -292,11 +292,9 @@ def find_orphaned(
         owner = head.lease_owner
         since = head.ready_at if owner is None else min(nodes[owner], now)
         is_late = since is not None and since <= now - late_ms * 1_000 and owner not in alive
-        plan = claimed_as(head)
-        if is_late and head.needs:  # no node is to guess at it
-            continue
+        plan = levels.definition_of(head.plan_id, head.plan_version)
         if is_late and since is not None and not any(plan in known[node] for node in alive):
-            found[plan] = min(since, found.get(plan, since))
+            found[claimed_as(head)] = min(since, found.get(claimed_as(head), since))
     return sorted(
         (port.OrphanedDefinition(plan, since) for plan, since in found.items()),
         key=lambda each: (each.since, each.plan),

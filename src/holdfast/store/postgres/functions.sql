@@ -1597,7 +1597,7 @@ $$;
 
 -- The definitions that no live node has, of runs that have been eligible since then. Of each kind of run some thousand
 -- are looked at: what no node claims has waited for longest.
-CREATE OR REPLACE FUNCTION holdfast.missing_1(p_now bigint, p_late bigint)
+CREATE OR REPLACE FUNCTION holdfast.missing_2(p_now bigint, p_late bigint)
 RETURNS TABLE (o_plan text, o_version text, o_since bigint) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
 SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -1621,11 +1621,18 @@ BEGIN
         SELECT l.plan_id, l.plan_version, min(l.since) AS since FROM late l WHERE l.since <= v_late GROUP BY 1, 2
     )
     SELECT p.plan_id, p.plan_version, p.since FROM plans p
-    WHERE strpos(p.plan_version, E'\n') = 0 AND NOT EXISTS (  -- what needs a level that no node knows is left alone
+    WHERE NOT EXISTS (  -- what a node has is compared without the level of a run
         SELECT 1 FROM holdfast.nodes n
         WHERE holdfast.lease_end_1(n.lease_until, v_now) > v_now
-            AND (n.plans IS NULL OR p.plan_id || E'\n' || p.plan_version = ANY (n.plans))
+            AND (n.plans IS NULL OR p.plan_id || E'\n' || split_part(p.plan_version, E'\n', 1) = ANY (n.plans))
     )
     ORDER BY p.since, p.plan_id, p.plan_version;
 END
+$$;
+
+-- For nodes of an earlier release, which leave alone what needs a level.
+CREATE OR REPLACE FUNCTION holdfast.missing_1(p_now bigint, p_late bigint)
+RETURNS TABLE (o_plan text, o_version text, o_since bigint) LANGUAGE sql AS $$
+    SELECT m.o_plan, m.o_version, m.o_since FROM holdfast.missing_2(p_now, p_late) m
+    WHERE strpos(m.o_version, E'\n') = 0
 $$;

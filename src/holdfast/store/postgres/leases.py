@@ -47,7 +47,7 @@ UPDATE holdfast.nodes n SET lease_until = greatest(n.lease_until, t.now + $3)
 FROM (SELECT holdfast.time_1($1) AS now) t
 WHERE n.node = $2 AND n.lease_until > t.now AND holdfast.lease_end_1(n.lease_until, t.now) > t.now
 """
-ORPHANED = "SELECT o_plan, o_version, o_since FROM holdfast.missing_1($1, $2)"
+ORPHANED = "SELECT o_plan, o_version, o_since FROM holdfast.missing_2($1, $2)"
 RELEASE = "SELECT o_now, o_freed FROM holdfast.release_1($1, $2, $3)"
 
 FIRST = -(2**62)

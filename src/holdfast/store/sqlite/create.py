@@ -28,6 +28,16 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 _TAKEN = "SELECT run_id, tenant, project, environment, plan_id, status FROM runs"
 _LAST_WITHIN = f"{_TAKEN} WHERE run_id > ? AND run_id < ? ORDER BY run_id DESC LIMIT 1"
 
+LEVELS_SINCE = 11
+"""The format whose builds leave runs alone that need a level which they do not know. Earlier builds claim them."""
+
+_OLDER_NODES = f"""
+SELECT node FROM nodes JOIN node_plans USING (node)
+WHERE {queries.IS_CURRENT}
+    AND NOT EXISTS (SELECT 1 FROM json_each(plans) WHERE substr(value, 1, 7) = char(10) || 'level' || char(10))
+ORDER BY node LIMIT 10
+"""
+
 Answer = port.Created | port.Existing | port.Refused
 
 
@@ -55,6 +65,8 @@ def create(
         unfit = validation.check_first_signals(new, limits) if answer is None and new.signals else None
         if unfit is not None:
             answer = port.Refused(unfit)
+        if answer is None and new.snapshot.needs:
+            answer = _keep_older_builds_away(db, new.snapshot.needs, now)
         if answer is None and new.admission is not None:
             answer = _create_queued(db, run_no + 1, new, new.admission, owner, now)
         elif answer is None:
@@ -78,6 +90,21 @@ def create(
     if any(getattr(new, "signals", ()) for new in new_runs):
         return [_with_signals(db, new, answer, limits, now) for new, answer in zip(new_runs, answers, strict=True)]
     return answers
+
+
+def _keep_older_builds_away(db: sqlite3.Connection, level: int, now: Instant) -> port.Refused | None:
+    """Refuse a run that needs a level while a node of an earlier build is alive; from then on such builds are refused.
+
+    They would claim the run, because it is this build's statements that leave it alone.
+    """
+    older = [node for (node,) in db.execute(_OLDER_NODES, {"now": now})]
+    if older:
+        return port.Refused(decisions.older_nodes(older, level))
+    newest = "SELECT max(version) FROM holdfast_schema"
+    db.execute(
+        f"UPDATE holdfast_schema SET oldest_reader = max(oldest_reader, ?) WHERE version = ({newest})", (LEVELS_SINCE,)
+    )
+    return None
 
 
 def _create_queued(

@@ -76,10 +76,11 @@ SELECT plan_id, plan_version, since FROM (
             WHERE NOT ({queries.IS_CURRENT}) AND min(lease_until, :now) <= :late LIMIT {LOOKED_AT}
         )
     ) GROUP BY 1, 2
-) WHERE instr(plan_version, char(10)) = 0 AND NOT EXISTS (
+) WHERE NOT EXISTS (  -- what a node has is compared without the level of a run
     SELECT 1 FROM nodes LEFT JOIN node_plans USING (node)
-    WHERE {queries.IS_CURRENT}
-        AND (plans IS NULL OR plan_id || char(10) || plan_version IN (SELECT value FROM json_each(plans)))
+    WHERE {queries.IS_CURRENT} AND (plans IS NULL OR (
+        plan_id || char(10) || substr(plan_version, 1, instr(plan_version || char(10), char(10)) - 1)
+    ) IN (SELECT value FROM json_each(plans)))
 ) ORDER BY since, plan_id, plan_version
 """
 EXTEND = f"UPDATE nodes SET lease_until = max(lease_until, :until) WHERE node = :node AND {queries.IS_CURRENT}"

@@ -420,7 +420,7 @@ class LeaseSuite(SuiteBase):
     async def test_run_that_needs_a_level_is_claimed_by_nodes_that_ask_for_it(
         self, store: Store, node: SampleNode, clock: VirtualClock
     ) -> None:
-        """Others do not see it: it is not claimed, not due, and not taken for one whose definition is missing."""
+        """Others do not see it: it is not claimed, and not due. Its definition is missing if no node has that."""
         plan, later = ("order", "1"), claimed_as("order", "1", 7)
         new = new_run("later", now=await store.now())
         # The last one has published a value of that name, and needs nothing.
@@ -435,6 +435,8 @@ class LeaseSuite(SuiteBase):
         await store.renew(node.name, 30_000, [plan])
         assert await store.find_orphaned(1_000) == []
         assert await store.claim(node.name, 10, [plan]) == []
+        await store.renew(node.name, 30_000, [])
+        assert [each.plan for each in await store.find_orphaned(1_000)] == [later]
         other = SampleNode(store, "node-b")
         await other.renew()
         due = await store.next_due(other.name, [plan, later])
