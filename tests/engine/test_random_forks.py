@@ -10,20 +10,26 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec import json
 from obstore.store import MemoryStore as ObjectsInMemory
 
 import holdfast as hf
 from holdfast.clock import SystemClock
 from holdfast.core.events import Event, StepStarted
 from holdfast.core.fork import find_cut, first_difference
-from holdfast.errors import Conflict, RunTerminal
+from holdfast.errors import Conflict, RunFailed, RunTerminal
 from holdfast.limits import Limits
 from holdfast.store.memory import MemoryStore
-from holdfast.store.port import Store, TaskQuery, WaitQuery
+from holdfast.store.port import RunQuery, Store, TaskQuery, WaitQuery
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.s3 import S3Store
 from holdfast.store.s3.bucket import Bucket
 from holdfast.store.sqlite import SqliteStore
+from tests.engine import test_random_plans as random_plans
+from tests.flows.random_flows import Counts, leaves_of
+from tests.flows.test_crashes import RUN_ID, without_tasks
+from tests.flows.test_crashes import check as check_flow
+from tests.program.naive_plan import random_plan
 
 KEY = bytes(range(32))
 OPERATIONS = ("act", "queued", "keyed", "large", "both", "sleep", "child", "draw", "signal", "task", "update", "set")
@@ -181,6 +187,89 @@ async def test_a_fork_at_every_event_of_a_random_run_ends_as_the_run_did(
 
 def _is_start_of(event: Event, activity: str) -> bool:
     return isinstance(event.data, StepStarted) and activity in (event.step_id or "")
+
+
+async def forked_at_every_cut(run: hf.RunHandle[Any], every: int = 1) -> AsyncIterator[tuple[int, hf.RunHandle[Any]]]:
+    """Yield a fork at each place where a history can be cut; what was recorded before is in the fork in the end."""
+    history = await run.events()
+    for cut in sorted({find_cut(history, at) for at in range(1, len(history) + 1)})[::every]:
+        fork = await run.fork(at=cut)
+        yield cut, fork
+        events = await fork.events()
+        assert first_difference(history[:cut], events[:cut]) is None, cut
+        assert [event.run_seq for event in events] == list(range(1, len(events) + 1))
+
+
+@pytest.mark.contract("WF-1", "WF-2", "WF-5", "CAN-1")
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_fork_at_every_event_of_a_random_flow_ends_as_the_naive_interpreter_says(seed: int) -> None:
+    """With children, compensation and rotations; each third flow fails, and so do its forks."""
+    story = without_tasks(seed)
+    signals = [leaf.name for leaf in leaves_of(story.shape).values() if leaf.kind == "signal"]
+    options = hf.NodeOptions(cached_runs=0, drain_s=2.0)
+    async with asyncio.timeout(MOST_SECONDS), story.app.node(MemoryStore(), options=options):
+        check_flow(story, await story(story.app), f"seed {seed}")
+        count = 0
+        async for cut, fork in forked_at_every_cut(story.app.run(RUN_ID)):
+            for name in signals:
+                with suppress(RunTerminal):
+                    await fork.signal(f"go-{name}", 1, signal_id=name)
+            try:
+                result: Any = Counts(**await fork.result())
+            except RunFailed as failure:
+                result = failure.info.message
+            check_flow(story, result, f"seed {seed}, cut at {cut}")
+            count += 1
+        assert count > 1
+
+
+@pytest.mark.contract("WF-1", "WF-2", "SEC-2", "CAN-1")
+@pytest.mark.parametrize("rotation_steps", [1, 50])
+async def test_a_fork_at_every_event_of_a_random_plan_ends_as_the_naive_interpreter_says(rotation_steps: int) -> None:
+    app = random_plans.make_app(rotation_steps)
+    options = hf.NodeOptions(cached_runs=0, drain_s=2.0)
+    async with asyncio.timeout(MOST_SECONDS), app.node(MemoryStore(), options=options):
+        for seed in range(6):
+            plan, inputs = random_plan(Random(seed))
+            for step in plan["steps"]:
+                step |= {"sleep": 0.001} if "sleep" in step else {}
+            result, is_good = random_plans.expected_of(seed, plan, inputs)
+            signals = [step["signal"] for step in plan["steps"] if "signal" in step]
+            run = await app.plans.start(json.encode(plan), inputs, run_id=str(seed))
+            await plan_ends(run, signals, result, is_good, f"seed {seed}")
+            async for cut, fork in forked_at_every_cut(run):
+                await plan_ends(fork, signals, result, is_good, f"seed {seed}, cut at {cut}")
+
+
+async def plan_ends(run: hf.RunHandle[Any], signals: list[str], result: Any, is_good: bool, where: str) -> None:
+    """Send a run of a plan what it may wait for, and compare its end."""
+    for name in signals:
+        with suppress(RunTerminal):
+            await run.signal(name, None)
+    try:
+        assert await run.result() == result, where
+        assert is_good, where
+    except RunFailed:
+        assert not is_good, where
+
+
+@pytest.mark.contract("QUE-4")
+async def test_a_fork_says_of_itself_what_the_run_it_is_from_did() -> None:
+    """Its code has already gone on with that; the tag of the fork is for those who look for it."""
+    app = hf.App("forks")
+
+    @app.workflow
+    async def telling() -> list[str]:
+        info = hf.run_info()
+        return [*info.tags, info.reference_key or "", info.request_id]
+
+    async with asyncio.timeout(MOST_SECONDS), app.node(MemoryStore(), options=hf.NodeOptions(drain_s=2.0)):
+        run = await app.start(telling, tags=("blue",), reference_key="o-1", request_id="r-1")
+        said = await run.result()
+        fork = await run.fork(at=1)
+        assert await fork.result() == said == ["blue", "o-1", "r-1"]
+        [head] = await app.runtime().store.find(RunQuery(run_ids=(fork.run_id,)))
+        assert head.tags == ("blue", f"forked_from:{run.run_id}")
 
 
 @pytest.mark.contract("WF-2")

@@ -71,6 +71,24 @@ async def test_a_failed_run_goes_on_from_the_failed_step_by_one_click(page: Page
     assert await page.evaluate("window.hit") is None
 
 
+async def test_failed_runs_go_on_from_their_failed_steps_in_bulk(page: Page, site: Site) -> None:
+    """One that has not failed is left out, and the page says so."""
+    failed = [await site.start("hostile", reference=f"F-{number}", text=HOSTILE) for number in range(2)]
+    done = await site.start("wide", reference="DONE", steps=2)
+    await page.goto("/runs")
+    for name in ("F-0", "F-1", "DONE"):
+        await page.get_by_role("checkbox", name=f"Select {name}").check()
+    await page.get_by_label("More for the selected runs").click()
+    await page.get_by_role("button", name="Retry from the failed step…").click()
+    dialog = page.get_by_role("dialog", name="Go on with failed runs")
+    await expect(dialog.locator(".preview")).to_contain_text("2 of 3 will be hit; 1 not: it has not failed.")
+    await dialog.get_by_role("button", name="Retry from the failed step 2").click()
+    await expect(page.get_by_text("2 gone on with, as new runs.")).to_be_visible()
+    for run_id, count in ((failed[0], 1), (failed[1], 1), (done, 0)):
+        found = (await site.http.get(f"/v1/runs?tag=forked_from:{run_id}")).json()["items"]
+        assert len(found) == count, run_id
+
+
 async def test_runs_that_cannot_be_compared_say_why(browser: Browser, site: Site) -> None:
     run_id = await site.start("wide", steps=2)
     async with open_page(browser, site.address, size=PHONE) as page:
