@@ -114,7 +114,15 @@ def tag_of(schedule_id: str) -> str:
 
 def request_id_of(schedule_id: str, tick: Instant) -> str:
     """Return the request by which the run of a tick is started: the same for every node, version and retry."""
-    return f"schedule:{schedule_id}:{tick}"
+    return f"{_REQUEST_PREFIX}{schedule_id}:{tick}"
+
+
+def is_of_schedule(request_id: str) -> bool:
+    """Return whether a request is that of a tick."""
+    return request_id.startswith(_REQUEST_PREFIX)
+
+
+_REQUEST_PREFIX = "schedule:"
 
 
 def due_at(schedule: Schedule, tick: Instant) -> Instant:

@@ -13,10 +13,12 @@ from msgspec.structs import replace
 
 from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
+from holdfast.core.schedules import is_of_schedule
 from holdfast.store import decisions, port
 from holdfast.store.memory import retention
 from holdfast.store.memory.audit import AuditLog
 from holdfast.store.memory.plans import Body, Plans
+from holdfast.store.memory.run import Run
 from holdfast.store.s3.documents import Document, Objects, PlansDocument, TokensDocument
 from holdfast.store.s3.head import StoredRun
 from holdfast.store.s3.heads import Heads
@@ -31,6 +33,11 @@ class ArchiveDocument(Struct, frozen=True):
 
     runs: tuple[port.ArchivedRun, ...] = ()
     mark: str = ""
+
+
+def is_held(run: Run, after: Instant) -> bool:
+    """Return whether a run that ended after an instant is kept although its window is past: see `schedules.py`."""
+    return is_of_schedule(run.head.run_request_id) and (run.head.finished_at or 0) > after
 
 
 class Retention:
@@ -75,7 +82,8 @@ class Retention:
         """Delete what the policy allows, and return what that was."""
         known = await self._mirror.read_all()
         runs = {run_id: run.copy() for run_id, run in known.items() if not run.outgoing}
-        report, gone = retention.purge(dict(runs), policy, now, lambda run_id: False)
+        held_after = now - policy.sink_hold_ms * 1_000
+        report, gone = retention.purge(dict(runs), policy, now, lambda run_id: is_held(runs[run_id], held_after))
         entries = [] if policy.audit_ms is None else (await self._log()).old(now - policy.audit_ms * 1_000, policy)
         kept = [run for run_id, run in known.items() if run_id not in gone]
         used = {(run.head.tenant, run.plan_sha256) for run in kept if run.plan_sha256 is not None}

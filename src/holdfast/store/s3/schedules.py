@@ -3,6 +3,11 @@
 A conditional write is about one object, so a schedule and the runs of its ticks cannot be written together. The runs
 stand in the object of the schedules first, in the write that moves the schedule on, and are created after it. A process
 that reads schedules creates those that another one left behind. A run is created once by its request.
+
+The request goes when retention deletes the run. So that a process which was frozen before it created a run does not
+create it once more, it first looks whether the run still stands in the object, and retention keeps finished runs of
+ticks for `PurgePolicy.sink_hold_ms`, a week: to be frozen between that look and the write for so long is not enough
+either, because a server takes no request whose signature is older than a quarter of an hour.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -63,10 +68,17 @@ class StoredSchedules:
         stored, is_new = await self._document.change(decide)
         if not is_new:
             return stored, [await self._started_before(new) for new in starts]
-        answers = await self._create(starts) if starts else []
+        answers = await self._create_own(starts) if starts else []
         if kept:
             await self._forget({record.run_id for record in kept})
         return stored, answers
+
+    async def _create_own(self, starts: Sequence[port.NewRun]) -> list[Answer]:
+        """Create the runs of a commit, but for those that another process has created meanwhile."""
+        left = {record.run_id for record in (await self._document.read()).starts}
+        own = [new for new in starts if new.run_id in left or validation.check_new_run(new) is not None]
+        created = iter(await self._create(own))
+        return [next(created) if new in own else await self._started_before(new) for new in starts]
 
     async def _started_before(self, new: port.NewRun) -> Answer:
         """Return the answer about a run of a commit that is made again: the request of a deleted one is gone too."""

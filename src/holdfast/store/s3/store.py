@@ -64,7 +64,7 @@ from holdfast.store.s3.leases import Leases
 from holdfast.store.s3.mirror import Mirror
 from holdfast.store.s3.polling import SWEEP_MS, PollingWakeups
 from holdfast.store.s3.relay import Relay
-from holdfast.store.s3.retention import ArchiveDocument, Retention
+from holdfast.store.s3.retention import ArchiveDocument, Retention, is_held
 from holdfast.store.s3.schedules import SchedulesDocument, StoredSchedules
 from holdfast.store.s3.server_time import ServerTime
 from holdfast.store.s3.shards import GRACE
@@ -148,7 +148,7 @@ class S3Store(WithoutBus):
             port.MailboxQuery: self._finder(queries.find_mailbox),
             port.TaskQuery: self._finder(queries.find_tasks),
             port.DeadLetterQuery: self._finder(queries.find_dead_letters),
-            port.FinishedRunQuery: self._finder(lambda runs, query: find_finished(runs, _never_held, query)),
+            port.FinishedRunQuery: self._finder(_find_finished),
             port.ArchivedRunQuery: self._retention.find_archived,
             port.AuditQuery: self._retention.find_audit,
             port.ScheduleQuery: self._schedules.find,
@@ -755,9 +755,8 @@ class S3Store(WithoutBus):
         return has_news or has_signals
 
 
-def _never_held(run_id: str, after: Instant) -> bool:
-    """Return whether a sink has yet to get a run: there are none."""
-    return False
+def _find_finished(runs: dict[str, Run], query: port.FinishedRunQuery) -> port.Found[port.RunHead]:
+    return find_finished(runs, lambda run_id, after: is_held(runs[run_id], after), query)
 
 
 def _narrowed(query: Any) -> Callable[[Summary], bool] | None:
