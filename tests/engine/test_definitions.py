@@ -332,7 +332,7 @@ async def test_a_run_without_its_definition_can_be_resumed_when_it_is_back(store
         await letters_of(new, run_id)
         await run.resume()
         await wait_for_event(run, "RunPaused", times=2)
-    async with old.node(store):
+    async with old.node(store, grace_s=None):  # which requeues nothing
         await old.app.run(run_id).resume()
         assert await old.app.run(run_id).result() == "kept by 1"
 
