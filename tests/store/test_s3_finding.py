@@ -170,6 +170,62 @@ async def test_what_took_long_to_be_announced_is_announced_again(objects: Faulty
     assert [head.run_id for head in await other.find(RunQuery())] == ["run-1", "run-2"]
 
 
+async def _finished_in_silence(objects: FaultyObjects, clock: VirtualClock, *others: S3Store) -> None:
+    """Have a node finish a run that all know, and be killed before it announces that."""
+    store = opened(objects, clock)
+    node = SampleNode(store)
+    run = await node.start("run-1", wait("go"))
+    for other in others:
+        await other.find(RunQuery())
+    turn = await node.turn(run, complete())
+    kill_at(objects, "PUT changes/")
+    with pytest.raises(Killed):
+        await store.commit([turn])
+    objects.plan = lambda request: None
+    objects.log.clear()
+
+
+@pytest.mark.contract("OWN-3")
+async def test_who_waits_for_a_run_learns_of_its_end_although_its_node_was_killed_before_it_told(
+    objects: FaultyObjects,
+) -> None:
+    """When the lease of that node has ended; until then, and again soon after, the run is not read."""
+    clock = VirtualClock()
+    waiting = opened(objects, clock)
+    await _finished_in_silence(objects, clock, waiting)
+    ended = RunQuery(run_ids=("run-1",), finished_from=0)
+    assert await waiting.find(ended) == []
+    assert not [line for line in objects.log if "heads/" in line]
+    clock.advance(ms=30_000)
+    assert [head.run_id for head in await waiting.find(ended)] == ["run-1"]
+
+
+async def test_a_run_whose_node_is_gone_is_read_now_and_then_and_not_at_each_look(objects: FaultyObjects) -> None:
+    clock = VirtualClock()
+    store, waiting = opened(objects, clock), opened(objects, clock)
+    await SampleNode(store, lease_ms=10_000).start("run-1", wait("go"))
+    await waiting.find(RunQuery())
+    clock.advance(ms=10_000)
+    objects.log.clear()
+    for _ in range(30):
+        assert await waiting.find(RunQuery(run_ids=("run-1",), finished_from=0)) == []
+        clock.advance(ms=1_000)
+    assert sum("heads/" in line for line in objects.log) == 2
+
+
+@pytest.mark.contract("OWN-3")
+async def test_a_node_that_finds_what_another_could_not_announce_announces_it(objects: FaultyObjects) -> None:
+    """It wanted to go on with the run of a node that is gone, and found it finished."""
+    clock = VirtualClock()
+    next_one, third = opened(objects, clock), opened(objects, clock)
+    await _finished_in_silence(objects, clock, next_one, third)
+    cursor = (await third.changes()).cursor
+    clock.advance(ms=30_000)
+    assert await SampleNode(next_one, "node-b").claim() == []
+    assert [change.run_id for change in (await third.changes(cursor)).runs] == ["run-1"]
+    assert [str(head.status) for head in await third.find(RunQuery())] == ["COMPLETED"]
+
+
 # --- the sweep, and the index
 
 

@@ -153,9 +153,19 @@ class Leases:
         claimed: list[port.LoadedRun] = []
         while eligible and len(claimed) < limit:
             wave, eligible = eligible[: limit - len(claimed)], eligible[limit - len(claimed) :]
-            took = await asyncio.gather(*(self._claim(run_id, node, now) for *_, run_id in wave))
-            claimed += [run for run in took if run is not None]
+            before = {run_id: self._mirror.summaries.get(run_id) for *_, run_id in wave}
+            took = await asyncio.gather(*(self._claim(run_id, node, now) for run_id in before))
+            claimed += [loaded for loaded in took if loaded is not None]
+            for known, loaded in zip(before.values(), took, strict=True):
+                if loaded is None and known is not None and known.lease_owner is not None:
+                    self._note_last_words(known)
         return claimed
+
+    def _note_last_words(self, known: Summary) -> None:
+        """Announce a run that its owner has changed before it was killed, and not announced."""
+        found = self._mirror.summaries.get(known.run_id)
+        if found is None or found.etag != known.etag:
+            self._heads.note_found(known.run_id)
 
     async def _claim(self, run_id: str, node: str, now: Instant) -> port.LoadedRun | None:
         def decide(run: StoredRun) -> port.LoadedRun | None:

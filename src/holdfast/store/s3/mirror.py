@@ -51,6 +51,9 @@ Renewals are not announced. A node that stops deletes its lease, and that is."""
 ENDING = 2_000_000
 """What is left of a lease that ends without being renewed, in microseconds: processes differ in time by a second."""
 
+CHECKED = 15_000_000
+"""How often a run whose owner is gone is read anew for a caller that asks for it by its id, in microseconds."""
+
 HEADS = "heads"
 NODES = "nodes"
 CHANGES = "changes"
@@ -114,6 +117,7 @@ class Mirror:
         self.nodes: dict[str, HeldNode] = {}
         self._held: dict[str, Held] = {}
         self._announced_etags: dict[str, str] = {}
+        self._checked: dict[str, Instant] = {}
         self._gone: dict[str, int] = {}
         self._indexed: dict[str, str] = {}
         self._last_order = 0
@@ -252,6 +256,27 @@ class Mirror:
         """Read the leases of owners anew that seem to have ended: their nodes may have renewed them."""
         owners = {owner for run_id in self.active if (owner := self.summaries[run_id].lease_owner) is not None}
         await self.fetch_nodes([each for each in owners if each != own and self.lease_end(each, now) <= now], now)
+
+    async def check_abandoned(self, run_ids: Iterable[str], now: Instant) -> None:
+        """Read runs anew whose owner is gone, as far as is known: what it did last it may not have announced.
+
+        Each is read once in `CHECKED`. A caller that waits for a run learns so that it has finished.
+        """
+        mine = [summary for run_id in run_ids if (summary := self.summaries.get(run_id)) is not None]
+        doubtful = [
+            (summary.run_id, summary.lease_owner)
+            for summary in mine
+            if summary.lease_owner is not None
+            and self.lease_end(summary.lease_owner, now) <= now
+            and self._checked.get(summary.run_id, 0) + CHECKED <= now
+        ]
+        if not doubtful:
+            return
+        await self.fetch_nodes({owner for _, owner in doubtful if owner in self.nodes}, now)
+        abandoned = [run_id for run_id, owner in doubtful if self.lease_end(owner, now) <= now]
+        self._checked = {run_id: at for run_id, at in self._checked.items() if at + CHECKED > now}
+        self._checked |= dict.fromkeys(abandoned, now)
+        await asyncio.gather(*map(self.fetch, abandoned))
 
     def may_be_alive(self, node: str, now: Instant) -> bool:
         """Return whether a node has a lease, or had one when it was read last, not about to end, not long ago."""

@@ -160,6 +160,8 @@ class S3Store(WithoutBus):
 
     def _finder(self, find: Callable[[Any, Any], port.Found[Any]]) -> Callable[[Any], Awaitable[port.Found[Any]]]:
         async def find_in_mirror(query: Any) -> port.Found[Any]:
+            if isinstance(query, port.RunQuery) and query.run_ids is not None:
+                await self._mirror.check_abandoned(query.run_ids, await self._now())
             narrowed = _narrowed(query)
             if narrowed is None:
                 return find(await self._mirror.read_all(), query)
