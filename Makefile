@@ -19,6 +19,8 @@ DEV_STAMP := $(VENV)/.installed-dev
 PEERS := build/peers
 PEERS_STAMP := $(PEERS)/.installed
 PEERS_ARGS ?=
+SIM_SECONDS ?= 600
+SIM_ARGS ?=
 CODE = $(wildcard src tests tools bench examples)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -27,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test coverage browser commands pictures style lint format bench bench-peers soak chaos dev contract diagram tables docs release clean
+.PHONY: help demo quick test coverage browser commands pictures style lint format bench bench-peers sim soak chaos dev contract diagram tables docs release clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -93,8 +95,11 @@ bench: $(DEV_STAMP) ## Measure
 bench-peers: $(DEV_STAMP) $(PEERS_STAMP) ## Measure Holdfast and other engines in turns, and write docs/benchmarks.md (12 minutes)
 	@$(BIN)/python -m bench.peers --json build/peers/figures.json --page docs/benchmarks.md $(PEERS_ARGS)
 
-soak: $(DEV_STAMP) ## Play simulated crashes until 100,000 signals were sent into races, kill 1,000 writers, and more (minutes)
-	@$(BIN)/python -m tests.sim.soak
+sim: $(DEV_STAMP) ## Play simulated crashes of every kind for SIM_SECONDS; what never happens fails it too
+	@$(BIN)/python -m tests.sim.campaign --seconds $(SIM_SECONDS) $(SIM_ARGS)
+
+soak: $(DEV_STAMP) ## Play simulated crashes for twenty minutes, kill 1,000 writers, and more (an hour)
+	@$(BIN)/python -m tests.sim.campaign --seconds 1200
 	@TEST_KILL_ROUNDS=1000 $(BIN)/pytest -q -s tests/crash/test_kill.py
 	@TEST_CALLER_KILLS=350 $(BIN)/pytest -q -s -n 0 tests/transactions/test_killed_callers.py
 	@TEST_SCHEDULE_DAYS=366 $(BIN)/pytest -q -s -n 0 tests/sim/test_schedules.py

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 import holdfast as hf
+from holdfast.core.audit import AuditEntry
 from holdfast.core.bus import OutboxReplay, OutboxSettlement, Sink, SinkProgress
 from holdfast.core.events import Event
 from holdfast.engine.activities.secrets import EnvironmentSecrets
@@ -18,6 +19,7 @@ from holdfast.engine.bus import relay
 from holdfast.engine.bus.relay import RUNS_AT_ONCE
 from holdfast.engine.observe.metrics import observer_of
 from holdfast.engine.options import NodeOptions
+from holdfast.store.memory import MemoryStore
 from holdfast.store.payloads import SealingStore
 from holdfast.store.port import Store
 from holdfast.store.proxy import StoreProxy
@@ -471,3 +473,22 @@ async def test_a_sink_is_relayed_by_one_node_and_by_another_when_that_stops(stor
             await store.put_sink(hook(receiver))
             await until_sent(store)
         assert len(receiver.events) == 2 * len(receiver.of(run.run_id))
+
+
+class WithoutSinks(StoreProxy):
+    """A store that cannot be reached while sinks are stored."""
+
+    async def put_sink(self, sink: Sink, audit: AuditEntry | None = None) -> Sink:
+        raise hf.errors.StoreUnavailable("the store could not be reached")
+
+
+@pytest.mark.contract("BUS-1", "OWN-1")
+async def test_a_node_whose_sinks_cannot_be_stored_does_not_live_on() -> None:
+    """Who gets the error has no node: there would be nobody to stop one, and a second try would have to fight it."""
+    app, _ = make_app()
+    app.projection("all")(lambda events: None)
+    store = MemoryStore()
+    with pytest.raises(hf.errors.StoreUnavailable):
+        async with app.node(WithoutSinks(store), name="n", options=OPTIONS):
+            pass
+    assert await store.find_nodes() == []

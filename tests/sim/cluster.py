@@ -18,6 +18,7 @@ from holdfast.limits import Limits
 from holdfast.testing.faults import CALM, Faults, FaultyStore, Weather
 from holdfast.testing.sim_loop import SimProcess
 from tests.early_first_turns import take_first_turns_early
+from tests.sim.features import JUMPS_S
 from tests.sim.scripts import register
 from tests.sim.sealed_values import sealing
 from tests.sim.world import LOST_TURNS, World
@@ -62,7 +63,7 @@ class Member:
         limits = Limits(rotation_steps=rng.choice((1, 3, 50)), poison_retries=rng.choice((1, 3)), lost_turns=LOST_TURNS)
         sealed = sealing(world.objects, weather, f"{name} {life}") if world.is_sealed else {}
         self.app = App("sim", limits=limits, ids=SeededIds(rng), rng=SeededRng(rng), **sealed)
-        self.workflows = register(self.app, world)
+        self.workflows = register(self.app, world, is_first=name == "n0")
         self._options = NodeOptions(
             lease_ms=LEASE_MS,
             safety_poll_s=4.0,
@@ -168,6 +169,8 @@ class Cluster:
         self._world.note(f"weather {self.weather.faults}")
         pause_s = rng.choice((0.5, 2.0, 5.0))
         harms = [self._kill, self._fuse, self._stop, self._expire, self._down, self._leave, self._supersede]
+        if self._world.features is not None:
+            harms.append(self._jump)
         while loop.time() < until_s:
             await asyncio.sleep(rng.expovariate(1.0 / pause_s))
             self.watch()
@@ -218,6 +221,11 @@ class Cluster:
         self._world.note(f"store down for {duration_s} s", "outages")
         self.weather.is_down = True
         self._world.loop.call_later(duration_s, setattr, self.weather, "is_down", False)
+
+    async def _jump(self, member: Member) -> None:
+        seconds = self._rng.choice(JUMPS_S)
+        self._world.note(f"jump   {seconds} s", "jumps")
+        self._world.store.jump(seconds)
 
     async def _leave(self, member: Member) -> None:
         self._world.note(f"leave  {member.process.name}", "leaves")

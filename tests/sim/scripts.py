@@ -87,7 +87,7 @@ def draw_payments(rng: Random, number: int) -> Script:
     ]
 
 
-def register(app: App, world: World) -> dict[str, Any]:
+def register(app: App, world: World, *, is_first: bool = True) -> dict[str, Any]:
     """Register the workflows that play scripts, and their activity, with an app. Return the workflows.
 
     Only few runs of `narrow` are let in at once. It starts no children: they could wait for the place of their parent.
@@ -140,7 +140,12 @@ def register(app: App, world: World) -> dict[str, Any]:
             seen.append("failed")
         return seen
 
-    return {"play": play, "narrow": narrow, "pay": pay, "planned": planned, **register_flows(app, world, work)}
+    async def plain(script: list[Any], seen: list[Any]) -> list[Any]:
+        hf.on_query("seen", lambda: seen)
+        return await Player(app, world, work, {}, seen, is_top=True).run(script)
+
+    more = {} if world.features is None else world.features.register(app, is_first, plain)
+    return {"play": play, "narrow": narrow, "pay": pay, "planned": planned, **register_flows(app, world, work), **more}
 
 
 class Player:

@@ -47,6 +47,7 @@ from holdfast.testing.samples import message, read_mailbox, signal
 from holdfast.testing.sim_loop import SimLoop
 from holdfast.workflow import Flow
 from tests.sim.cluster import Cluster, in_process
+from tests.sim.features import is_copied
 from tests.sim.flows import KINDS, Seen, judge_flow
 from tests.sim.plans import draw_document, judge_plan
 from tests.sim.scripts import ROTATING, SIGNALS, Script, draw_payments, draw_script, poked
@@ -74,15 +75,17 @@ class Report:
         self.digest = world.digest.hexdigest()
 
 
-def simulate(seed: int, runs: int = 12, payers: int = PAYERS, flows: int = 0, plans: int = 0) -> Report:
-    """Play one seed to its end, with so many runs that pay, flows, and plans, beside the others."""
+def simulate(
+    seed: int, runs: int = 12, payers: int = PAYERS, flows: int = 0, plans: int = 0, featured: int = 0
+) -> Report:
+    """Play one seed to its end, with so many runs that pay, flows, plans, and runs with features, beside the others."""
     loop = SimLoop(seed)
     world: World | None = None
 
     async def main() -> None:
         nonlocal world
-        world = World(loop, seed)
-        simulation = Simulation(world, seed, runs, payers, flows, plans)
+        world = World(loop, seed, has_features=featured > 0)
+        simulation = Simulation(world, seed, runs, payers, flows, plans, featured)
         scenario = asyncio.ensure_future(simulation.play())
         failed = asyncio.ensure_future(world.failed.wait())
         await asyncio.wait([scenario, failed], return_when=asyncio.FIRST_COMPLETED)
@@ -104,7 +107,7 @@ def simulate(seed: int, runs: int = 12, payers: int = PAYERS, flows: int = 0, pl
 class Simulation:
     """The clients' side, and the last judgement."""
 
-    def __init__(self, world: World, seed: int, runs: int, payers: int, flows: int, plans: int) -> None:
+    def __init__(self, world: World, seed: int, runs: int, payers: int, flows: int, plans: int, featured: int) -> None:
         self._world = world
         self._seed = seed
         self._rng = Random(f"clients {seed}")
@@ -131,6 +134,11 @@ class Simulation:
         for number in range(plans):
             run_id = f"d{number}"
             self._plans[run_id], self._gates[run_id] = [draw_document(documents, number)], "planned"
+            self._tenants[run_id] = "default"
+        for number in range(featured if world.features is not None else 0):
+            assert world.features is not None
+            run_id = f"m{number}"
+            self._plans[run_id], self._gates[run_id] = draw_script(world.features.rng), world.features.gate()
             self._tenants[run_id] = "default"
         self._sent = 0
         self._waiting: dict[str, list[tuple[Any, asyncio.Task[Any]]]] = {}
@@ -161,6 +169,7 @@ class Simulation:
                 if member is None:
                     raise TimeoutError
                 workflow = member.workflows[self._gates[run_id]]
+                options = self._start_options(run_id)
                 arguments = (Seen(),) if isinstance(workflow, Flow) else (self._plans[run_id], [])
                 starting = member.app.start(
                     workflow,
@@ -169,6 +178,7 @@ class Simulation:
                     run_id=run_id,
                     priority=len(self._plans[run_id]),
                     tenant=self._tenants[run_id],
+                    **options,
                 )
                 handle: RunHandle[Any] = await in_process(member, starting, 5.0)
             except (TimeoutError, HoldfastError):
@@ -178,6 +188,22 @@ class Simulation:
             waiting = member.process.spawn(handle.result())
             self._waiting.setdefault(run_id, []).append((member, waiting))
             return
+
+    def _start_options(self, run_id: str) -> dict[str, Any]:
+        features = self._world.features
+        return {} if features is None or not run_id.startswith("m") else features.start_options(run_id)
+
+    async def _use_features(self, run_id: str) -> None:
+        """Approve a run, or fork it, now and then."""
+        features = self._world.features
+        if features is None or not run_id.startswith(("m", "r")):
+            return
+        if features.rng.random() < 0.3:
+            await self._control(run_id, "APPROVE")
+        member = self.cluster.pick(features.rng)
+        if member is not None and features.rng.random() < 0.2:
+            with suppress(HoldfastError, TimeoutError):
+                await in_process(member, features.fork(member.app, run_id), 5.0)
 
     async def _start_once(self, number: int) -> None:
         """Start a run without an id. Who gets no answer never learns of it, and does not ask again."""
@@ -194,6 +220,7 @@ class Simulation:
         """Send a run signals and operators' commands, at any time."""
         for _ in range(self._rng.randint(0, 8)):
             await asyncio.sleep(self._rng.expovariate(1.0 / 3.0))
+            await self._use_features(run_id)
             kinds = ("signal", "signal", "control", "control", "step", "update", "query", "poison", "task", "task")
             match self._rng.choice(kinds):
                 case "signal":
@@ -290,6 +317,8 @@ class Simulation:
         """Send a message that no turn can handle. It may die, and nothing else may come of it."""
         self._sent += 1
         unfit = replace(message(run_id, f"poison{self._sent}"), expected_version=10**6)
+        if self._world.features is not None:  # the other type is what starts a run that is held
+            unfit = replace(unfit, type="RetryDue", step_id="nothing")
         with suppress(StoreError):
             await self._client.deliver([unfit])
 
@@ -346,6 +375,8 @@ class Simulation:
             for head in heads:
                 if head.status is PAUSED:
                     await self._end_pause(head.run_id)
+                elif self._world.features is not None and self._world.features.needs_approval(head.run_id):
+                    await self._control(head.run_id, "APPROVE")
             for wait in await store.find(port.WaitQuery()):
                 if wait.until is None:
                     await self._signal(wait.run_id, wait.name)
@@ -372,6 +403,12 @@ class Simulation:
         if waiting:
             await asyncio.wait(waiting, timeout=TOLD_WITHIN_S)
         await asyncio.sleep(10.0)
+        features, end = self._world.features, self._world.loop.time() + TOLD_WITHIN_S
+        while features is not None and features.behind():
+            if self._world.loop.time() > end:
+                self._world.violate(f"the projection does not get these events: {features.behind()}")
+                return
+            await asyncio.sleep(1.0)
 
     async def _judge(self) -> None:
         self.cluster.watch()
@@ -422,7 +459,7 @@ class Simulation:
                 world.violate(f"{run_id}: {event.step_id} was let in and never answered")
             if isinstance(event.data, e.StepCancelled):
                 await self._judge_child(run_id, event)
-            if isinstance(event.data, e.SignalSent):
+            if isinstance(event.data, e.SignalSent) and not is_copied(event, history):
                 await self._judge_sent(head, event.data)
 
     async def _judge_sent(self, sender: port.RunHead, sent: e.SignalSent) -> None:

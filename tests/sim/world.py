@@ -37,9 +37,11 @@ from holdfast.program.definitions import decode_options
 from holdfast.registry import Registry
 from holdfast.store import port
 from holdfast.store.memory import MemoryStore
+from holdfast.store.memory.run import Run
 from holdfast.testing import view_of
 from holdfast.testing.sim_loop import LoopClock, SimLoop, current_process
 from tests.server_folder import memory_folder
+from tests.sim.features import Features, is_copied
 from tests.sim.sealed_values import SHARE, SealedView
 
 TRACE_LINES = 4_000
@@ -80,10 +82,12 @@ class Account:
 class World:
     """The truth."""
 
-    def __init__(self, loop: SimLoop, seed: int) -> None:
+    def __init__(self, loop: SimLoop, seed: int, *, has_features: bool = False) -> None:
         self.loop = loop
         self.seed = seed
         self.rng = Random(f"world {seed}")
+        self.features = Features(self, seed) if has_features else None
+        """What some stories have beside scripts."""
         self.effects: dict[tuple[str, str], list[Effect]] = {}
         self.accounts: dict[str, Account] = {}
         self.acknowledged: list[AcceptedSignalResult] = []
@@ -329,6 +333,8 @@ class World:
             self.violate(f"{run_id}: {process.name} committed a turn of a run that belongs to {owner}")
         for event in new:
             self._check_event(event, history)
+            if self.features is not None:
+                self.features.check_event(event, history)
         if before.plan_id == "narrow" and any(isinstance(event.data, e.RunStarted) for event in new):
             self._check_room()
             self._check_rate()
@@ -406,12 +412,15 @@ class World:
             if other.step_id == event.step_id
             and other.logical_attempt_id == event.logical_attempt_id
             and isinstance(other.data, e.StepRetried)
+            and not is_copied(other, history)
         ]
-        attempts = 1 + sum(retried.reason != e.NOT_BEGUN for retried in retries)
-        started = [other.data for other in history if other.step_id == event.step_id]
-        most = [step_options(body.options).retry.max_attempts for body in started if isinstance(body, e.StepStarted)]
-        if attempts != most[-1]:
-            self.violate(f"{event.run_id} {event.step_id}: given up after {attempts} attempts of {most[-1]}")
+        attempts = sum(retried.reason != e.NOT_BEGUN for retried in retries)
+        of_step = [other for other in history if other.step_id == event.step_id]
+        started = [other for other in of_step if isinstance(other.data, e.StepStarted)][-1]
+        attempts += 0 if is_copied(started, history) else 1  # a fork begins what was under way by a retry of its own
+        most = step_options(started.data.options).retry.max_attempts  # type: ignore[attr-defined]
+        if attempts != most:
+            self.violate(f"{event.run_id} {event.step_id}: given up after {attempts} attempts of {most}")
 
     def _check_deadline(self, event: Event, history: Sequence[Event]) -> None:
         """The time of a step is over when it is, and not before. It begins anew when an operator has it tried again."""
@@ -468,17 +477,31 @@ class World:
             )
 
 
+class JumpingClock(LoopClock):
+    """The store's clock, which may be ahead of the loop's."""
+
+    ahead_us = 0
+
+    def now(self) -> int:
+        """Return the present instant."""
+        return super().now() + self.ahead_us
+
+
 class WatchedStore(MemoryStore):
     """The true store. Every commit is checked before anything else can happen."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._time = LoopClock(world.loop)
+        self._time = JumpingClock(world.loop)
         super().__init__(self._time)
 
     def time(self) -> int:
         """Return the present instant."""
         return self._time.now()
+
+    def jump(self, seconds: float) -> None:
+        """Let the clock jump ahead."""
+        self._time.ahead_us += int(seconds * 1_000_000)
 
     def events_of(self, run_id: str) -> Sequence[Event]:
         """Return a run's history, with values that can be read."""
@@ -486,8 +509,8 @@ class WatchedStore(MemoryStore):
         return self._world.sealed_view.events_of(run_id, len(events)) if self._world.is_sealed else events
 
     def under_way(self, plan_id: str) -> dict[str, e.RunQueued]:
-        """Return how the runs of a plan began that have started and not finished."""
-        runs = {run_id: run for run_id, run in self._runs.items() if run.head.plan_id == plan_id}
+        """Return how the runs of a plan began that have started and not finished. Limits do not hold back forks."""
+        runs = {run_id: run for run_id, run in self._runs.items() if run.head.plan_id == plan_id and not _is_fork(run)}
         return {
             run_id: self.events_of(run_id)[0].data  # type: ignore[misc]
             for run_id, run in runs.items()
@@ -496,7 +519,7 @@ class WatchedStore(MemoryStore):
 
     def starts_of(self, plan_id: str) -> list[int]:
         """Return when the runs of a plan have started, in order."""
-        runs = [run for run in self._runs.values() if run.head.plan_id == plan_id]
+        runs = [run for run in self._runs.values() if run.head.plan_id == plan_id and not _is_fork(run)]
         return sorted(
             event.persisted_at for run in runs for event in run.events if isinstance(event.data, e.RunStarted)
         )
@@ -559,6 +582,11 @@ def _started(event: Event, history: Sequence[Event]) -> e.StepStarted:
     """Return how the activity was started that an event is of, in its present logical attempt."""
     bodies = [other.data for other in history if other.step_id == event.step_id and other.run_seq < event.run_seq]
     return [body for body in bodies if isinstance(body, e.StepStarted)][-1]
+
+
+def _is_fork(run: Run) -> bool:
+    queued = run.events[0].data
+    return isinstance(queued, e.RunQueued) and queued.forked_from is not None
 
 
 def _names(events: Sequence[Event]) -> str:

@@ -62,9 +62,8 @@ class Relays:
         self._nudge: asyncio.TimerHandle | None = None
         self._end_observing: Callable[[], None] | None = None
 
-    async def start(self) -> None:
-        """Store the sinks that the app declares, and begin."""
-        await self.declare(list(self._registry.sinks.values()))
+    def start(self) -> None:
+        """Begin, with the sinks that are stored."""
         self._task = asyncio.create_task(self._run(), name="relays")
 
     def cancel(self) -> None:

@@ -246,16 +246,21 @@ class Runtime:
         if self._node.options.takes_runs:
             for declared in self.registry.schedules.values():
                 await self.schedules.declare(Declaration(declared))
+        relays = await self._declared_relays()
         await self._node.start()
-        await self._start_relays()
+        if relays is not None:  # nothing that can fail comes after the start: who gets an error has no node
+            relays.start()
+            self.relays = relays
 
-    async def _start_relays(self) -> None:
+    async def _declared_relays(self) -> Relays | None:
+        """Store the sinks that the app declares, and return what relays to them here, if this node does."""
         node = self._node
         has_relays = node.options.takes_runs if node.options.relays is None else node.options.relays
-        if has_relays:
-            relays = Relays(node.name, self.store, self.registry, self._rng, node.options, lambda: node.is_at_rest)
-            await relays.start()
-            self.relays = relays
+        if not has_relays:
+            return None
+        relays = Relays(node.name, self.store, self.registry, self._rng, node.options, lambda: node.is_at_rest)
+        await relays.declare(list(self.registry.sinks.values()))
+        return relays
 
     async def _sweep_artifacts(self, artifacts: Artifacts, held: HeldLock) -> None:
         """Delete what no run owns any more, now and then, for as long as this node has the lock.

@@ -1,0 +1,166 @@
+"""What runs can have beside their scripts: time-outs, a later start, an approval, one of two versions, forks, the bus.
+
+These stories also have a store whose clock jumps ahead, as that of a machine that was suspended. Nodes have no clock of
+their own that anything depends on. A node has one version of the workflow `dated`, or both; the first has both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import holdfast as hf
+from holdfast.app import App
+from holdfast.core import events as e
+from holdfast.core.events import Event
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+Play = Callable[[list[Any], list[Any]], Awaitable[list[Any]]]
+
+GATES = ("play", "play", "gated", "gated", "dated", "dated")
+GATED_AT_ONCE = 2
+JUMPS_S = (0.5, 5.0, 60.0)
+
+
+class Features:
+    """What the world knows of the features of one story."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self._world = world
+        self.rng = Random(f"features {seed}")
+        self.projected: dict[str, list[int]] = {}
+        self.forks = 0
+
+    # --- nodes
+
+    def register(self, app: App, is_first: bool, play: Play) -> dict[str, Any]:
+        """Register with the app of a node: workflows, in the versions that this node has, and the projection."""
+
+        @app.workflow(requires_approval=True, at_once=GATED_AT_ONCE)
+        async def gated(script: list[Any], seen: list[Any]) -> list[Any]:
+            return await play(script, seen)
+
+        versions = ("1", "2") if is_first else self.rng.choice((("1",), ("2",), ("1", "2")))
+        dated = {version: self._dated(app, version, play) for version in versions}
+        app.projection("all", first_ms=50, most_ms=500, max_attempts=10_000)(self._project)
+        return {"gated": gated, "dated": dated[self.rng.choice(versions)]}
+
+    def _dated(self, app: App, version: str, play: Play) -> Any:
+        async def dated(script: list[Any], seen: list[Any]) -> list[Any]:
+            if hf.run_info().version != version:
+                self._world.violate(f"{hf.run_info().run_id} is of another version than {version}")
+            self._world.note(f"version {version}", f"version {version}")
+            return await play(script, seen)
+
+        return app.workflow(name="dated", version=version)(dated)
+
+    async def _project(self, events: list[dict[str, Any]]) -> None:
+        for event in events:
+            seen = self.projected.setdefault(event["subject"], [])
+            sequence = int(event["sequence"])
+            self._world.note(f"project {event['subject']} {sequence}", "projected")
+            if sequence in seen:
+                self._world.note("again", "projected again")
+            elif sequence != len(seen) + 1:
+                self._world.violate(f"{event['subject']}: event {sequence} was projected after {seen[-3:]}")
+            else:
+                seen.append(sequence)
+        if self.rng.random() < 0.1:
+            raise ConnectionError("the projection is ill")
+
+    # --- clients
+
+    def gate(self) -> str:
+        """Draw the workflow of a run."""
+        return self.rng.choice(GATES)
+
+    def start_options(self, run_id: str) -> dict[str, Any]:
+        """Draw how a run is started; the same each time that it is asked for."""
+        rng = Random(f"options {run_id} {self._world.seed}")
+        options: dict[str, Any] = {}
+        if rng.random() < 0.5:
+            options["execution_timeout"] = rng.choice((1.0, 6.0, 20.0))
+        elif rng.random() < 0.5:
+            options["run_timeout"] = rng.choice((0.5, 4.0))
+        if rng.random() < 0.5 and options:
+            options["cleanup_timeout"] = rng.choice((0.3, 3.0))
+        if rng.random() < 0.3:
+            options["after"] = timedelta(seconds=rng.choice((0.2, 3.0, 12.0)))
+        return options
+
+    async def fork(self, app: App, run_id: str) -> None:
+        """Fork a run somewhere."""
+        self.forks += 1
+        at = self.rng.choice((None, self.rng.randint(1, 30)))
+        await app.run(run_id).fork(at=at, request_id=f"fork {self.forks}")
+        self._world.note(f"fork   {run_id} at {at}", "forks")
+
+    def needs_approval(self, run_id: str) -> bool:
+        """Whether a run waits for its approval."""
+        history = self._world.store.events_of(run_id)
+        queued = history[0].data
+        assert isinstance(queued, e.RunQueued)
+        return queued.requires_approval and not _is_approved(history)
+
+    # --- the judge
+
+    def check_event(self, event: Event, history: Sequence[Event]) -> None:
+        """Check what was committed: nothing ends or starts too early, or without its approval."""
+        queued, body, run_id = history[0].data, event.data, event.run_id
+        assert isinstance(queued, e.RunQueued)
+        if isinstance(body, e.RunTimedOut):
+            self._world.note(f"timed out {run_id} {body.timeout}", f"timed out: {body.timeout}")
+            since = _since(body, history, event)
+            if event.persisted_at < since + body.limit_ms * 1_000:
+                self._world.violate(f"{run_id}: its {body.timeout} time-out came early")
+        elif isinstance(body, e.RunStarted):
+            if queued.start_at is not None:
+                self._world.note(f"later  {run_id}", "started later")
+                if event.persisted_at < queued.start_at:
+                    self._world.violate(f"{run_id} started {queued.start_at - event.persisted_at} us early")
+            if queued.requires_approval:
+                self._world.note(f"approved {run_id}", "started after approval")
+                if not _is_approved(history):
+                    self._world.violate(f"{run_id} has started, and nobody has approved it")
+                inside = self._world.store.under_way("gated")
+                if len(inside) > GATED_AT_ONCE:
+                    self._world.violate(f"more runs are under way than there is room for: {sorted(inside)}")
+
+    def behind(self) -> Counter[str]:
+        """Return how many events of each run the projection has not got."""
+        left = {run_id: len(run.events) - len(self.projected.get(run_id, ())) for run_id, run in self._runs()}
+        return Counter({run_id: count for run_id, count in left.items() if count})
+
+    def _runs(self) -> list[tuple[str, Any]]:
+        return list(self._world.store._runs.items())
+
+
+def is_copied(event: Event, history: Sequence[Event]) -> bool:
+    """Whether an event of a fork is one of the run that it was forked from."""
+    queued = history[0].data
+    source = queued.forked_from if isinstance(queued, e.RunQueued) else None
+    return source is not None and event.run_seq <= source.run_seq
+
+
+def _is_approved(history: Sequence[Event]) -> bool:
+    return any(isinstance(event.data, e.RunApproved) for event in history)
+
+
+def _since(body: e.RunTimedOut, history: Sequence[Event], event: Event) -> int:
+    """Return from when a time-out counts, at the earliest."""
+    queued = history[0].data
+    assert isinstance(queued, e.RunQueued)
+    if body.timeout == "execution":
+        forked_at = queued.forked_from.forked_at if queued.forked_from else 0
+        return max(queued.start_at or 0, forked_at, history[0].emitted_at)
+    stretches = [
+        other.emitted_at
+        for other in history
+        if isinstance(other.data, e.RunStarted | e.ContinuedAsNew) and other.run_seq < event.run_seq
+    ]
+    return stretches[-1]
