@@ -248,17 +248,20 @@ class App:
 
         return register if function is None else register(function)
 
-    def lock(self, name: str, *, at_once: int = 1) -> Lock:
+    def lock(self, name: str, *, at_once: int = 1, rate: tuple[int, timedelta] | None = None) -> Lock:
         """Declare a lock between runs: `async with accounts("17"):` lets one run at a time go on there, by key.
 
-        With `at_once` so many hold a key together. Apps on the same store that declare the same name share the lock. It
+        With `at_once` so many hold a key together. A `rate` of (10, timedelta(seconds=1)) lets so many enter in that
+        time, all keys together. Apps on the same store that declare the same name share the lock. It
         is freed when its holder leaves the block or ends, however that ends. Runs of the workflow `lock:NAME` show who
         has it and who waits (docs/locks.md).
         """
         if type(at_once) is not int or at_once < 1:
             raise InvalidInput(f"at_once is a whole number from 1, not {at_once!r}", field="at_once")
-        register = self.workflow(name=f"{LOCK_PREFIX}{name}", per_key=at_once, key=limit_key)
-        return Lock(name, register(hold))
+        limits = LimitOptions(per_key=at_once, key=limit_key)
+        if rate is not None:
+            limits["rate"] = rate
+        return Lock(name, self.workflow(name=f"{LOCK_PREFIX}{name}", **limits)(hold))
 
     @overload
     def external_workflow(self, workflow: str, /, *, version: str = "1") -> Workflow[..., Any]: ...

@@ -15,7 +15,7 @@ from holdfast.core.keys import check_name
 from holdfast.errors import InvalidInput, WorkflowFailed
 from holdfast.program.api import run_info
 from holdfast.program.coroutine import require_program
-from holdfast.program.signals import GRANTED, send_granted, wait_granted, wait_signal
+from holdfast.program.signals import granted, send_granted, wait_granted, wait_signal
 from holdfast.workflow import ChildRun, Workflow
 
 LOCK_PREFIX = "lock:"
@@ -75,19 +75,21 @@ class LockEntry:
             raise InvalidInput(f"lock {name!r} of key {key!r} is held by this task already: it would wait for itself")
         about = run_info()
         place = "|".join((about.tenant, about.project, about.environment))
-        step_id = program.name_step(GRANTED)
+        workflow = self._workflow.definition.name
+        step_id = program.name_step(granted(workflow))
         called = self._workflow.options(close_policy="cancel", tags=(key,) if key else ())
         self._child = called.child(place, key, step_id)
-        granted = asyncio.ensure_future(wait_granted(program, step_id, self._timeout))
+        entry = asyncio.ensure_future(wait_granted(program, step_id, workflow, self._timeout))
         ended: Any = self._child._waiting
         try:
-            await asyncio.wait({granted, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not granted.done():
+            await asyncio.wait({entry, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not entry.done():
                 await ended
                 raise WorkflowFailed(f"lock {name!r} of key {key!r} was not given: its run has ended")
-            await granted
+            if not await entry:
+                self._child.cancel("an operator lets its parent in without the lock")
         except BaseException as problem:
-            granted.cancel()
+            entry.cancel()
             if not ended.done():
                 self._child.cancel(f"not waited for any more: {type(problem).__name__}")
             raise

@@ -1,6 +1,7 @@
 """Locks between runs: one at a time, in order, freed however the holder ends."""
 
 import asyncio
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -161,6 +162,37 @@ async def test_a_run_that_waits_can_be_cancelled_and_leaves_the_line(variant: En
         assert await holders(store, RunStatus.PENDING) == []
 
 
+async def test_an_operator_may_let_a_run_in_without_the_lock(variant: EngineVariant) -> None:
+    app, transfer, seen = bank()
+    async with variant.opened() as store, variant.node(app, store):
+        first = await app.start(transfer, 1)
+        await inside(seen, 1)
+        second = await app.start(transfer, 2)
+        await wait_for_event(second, "SignalWaiting")
+        await second.skip_step("holdfast.lock:account", actor="ann")
+        await inside(seen, 2)
+        for run in (second, first):
+            await run.signal("go", "x")
+            assert await run.result() == "x"
+        assert await holders(store, RunStatus.PENDING) == []
+
+
+async def test_a_rate_bounds_how_many_enter(variant: EngineVariant) -> None:
+    app, seen = hf.App("bank"), Seen()
+    calls = app.lock("calls", at_once=100, rate=(2, timedelta(milliseconds=200)))
+
+    @app.workflow
+    async def call(number: int) -> float:
+        async with calls(str(number)):
+            return hf.now().timestamp()
+
+    async with variant.node(app):
+        runs = [await app.start(call, number) for number in range(4)]
+        times = sorted([await run.result() for run in runs])
+        assert times[2] - times[0] >= 0.19
+    assert seen == []
+
+
 async def test_tenants_do_not_wait_for_each_other(variant: EngineVariant) -> None:
     app, transfer, seen = bank()
     async with variant.node(app):
@@ -240,7 +272,7 @@ async def test_nobody_outside_can_say_that_a_lock_is_free(variant: EngineVariant
         second = await app.start(transfer, 2)
         await wait_for_event(second, "SignalWaiting")
         with pytest.raises(InvalidInput, match="the engine's own"):
-            await second.signal("holdfast.lock")
+            await second.signal("holdfast.lock:account")
         direct: hf.RunHandle[Any] = await app.start(
             hf.Workflow(app.registry.workflow("lock:account")), "default|default|default", "18", ""
         )

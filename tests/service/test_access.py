@@ -433,3 +433,17 @@ async def test_a_token_for_a_part_of_a_tenant_sees_that_part() -> None:
             for name in ("runs.list", "tasks.list"):
                 items = (await call_operation(server, "rest", name, {}, headers)).json()["items"]
                 assert len(items) == count, (name, places)
+
+
+@pytest.mark.contract("QUE-5", "API-4")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_to_replace_a_run_takes_the_scope_that_terminates_it(transport: str) -> None:
+    async with clocked() as server:
+        token, _ = await make_token(store_of(server), "sam", scopes=["runs:write", "signals:write"])
+        starter = bearer_header(token)
+        for name in ("runs.start", "signals.start_with"):
+            ask = asked(name, run_id=f"of {name}", request_id=f"{name} 1")
+            assert code_in(await call_operation(server, transport, name, ask, starter)) == ""
+            for policy, code in (("restart-if-finished", ""), ("terminate-and-restart", "NotPermitted")):
+                again = {**ask, "request_id": f"{name} {policy}", "reuse": policy}
+                assert code_in(await call_operation(server, transport, name, again, starter)) == code

@@ -14,7 +14,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.client import SyncClient
-from holdfast.errors import Conflict, HoldfastError, InvalidInput, NotFound, Overloaded, PayloadTooLarge
+from holdfast.errors import Conflict, HoldfastError, InvalidInput, NotFound, Overloaded, PayloadTooLarge, RunCancelled
 from tests.transactions.callers import (
     POSTGRES,
     SQLITE,
@@ -401,3 +401,25 @@ def test_a_blocking_driver_is_used_without_a_loop(postgres_url: str) -> None:
             run.status()
         connection.commit()
         assert run.result() == "shipped o-1"
+
+
+@pytest.mark.contract("QUE-5")
+async def test_what_becomes_of_an_id_is_decided_in_the_transaction(place: Place) -> None:
+    app, approved = place.app, workflow(place.app, "approved")
+    old = await app.start(approved, "a", run_id="c")
+    for is_committed in (False, True):
+        async with place.caller() as caller:
+            same = await app.start(approved, "b", run_id="c", reuse="return", connection=caller.connection)
+            assert (same.run_id, same.is_reused) == ("c", True)
+            new = await app.start(
+                approved, "b", run_id="c", reuse="terminate-and-restart", connection=caller.connection
+            )
+            assert new.run_id == "c~000002"
+            await (caller.commit() if is_committed else caller.rollback())
+        if not is_committed:
+            assert await old.status() in ("PENDING", "RUNNING")
+    with pytest.raises(RunCancelled, match="replaced by run c~000002"):
+        await result_of(old)
+    for _ in range(2):
+        await new.signal("approval", True)
+    assert await result_of(new) == [True, True]

@@ -180,12 +180,16 @@ def send_signal(
     )
 
 
-GRANTED = RESERVED_PREFIX + "lock"
-"""What the run of a lock sends to its parent, and nothing else can: the engine's own signals stay within a family."""
+def granted(workflow: str) -> str:
+    """Return the signal by which a run of this workflow, a lock's, notifies its parent that it was admitted.
+
+    Nothing else can send it: the engine's own signals stay within a family.
+    """
+    return RESERVED_PREFIX + workflow
 
 
 def send_granted(program: CoroutineProgram, parent_run_id: str, granted_to: str) -> None:
-    """Send a parent, from inside its child, that the child has been admitted: to exactly the wait of this step."""
+    """Send a parent, from inside its child, that the child was admitted: to exactly the wait of this step."""
     step_id = program.name_step("granted")
     signal_id = sent_signal_id(program.run_id, step_id, program.definition.version)
     program.loop.check_open()
@@ -193,7 +197,7 @@ def send_granted(program: CoroutineProgram, parent_run_id: str, granted_to: str)
         c.SendSignal(
             step_id=step_id,
             run_id=parent_run_id,
-            name=GRANTED,
+            name=granted(program.definition.name),
             payload=program.definition.values.encode(None),
             signal_id=signal_id,
             addressed_to=granted_to,
@@ -201,12 +205,15 @@ def send_granted(program: CoroutineProgram, parent_run_id: str, granted_to: str)
     )
 
 
-async def wait_granted(program: CoroutineProgram, step_id: str, timeout: timedelta | float | None) -> None:
-    """Wait until a child has been admitted. Raise `TimeoutError` after `timeout`, or if an operator skips the wait."""
+async def wait_granted(
+    program: CoroutineProgram, step_id: str, workflow: str, timeout: timedelta | float | None
+) -> bool:
+    """Wait until a child was admitted; False if an operator skips the wait. Raise `TimeoutError` after `timeout`."""
     try:
-        await _wait(program, step_id, GRANTED, Any, _until(program, timeout), None, "dead-letter")
+        await _wait(program, step_id, granted(workflow), Any, _until(program, timeout), None, "dead-letter")
     except _Skipped:
-        raise TimeoutError("an operator has skipped the wait for the lock") from None
+        return False
+    return True
 
 
 async def _wait(
