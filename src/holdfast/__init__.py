@@ -25,6 +25,7 @@ from holdfast.engine.inbox.authorization import ControlRequest
 from holdfast.engine.observe.logs import JsonFormatter, SecretFilter
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.retention import Retention, RetentionRule
+from holdfast.engine.run_context import bind_context, context
 from holdfast.errors import WorkflowFailed
 from holdfast.limits import DeadLetterPolicy, Limits
 from holdfast.lock import Lock
@@ -52,6 +53,7 @@ from holdfast.program.api import (
 )
 from holdfast.program.fan_out import MapResult, map, parallel
 from holdfast.program.flow.steps import Act, Child, Chorus, Cue, Scene, Signal, Sleep, Task
+from holdfast.program.middleware import ActivityCall, CallNext, ClientCall, WorkflowCall
 from holdfast.program.secrets import Secret, SecretProvider, SecretScope
 from holdfast.program.signals import signals, wait_signal
 from holdfast.program.tasks import Escalation, task
@@ -90,15 +92,18 @@ _LAZY = {
 __all__ = [
     "Act",
     "Activity",
+    "ActivityCall",
     "Actor",
     "App",
     "Artifact",
     "ArtifactStore",
     "Artifacts",
+    "CallNext",
     "Caller",
     "Child",
     "ChildRun",
     "Chorus",
+    "ClientCall",
     "Completed",
     "CompletedWithoutResult",
     "ControlRequest",
@@ -150,9 +155,12 @@ __all__ = [
     "StreamCodec",
     "Task",
     "Workflow",
+    "WorkflowCall",
     "WorkflowFailed",
     "activity_context",
     "asgi",
+    "bind_context",
+    "context",
     "continue_as_new",
     "continue_as_new_if_long",
     "cut",

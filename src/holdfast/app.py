@@ -11,8 +11,9 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
+from inspect import iscoroutinefunction
 from types import FrameType
-from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from msgspec.structs import replace
 
@@ -67,6 +68,7 @@ from holdfast.program.definitions import (
 )
 from holdfast.program.flow.definition import FlowDefinition
 from holdfast.program.flow.steps import Step
+from holdfast.program.middleware import ActivityCall, ClientCall, Middleware, MiddlewareKind, WorkflowCall
 from holdfast.program.secrets import Secret, SecretProvider
 from holdfast.program.values import Converter, Values
 from holdfast.registry import Registry, RunHook
@@ -416,6 +418,33 @@ class App:
 
         return register
 
+    @overload
+    def middleware(
+        self, kind: Literal["workflow"], /
+    ) -> Callable[[Middleware[WorkflowCall]], Middleware[WorkflowCall]]: ...
+    @overload
+    def middleware(
+        self, kind: Literal["activity"], /
+    ) -> Callable[[Middleware[ActivityCall]], Middleware[ActivityCall]]: ...
+    @overload
+    def middleware(self, kind: Literal["client"], /) -> Callable[[Middleware[ClientCall]], Middleware[ClientCall]]: ...
+
+    def middleware(self, kind: MiddlewareKind, /) -> Callable[[Any], Any]:
+        """Register an async function around every `workflow`, every attempt of an `activity`, or what a `client` asks.
+
+        It gets the call and `call_next`, and returns what `await call_next(call)` returns, or something else. The one
+        that is registered first is the outermost. See docs/middleware.md.
+        """
+        registered = self.registry.middleware.of(kind)
+
+        def register(function: Any) -> Any:
+            if not iscoroutinefunction(function) and not iscoroutinefunction(type(function).__call__):
+                raise InvalidInput("middleware is an async function of the call and call_next", field="function")
+            registered.append(function)
+            return function
+
+        return register
+
     def on_failed(self, hook: RunHook) -> RunHook:
         """Register a function that is called with the id of a run that has failed, and why. It may be async.
 
@@ -659,24 +688,23 @@ class App:
         execution_timeout: timedelta | float | None = None,
         run_timeout: timedelta | float | None = None,
         cleanup_timeout: timedelta | float | None = None,
+        context: Mapping[str, str] | None = None,
         connection: Any = None,
         reuse: ReusePolicy | None = None,
         **kwargs: Any,
     ) -> RunHandle[R]:
         """Start a run with these arguments. The same request again gives the run that is there.
 
-        So it does after a deployment: the run of the version that was started first. Only with `workflow_version`, for
-        a version that is registered here, the version is a part of the request.
+        So it does after a deployment: only with `workflow_version`, of one that is here, is that a part of the request.
         `tenant`, `project` and `environment` are its owner; a request is the same only within them. If the workflow has
         limits, the run may be queued, fairly between tenants and by `priority` (higher first), or be `Overloaded`.
         `with_signal`, a dict of name, payload and signal_id, is in the run's mailbox from its beginning, or is sent to
         the run that is there. `reference_key` and `reference_parts` are what the business calls it, `attributes` are of
         the types that the app declares: runs are found by them (docs/search.md).
-        With `at`, a datetime with a time zone, or `after` a timedelta, the run is PENDING at once, and starts then.
-        `execution_timeout` bounds the whole run, `run_timeout` each stretch between rotations: then it is cancelled,
-        may clean up for `cleanup_timeout` (10 minutes), and has failed with `RunTimedOut`.
-        `reuse` is what becomes of a `run_id` that is taken (docs/starting.md).
-        With a `connection` of yours, with an open transaction, the run is a part of that (docs/transactions.md).
+        With `at`, a datetime with a time zone, or `after`, it is PENDING until then. `execution_timeout` bounds the
+        whole run, `run_timeout` a stretch: it cleans up for `cleanup_timeout`, and fails with `RunTimedOut`.
+        `reuse` is what becomes of a `run_id` that is taken (docs/starting.md), `context` are texts for all that follows
+        (docs/middleware.md). With a `connection` in a transaction the run is a part of that (docs/transactions.md).
         """
         refuse_inside("start", "call the workflow to run it as a child, or hf.start to start it on its own")
         runtime = self.runtime()
@@ -699,6 +727,7 @@ class App:
             after_ms=None if after is None else milliseconds(after),
             timeouts=None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),
             reuse=reuse,
+            context=context or {},
         )
         if not _START_OPTIONS.isdisjoint(definition.signature.names):
             _refuse_ambiguous(definition, options, connection)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.core.plans import is_plan
 from holdfast.core.schedules import Overlap, Schedule, check_schedule
+from holdfast.engine.run_context import context_of_start
 from holdfast.engine.schedules import Schedules, instant_of, spec_of
 from holdfast.engine.start.runtime import Runtime
 from holdfast.engine.ticks import check_calendar
@@ -49,6 +50,8 @@ class ScheduleOptions(SchedulePlace, total=False):
     reference_key: str
     tags: tuple[str, ...]
     priority: int
+    context: Mapping[str, str]
+    """The context of its runs, beside what is bound where the schedule is made."""
 
 
 class AppSchedules:
@@ -83,6 +86,7 @@ class AppSchedules:
         reference_key: str | None = None,
         tags: tuple[str, ...] = (),
         priority: int = 0,
+        context: Mapping[str, str] | None = None,
         **when: Any,
     ) -> Schedule:
         """Return a schedule of this app, as `App.schedule` declares it and `create` makes it."""
@@ -104,6 +108,7 @@ class AppSchedules:
             reference_key=reference_key,
             tags=tags,
             priority=priority,
+            context=context_of_start(context or {}),
         )
         if (problem := check_schedule(schedule)) is not None:
             raise problem

@@ -184,6 +184,12 @@ NESTED_RUNS = 20
 JSON_DEPTH = 100
 """How deep a value may be nested. Readers recurse, from stacks of any depth, and must never be the first to fail."""
 
+CONTEXT_BYTES = 4 * 1024
+"""The largest context of a run, as JSON. It is carried to every activity and into every child."""
+
+CONTEXT_KEYS = 32
+"""How many keys the context of a run may have."""
+
 TAGS = 50
 """With how many tags a run is started at most."""
 

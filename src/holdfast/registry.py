@@ -18,6 +18,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.limits import Limits
 from holdfast.program.definitions import ActivityDefinition, WorkflowDefinition, WorkflowLimit
+from holdfast.program.middleware import Middlewares
 from holdfast.program.plan.definition import PlanCache
 from holdfast.program.secrets import SecretProvider
 from holdfast.program.values import PLAIN, Values
@@ -42,6 +43,7 @@ class Registry:
         "claimable",
         "definitions",
         "limits",
+        "middleware",
         "newest",
         "on_failed",
         "on_paused",
@@ -96,6 +98,8 @@ class Registry:
         """Called when a run is paused."""
         self.secrets: SecretProvider | None = None
         """Where the secrets of activities come from."""
+        self.middleware = Middlewares()
+        """The middleware of the app."""
         self.values = values
         """How the app's values are stored."""
         self.attributes: Mapping[str, AttributeType] = {}
@@ -119,6 +123,7 @@ class Registry:
         bounded.sinks = self.sinks
         bounded.on_failed, bounded.on_paused = self.on_failed, self.on_paused
         bounded.projections = self.projections
+        bounded.middleware = self.middleware
         bounded.secrets = self.secrets
         bounded.attributes = self.attributes
         bounded.schedules = self.schedules
@@ -136,6 +141,7 @@ class Registry:
         self.claimable += with_levels([key])
         definition.attributes = self.attributes
         definition.activities = self.activities
+        definition.middleware = self.middleware.workflow
         self.workflow_limits.pop(definition.name, None)
         if limit is not None:
             self.workflow_limits[definition.name] = limit

@@ -26,6 +26,7 @@ SAMPLES: list[tuple[Body, str | None]] = [
             reference_key="ref-7",
             tags=("urgent",),
             timeouts=e.RunTimeouts(60_000, 30_000, 5_000),
+            context=Raw(b'{"user":"ann"}'),
             priority=2,
             needs=1,
         ),

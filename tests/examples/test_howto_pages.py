@@ -1,4 +1,4 @@
-"""What `docs/outages.md` and `docs/coming-from.md` show: their programs run as they stand."""
+"""What pages with whole programs show: their programs run as they stand."""
 
 import re
 import subprocess
@@ -15,11 +15,12 @@ DOCS = Path(__file__).parents[2] / "docs"
     [
         ("outages.md", "receipt of o-1 True 1\n"),
         ("coming-from.md", "mailed receipt of o-1\nreceipt of o-1\n"),
+        ("middleware.md", "950 cents, asked for by ann\n950\n"),
     ],
 )
-def test_the_program_on_the_page_runs(page: str, shown: str, tmp_path: Path) -> None:
-    (program,) = re.findall(r'```python title="\w+\.py"\n(.*?)```', (DOCS / page).read_text(), re.DOTALL)
-    (tmp_path / "program.py").write_text(program)
+def test_the_programs_on_the_page_run(page: str, shown: str, tmp_path: Path) -> None:
+    programs = re.findall(r'```python title="\w+\.py"\n(.*?)```', (DOCS / page).read_text(), re.DOTALL)
+    (tmp_path / "program.py").write_text("\n".join(programs))
     done = subprocess.run(
         [sys.executable, "-W", "error", "program.py"],
         cwd=tmp_path,

@@ -84,7 +84,7 @@ def test_it_finds_work_that_is_begun_before_its_commit(monkeypatch: pytest.Monke
             taker.owned_runs.executor.cancel(turn.run_id)
             for step_id in self.dispatch:
                 step = self.state.open_steps[step_id]
-                taker.owned_runs.dispatcher.dispatch(self._loaded.head, step, NULL, self._now)
+                taker.owned_runs.dispatcher.dispatch(self._loaded.head, step, NULL, self._now, NULL)
         return turn
 
     turns = TurnProcessor.process

@@ -76,6 +76,7 @@ class Runs:
         execution_timeout_s: float | None = ...,
         run_timeout_s: float | None = ...,
         cleanup_timeout_s: float | None = ...,
+        context: dict[str, Any] = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
         reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
@@ -266,6 +267,7 @@ class SyncRuns:
         execution_timeout_s: float | None = ...,
         run_timeout_s: float | None = ...,
         cleanup_timeout_s: float | None = ...,
+        context: dict[str, Any] = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
         reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
@@ -466,6 +468,7 @@ class Signals:
         execution_timeout_s: float | None = ...,
         run_timeout_s: float | None = ...,
         cleanup_timeout_s: float | None = ...,
+        context: dict[str, Any] = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
         reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
@@ -517,6 +520,7 @@ class SyncSignals:
         execution_timeout_s: float | None = ...,
         run_timeout_s: float | None = ...,
         cleanup_timeout_s: float | None = ...,
+        context: dict[str, Any] = ...,
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
         reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
@@ -737,6 +741,7 @@ class Plans:
         run_timeout_s: float | None = ...,
         cleanup_timeout_s: float | None = ...,
         reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
+        context: dict[str, Any] = ...,
     ) -> RunStarted: ...
     async def diff(self, plan_id: str, from_version: str, to_version: str, *, tenant: str = ...) -> PlanDifference: ...
     async def graph(
@@ -784,6 +789,7 @@ class SyncPlans:
         run_timeout_s: float | None = ...,
         cleanup_timeout_s: float | None = ...,
         reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
+        context: dict[str, Any] = ...,
     ) -> RunStarted: ...
     def diff(self, plan_id: str, from_version: str, to_version: str, *, tenant: str = ...) -> PlanDifference: ...
     def graph(
@@ -1081,6 +1087,7 @@ class Schedules:
         reference_key: str | None = ...,
         tags: Sequence[str] = ...,
         priority: int = ...,
+        context: dict[str, Any] = ...,
     ) -> ScheduleView: ...
     async def list(self, *, workflow: str | None = ..., cursor: str = ..., limit: int = ...) -> SchedulePage: ...
     async def get(
@@ -1152,6 +1159,7 @@ class SyncSchedules:
         reference_key: str | None = ...,
         tags: Sequence[str] = ...,
         priority: int = ...,
+        context: dict[str, Any] = ...,
     ) -> ScheduleView: ...
     def list(self, *, workflow: str | None = ..., cursor: str = ..., limit: int = ...) -> SchedulePage: ...
     def get(

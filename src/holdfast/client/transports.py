@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast import errors
 from holdfast.app import App
+from holdfast.engine.run_context import context
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
 from holdfast.program.values import PLAIN, Values
 from holdfast.service.context import Principal, make_service
@@ -106,6 +107,8 @@ class Http:
         )
 
     async def call(self, operation: Operation, fields: dict[str, Any]) -> bytes:
+        if "context" in operation.request_type.__struct_fields__ and (bound := context()):
+            fields = {**fields, "context": {**bound, **(fields.get("context") or {})}}
         wait_s = fields.get("wait_s") or 0.0
         timeout_s = self._timeout_s + (wait_s if isinstance(wait_s, int | float) else 0.0)
         try:

@@ -250,6 +250,8 @@ class RunQueued(RunBody, frozen=True):
     needs: int = 0
     """The level of the format that a node must understand to start it (`core/plans.py`)."""
     timeouts: RunTimeouts | None = None
+    context: Raw = NULL
+    """What its starter knew and those who work for it should know: an object of texts (`core/run_context.py`)."""
 
 
 class RunApproved(RunBody, frozen=True):

@@ -18,7 +18,7 @@ from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import NOT_COMPLETED, TIMED_OUT
 from holdfast.core.operator_commands import failures_to_settle
-from holdfast.core.plans import TIMEOUT_LEVEL
+from holdfast.core.plans import level_needed
 from holdfast.core.reconciliation import (
     COMPLETED_WITHOUT_RESULT,
     INDETERMINATE,
@@ -137,8 +137,13 @@ def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
         retrying=None if state.retried is None else _retrying(state, state.retried),
         pause=state.pause if state.status is PAUSED else None,
         published=state.published,
-        needs=state.needs if state.timeouts is None else max(state.needs, TIMEOUT_LEVEL),
+        needs=state.needs if state.timeouts is None and state.context is NULL else _level(state),
     )
+
+
+def _level(state: RunState) -> int:
+    lasting = level_needed(is_bounded=state.timeouts is not None, has_context=state.context is not NULL)
+    return max(state.needs, lasting)
 
 
 def _retrying(state: RunState, retried: str) -> Retrying | None:

@@ -44,7 +44,10 @@ HELD_LEVEL = 1
 TIMEOUT_LEVEL = 2
 """The time of the run is bounded: see `core/run_timeouts.py`. For as long as the run is kept."""
 
-FORMAT_LEVEL = TIMEOUT_LEVEL
+CONTEXT_LEVEL = 3
+"""The run has a context: see `core/run_context.py`. For as long as the run is kept."""
+
+FORMAT_LEVEL = CONTEXT_LEVEL
 """The highest level that a node of this release understands; with it, all lower ones. 0 is what all releases know."""
 
 _LEVEL_MARK = "\n"
@@ -63,6 +66,11 @@ def with_levels(definitions: Iterable[tuple[str, str]]) -> list[tuple[str, str]]
 
 
 LEVELS = range(1, FORMAT_LEVEL + 1)
+
+
+def level_needed(*, is_bounded: bool, has_context: bool) -> int:
+    """Return the level that a run needs for as long as it is kept: if its time is bounded, if it has a context."""
+    return CONTEXT_LEVEL if has_context else TIMEOUT_LEVEL if is_bounded else 0
 
 
 def level_of(version: str) -> tuple[str, int]:

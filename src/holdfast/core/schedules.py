@@ -100,6 +100,8 @@ class Schedule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     skipped: int = 0
     missed: int = 0
     last_error: str = ""
+    context: Raw = NULL
+    """The context of its runs (`core/run_context.py`)."""
 
     @property
     def place(self) -> tuple[str, str, str, str]:

@@ -22,7 +22,7 @@ from itertools import chain
 from typing import Any
 
 from msgspec import MsgspecError, Raw, Struct, convert
-from msgspec.json import decode
+from msgspec.json import decode, encode
 from msgspec.structs import force_setattr, replace
 
 from holdfast.core import events as e
@@ -231,6 +231,8 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     """When the run began, or began again, if its time is bounded."""
     timed_out: str = ""
     """The time-out because of which it is being cancelled: `execution` or `run`."""
+    context: Raw = e.NULL
+    """What its starter gave it for all that follows from it, if anything (`core/run_context.py`)."""
     published: dict[str, Any] = {}
     """What the program has published last, by name. Replaced as a whole, never written to."""
 
@@ -336,6 +338,7 @@ CARRIED = (
     "timeouts",
     "execution_deadline",
     "timed_out",
+    "context",
 )
 """The fields of a state that hold after a rotation too: its event carries them over."""
 
@@ -420,6 +423,8 @@ def carried(state: RunState, update_ids: Sequence[str] = (), step_ids: Sequence[
         del fields["cancel_reason"]
     if state.timeouts is None:
         del fields["timeouts"], fields["execution_deadline"], fields["timed_out"]
+    if state.context is e.NULL:
+        del fields["context"]
     if updates:
         fields["updates"] = updates
     if step_ids is not None:
@@ -493,6 +498,8 @@ def _state_before(run_id: str, first: Event) -> RunState:
             known = decode(first.data.carried)
             for beside in _BESIDE_FIELDS:  # the event itself opens them
                 known.pop(beside, None)
+            if "context" in known:
+                known["context"] = Raw(encode(known["context"]))
             return convert({**fields, **known}, RunState)
         except (TypeError, AttributeError, MsgspecError) as problem:
             problem_text = f"ContinuedAsNew carries nothing that a fold could begin with: {problem}"
@@ -591,6 +598,8 @@ def _queued(draft: RunState, event: Event) -> None:
         if body.timeouts.execution_ms is not None:
             since = max(_since_fork(draft, event.emitted_at), body.start_at or 0)
             _set(draft, "execution_deadline", since + body.timeouts.execution_ms * 1_000)
+    if body.context is not e.NULL:
+        _set(draft, "context", body.context)
     origin = e.RunOrigin(
         event.emitted_at,
         body.tenant,

@@ -458,6 +458,7 @@ class Schedules:
             input=schedule.input,
             plan=plan,
             schedule=e.ScheduleTick(schedule.schedule_id, tick),
+            context=schedule.context,
         )
 
     async def _version(self, schedule: Schedule) -> str:

@@ -70,6 +70,7 @@ from holdfast.program.definitions import (
     note_handler,
 )
 from holdfast.program.loop import DeterministicLoop, StepFuture, Timer, Watch, current_loop, running, settle
+from holdfast.program.middleware import WorkflowCall, call_through
 from holdfast.program.outcomes import (
     Handler,
     Received,
@@ -110,6 +111,7 @@ class RunAbout(Struct, frozen=True, gc=False):
     parent_run_id: str | None = None
     origin: e.RunOrigin | None = None
     started_at: Instant = 0
+    context: Raw = NULL
 
 
 _UNKNOWN = RunAbout()
@@ -917,11 +919,20 @@ class CoroutineProgram:
                 expected=bytes(self._input).decode(errors="replace")[:ERROR_TEXT_CHARS],
                 found=f"async def {self.definition.name}{self.definition.signature}",
             ) from problem
-        self._main = self.loop.create_task(self.definition.function(**arguments), name=self.definition.name)
+        definition = self.definition
+        function = self._through_middleware(arguments) if definition.middleware else definition.function(**arguments)
+        self._main = self.loop.create_task(function, name=definition.name)
         if isinstance(event.data, e.ContinuedAsNew):
             for update in carried_updates(event.data):  # they begin after the function, which registers their handlers
                 accepted = e.UpdateAccepted(update.name, update.input, update.was_refused)
                 self._answer(update.step_id, self._update(accepted, validates=False))
+
+    def _through_middleware(self, arguments: dict[str, Any]) -> Coroutine[Any, Any, Any]:
+        definition = self.definition
+        call = WorkflowCall(
+            workflow=definition.name, version=definition.version, run_id=self.run_id, arguments=arguments
+        )
+        return call_through(definition.middleware, call, lambda call: definition.function(**call.arguments))
 
     def _cancel(self, event: Event) -> None:
         self._is_cancelling = True

@@ -1,7 +1,7 @@
 """Workflows and activities as they are registered: names, versions, types, policies and limits."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache, cached_property, lru_cache
 from math import inf
@@ -21,6 +21,7 @@ from holdfast.core.timing import NO_RETRY, Retry
 from holdfast.errors import ActivityFailed, CallerError, InvalidInput
 from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS, NAME_BYTES, PRIORITY, TAGS, VERIFY_TIMEOUT_MS
 from holdfast.program.fingerprint import fingerprint
+from holdfast.program.middleware import Middleware, WorkflowCall
 from holdfast.program.secrets import Secret, without_secrets
 from holdfast.program.values import PLAIN, Signature, Values
 
@@ -74,6 +75,8 @@ class WorkflowDefinition:
         """The search attributes that the app declares."""
         self.activities: dict[str, ActivityDefinition] = {}
         """The activities of the app, to which `hf.step` adds functions."""
+        self.middleware: Sequence[Middleware[WorkflowCall]] = ()
+        """The middleware of the app around its workflows."""
 
     def form(self, name: str, kind: Any) -> "tuple[Raw, msgspec.json.Decoder[Any]]":
         """Return the JSON Schema of a type as the form of a task, and the decoder of answers; raise if it has none."""

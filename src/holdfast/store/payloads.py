@@ -309,6 +309,7 @@ class _Carried(Struct, frozen=True):
     """The payloads in what a rotation carries over. The rest of it is the engine's, and every fold reads it."""
 
     last_error: ErrorInfo | None = None
+    context: Raw | UnsetType = UNSET
     updates: tuple[CarriedUpdate, ...] = ()
     steps: tuple[CarriedStep, ...] | UnsetType = UNSET
     failed: tuple[CarriedFailure, ...] | UnsetType = UNSET

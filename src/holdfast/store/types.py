@@ -126,6 +126,8 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     tenant: str = ""
     environment: str = ""
     """Of the run; empty if a version of Holdfast has put the job that did not write them."""
+    context: Raw = NULL
+    """Of the run (`core/run_context.py`)."""
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True, gc=False):

@@ -534,8 +534,9 @@ def check_stored_schedule(schedule: Any) -> None:
     """Refuse a schedule that could not be stored, or not be read again."""
     if not isinstance(schedule, Schedule):
         raise InvalidInput(f"what is stored is a Schedule, not {type(schedule).__qualname__}", field="schedule")
-    check_types(replace(schedule, input=e.NULL))
+    check_types(replace(schedule, input=e.NULL, context=e.NULL))
     problem = check_schedule(schedule) or codec.check(schedule.input, "input")
+    problem = problem or codec.check(schedule.context, "context")
     if problem is not None:
         raise problem
     check_values(note=schedule.note, last_error=schedule.last_error)

@@ -182,6 +182,7 @@ def job(
         scheduled_at=START,
         due_at=due_at,
         details=codec.encode(details),
+        context=codec.encode({"user": "ann"}),
     )
 
 

@@ -19,6 +19,7 @@ from holdfast.core.events import NULL, ArtifactRef
 from holdfast.core.instants import Instant
 from holdfast.core.keys import ActivityToken, write_activity_token
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
+from holdfast.core.run_context import texts_of
 from holdfast.core.state import OpenStep
 from holdfast.errors import HoldfastError, InvalidInput, NotDurable, PayloadTooLarge, SecretNotFound
 from holdfast.limits import Limits
@@ -68,6 +69,8 @@ class Work(Struct, frozen=True):  # the collector sees it: through its function 
     details: Raw = NULL
     tenant: str = ""
     environment: str = ""
+    context: Raw = NULL
+    """The context of the run."""
 
     @property
     def needs_secrets(self) -> bool:
@@ -173,6 +176,11 @@ class ActivityContext:
     def environment(self) -> str:
         """The environment of the run."""
         return self._work.environment
+
+    @property
+    def run_context(self) -> dict[str, str]:
+        """The context of the run, as its starter gave it."""
+        return texts_of(self._work.context)
 
     def heartbeat(self, details: Any = UNSET) -> None:
         """Report that the work goes on, from the loop or from a thread. Details are kept for a next attempt, anywhere.

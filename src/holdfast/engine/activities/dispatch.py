@@ -33,7 +33,7 @@ class Dispatcher:
         self.unknown: set[str] = set()
         """The activities that steps here have asked for and this node does not have."""
 
-    def dispatch(self, head: RunHead, step: OpenStep, details: Raw, now: Instant) -> None:
+    def dispatch(self, head: RunHead, step: OpenStep, details: Raw, now: Instant, context: Raw) -> None:
         """Let the step's activity be carried out; with what an earlier attempt has said of its progress."""
         body = step.body
         assert type(body) is e.StepStarted
@@ -44,7 +44,7 @@ class Dispatcher:
         except InvalidInput as problem:
             self._report(Work(head.run_id, step, definition, ActivityOptions()), unfit_options(step, problem))
             return
-        work = Work(head.run_id, step, definition, options, details, head.tenant, head.environment)
+        work = Work(head.run_id, step, definition, options, details, head.tenant, head.environment, context)
         self._executor.start(work, now)
 
     def is_known(self, run_id: str, step: OpenStep) -> bool:

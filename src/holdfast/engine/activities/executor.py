@@ -7,7 +7,7 @@ nothing here writes to a store.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -41,6 +41,7 @@ from holdfast.engine.activities.verification import CALL, Found, ask, before_ask
 from holdfast.errors import InvalidInput
 from holdfast.limits import Limits
 from holdfast.program.definitions import ActivityOptions
+from holdfast.program.middleware import ActivityCall, Middleware, call_through
 from holdfast.program.outcomes import attempt_error, error_info
 from holdfast.program.secrets import ResolvedSecrets, SecretProvider, SecretScope, references_in
 
@@ -60,6 +61,7 @@ class ActivityExecutor:
         rng: Rng,
         limits: Limits,
         provider: SecretProvider | None = None,
+        middleware: Sequence[Middleware[ActivityCall]] = (),
     ) -> None:
         self._slots = slots
         self._report = report
@@ -70,6 +72,7 @@ class ActivityExecutor:
         self._pool = TaskPool(self.carry_out)
         self._most_bytes = limits.value_bytes
         self._provider = provider
+        self._middleware = middleware
         self.key = ""
         """The store's key for tokens."""
         self.artifacts: ArtifactAccess | None = None
@@ -145,7 +148,8 @@ class ActivityExecutor:
             verified = None if work.step.effect is None else await self._verify(attempt, context, deadline)
             if verified is None:
                 arguments = work.definition.signature.unpack(work.step.body.input)
-                if not attempt.has_limits and work.definition.is_async and not work.needs_secrets:
+                is_plain = not attempt.has_limits and work.definition.is_async and not work.needs_secrets
+                if is_plain and not self._middleware:
                     result = await work.definition.function(**arguments)
                 else:
                     result = await self._call_within_limits(attempt, context, arguments, deadline)
@@ -277,16 +281,33 @@ class ActivityExecutor:
                 if work.needs_secrets and context.secrets is None:  # else its verifier has them
                     context.enter(await secrets_of(work, arguments, self._provider))
                 async with context.watched(work.options.heartbeat_timeout_ms):
-                    if work.definition.is_async:
-                        return await work.definition.function(**arguments)
-                    attempt.thread = self._slots.run(partial(work.definition.function, **arguments))
-                    return await asyncio.wrap_future(attempt.thread)
+                    if self._middleware:
+                        return await self._call_through_middleware(attempt, arguments)
+                    return await self._call(attempt, arguments)
         except TimeoutError:
             if limit.expired():
                 took = f"activity {work.definition.name!r} took longer than {limit_ms} ms"
                 late = overdue_text(work.step, work.options.schedule_to_close_ms)
                 raise TimeoutError(late if until == deadline else took) from None
             raise
+
+    async def _call(self, attempt: "_Attempt", arguments: dict[str, Any]) -> Any:
+        function = attempt.work.definition.function
+        if attempt.work.definition.is_async:
+            return await function(**arguments)
+        attempt.thread = self._slots.run(partial(function, **arguments))
+        return await asyncio.wrap_future(attempt.thread)
+
+    async def _call_through_middleware(self, attempt: "_Attempt", arguments: dict[str, Any]) -> Any:
+        work = attempt.work
+        call = ActivityCall(
+            activity=work.definition.name,
+            run_id=work.run_id,
+            step_id=work.step.step_id,
+            attempt=work.step.attempt,
+            arguments=arguments,
+        )
+        return await call_through(self._middleware, call, lambda call: self._call(attempt, call.arguments))
 
     def _encoded(self, work: Work, result: Any, secrets: ResolvedSecrets | None) -> Raw:
         try:

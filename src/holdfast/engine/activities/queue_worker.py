@@ -68,7 +68,9 @@ class QueueWorker:
         self._visible_ms = visible_ms
         self._slots = slots
         self._slots.on_free = self.notify
-        self._executor = ActivityExecutor(slots, self._on_outcome, self._on_heartbeat, rng, limits, registry.secrets)
+        self._executor = ActivityExecutor(
+            *(slots, self._on_outcome, self._on_heartbeat, rng, limits, registry.secrets, registry.middleware.activity)
+        )
         self.heartbeats = Heartbeats(node, store, visible_ms, self.cancel)
         self._outcomes: list[tuple[Job, ActivityOutcome]] = []
         self.jobs: dict[tuple[str, str], Job] = {}
@@ -273,7 +275,7 @@ class QueueWorker:
             words = f"activity {job.activity!r} was taken {step.effect.losses} times, and no node reported an outcome"
             self._report(job, indeterminate(words))
             return
-        work = Work(job.run_id, step, definition, options, job.details, job.tenant, job.environment)
+        work = Work(job.run_id, step, definition, options, job.details, job.tenant, job.environment, job.context)
         self._executor.start(work, now)
 
     def _on_heartbeat(self, work: Work, details: Details) -> None:

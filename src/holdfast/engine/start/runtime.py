@@ -7,7 +7,7 @@ authoriser, recorded in the run, and named in the audit log. Without one, the re
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, get_args
@@ -41,7 +41,7 @@ from holdfast.core.restarts import check_reused_id
 from holdfast.core.schedules import Schedule
 from holdfast.core.state import TERMINAL
 from holdfast.engine.activities.async_completion import report_error, report_result
-from holdfast.engine.activities.context import activity_context
+from holdfast.engine.activities.context import CONTEXT, activity_context
 from holdfast.engine.bus.relays import Relays
 from holdfast.engine.history import head_of, read_history, wait_for_event
 from holdfast.engine.host_locks import HeldLock
@@ -58,6 +58,7 @@ from holdfast.engine.plans import Plans
 from holdfast.engine.remote_queries import RemoteQueries
 from holdfast.engine.retention import LOCK as RETENTION_LOCK
 from holdfast.engine.retention import Retention, RetentionDuty, archive_at
+from holdfast.engine.run_context import BOUND, context_of_start
 from holdfast.engine.schedules import Declaration, Schedules, tags_of
 from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.turns.draft import held_until, prepare_run, renamed, start_key
@@ -84,6 +85,7 @@ from holdfast.program.definitions import (
     UpdateRequest,
     WorkflowDefinition,
 )
+from holdfast.program.middleware import ClientCall, call_through
 from holdfast.program.plan.definition import PlanDefinition
 from holdfast.program.values import Signature
 from holdfast.registry import Registry
@@ -104,6 +106,7 @@ class StartOptions(Struct, frozen=True, kw_only=True):
     its beginning. `priority` is the order in which runs of a workflow with limits are admitted, higher first.
     With `at`, or `after_ms` from now, the run exists at once and starts then. `timeouts` bound how long it may take.
     `reuse` is what becomes of a `run_id` that is taken (QUE-5); without it, the id stands in for the `request_id`.
+    `context` is carried to all that follows from the run, with what is bound around the start (`bind_context`).
     """
 
     request_id: str | None = None
@@ -122,6 +125,7 @@ class StartOptions(Struct, frozen=True, kw_only=True):
     after_ms: int | None = None
     timeouts: e.RunTimeouts | None = None
     reuse: port.ReusePolicy | None = None
+    context: Mapping[str, str] = {}
 
     def check(self) -> None:
         """Raise `InvalidInput` if a run cannot be started so, before anything is made of it."""
@@ -197,6 +201,7 @@ class Runtime:
         self.ids = ids
         self._node = node
         self._published = -1
+        self._middleware = registry.middleware.client
         self.artifacts = artifacts
         """Where artifacts and large values are kept, if there is such a place."""
         self.plans = Plans(store, registry, plan_sources or PlanSources())
@@ -344,11 +349,40 @@ class Runtime:
         The body of a plan is in the store already; `uri` is where it came from. With a `connection` the run is written
         in the transaction that the caller has begun there: it is durable, and begins, when that is committed.
         """
+        if self._middleware:
+            name = workflow_of(definition.name) if isinstance(definition, PlanDefinition) else definition.name
+            call = ClientCall(
+                verb="start",
+                workflow=name,
+                run_id=options.run_id,
+                context=dict(options.context),
+                caller=caller,
+                raw_input=input,
+            )
+
+            def then(call: ClientCall) -> Awaitable[Started]:
+                given = replace(options, context=call.context)
+                return self._start(definition, input, given, caller, uri, connection)
+
+            started: Started = await call_through(self._middleware, call, then)
+            return started
+        return await self._start(definition, input, options, caller, uri, connection)
+
+    async def _start(
+        self,
+        definition: WorkflowDefinition | PlanDefinition,
+        input: Raw,
+        options: StartOptions,
+        caller: Caller | None,
+        uri: str,
+        connection: Any,
+    ) -> Started:
         node, joined = self._node, None if connection is None else self.store.joined(connection)
         if node.failure is not None:
             raise node.failure
         options.check()
         codec.bounded(input, node.limits.value_bytes, f"the input of {definition.name!r}")
+        has_context = options.context or BOUND.get() is not None or CONTEXT.get(None) is not None
         queued = e.RunQueued(
             workflow_of(definition.name) if isinstance(definition, PlanDefinition) else definition.name,
             definition.version,
@@ -361,6 +395,7 @@ class Runtime:
             by=None if caller is None else caller.ref,
             attributes=self._attributes(options),
             timeouts=options.timeouts,
+            context=context_of_start(options.context) if has_context else e.NULL,
         )
         if self._authorizer.is_needed:
             await self._authorizer.check_start(queued, options.run_id, caller)
@@ -614,13 +649,40 @@ class Runtime:
         if caller is not None:
             request = audited(request, caller, self.ids)
         joined = None if connection is None else self.store.joined(connection)
-        return await self._signals.send(request, definition, caller, joined)
+        if not self._middleware:
+            return await self._signals.send(request, definition, caller, joined)
+        call = ClientCall(
+            verb="signal", run_id=request.run_id, name=request.name, caller=caller, raw_input=request.payload
+        )
+        accepted: AcceptedSignalResult = await call_through(
+            self._middleware, call, lambda _: self._signals.send(request, definition, caller, joined)
+        )
+        return accepted
 
     async def signal_many(
         self, items: Sequence[Outgoing], caller: Caller | None = None
     ) -> list[AcceptedSignalResult | CallerError]:
         """Send signals. Each is answered by itself, in order: with its result, or with the error that refuses it."""
-        return await self._signals.send_many(items, caller, self.ids)
+        if not self._middleware:
+            return await self._signals.send_many(items, caller, self.ids)
+        return [await self._send_one(item, caller) for item in items]
+
+    async def _send_one(self, item: Outgoing, caller: Caller | None) -> AcceptedSignalResult | CallerError:
+        """Send one of many signals through middleware."""
+
+        async def then(_: Any) -> AcceptedSignalResult:
+            [answer] = await self._signals.send_many([item], caller, self.ids)
+            if isinstance(answer, CallerError):
+                raise answer
+            return answer
+
+        payload = self.registry.values.encode(item.get("payload"))
+        call = ClientCall(verb="signal", run_id=item["run_id"], name=item["name"], caller=caller, raw_input=payload)
+        try:
+            accepted: AcceptedSignalResult = await call_through(self._middleware, call, then)
+            return accepted
+        except CallerError as refusal:
+            return refusal
 
     async def receipt(self, run_id: str, name: str, signal_id: str, storage_key: str | None = None) -> Receipt:
         """Return what happened to a signal: the one with this storage key, else the last with this name and id."""
@@ -639,6 +701,15 @@ class Runtime:
     async def query(self, run_id: str, name: str, arguments: Raw, caller: Caller | None = None) -> Raw:
         """Ask a run about its present state. The node answers it from the run's program; nothing is recorded."""
         require_step_name("query name", name)
+        if self._middleware:
+            call = ClientCall(verb="query", run_id=run_id, name=name, caller=caller, raw_input=arguments)
+            answer: Raw = await call_through(
+                self._middleware, call, lambda _: self._query(run_id, name, arguments, caller)
+            )
+            return answer
+        return await self._query(run_id, name, arguments, caller)
+
+    async def _query(self, run_id: str, name: str, arguments: Raw, caller: Caller | None) -> Raw:
         if self._authorizer.is_needed:
             await self._authorizer.check_query(run_id, name, arguments, caller)
         cache = self._node.run_cache
@@ -681,6 +752,18 @@ class Runtime:
     ) -> Raw:
         """Send an update to a run and wait for its answer. With an `update_id` a retry gets the first answer."""
         require_step_name("update name", name)
+        if self._middleware:
+            given = self.registry.values.encode(arguments)
+            call = ClientCall(verb="update", run_id=run_id, name=name, caller=caller, raw_input=given)
+            answer: Raw = await call_through(
+                self._middleware, call, lambda _: self._update(run_id, name, arguments, update_id, caller)
+            )
+            return answer
+        return await self._update(run_id, name, arguments, update_id, caller)
+
+    async def _update(
+        self, run_id: str, name: str, arguments: Any, update_id: str | None, caller: Caller | None
+    ) -> Raw:
         request = SignalRequest(
             run_id=run_id,
             name=UPDATE_SIGNAL,
@@ -767,7 +850,11 @@ class Runtime:
 
         A rejection by the run is `Conflict`, with the reason; one by the authoriser is `NotPermitted`.
         """
-        await self._commands.send(run_id, command, caller, wait=wait)
+        if not self._middleware:
+            await self._commands.send(run_id, command, caller, wait=wait)
+            return
+        call = ClientCall(verb="command", run_id=run_id, name=command.name, caller=caller)
+        await call_through(self._middleware, call, lambda _: self._commands.send(run_id, command, caller, wait=wait))
 
     async def _cancel_stale(self, run_id: str, reason: str) -> None:
         await self.command(run_id, OperatorCommand(name="CANCEL", reason=reason, actor="retention"))

@@ -42,7 +42,7 @@ from holdfast.core.messages import (
     child_outcome,
     with_arrival_times,
 )
-from holdfast.core.plans import HELD_LEVEL, TIMEOUT_LEVEL
+from holdfast.core.plans import HELD_LEVEL, level_needed
 from holdfast.core.run_timeouts import put_off
 from holdfast.core.state import CANCELLED, PAUSED, PENDING, OpenStep, RunState, fold_onto, own_copy
 from holdfast.errors import HoldfastError, InvalidInput, VersionMismatch
@@ -301,6 +301,7 @@ class TurnDraft(Struct, gc=False, eq=False):
                     queued_attempt_id=step.engine_attempt_id,
                     idempotency_key=step.body.idempotency_key,
                     effect=step.effect,
+                    context=self.state.context,
                 )
 
     def _jobs_closed(self) -> tuple[str, ...]:
@@ -342,6 +343,7 @@ class TurnDraft(Struct, gc=False, eq=False):
                     plan=body.plan,
                     attributes=body.attributes,
                     timeouts=body.timeouts,
+                    context=self.state.context,
                 )
                 key = event.idempotency_key
                 yield prepare_run(body.child_run_id, queued, self._now, self._by.node, tags=body.tags, key=key)
@@ -496,7 +498,7 @@ def prepare_run(
             last_executed_by=node,
             last_executed_on=now,
             attributes=queued.attributes,
-            needs=0 if queued.timeouts is None else TIMEOUT_LEVEL,
+            needs=0 if queued.timeouts is None and queued.context is e.NULL else _level(queued),
         ),
         events=decision.events,
         messages=decision.messages,
@@ -504,6 +506,10 @@ def prepare_run(
         reference_key=reference_key,
         tags=tags,
     )
+
+
+def _level(queued: RunQueued) -> int:
+    return level_needed(is_bounded=queued.timeouts is not None, has_context=queued.context is not e.NULL)
 
 
 def held_for_approval(new: NewRun) -> NewRun:

@@ -185,7 +185,7 @@ def _beginning(registry: Registry, state: RunState, input: Raw, rotation: int) -
         input,
         rotation,
         "" if state.forked_from is None else state.forked_from.seed,
-        RunAbout(state.parent_run_id, state.origin, state.started_at),
+        RunAbout(state.parent_run_id, state.origin, state.started_at, state.context),
     )
 
 

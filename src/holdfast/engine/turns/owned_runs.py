@@ -226,7 +226,9 @@ class OwnedRuns:
         self.by_id: dict[str, OwnedRun] = {}
         self.ready = ReadyQueue()
         self.refusals = Refusals()
-        self.executor = ActivityExecutor(slots, self._on_outcome, self._on_heartbeat, rng, limits, registry.secrets)
+        self.executor = ActivityExecutor(
+            *(slots, self._on_outcome, self._on_heartbeat, rng, limits, registry.secrets, registry.middleware.activity)
+        )
         self._workflow_limits = registry.workflow_limits
         self._hooks = RunHooks(registry)
         self.dispatcher = Dispatcher(registry, self.executor, self._on_outcome)
@@ -375,7 +377,7 @@ class OwnedRuns:
             if step is not None and self.is_stopping:
                 self.return_attempt(run_id, step)
             elif step is not None:
-                self.dispatcher.dispatch(loaded.head, step, loaded.details.get(step_id, e.NULL), now)
+                self.dispatcher.dispatch(loaded.head, step, loaded.details.get(step_id, e.NULL), now, state.context)
         is_finished = state.is_finished
         if is_finished:
             self._run_cache.forget(run_id)
@@ -396,7 +398,8 @@ class OwnedRuns:
         """Begin the steps of a turn that is not durable yet; what else follows from it waits for its commit."""
         for step_id in draft.dispatch:
             step = draft.state.open_steps[step_id]
-            self.dispatcher.dispatch(owned.loaded.head, step, owned.loaded.details.get(step_id, e.NULL), now)
+            details = owned.loaded.details.get(step_id, e.NULL)
+            self.dispatcher.dispatch(owned.loaded.head, step, details, now, draft.state.context)
         draft.dispatch = []
 
     def lose(self, run_id: str, conflict: CommitConflict, owned: OwnedRun) -> None:

@@ -7,6 +7,7 @@ All of it may be mounted below a prefix (`root_path`) of another application.
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote
@@ -16,10 +17,12 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
+from holdfast.core.run_context import TRACE_KEY, is_traceparent
+from holdfast.engine.run_context import bind_context
 from holdfast.errors import EngineError, HoldfastError, MalformedRequest, MethodNotAllowed, NotFound
 from holdfast.service.auth.oidc import oidc_routes
 from holdfast.service.auth.sessions import Sessions
-from holdfast.service.context import Service
+from holdfast.service.context import Headers, Service
 from holdfast.service.http.exchange import (
     CORRELATION_HEADER,
     JSON,
@@ -96,7 +99,10 @@ class Front:
             await exchange.refuse(problem)
             return
         try:
-            with self._service.in_flight.doing(f"{scope['method']} {exchange.path[:SHOWN_PATH]!r}"):
+            with (
+                self._service.in_flight.doing(f"{scope['method']} {exchange.path[:SHOWN_PATH]!r}"),
+                _caused_by(headers),
+            ):
                 await self._dispatch(exchange, scope, receive, send_with_headers)
         except ClientGone:
             return
@@ -125,6 +131,14 @@ class Front:
         else:
             scope["app"] = self  # so that routes raise what they have no answer to
             await self._others(scope, receive, send)
+
+
+def _caused_by(headers: Headers) -> AbstractContextManager[None]:
+    """Let the runs that a request starts carry the span of its caller, if the request names one."""
+    if b"traceparent" not in headers:
+        return nullcontext()
+    given = headers[b"traceparent"].decode("latin-1")
+    return bind_context(**{TRACE_KEY: given}) if is_traceparent(given) else nullcontext()
 
 
 def _mount(scope: Scope, root: str) -> None:

@@ -29,7 +29,7 @@ from holdfast.program.plan.model import plan_schema
 from holdfast.program.plan.text import PlanProblem
 from holdfast.service.auth.tenancy import check_chosen_id
 from holdfast.service.context import RequestContext
-from holdfast.service.operations.runs import MOST_EXPANDED, AttributesGiven, Reused, Seconds
+from holdfast.service.operations.runs import MOST_EXPANDED, AttributesGiven, ContextGiven, Reused, Seconds
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import Name, Request, RunId, operation
 from holdfast.service.views import GraphNodeView, Moment, RunStarted, moment, shown
@@ -274,6 +274,7 @@ class StartPlan(Request, frozen=True, kw_only=True):
     )
     cleanup_timeout_s: Annotated[Seconds, Meta(description="How long it may clean up then: 600.")] | None = None
     reuse: Reused | None = None
+    context: ContextGiven = field(default_factory=dict)
 
 
 @operation(
@@ -315,6 +316,7 @@ async def start(context: RequestContext, request: StartPlan) -> RunStarted:
         attributes=request.attributes,
         timeouts=None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),
         reuse=request.reuse,
+        context=request.context,
     )
     definition, uri = await _chosen(context, request, tenant)
     values = context.runtime.registry.values

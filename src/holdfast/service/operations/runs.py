@@ -77,6 +77,11 @@ AttributesGiven = Annotated[
 ]
 
 
+ContextGiven = Annotated[
+    dict[str, str], Meta(description="Small texts, such as the user, for the run, its activities and its children.")
+]
+
+
 Seconds = Annotated[float, Meta(gt=0, le=10**9)]
 
 
@@ -106,6 +111,7 @@ class StartRun(Request, frozen=True, kw_only=True):
         None
     )
     cleanup_timeout_s: Annotated[Seconds, Meta(description="How long it may clean up then: 600.")] | None = None
+    context: ContextGiven = field(default_factory=dict)
     reference_parts: dict[str, str] = field(default_factory=dict)
     attributes: AttributesGiven = field(default_factory=dict)
     reuse: Reused | None = None
@@ -141,6 +147,7 @@ async def start_run(
         attributes=request.attributes,
         timeouts=None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),
         reuse=request.reuse,
+        context=request.context,
     )
     packed = definition.signature.pack((), request.input)
     started = await context.runtime.start(definition, packed, options, context.principal)

@@ -9,9 +9,11 @@ from msgspec.structs import replace
 from holdfast.core.instants import Instant
 from holdfast.core.plans import is_plan
 from holdfast.core.schedules import Overlap, Schedule, ScheduleSpec
+from holdfast.engine.run_context import context_of_start
 from holdfast.errors import Conflict, InvalidInput, NotFound, NotPermitted, Overloaded, PayloadTooLarge
 from holdfast.limits import TAGS
 from holdfast.service.context import RequestContext
+from holdfast.service.operations.runs import ContextGiven
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import Name, Request, operation
 from holdfast.service.views import Moment, instant_of, moment
@@ -96,6 +98,7 @@ class CreateSchedule(Timing, frozen=True, kw_only=True):
     reference_key: Name | None = None
     tags: Annotated[tuple[Name, ...], Meta(max_length=TAGS - 1)] = ()
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
+    context: ContextGiven = field(default_factory=dict)
 
 
 def _place(context: RequestContext, request: OfSchedule) -> Place:
@@ -188,6 +191,7 @@ async def create(context: RequestContext, request: CreateSchedule) -> ScheduleVi
         reference_key=request.reference_key,
         tags=request.tags,
         priority=request.priority,
+        context=context_of_start(request.context),
     )
     return _view(context, await context.runtime.schedules.create(schedule, context.principal))
 

@@ -33,7 +33,7 @@ class ScheduleSuite(SuiteBase):
     @pytest.mark.contract("TMR-2")
     async def test_a_schedule_and_its_runs_are_one_commit(self, store: Store, clock: VirtualClock) -> None:
         """The loser of a race changes nothing and creates nothing."""
-        given = schedule(input=Raw(b'{"n":1}'), next_due=START + 5, tags=("eu",))
+        given = schedule(input=Raw(b'{"n":1}'), context=Raw(b'{"user":"ann"}'), next_due=START + 5, tags=("eu",))
         stored, answers = await store.commit_schedule(given, 0)
         assert (stored, answers) == (replace(given, revision=1, created_at=START, updated_at=START), [])
         clock.advance(ms=1)

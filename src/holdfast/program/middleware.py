@@ -1,0 +1,102 @@
+"""Middleware: functions of the app around its workflows, its activities, and what is asked of runs.
+
+Each gets the call and `call_next`, which goes on with it: `return await call_next(call)`. It may look at the call, give
+another one to `call_next`, change the result, raise instead, or call again. The one that was registered first is the
+outermost. Where there is none, nothing is called for it.
+
+Around a workflow it is code of the workflow: it runs at every replay, with the rules of workflow code.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+from msgspec import Raw, Struct, field
+from msgspec.structs import replace
+
+from holdfast.core import codec
+from holdfast.core.audit import Caller
+from holdfast.errors import InvalidInput
+
+MiddlewareKind = Literal["workflow", "activity", "client"]
+"""What middleware is around."""
+
+ClientVerb = Literal["start", "signal", "query", "update", "command"]
+"""What is asked of a run, through this process."""
+
+
+class WorkflowCall(Struct, frozen=True, kw_only=True):
+    """The function of a workflow that begins: at the start of its run, after each rotation, and at every replay."""
+
+    workflow: str
+    version: str
+    run_id: str
+    arguments: dict[str, Any]
+
+
+class ActivityCall(Struct, frozen=True, kw_only=True):
+    """An attempt of an activity. `hf.activity_context()` says more of it."""
+
+    activity: str
+    run_id: str
+    step_id: str
+    attempt: int
+    arguments: dict[str, Any]
+
+
+class ClientCall(Struct, frozen=True, kw_only=True):
+    """What is asked of a run, by code of this process, or by a caller of its service."""
+
+    verb: ClientVerb
+    workflow: str = ""
+    """The workflow, or `plan:ID`, that is started."""
+    run_id: str | None = None
+    """The run, or the id that one is to be started with."""
+    name: str = ""
+    """The name of the signal, query or update, or the operator's command, such as `PAUSE`."""
+    context: dict[str, str] = {}
+    """The context that is given to the start; what is bound around it is not in it."""
+    caller: Caller | None = None
+    """The caller of the service; None for code of this process."""
+    raw_input: Raw = field(default=Raw(b"null"))
+
+    @property
+    def input(self) -> Any:
+        """The arguments or the payload, as they are stored. To change them is not possible here."""
+        return codec.decode(self.raw_input, Any)
+
+    def with_context(self, **texts: str) -> "ClientCall":
+        """Return this call with more in the context of the run that it starts."""
+        return replace(self, context={**self.context, **texts})
+
+
+C = TypeVar("C")
+CallNext = Callable[[C], Awaitable[Any]]
+"""Goes on with a call: to the next middleware, or to what they are all around."""
+Middleware = Callable[[C, CallNext[C]], Awaitable[Any]]
+
+
+class Middlewares(Struct, frozen=True):
+    """The middleware of an app, the outermost first. The lists are shared by all who have them, and only grow."""
+
+    workflow: list[Middleware[WorkflowCall]] = field(default_factory=list)
+    activity: list[Middleware[ActivityCall]] = field(default_factory=list)
+    client: list[Middleware[ClientCall]] = field(default_factory=list)
+
+    def of(self, kind: Any) -> list[Any]:
+        """Return the middleware around this kind of thing."""
+        if kind not in ("workflow", "activity", "client"):
+            raise InvalidInput(f'middleware is around "workflow", "activity" or "client", not {kind!r}', field="kind")
+        found: list[Any] = getattr(self, kind)
+        return found
+
+
+async def call_through(middleware: Sequence[Middleware[C]], call: C, then: CallNext[C]) -> Any:
+    """Make a call through middleware, and return what the outermost returns."""
+    if not middleware:
+        return await then(call)
+    outer, inner = middleware[0], middleware[1:]
+
+    async def call_next(call: C) -> Any:
+        return await call_through(inner, call, then)
+
+    return await outer(call, call_next)
