@@ -18,6 +18,7 @@ from msgspec.structs import replace
 import holdfast as hf
 from holdfast.clock import SystemIds
 from holdfast.core.audit import AuditEntry
+from holdfast.engine import history as engine_history
 from holdfast.engine import retention
 from holdfast.engine.observe.metrics import observed
 from holdfast.engine.retention import Retention, RetentionDuty, RetentionRule
@@ -25,6 +26,7 @@ from holdfast.errors import (
     ArtifactCorrupt,
     ArtifactMissing,
     Conflict,
+    HistoryGap,
     InvalidInput,
     LockLost,
     StoreFull,
@@ -39,6 +41,7 @@ from holdfast.store.payloads import SealingStore
 from holdfast.store.port import ArchivedRunQuery, AuditQuery, PurgePolicy, PurgeReport, RunQuery, Store
 from holdfast.store.proxy import StoreProxy
 from holdfast.store.sqlite import SqliteStore
+from holdfast.store.sqlite import retention as sqlite_retention
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, complete, fail, marker, read_history, signal, task, wait
 from tests.s3_server import S3Server
@@ -557,3 +560,53 @@ def test_settings_that_are_wrong_are_refused() -> None:
         load_settings({"HOLDFAST_RETENTION__RULES": "{"})
     with pytest.raises(InvalidInput):
         RetentionRule(status="RUNNING", finished=1)
+
+
+# --- long histories
+
+
+class Breaking(StoreProxy):
+    """A store whose process ends after some purges."""
+
+    left = 3
+
+    async def purge(self, policy: PurgePolicy, audit: AuditEntry | None = None) -> PurgeReport:
+        if self.left == 0:
+            raise StoreUnavailable("the process has ended")
+        self.left -= 1
+        return await self.inner.purge(policy, audit)
+
+
+@pytest.mark.contract("FMT-2", "EVT-1", "EVT-6")
+async def test_a_long_history_goes_in_parts_and_the_run_with_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no commit holds up others for long. After a crash between two parts the archive has the whole history."""
+    monkeypatch.setattr(sqlite_retention, "PART_EVENTS", 10)
+    for name in ("_LONG", "_DELETE_PART"):
+        text = getattr(sqlite_retention, name)
+        monkeypatch.setattr(sqlite_retention, name, text.replace("1000", "10"))
+    monkeypatch.setattr(retention, "BATCH_EVENTS", 10)
+    clock = VirtualClock()
+    store = await SqliteStore.open(tmp_path / "store.db", clock=clock)
+    await store.migrate()
+    node = SampleNode(store)
+    await node.start("long", *(marker(f"m-{number}") for number in range(60)), complete())
+    await node.start("short", complete())
+    history = await read_history(store, "long")
+    clock.advance(ms=1)
+    archive = Archive(tmp_path / "archive", store)
+    breaking = Breaking(store)
+    with pytest.raises(StoreUnavailable):
+        await duty(breaking, Retention(finished=NOW), archive).sweep()
+    assert set(await left(store)) == {"long", "short"}
+    rest = await store.read_events("long")
+    assert [event.run_seq for event in rest] == list(range(31, len(history) + 1))
+    with pytest.raises(HistoryGap, match="event 1 is missing"):
+        await engine_history.read_history(store, "long")
+    report = await duty(store, Retention(finished=NOW), archive).sweep()
+    assert (report.runs, report.events, report.archived) == (2, len(rest) + 3, 1)
+    assert await left(store) == []
+    [found] = [run for run in await store.find(ArchivedRunQuery()) if run.run_id == "long"]
+    assert (await archive.read(found)).events == history
+    await store.close()

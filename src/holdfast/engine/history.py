@@ -28,9 +28,12 @@ async def head_of(store: RunStore, run_id: str) -> RunHead:
 
 
 async def read_history(store: RunStore, run_id: str) -> list[Event]:
-    """Return the whole history; it is empty if there is no such run."""
+    """Return the whole history; it is empty if there is no such run. Raise `HistoryGap` if it is being deleted."""
     events: list[Event] = []
     while page := await store.read_events(run_id, len(events)):
+        if page[0].run_seq != len(events) + 1:
+            problem = f"run {run_id}: event {len(events) + 1} is missing, because retention deletes the run"
+            raise HistoryGap(problem, run_id=run_id, run_seq=len(events) + 1)
         events += page
     return events
 

@@ -33,7 +33,17 @@ from holdfast.errors import Conflict, HoldfastError, InvalidInput
 from holdfast.settings import RetentionRuleSettings, RetentionSettings
 from holdfast.store.archive import Archive
 from holdfast.store.payloads import SealingStore
-from holdfast.store.port import FinishedRunQuery, PurgePolicy, PurgeReport, RunHead, RunQuery, Store, TaskQuery
+from holdfast.store.port import (
+    ArchivedRun,
+    ArchivedRunQuery,
+    FinishedRunQuery,
+    PurgePolicy,
+    PurgeReport,
+    RunHead,
+    RunQuery,
+    Store,
+    TaskQuery,
+)
 from holdfast.store.types import pages
 
 T = TypeVar("T")
@@ -56,7 +66,7 @@ LOOK_RUNS = 5_000
 
 BATCH_RUNS = 25
 BATCH_EVENTS = 500
-"""How much one commit deletes at most; a run with more events is deleted by a commit of its own."""
+"""How much one commit deletes at most; a run with more events goes by commits of its own, in a file in several."""
 
 BATCH_BYTES = 2 * 1024 * 1024
 """How many bytes of events one commit deletes at most; a larger run is deleted by a commit of its own."""
@@ -408,8 +418,11 @@ class RetentionDuty:
     async def _steps(self, account: _Account) -> AsyncGenerator[Callable[[_Pace], Awaitable[None]], None]:
         """Yield what is to be done, one commit at a time."""
         async for heads in self._finished(account.at):
-            archived = [] if self.archive is None else await self.archive.put(heads)
-            places = {run.run_id: run for run in archived}
+            begun = [] if self.archive is None else await self._begun(heads)
+            places = {run.run_id: run for run in begun}
+            new = [head for head in heads if head.run_id not in places]
+            archived = [] if self.archive is None else await self.archive.put(new)
+            places |= {run.run_id: run for run in archived}
             account.count("archived", len(archived))
             left = [head for head in heads if self.archive is None or head.run_id in places]
 
@@ -424,7 +437,8 @@ class RetentionDuty:
                     most_bytes=round(BATCH_BYTES * pace.share),
                 )
                 report = await self._store.purge(policy)
-                if report.has_more and report.runs:  # too large together: what is left comes behind what was deleted
+                # Too large together, or of one run only a part: what is left comes behind what was deleted.
+                if report.has_more and (report.runs or report.events):
                     left[:0] = batch[report.runs :]
                 account.add(report)
                 account.by_workflow.update(head.plan_id for head in batch[: report.runs])
@@ -443,6 +457,15 @@ class RetentionDuty:
 
         while is_more:
             yield others
+
+    async def _begun(self, heads: Sequence[RunHead]) -> list[ArchivedRun]:
+        """Return where those runs are archived that were deleted in part by a pass which did not come to its end."""
+        found: list[ArchivedRun] = []
+        for head in heads:
+            if head.version > BATCH_EVENTS:
+                known = await self._store.find(ArchivedRunQuery(run_id=head.run_id))
+                found += [run for run in known if run.created_at == head.created_at]
+        return found
 
     async def _finished(self, now: Instant) -> AsyncGenerator[list[RunHead], None]:
         """Yield the finished runs that are past their window, some at a time, each of one rule."""

@@ -60,6 +60,22 @@ GROUP BY run_no
 _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 
 
+PART_EVENTS = 1_000
+"""How many events of one run a commit deletes at most, if the size of what it deletes is bounded: 5 ms of a processor.
+
+A longer history goes in parts, the oldest events first and the run itself with the last of them. Who reads it meanwhile
+finds a gap at its beginning, and its result.
+"""
+
+_LONG = f"""
+SELECT run_no FROM runs WHERE run_no IN (SELECT value FROM json_each(?)) AND version > {PART_EVENTS}
+    AND version - (SELECT min(run_seq) FROM events WHERE events.run_no = runs.run_no) >= {PART_EVENTS}
+"""
+_DELETE_PART = f"""
+DELETE FROM events WHERE run_no = ? AND run_seq < (SELECT min(run_seq) + {PART_EVENTS} FROM events WHERE run_no = ?)
+"""
+
+
 class _Selection:
     """Which rows one purge is about: at most `limit` of each kind, and one more that says there are others."""
 
@@ -98,7 +114,11 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
     limit, selection = policy.limit, _Selection(db, policy, now)
     held = bus.held(now - policy.sink_hold_ms * 1_000)
     gone = selection.rows(_GONE, "runs.finished_at", policy.finished_run_ms, _FAMILY_HAS_ENDED, f"NOT {held}")
-    fit = limit if policy.most_bytes is None else _within_bytes(db, gone[:limit], policy.most_bytes)
+    long = set[int]() if policy.most_bytes is None or policy.dry_run else _long(db, gone[:limit])
+    if gone and gone[0][0] in long:
+        return _delete_part(db, policy, gone[0], now, entry)
+    fit = next((place for place, row in enumerate(gone[:limit]) if row[0] in long), limit)
+    fit = fit if policy.most_bytes is None else min(fit, _within_bytes(db, gone[:fit], policy.most_bytes))
     has_larger, gone = fit < len(gone), gone[:fit]
     doomed = selection.doomed = queries.listing(run_no for run_no, _, _ in gone[:limit])
     selection.gone = len(gone[:limit])
@@ -143,6 +163,26 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
     plans.forget(db, bodies[:limit], policy)
     if policy.tokens:
         db.execute("DELETE FROM access_tokens WHERE tenant = ?", (policy.tenant,))
+    if entry is not None:
+        audit.append(db, [decisions.purge_entry(entry, report, now)])
+    return report
+
+
+def _long(db: sqlite3.Connection, gone: list[Any]) -> set[int]:
+    """Return which of these runs have more events than one commit deletes."""
+    return {run_no for (run_no,) in db.execute(_LONG, (queries.listing(run_no for run_no, _, _ in gone),))}
+
+
+def _delete_part(
+    db: sqlite3.Connection, policy: PurgePolicy, row: Any, now: Instant, entry: AuditEntry | None
+) -> PurgeReport:
+    """Delete the oldest events of a run that is to go, and nothing else. Where it is archived is remembered at once."""
+    run_no, run_id, created_at = row
+    for table in ("outbox", "bus_dead_letters"):  # as they do with their run: a sink has yet to get nothing of it
+        db.execute(f"DELETE FROM {table} WHERE sink_no IN (SELECT sink_no FROM sinks) AND run_no = ?", (run_no,))
+    events = db.execute(_DELETE_PART, (run_no, run_no)).rowcount
+    note_archived(db, decisions.archived_of(policy, {run_id: created_at}, now))
+    report = PurgeReport(events=events, has_more=True)
     if entry is not None:
         audit.append(db, [decisions.purge_entry(entry, report, now)])
     return report
