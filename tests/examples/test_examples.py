@@ -1,15 +1,22 @@
 """What the README and the examples say is run, as a user would run it."""
 
+import asyncio
 import re
+import runpy
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from obstore.store import MemoryStore as ObjectsInMemory
+
+from holdfast.store.s3 import S3Store
+from holdfast.store.s3.bucket import Bucket
 
 TOP = Path(__file__).parents[2]
 EXAMPLES = sorted((TOP / "examples").glob("*.py"))
+IN_A_BUCKET = [script for script in EXAMPLES if "async def main(store" in script.read_text()]
 MOST_LINES = 60
 LONGER = {"orders"}
 
@@ -57,6 +64,20 @@ def test_example_does_what_it_says(script: Path, tmp_path: Path) -> None:
     for text in SHOWN[script.stem]:
         assert text in shown
     assert list(tmp_path.iterdir()) == [], "an example leaves nothing behind"
+
+
+@pytest.mark.contract("STO-1")
+@pytest.mark.parametrize("script", IN_A_BUCKET, ids=lambda script: script.stem)
+def test_example_does_the_same_in_a_bucket(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main = runpy.run_path(str(script))["main"]
+
+    async def play() -> None:
+        await main(S3Store(Bucket(ObjectsInMemory())))
+
+    asyncio.run(play())
+    shown = capsys.readouterr().out
+    for text in SHOWN[script.stem]:
+        assert text in shown
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from nats.aio.client import Client
+from obstore.store import MemoryStore as ObjectsInMemory
 
 import holdfast as hf
 from holdfast.errors import InvalidInput
@@ -18,7 +19,12 @@ from holdfast.settings import Settings, load_settings
 from holdfast.store import nats_wakeups
 from holdfast.store.nats_wakeups import NatsWakeups, read_address
 from holdfast.store.open import open_store, open_wakeups
+from holdfast.store.port import RunQuery
+from holdfast.store.s3 import S3Store
+from holdfast.store.s3.bucket import Bucket
+from holdfast.store.s3.polling import NOTIFIED_LOOK_S
 from holdfast.store.wakeups import LocalListener, Wakeups
+from holdfast.testing.samples import new_run
 from tests.nats_server import NatsServer
 from tests.server_folder import processes_of
 
@@ -123,6 +129,27 @@ async def test_the_last_ring_before_the_end_is_heard(server: NatsServer) -> None
         mine.notify()
         mine.close()
         assert await there.wait(WITHIN_S)
+
+
+@pytest.mark.contract("STO-1", "MSG-4")
+async def test_processes_on_a_bucket_notify_each_other_and_look_less_often(server: NatsServer) -> None:
+    """A process that listens is woken long before it would have looked."""
+    objects = ObjectsInMemory()
+    async with bells(server.url, server.url) as (mine, other):
+        store, listening = S3Store(Bucket(objects), wakeups=mine), S3Store(Bucket(objects), wakeups=other)
+        idle = listening.idle_requests_per_hour()
+        assert idle < S3Store(Bucket(objects)).idle_requests_per_hour() / 2
+        await listening.stats()
+        there = listening.wakeups.listen()
+        await connected(mine.listen())
+        while await there.wait(0.2):
+            continue  # both have arrived
+        await store.create([new_run("run-1")])
+        async with asyncio.timeout(NOTIFIED_LOOK_S / 2):
+            while not await listening.find(RunQuery()):
+                assert await there.wait(WITHIN_S)
+        await store.close()
+        await listening.close()
 
 
 @pytest.mark.contract("OWN-3")

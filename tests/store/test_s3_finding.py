@@ -15,6 +15,7 @@ from holdfast.core.state import PAUSED
 from holdfast.errors import StoreUnavailable
 from holdfast.store.port import PurgePolicy, RunQuery
 from holdfast.store.s3 import S3Store
+from holdfast.store.s3 import bucket as bucket_module
 from holdfast.store.s3.bucket import FIRST_REQUEST_S, LEAST_REQUEST_S, REQUEST_S, AnswerTime, Bucket, Stored, Unchanged
 from holdfast.store.s3.mirror import OVERLAP
 from holdfast.store.s3.server_time import ServerTime
@@ -382,6 +383,33 @@ async def test_an_answer_that_is_lost_does_not_hold_up_a_batch_for_long(monkeypa
     written = await asyncio.wait_for(bucket.create("key", b"data mark", b"mark"), 5.0)
     assert written is not None
     assert sent == 2
+
+
+@pytest.mark.contract("MSG-4")
+async def test_a_process_has_a_bounded_number_of_requests_open_and_several_turns_at_once(
+    objects: FaultyObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_module, "OPEN_REQUESTS", 5)
+    store = opened(objects)
+    node = SampleNode(store)
+    await store.create([new_run(f"run-{number}", request_id=str(number)) for number in range(20)])
+    turns = [await node.turn(run, marker("one")) for run in await node.claim()]
+    open_now, most_open, passes = 0, 0, objects._pass
+
+    async def counted(kind: str, path: str, send: Any) -> Any:
+        nonlocal open_now, most_open
+        open_now += 1
+        most_open = max(most_open, open_now)
+        try:
+            await asyncio.sleep(0)
+            return await passes(kind, path, send)
+        finally:
+            open_now -= 1
+
+    monkeypatch.setattr(objects, "_pass", counted)
+    await store.commit(turns)
+    assert len(turns) == 20
+    assert most_open == 5
 
 
 @pytest.mark.contract("OWN-1")
