@@ -30,6 +30,12 @@ def test_the_project_has_tests_that_pass_and_an_app_that_is_found(tmp_path: Path
     assert "3 passed" in done.stdout
     listed = run(folder, "check-histories", "app.py", "--store", "sqlite:///shop.db")
     assert listed.returncode in (0, 6), listed.stderr
+    here = ("--store", "sqlite:///shop.db", "--app", "app.py")
+    assert run(folder, "store", "migrate", *here[:2]).returncode == 0
+    typed = [line.split()[1:] for line in FILES["README.md"].splitlines() if line.startswith("holdfast run ")]
+    for words in (each for each in typed if each[1] != "result"):
+        done = run(folder, *words, *here)
+        assert done.returncode == 0, done.stderr
 
 
 def test_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

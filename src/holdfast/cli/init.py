@@ -94,8 +94,8 @@ async def test_an_order_without_an_answer_ends_after_two_days() -> None:
 python -m venv .venv && . .venv/bin/activate && pip install holdfast pytest pytest-asyncio
 pytest                # the tests, in virtual time
 holdfast dev app.py   # the app with its page, on http://127.0.0.1:8321/
-holdfast run start order order_id=o-1 cents=4200 --run-id o-1
-holdfast run signal o-1 approval approved=true by=ann
+holdfast run start order order_id=o-1 cents:=4200 --run-id o-1
+holdfast run signal o-1 approval approved:=true by=ann
 holdfast run result o-1
 ```
 """,

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from holdfast.core.instants import Instant
+from holdfast.engine.turns.poison import is_set_aside
 from holdfast.errors import HoldfastError
 from holdfast.store.decisions import name_of
 from holdfast.store.port import BulletinQuery, LoadedRun, Store
@@ -58,7 +59,8 @@ class Takeovers:
     def note(self, claimed: Iterable[LoadedRun]) -> None:
         """Note which of the runs that were claimed come from a node that is gone, and report them in a moment."""
         for loaded in claimed:
-            if loaded.head.losses and not self._owns(loaded.head.run_id):
+            is_lost = loaded.head.losses and not is_set_aside(loaded.head)  # which has its losses from before
+            if is_lost and not self._owns(loaded.head.run_id):
                 last = loaded.head.snapshot.last_executed_by if loaded.head.snapshot is not None else ""
                 self._taken[name_of(last) if last else UNKNOWN] += 1
         if self._taken and (self._reporting is None or self._reporting.done()):

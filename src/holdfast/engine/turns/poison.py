@@ -43,7 +43,7 @@ def is_suspect(head: RunHead) -> bool:
 def poison_of(loaded: LoadedRun, limits: Limits) -> PoisonTurn | None:
     """Return why none of the run's code is run, or None if its turn is tried."""
     losses = loaded.head.losses
-    if losses < limits.lost_turns and not _is_set_aside(loaded.head):
+    if losses < limits.lost_turns and not is_set_aside(loaded.head):
         return None
     if losses <= limits.lost_turns and _is_resumed(loaded):
         return None
@@ -53,7 +53,7 @@ def poison_of(loaded: LoadedRun, limits: Limits) -> PoisonTurn | None:
     )
 
 
-def _is_set_aside(head: RunHead) -> bool:
+def is_set_aside(head: RunHead) -> bool:
     """Return whether it was paused for this, maybe by a node with another limit."""
     code = None if head.snapshot is None else head.snapshot.last_error_code
     return head.status is PAUSED and code == PoisonTurn.code

@@ -91,7 +91,8 @@ export class Samples {
   see(items) {
     const now = nowMs();
     for (const node of this.nodes.values()) {
-      if (!node.isGone) node.hasStopped = Date.parse(node.lease_until) > now;
+      const couldLook = now - node.seenAt < 3 * EVERY_MS; // else it is not known how it went; a takeover says if it crashed
+      if (!node.isGone) node.hasStopped = !couldLook || Date.parse(node.lease_until) > now;
       node.isGone = true;
     }
     for (const node of items) this.nodes.set(node.name, { ...node, seenAt: now, isGone: false });
