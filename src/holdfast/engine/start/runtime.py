@@ -159,6 +159,8 @@ class StartOptions(Struct, frozen=True, kw_only=True):
             raise InvalidInput(f"reuse is one of {', '.join(get_args(port.ReusePolicy))}", field="reuse")
         if self.at is not None and self.after_ms is not None:
             raise InvalidInput("a run starts at an instant, or after a while, not both", field="at")
+        if self.at is None and self.after_ms is None:
+            return
         for field, most in (("at", 2**53), ("after_ms", DURATION_MS)):
             value = getattr(self, field)
             if value is not None and (type(value) is not int or not 0 <= value <= most):

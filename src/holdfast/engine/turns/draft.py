@@ -203,6 +203,19 @@ class TurnDraft(Struct, gc=False, eq=False):
             self._read_on()
         self.snapshot = runtime_snapshot(self.state)
         head, changes, sends = self._loaded.head, NO_CHANGES, self._sent
+        if is_plain and not (self._dead or sends or self._queued or self._admission is not None):
+            return Turn(
+                run_id=head.run_id,
+                expected_version=self._before.version,
+                epoch=head.lease_epoch,
+                snapshot=self.snapshot,
+                events=tuple(self.events),
+                consumed=self._consumed,
+                received=self.received,
+                messages=self._messages,
+                seen_inbox_seq=head.inbox_seq,
+                release=release,
+            )
         admission = None if self.state.is_finished else self._admission
         records: tuple[ActivityRecord, ...] = ()
         jobs_closed: tuple[str, ...] = ()

@@ -362,7 +362,7 @@ class OwnedRuns:
         run_id = state.run_id
         cached.settle(state)
         heartbeats = self._queue_worker.heartbeats
-        if self.executor.attempts.get(run_id) or self._queue_worker.jobs or heartbeats.kept or heartbeats.unsent:
+        if run_id in self.executor.attempts or self._queue_worker.jobs or heartbeats.kept or heartbeats.unsent:
             for step_id in draft.closed():
                 self.executor.cancel(run_id, step_id)
                 self._queue_worker.let_go(run_id, step_id)
