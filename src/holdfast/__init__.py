@@ -51,6 +51,7 @@ from holdfast.program.api import (
     uuid4,
     wait_until,
 )
+from holdfast.program.callbacks import Callback, CallbackRef, callback
 from holdfast.program.fan_out import MapResult, map, parallel
 from holdfast.program.flow.steps import Act, Child, Chorus, Cue, Scene, Signal, Sleep, Task
 from holdfast.program.middleware import ActivityCall, CallNext, ClientCall, WorkflowCall
@@ -99,6 +100,8 @@ __all__ = [
     "ArtifactStore",
     "Artifacts",
     "CallNext",
+    "Callback",
+    "CallbackRef",
     "Caller",
     "Child",
     "ChildRun",
@@ -160,6 +163,7 @@ __all__ = [
     "activity_context",
     "asgi",
     "bind_context",
+    "callback",
     "context",
     "continue_as_new",
     "continue_as_new_if_long",

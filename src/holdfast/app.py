@@ -532,6 +532,13 @@ class App:
         """
         await self.runtime().fail_activity(token, error)
 
+    async def heartbeat_activity(self, token: str) -> None:
+        """Report that who answers a callback is still at it: its `heartbeat_timeout` begins anew.
+
+        Too late, or a callback without such a time-out: `Conflict`.
+        """
+        await self.runtime().heartbeat_activity(token)
+
     async def dead_letters(
         self,
         *,

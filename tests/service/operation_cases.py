@@ -701,6 +701,30 @@ async def _fail_activity(server: InProcessServer, call: Caller) -> None:
     assert "no" in outcome["error"]["message"]
 
 
+@case("activities.heartbeat")
+async def _heartbeat_activity(server: InProcessServer, call: Caller) -> None:
+    tokens: list[str] = []
+
+    @server.app.activity
+    async def submit(ref: hf.CallbackRef) -> None:
+        tokens.append(hf.activity_context().callback_token(ref))
+
+    @server.app.workflow
+    async def calling() -> int:
+        answer = hf.callback(int, heartbeat_timeout=60)
+        await submit(answer.ref)
+        return await answer
+
+    run_id = await server.start("calling")
+    await server.until("runs.events", {"run_id": run_id}, lambda _: bool(tokens))
+    ask = {"completion_token": tokens[0]}
+    assert await expect_answer(call, "activities.heartbeat", ask, 202) == {"accepted": True}
+    await expect_problem(call, "activities.complete", {**ask, "result": "seven"}, "InvalidInput", 422)
+    await expect_answer(call, "activities.complete", {**ask, "result": 7}, 202)
+    assert (await expect_answer(call, "runs.result", {"run_id": run_id, "wait_s": 10}))["result"] == 7
+    await expect_problem(call, "activities.heartbeat", ask, "Conflict", 409)
+
+
 @case("tasks.complete")
 async def _complete(server: InProcessServer, call: Caller) -> None:
     task_id = await open_task(server)

@@ -39,7 +39,7 @@ from tests.service.token_callers import (
 EVERYBODY, VIEWER, OPERATOR, ENGINEER, ADMIN = "everybody", *ROLES
 
 LEAST = {
-    **dict.fromkeys(["system.health", "activities.complete", "activities.fail"], EVERYBODY),
+    **dict.fromkeys(["system.health", "activities.complete", "activities.fail", "activities.heartbeat"], EVERYBODY),
     **dict.fromkeys(
         "runs.get runs.list runs.count runs.diff runs.events runs.snapshot runs.graph runs.result runs.query "
         "runs.handlers signals.receipt "
@@ -229,7 +229,7 @@ LISTS = {
 }
 MAKES = {"runs.start", "signals.start_with", "tokens.create", "plans.register", "sinks.put", "schedules.create"}
 SHARED = {"runs.count", "workflows.list", "workflows.get", "system.health", "plans.schema", "plans.validate"}
-BEARERS = {"activities.complete", "activities.fail"}
+BEARERS = {"activities.complete", "activities.fail", "activities.heartbeat"}
 """What is asked by who has a completion token, whoever they are otherwise."""
 MANY = {
     "runs.fork_many",

@@ -143,6 +143,7 @@ COMMAND_SPECS: dict[str, CommandSpec] = {
     "tasks.reassign": CommandSpec(words="task reassign", arguments=("task_id", "to")),
     "activities.complete": CommandSpec(words="activity complete", arguments=("completion_token",), rest="result"),
     "activities.fail": CommandSpec(words="activity fail", arguments=("completion_token",)),
+    "activities.heartbeat": CommandSpec(words="activity heartbeat", arguments=("completion_token",)),
     "tasks.complete": CommandSpec(words="task complete", arguments=TASK, rest="answer"),
     "tasks.comment": CommandSpec(words="task comment", arguments=("task_id", "text")),
     "letters.list": CommandSpec(

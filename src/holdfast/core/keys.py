@@ -299,6 +299,11 @@ class ActivityToken(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     engine_attempt_id: int
     opened_at: int = 0
 
+    @property
+    def is_callback(self) -> bool:
+        """Whether it is of a callback: then it is of all attempts, and names none."""
+        return self.engine_attempt_id == 0
+
 
 def write_activity_token(token: ActivityToken, key: str) -> str:
     """Return the token as text, authenticated with the store's key."""

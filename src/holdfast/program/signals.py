@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Generic, Literal, Self, TypeVar, get_args, overload
 
@@ -203,6 +204,12 @@ def send_granted(program: CoroutineProgram, parent_run_id: str, granted_to: str)
             addressed_to=granted_to,
         )
     )
+
+
+async def wait_for_own(program: CoroutineProgram, name: str, timeout: float) -> None:
+    """Wait for a signal of the engine's own. Raise `TimeoutError` after so many seconds; if skipped, go on."""
+    with suppress(_Skipped):
+        await _wait(program, program.name_step(name), name, Any, _until(program, timeout), None, "dead-letter")
 
 
 async def wait_granted(

@@ -11,12 +11,13 @@ one that cannot be recorded any more was refused.
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from holdfast.clock import SystemSecrets
 from holdfast.core import codec
 from holdfast.core.audit import AuditEntry
-from holdfast.core.events import NULL, ErrorInfo
+from holdfast.core.events import NULL, ErrorInfo, SignalWaiting, StepStarted
 from holdfast.core.instants import Instant
 from holdfast.core.keys import COMPLETION_KEY, ActivityToken, outcome_id, read_activity_token
 from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, SignalRequest
@@ -24,8 +25,11 @@ from holdfast.core.state import TERMINAL, OpenStep, state_of
 from holdfast.core.timing import retry_delay_ms, step_options
 from holdfast.engine.activities.context import is_mendable
 from holdfast.engine.history import head_of, read_since_rotation
+from holdfast.engine.inbox.json_schema import SchemaCheck
 from holdfast.errors import Conflict, HoldfastError, InvalidInput, StoreUnavailable
 from holdfast.limits import ERROR_TEXT_CHARS, Limits
+from holdfast.program.callbacks import CallbackTerms, heartbeat_signal
+from holdfast.program.definitions import CALLBACK
 from holdfast.program.outcomes import attempt_error
 from holdfast.program.secrets import current_redactor
 from holdfast.registry import Registry
@@ -75,6 +79,8 @@ async def report_error(
         info = ErrorInfo("ActivityError", (redact or str)(error)[:ERROR_TEXT_CHARS], retryable=True)
     else:
         info = attempt_error(error, retryable=is_mendable(error), redact=redact)
+    if of.is_callback:  # the answer is the answer
+        info = replace(info, retryable=False)
     # Drawn from the token, not by chance: a caller who repeats the call after an unknown answer sends the same again.
     fraction = codec.number_of(token) / 2**56
     await _report(store, of, _outcome(of, error=info, fraction=fraction), registry, audit)
@@ -88,6 +94,8 @@ class _Terms(Struct, frozen=True):
     """On which terms the store is to accept an outcome, as far as the history shows; or why it is not."""
 
     version: int
+    outcome: ActivityOutcome | None = None
+    """That of a callback, whose token is of all attempts: as one of the present attempt."""
     before: Instant | None = None
     why_not: HoldfastError | None = None
 
@@ -95,9 +103,9 @@ class _Terms(Struct, frozen=True):
 async def _report(
     store: Store, of: ActivityToken, outcome: ActivityOutcome, registry: Registry, audit: AuditEntry | None
 ) -> None:
-    payload = codec.encode(outcome)
     while True:
         terms = await _terms(store, of, outcome, registry)
+        payload = codec.encode(terms.outcome or outcome)
         request = SignalRequest(
             run_id=of.run_id,
             name=OUTCOME_SIGNAL,
@@ -132,6 +140,9 @@ async def _terms(store: Store, of: ActivityToken, outcome: ActivityOutcome, regi
     version, step = state.version, state.open_steps.get(of.step_id)
     if step is None and history[-1].emitted_at < of.opened_at:  # it began before its start was durable (`fail_open`)
         return _Terms(version, why_not=StoreUnavailable(f"step {of.step_id!r} is not durable yet: report again"))
+    if step is not None and of.is_callback and isinstance(step.body, StepStarted) and step.body.name == CALLBACK:
+        of = replace(of, logical_attempt_id=step.logical_attempt_id, engine_attempt_id=step.engine_attempt_id)
+        outcome = replace(outcome, logical_attempt_id=of.logical_attempt_id, engine_attempt_id=of.engine_attempt_id)
     if step is None or step.kind != "activity" or step.logical_attempt_id != of.logical_attempt_id:
         return _Terms(version, why_not=_too_late(of, "the step is closed"))
     if of.opened_at not in (0, step.opened_at):
@@ -146,9 +157,50 @@ async def _terms(store: Store, of: ActivityToken, outcome: ActivityOutcome, regi
     if outcome.error is None:
         try:
             registry.check_result(step.body, outcome.result)
+            _check_answer(step, outcome.result)
         except InvalidInput as misfit:
             return _Terms(version, why_not=misfit)
-    return _Terms(version, _closes_at(step, of, outcome))
+    return _Terms(version, outcome, _closes_at(step, of, outcome))
+
+
+def _terms_of_callback(step: OpenStep) -> CallbackTerms | None:
+    """Return what the answer to a callback has to be like; None if the step is none."""
+    if not isinstance(step.body, StepStarted) or step.body.name != CALLBACK:
+        return None
+    return codec.decode(step.body.input, dict[str, CallbackTerms])["terms"]
+
+
+def _check_answer(step: OpenStep, result: Raw) -> None:
+    """Raise `InvalidInput` if the answer to a callback does not fit its type."""
+    terms = _terms_of_callback(step)
+    if terms is not None and terms.schema is not None:
+        misfit = SchemaCheck(terms.schema).misfit(bytes(result))
+        if misfit is not None:
+            where, why = misfit
+            raise InvalidInput(f"the result of step {step.step_id!r}: {why} - at `${where}`", field="result")
+
+
+async def report_heartbeat(store: Store, key: str, token: str) -> None:
+    """Report that who answers a callback is still at it. See `App.heartbeat_activity`.
+
+    It is recorded at most three times in each `heartbeat_timeout`, and accepted without a record in between.
+    """
+    of = read_activity_token(token, key)
+    head = await head_of(store, of.run_id)
+    history = await read_since_rotation(store, head)
+    step = state_of(of.run_id, history).open_steps.get(of.step_id) if head.status not in TERMINAL else None
+    terms = None if step is None or of.opened_at not in (0, step.opened_at) else _terms_of_callback(step)
+    if terms is None or terms.heartbeat_ms is None:
+        raise _too_late(of, "it is closed, or takes no heartbeats")
+    name = heartbeat_signal(of.step_id)
+    waits = [event for event in history if isinstance(event.data, SignalWaiting) and event.data.name == name]
+    if waits and await store.now() < waits[-1].persisted_at + terms.heartbeat_ms * 1_000 // 3:
+        return
+    signal_id = f"after {waits[-1].run_seq if waits else 0}"
+    request = SignalRequest(run_id=of.run_id, name=name, payload=NULL, signal_id=signal_id, require_waiting=True)
+    [answer] = await store.deliver([request])
+    if isinstance(answer, Refused):
+        raise _too_late(of, "it has timed out") from answer.error
 
 
 def _closes_at(step: OpenStep, of: ActivityToken, outcome: ActivityOutcome) -> Instant | None:

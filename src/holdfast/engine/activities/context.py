@@ -23,6 +23,7 @@ from holdfast.core.run_context import texts_of
 from holdfast.core.state import OpenStep
 from holdfast.errors import HoldfastError, InvalidInput, NotDurable, PayloadTooLarge, SecretNotFound
 from holdfast.limits import Limits
+from holdfast.program.callbacks import CallbackRef
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions
 from holdfast.program.secrets import ResolvedSecrets, enter_secrets, leave_secrets
 from holdfast.store.artifacts import Artifacts, Source
@@ -211,6 +212,12 @@ class ActivityContext:
         step = self._work.step
         of = ActivityToken(self.run_id, step.step_id, step.logical_attempt_id, step.engine_attempt_id, step.opened_at)
         return write_activity_token(of, self._key)
+
+    def callback_token(self, ref: CallbackRef) -> str:
+        """Return the right to report one outcome of a callback of this run. Treat it as a secret."""
+        if ref.run_id != self.run_id:
+            raise InvalidInput("the callback is of another run", field="ref")
+        return write_activity_token(ActivityToken(ref.run_id, ref.step_id, 0, 0, ref.opened_at), self._key)
 
     async def put_artifact(self, source: Source, kind: str) -> ArtifactRef:
         """Store bytes beside the run, as they come, and return the reference to them."""

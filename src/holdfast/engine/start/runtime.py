@@ -40,7 +40,7 @@ from holdfast.core.plans import ANY_PLAN, STORE_PLAN, definition_of, workflow_of
 from holdfast.core.restarts import check_reused_id
 from holdfast.core.schedules import Schedule
 from holdfast.core.state import TERMINAL
-from holdfast.engine.activities.async_completion import report_error, report_result
+from holdfast.engine.activities.async_completion import report_error, report_heartbeat, report_result
 from holdfast.engine.activities.context import CONTEXT, activity_context
 from holdfast.engine.bus.relays import Relays
 from holdfast.engine.history import head_of, read_history, wait_for_event
@@ -75,7 +75,9 @@ from holdfast.errors import (
     VersionMismatch,
 )
 from holdfast.limits import DURATION_MS, NAME_BYTES, PRIORITY, TAGS, Limits
+from holdfast.program.callbacks import CallbackTerms
 from holdfast.program.definitions import (
+    CALLBACK,
     START_RUN,
     UPDATE_RUN,
     ActivityDefinition,
@@ -211,6 +213,7 @@ class Runtime:
         registry.built_in[STORE_PLAN] = self.plans.activity()
         registry.built_in[START_RUN] = _starting_activity(ref(self))
         registry.built_in[UPDATE_RUN] = _updating_activity(ref(self))
+        registry.built_in[CALLBACK] = ActivityDefinition(_await_callback, CALLBACK, ActivityOptions())
         poll_s = node.options.safety_poll_s
         self._remote = RemoteQueries(store, node.name, poll_s, self._answer_for_others, ids)
         if node.options.takes_runs and REMOTE_QUERIES not in store.capabilities.lacking:
@@ -915,6 +918,10 @@ class Runtime:
         audit = self._audit_outcome(token, actor, caller)
         await report_error(self.store, self._node.completion_key, token, error, self.registry, audit)
 
+    async def heartbeat_activity(self, token: str) -> None:
+        """Report that who answers a callback is still at it."""
+        await report_heartbeat(self.store, self._node.completion_key, token)
+
     def _audit_outcome(self, token: str, actor: str, caller: Caller | None) -> AuditEntry | None:
         if caller is None:
             return None
@@ -965,6 +972,11 @@ def _starting_activity(runtime: "ref[Runtime]") -> ActivityDefinition:
         return await found.start_for_run(request)
 
     return ActivityDefinition(start_run, START_RUN, ActivityOptions())
+
+
+async def _await_callback(terms: CallbackTerms) -> Any:
+    """End without an outcome: that of a callback is reported by its token."""
+    activity_context().complete_later()
 
 
 def _updating_activity(runtime: "ref[Runtime]") -> ActivityDefinition:

@@ -231,6 +231,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "signals.unconsumed": {"name": "approval", "limit": 50},
     "activities.complete": {"completion_token": COMPLETION_TOKEN, "result": "signed"},
     "activities.fail": {"completion_token": COMPLETION_TOKEN, "message": "not acceptable"},
+    "activities.heartbeat": {"completion_token": COMPLETION_TOKEN},
     "tasks.list": {"status": "OPEN", "role": "clerk", "limit": 50},
     "tasks.get": {"task_id": TASK},
     "tasks.history": {"task_id": TASK},

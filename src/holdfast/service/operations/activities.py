@@ -43,6 +43,12 @@ class FailActivity(Request, frozen=True, kw_only=True):
     retryable: bool = True
 
 
+class HeartbeatActivity(Request, frozen=True, kw_only=True):
+    """Whose answer is still being worked on."""
+
+    completion_token: CompletionToken
+
+
 class OutcomeAccepted(Struct, frozen=True):
     """The outcome counts, and will be recorded."""
 
@@ -78,7 +84,22 @@ async def fail(context: RequestContext, request: FailActivity) -> OutcomeAccepte
     return await _report(context, request.completion_token, request)
 
 
-async def _report(context: RequestContext, token: str, request: CompleteActivity | FailActivity) -> OutcomeAccepted:
+@operation(
+    "activities.heartbeat",
+    "POST /v1/activities/heartbeat",
+    scope=None,
+    status=202,
+    errors=(Conflict, RateLimited),
+    audit="nothing",
+)
+async def heartbeat(context: RequestContext, request: HeartbeatActivity) -> OutcomeAccepted:
+    """Report by the token of a callback that who answers it is still at it: its `heartbeat_timeout` begins anew."""
+    return await _report(context, request.completion_token, request)
+
+
+async def _report(
+    context: RequestContext, token: str, request: CompleteActivity | FailActivity | HeartbeatActivity
+) -> OutcomeAccepted:
     runtime = context.runtime
     of = runtime.activity_token(token)  # before anything is looked up: what is made up costs nothing
     caller = f"completion:{of.run_id}:{outcome_id(of)}"
@@ -87,6 +108,8 @@ async def _report(context: RequestContext, token: str, request: CompleteActivity
     try:
         if isinstance(request, CompleteActivity):
             await runtime.complete_activity(token, request.result, actor=actor, caller=context.principal)
+        elif isinstance(request, HeartbeatActivity):
+            await runtime.heartbeat_activity(token)
         else:
             error = request.message if request.retryable else NonRetryable(request.message)
             await runtime.fail_activity(token, error, actor=actor, caller=context.principal)

@@ -1,0 +1,145 @@
+"""Callbacks: what another system answers later, to a workflow that has the address for the answer before it asks.
+
+A callback is a step of its own, beside the activity that submits: however often that is tried, the token is the same.
+The step is an activity that ends at once without an outcome, so its outcome is reported as of any activity that is
+completed later. The token is a secret and never in a history: the workflow has a `CallbackRef`, of which an activity
+makes the token. Heartbeats are signals of the engine's own to a wait beside the step.
+"""
+
+import asyncio
+from collections.abc import Generator
+from datetime import timedelta
+from typing import Any, Generic, TypeVar, overload
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.core import codec
+from holdfast.core import commands as c
+from holdfast.core.instants import Instant
+from holdfast.core.keys import RESERVED_PREFIX
+from holdfast.errors import ActivityFailed, InvalidInput
+from holdfast.program.coroutine import CoroutineProgram, require_program
+from holdfast.program.definitions import CALLBACK, WAITING_FOR_A_CALLBACK, encode_options, milliseconds
+from holdfast.program.signals import wait_for_own
+
+T = TypeVar("T")
+
+
+class CallbackRef(Struct, frozen=True):
+    """Which callback of which run. It is no secret, and may stand in histories: `ActivityContext.callback_token`."""
+
+    run_id: str
+    step_id: str
+    opened_at: Instant
+
+
+class CallbackTerms(Struct, frozen=True, omit_defaults=True):
+    """What an answer has to be like, as it is recorded with the step."""
+
+    schema: dict[str, Any] | None = None
+    heartbeat_ms: int | None = None
+
+
+def heartbeat_signal(step_id: str) -> str:
+    """Return the name of the signals that are the heartbeats of a callback."""
+    return f"{RESERVED_PREFIX}heartbeat:{step_id}"
+
+
+class Callback(Generic[T]):
+    """An answer that comes later. Give `ref` to the activity that asks for it, and await this."""
+
+    def __init__(self, ref: CallbackRef, answer: "asyncio.Future[T]") -> None:
+        self.ref = ref
+        self._answer = answer
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._answer.__await__()
+
+    def cancel(self) -> None:
+        """Give it up: its token is good for nothing any more."""
+        self._answer.cancel()
+
+
+@overload
+def callback(
+    kind: type[T],
+    *,
+    name: str = "callback",
+    timeout: timedelta | float | None = None,
+    heartbeat_timeout: timedelta | float | None = None,
+) -> Callback[T]: ...
+@overload
+def callback(
+    kind: Any = None,
+    *,
+    name: str = "callback",
+    timeout: timedelta | float | None = None,
+    heartbeat_timeout: timedelta | float | None = None,
+) -> Callback[Any]: ...
+
+
+def callback(
+    kind: Any = None,
+    *,
+    name: str = "callback",
+    timeout: timedelta | float | None = None,
+    heartbeat_timeout: timedelta | float | None = None,
+) -> Callback[Any]:
+    """Open a callback inside a workflow: `answer = hf.callback(Receipt)`, `await submit(answer.ref)`, `await answer`.
+
+    The holder of its token reports one outcome: a result of this `kind`, or a failure, which raises `ActivityFailed`.
+    `TimeoutError` is raised `timeout` after it was opened, or `heartbeat_timeout` after the last heartbeat.
+    """
+    program = require_program("callback")
+    values = program.definition.values
+    kind = Any if kind is None else kind
+    values.decoder(kind, "a callback")  # which raises before anything is opened
+    schema = None if kind is Any else values.schema(kind)
+    heartbeat_ms = None if heartbeat_timeout is None else milliseconds(heartbeat_timeout)
+    step_id = program.name_step(name)
+    options = replace(WAITING_FOR_A_CALLBACK, schedule_to_close_ms=None if timeout is None else milliseconds(timeout))
+    terms = codec.encode({"terms": CallbackTerms(schema, heartbeat_ms)})
+    command = c.RunActivity(
+        step_id=step_id,
+        name=CALLBACK,
+        input=program.bounded(terms, f"the type of callback {name!r}"),
+        options=encode_options(options),
+    )
+    ref = CallbackRef(program.run_id, step_id, program.now())
+    return Callback(ref, asyncio.ensure_future(_answer(program, command, kind, heartbeat_ms)))
+
+
+async def _answer(program: CoroutineProgram, command: c.RunActivity, kind: Any, heartbeat_ms: int | None) -> Any:
+    try:
+        result = await _watched(program, command, heartbeat_ms)
+    except ActivityFailed as problem:
+        if problem.info.code == "TimeoutError":
+            raise TimeoutError(f"callback {command.step_id!r}: no answer came in time") from None
+        raise
+    if result is None:
+        raise InvalidInput(f"callback {command.step_id!r}: an operator has skipped it")
+    return program.definition.values.decode(result, kind)
+
+
+async def _watched(program: CoroutineProgram, command: c.RunActivity, heartbeat_ms: int | None) -> Any:
+    if heartbeat_ms is None:
+        return await program.step(command)
+    answer = asyncio.ensure_future(program.step(command))
+    try:
+        while not answer.done():
+            signal = heartbeat_signal(command.step_id)
+            beat = asyncio.ensure_future(wait_for_own(program, signal, heartbeat_ms / 1_000))
+            await asyncio.wait({answer, beat}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                beat.cancel()
+                break
+            try:
+                await beat
+            except TimeoutError:
+                text = f"callback {command.step_id!r}: no heartbeat came for {heartbeat_ms / 1_000:g} s"
+                raise TimeoutError(text) from None
+        return await answer
+    finally:
+        if not answer.done():
+            answer.cancel()
