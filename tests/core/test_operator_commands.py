@@ -11,6 +11,7 @@ from holdfast.core import events as e
 from holdfast.core.event_writer import Decision, Refusal
 from holdfast.core.index_rows import Retrying, runtime_snapshot
 from holdfast.core.messages import ControlName
+from holdfast.core.plans import STORE_PLAN
 from holdfast.core.state import APPROVED, CANCELLED, PAUSED, PENDING, RUNNING, TERMINAL, RunStatus
 from holdfast.core.timing import Retry
 from holdfast.errors import RunTerminal
@@ -282,6 +283,14 @@ def test_an_operator_who_pauses_a_run_that_a_failure_has_paused_holds_it() -> No
 @pytest.mark.contract("SIG-13")
 def test_an_update_is_not_skipped_because_somebody_waits_for_its_answer() -> None:
     assert types(run_in(RUNNING).control("SKIP_STEP", "update")) == R
+
+
+@pytest.mark.contract("SIG-13")
+def test_a_step_that_stores_the_plan_of_code_is_not_skipped_because_the_run_could_not_go_on() -> None:
+    run = Driver().start()
+    run.ask(commands.RunActivity(step_id="plan:store", name=STORE_PLAN))
+    assert types(run.control("SKIP_STEP", "plan:store")) == R
+    assert "plan:store" in run.state.open_steps
 
 
 @pytest.mark.contract("SIG-13")

@@ -20,6 +20,9 @@ QUEUE = "peers"
 WORKERS, CONCURRENCY = 4, 25
 """Worker loops of a process, each with a connection of its own, and tasks that each executes at once."""
 
+HOLDING = 100, 1
+"""The same while runs are held: a loop takes no more tasks before those that it has taken end."""
+
 CLIENTS = 4
 
 
@@ -66,13 +69,14 @@ class AbsurdEngine(Engine):
         self._connections: list[Any] = []
         await self._migrate(await self._client(address), self._connections[0])
         self._clients = [] if role == WORKER else [await self._client(address) for _ in range(CLIENTS)]
-        workers = [] if role == STARTER else [await self._client(address) for _ in range(WORKERS)]
+        loops, concurrency = HOLDING if "PEERS_HOLD" in os.environ else (WORKERS, CONCURRENCY)
+        workers = [] if role == STARTER else [await self._client(address) for _ in range(loops)]
         self._loops = [
             asyncio.create_task(
                 worker.start_worker(
                     worker_id=f"{os.getpid()}-{number}",
                     claim_timeout=load.LEASE_S,
-                    concurrency=CONCURRENCY,
+                    concurrency=concurrency,
                     poll_interval=POLL_S,
                 )
             )

@@ -32,7 +32,7 @@ from holdfast.core import reconciliation
 from holdfast.core.event_writer import Decision, EventWriter, Refusal, start_message
 from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import is_of_engine
-from holdfast.core.plans import APPROVAL_PART, COMPENSATE_PART, is_own_step, is_plan
+from holdfast.core.plans import APPROVAL_PART, COMPENSATE_PART, STORE_PLAN, is_own_step, is_plan
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, OpenStep, RunState
 from holdfast.core.timing import pauses
 
@@ -152,10 +152,18 @@ def _objection_to_skip(state: RunState, command: m.Control, step_id: str, now: I
             return f"step {step_id!r} is a {kind}: it is skipped without a result"
         if step.kind in OVERRIDES and not command.may_override:
             return f"step {step_id!r} is a {kind}: to skip it takes a permission of its own, runs:override"
-        return ""
-    if step_id in state.failed_steps:
-        return _objection_to_retry(state, step_id, now)
-    return f"step {step_id!r} is neither open nor failed"
+        return _objection_to_no_plan(state, step_id, step.body)
+    failed = state.failed_steps.get(step_id)
+    if failed is None:
+        return f"step {step_id!r} is neither open nor failed"
+    return _objection_to_retry(state, step_id, now) or _objection_to_no_plan(state, step_id, failed.started.body)
+
+
+def _objection_to_no_plan(state: RunState, step_id: str, body: e.Body) -> str:
+    """Return why a step cannot be skipped that stores the plan which code is about to run; empty if it is another."""
+    if isinstance(body, e.StepStarted) and body.name == STORE_PLAN and not is_plan(state.plan_id):
+        return f"step {step_id!r} stores the plan that the workflow runs next, which cannot go on without it"
+    return ""
 
 
 _KINDS = {"signal": "wait for a signal"}
