@@ -46,6 +46,7 @@ quick: style ## The loop while you write: ruff, and the tests that need no serve
 
 # Types are checked beside the tests. A test that fails beside others is run once more, alone: a busy machine must not
 # decide. Its first failure stays in the output.
+test: export TEST_SAMPLED = 1
 test: style browser commands ## Lint, and every test in parallel; what CI runs (a quarter of an hour)
 	@mkdir -p build; $(BIN)/mypy $(CODE) > build/types.txt & types=$$!; \
 	  status=0; $(BIN)/pytest $(PARALLEL) --durations=20 $(PYTEST_ARGS) || status=$$?; \
@@ -99,6 +100,7 @@ sim: $(DEV_STAMP) ## Play simulated crashes of every kind for SIM_SECONDS; what 
 	@$(BIN)/python -m tests.sim.campaign --seconds $(SIM_SECONDS) $(SIM_ARGS)
 
 soak: $(DEV_STAMP) ## Play simulated crashes for twenty minutes, kill 1,000 writers, and more (an hour)
+	@$(BIN)/pytest -q $(PARALLEL)
 	@$(BIN)/python -m tests.sim.campaign --seconds 1200
 	@TEST_KILL_ROUNDS=1000 $(BIN)/pytest -q -s tests/crash/test_kill.py
 	@TEST_CALLER_KILLS=350 $(BIN)/pytest -q -s -n 0 tests/transactions/test_killed_callers.py
@@ -110,7 +112,7 @@ soak: $(DEV_STAMP) ## Play simulated crashes for twenty minutes, kill 1,000 writ
 	@TEST_S3_SERVER=1 $(BIN)/pytest -q -n $(CORES) -k s3 tests/engine
 	@$(BIN)/python -m tests.chaos --store s3 --nodes 8 --runs 320 --works 62 --seconds 600 --to-the-end --killed-every-s 1 --patience-s 180 --turns 20000
 	@TEST_PAYMENTS=5000 $(BIN)/pytest -q -s tests/payments/test_schedules.py
-	@TEST_EXAMPLES=20 $(BIN)/pytest -q tests/service/test_openapi.py
+	@TEST_EXAMPLES=20 $(BIN)/pytest -q tests/service/test_openapi.py tests/core/test_redaction.py
 	@TEST_SCHEMES=light,dark $(BIN)/pytest -q tests/web/test_pictures.py
 
 chaos: $(DEV_STAMP) ## Kill and freeze real nodes at random for five minutes (CHAOS_ARGS='--store failover'; CONTRIBUTING.md)

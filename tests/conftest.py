@@ -50,6 +50,7 @@ KNOWN_IDS = frozenset(contract.read_ids(contract.CONTRACT.read_text(encoding="ut
 
 def pytest_configure(config: pytest.Config) -> None:
     """Draw fewer examples while one writes code."""
+    config.addinivalue_line("markers", "soak: left to `make soak`, because a shorter form of it is in `make test`")
     if config.option.markexpr == "quick":
         hypothesis.settings.load_profile("quick")
 
@@ -89,6 +90,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         for kind in sorted(kinds.kinds_of(item) - {marker.name for marker in item.iter_markers()}):
             item.add_marker(kind)
+    if os.environ.get("TEST_SAMPLED"):
+        left = kinds.left_to_soak(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
     yield
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     if workers > 1:

@@ -52,7 +52,13 @@ IN_TURN: dict[str, tuple[Any, ...]] = {
 }
 """Parameters whose values take turns in a test with many cases: each case is quick with one of them."""
 
-TURN_WORDS = ("live", "replayed", *(value for values in IN_TURN.values() for value in values))
+REPEATED = {**IN_TURN, "store": ("memory", "sqlite", "postgres", "bucket")}
+"""Parameters of which `make test` plays two values in each case, the quick one and another in turn; `make soak` all."""
+
+TURN_WORDS = (
+    *("live", "replayed", "postgres", "bucket"),
+    *(value for values in IN_TURN.values() for value in values),
+)
 
 QUICK_SUITE = "test_sqlite.py"
 """The subclass of `StoreSuite` that is quick, by its file. Of the memory's the engine's tests would fail as well."""
@@ -97,17 +103,54 @@ def is_repetition(item: pytest.Item) -> bool:
     if given.get("seed", 0) >= (QUICK_STORIES if "sim" in parts else QUICK_SEEDS):
         return True
     for name, values in IN_TURN.items():
-        if len(given) > 1 and given.get(name) in values:
+        if len(given) > 1 and given.get(name) in REPEATED[name]:
             return given[name] not in _in_turn(item, values)
     return False
 
 
+def left_to_soak(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests that `make test` leaves out: those that say so, and repetitions whose turn it is not.
+
+    A test that is there with several stores, ways to ask or variants of the engine is played with two of them: the
+    quick one, and another in turn. So all tests of an area together are played with each.
+    """
+    left = {item for item in items if item.get_closest_marker("soak")}
+    alike: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item not in left and _is_repeated(item):
+            alike.setdefault(_case_of(item), []).append(item)
+    for case, some in alike.items():
+        some.sort(key=is_repetition)  # the quick one first
+        others = some[1:]
+        left.update(others)
+        if others:
+            left.remove(others[_turn(case, len(others))])
+    return left
+
+
+def _is_repeated(item: pytest.Item) -> bool:
+    """Return whether a test is one of several that differ in where they are played alone."""
+    given = parameters(item)
+    if "variant" in given:
+        return given.get("address") in {address for address, _ in QUICK_VARIANTS}
+    return len(given) > 1 and any(given.get(name) in values for name, values in REPEATED.items())
+
+
 def _in_turn(item: pytest.Item, values: tuple[T, ...]) -> tuple[T, ...]:
     """Return the value whose turn it is in this case of a test: cases take turns."""
+    return (values[_turn(_case_of(item), len(values))],)
+
+
+def _turn(case: str, count: int) -> int:
+    return crc32(case.encode()) % count
+
+
+def _case_of(item: pytest.Item) -> str:
+    """Return what a test is called, whatever it is played with."""
     case = item.nodeid
     for word in TURN_WORDS:
         case = case.replace(word, "")
-    return (values[crc32(case.encode()) % len(values)],)
+    return case
 
 
 def slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:

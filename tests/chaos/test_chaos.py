@@ -1,6 +1,7 @@
 """Many node processes over one store, killed and frozen: nothing acknowledged is lost, nothing recorded twice.
 
-`python -m tests.chaos` plays the same for longer. Each kind of fault that it is there to find is planted here once.
+`python -m tests.chaos` plays the same for longer. Each kind of fault that it is there to find is planted here once:
+three of them in `make test`, all in `make soak`.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ async def test_it_finds_results_without_an_effect(tmp_path: Path) -> None:
     assert "has a result, and no effect that gave it" in await findings(tmp_path, "effect-free")
 
 
+@pytest.mark.soak
 async def test_it_finds_commits_that_are_dropped(tmp_path: Path) -> None:
     assert "is RUNNING: its last event is" in await findings(tmp_path, "dropped-commit")
 
@@ -108,6 +110,7 @@ async def test_it_finds_activities_that_died_with_their_node(tmp_path: Path) -> 
     assert "is RUNNING: its last event is StepStarted" in await findings(tmp_path, "forgotten-activities")
 
 
+@pytest.mark.soak
 async def test_it_finds_signals_that_are_acknowledged_and_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deliver, numbers = SqliteStore.deliver, itertools.count(1)
 
@@ -146,5 +149,6 @@ async def test_it_finds_starts_that_are_acknowledged_and_lost(tmp_path: Path, mo
     assert "its start was acknowledged, and it is not there" in await findings(tmp_path)
 
 
+@pytest.mark.soak
 async def test_it_finds_nodes_that_end_by_themselves(tmp_path: Path) -> None:
     assert f"ended by itself with {INTERNAL_ERROR}" in await findings(tmp_path, "falls-over")

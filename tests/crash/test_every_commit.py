@@ -120,7 +120,7 @@ async def test_run_finishes_after_a_crash_at_any_write(name: str, edge: Edge, tm
     assert deaths["commit"] >= (1 if name == "race" else 2), "the crashes miss what they are aimed at"
 
 
-@pytest.mark.parametrize("edge", ["before", "after"])
+@pytest.mark.parametrize("edge", ["before", pytest.param("after", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_run_that_is_created_before_its_first_turn_finishes_after_a_crash_at_any_write(
     name: str, edge: Edge, tmp_path: Path

@@ -24,6 +24,14 @@ expect.set_options(timeout=PATIENCE_MS)
 DESK = {"width": 1440, "height": 900}
 PHONE = {"width": 390, "height": 844}
 
+SCREENS = [
+    pytest.param(DESK, "dark", id="dark-desk"),
+    pytest.param(PHONE, "light", id="light-phone"),
+    pytest.param(DESK, "light", id="light-desk", marks=pytest.mark.soak),
+    pytest.param(PHONE, "dark", id="dark-phone", marks=pytest.mark.soak),
+]
+"""Each size and each colour scheme once; `make soak` has every pair."""
+
 EXPECTED = ("net::ERR_", "Failed to load resource")
 """What a browser logs about answers that are no success. The page handles those; everything else is a fault of it."""
 

@@ -6,7 +6,7 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
-from tests.web.browser import DESK, PHONE, open_page
+from tests.web.browser import PHONE, SCREENS, open_page
 from tests.web.site import Site
 
 PLACES = ("/runs", "/runs/{courier}", "/runs/{order}", "/inbox", "/health", "/audit")
@@ -24,8 +24,7 @@ async def two_runs(site: Site) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize(("size", "scheme"), SCREENS)
 async def test_no_page_has_a_barrier(browser: Browser, site: Site, scheme: str, size: dict[str, int]) -> None:
     runs = await two_runs(site)
     problems: list[str] = []

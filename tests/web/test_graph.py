@@ -361,7 +361,9 @@ async def cost_of_opening(page: Page, run_id: str) -> CostOfOpening:
     return CostOfOpening(drawn, 1_000 * metrics["TaskDuration"], requests, answered, elements)
 
 
-@pytest.mark.parametrize("workflow", ["chain", "fan", "layers"])
+@pytest.mark.parametrize(
+    "workflow", [pytest.param("chain", marks=pytest.mark.soak), pytest.param("fan", marks=pytest.mark.soak), "layers"]
+)
 async def test_ten_thousand_steps_open_fast_and_stay_usable(page: Page, site: Site, workflow: str) -> None:
     small, vast = [await site.start(each, order_id="o-1") for each in ("drawn", workflow)]
     few = await cost_of_opening(page, small)

@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
 from holdfast.service.auth.tokens import TokenAccess, make_token
-from tests.web.browser import DESK, PHONE, open_page
+from tests.web.browser import SCREENS, open_page
 from tests.web.site import HOSTILE, Orchard, Site, serve_site
 from tests.web.test_access import barriers
 
@@ -229,8 +229,7 @@ async def test_one_is_offered_what_the_token_allows(browser: Browser) -> None:
         }
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize(("size", "scheme"), SCREENS)
 async def test_it_has_no_barrier_and_fits(browser: Browser, site: Site, scheme: str, size: dict[str, int]) -> None:
     await site.schedule("nightly-" + "x" * 80, "order", **NIGHTLY)
     await site.schedule("paused", "wide", every_s=60)

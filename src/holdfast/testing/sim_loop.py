@@ -13,7 +13,6 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Coroutine, Generator
-from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from random import Random
 from typing import Any, TypeVar
@@ -29,6 +28,9 @@ MOST_ROUNDS = 1_000_000
 
 MOST_TICK_S = 0.000_05
 """How long a round of callbacks takes, at most. Some time passes even if no task sleeps."""
+
+CLOSING_ATTEMPTS = 1_000
+"""How often a coroutine is closed that awaits more while it cleans up."""
 
 _process: ContextVar["SimProcess | None"] = ContextVar("holdfast_sim_process", default=None)
 
@@ -176,14 +178,20 @@ class SimLoop(asyncio.BaseEventLoop):
         self._ready.clear()
 
     def _close_task(self, task: "SimTask[Any]") -> None:
-        if not task.done():
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            with catch_warnings(action="ignore", category=RuntimeWarning), suppress(RuntimeError):
-                coro = task.get_coro()
-                assert coro is not None
-                coro.close()
-        elif not task.cancelled():
-            task.exception()  # marks it as retrieved
+        if task.done():
+            if not task.cancelled():
+                task.exception()  # marks it as retrieved
+            return
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        coro = task.get_coro()
+        assert coro is not None
+        with catch_warnings(action="ignore", category=RuntimeWarning):
+            for _ in range(CLOSING_ATTEMPTS):
+                try:
+                    coro.close()
+                except RuntimeError:  # it cleans up, and awaits something: it is closed there as well
+                    continue
+                return
 
     # --- what BaseEventLoop leaves to its subclasses
 
