@@ -206,7 +206,8 @@ def warm(db: sqlite3.Connection, policy: PurgePolicy) -> None:
     for _, request_key, _ in runs:
         db.execute("SELECT 1 FROM runs WHERE request_key = ?", (request_key,)).fetchone()
     numbers = queries.listing(run_no for run_no, _, _ in runs)
-    db.execute(f"SELECT sum(length(data)) FROM events WHERE run_no {among}", (numbers,)).fetchone()
+    events = f"SELECT data FROM events WHERE run_no {among} ORDER BY run_no, run_seq LIMIT {2 * PART_EVENTS}"
+    db.execute(f"SELECT sum(length(data)) FROM ({events})", (numbers,)).fetchone()
     keys = "SELECT count(idempotency_key) FROM events INDEXED BY sqlite_autoindex_events_2"
     db.execute(f"{keys} WHERE run_no {among}", (numbers,)).fetchone()
     for table in _COUNTED:
