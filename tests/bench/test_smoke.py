@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench import compare, instructions, paths
+from bench import compare, instructions, opcodes, paths
 from bench.__main__ import NAMES
 
 ROOT = Path(__file__).parents[2]
@@ -141,3 +141,10 @@ async def test_what_two_checkouts_are_compared_by_runs_to_its_end(kind: str, tmp
         gc.set_threshold(*thresholds)
     assert row["runs/s"] > 0
     assert row["CPU µs/run"] > 0
+
+
+@pytest.mark.process
+def test_a_run_takes_no_more_of_the_interpreter_than_before() -> None:
+    """The time of a run follows this count, whatever the machine does: a feature that a run does not use adds nothing."""
+    counts = opcodes.measured(opcodes.OWN, 50)
+    assert counts.total() < 22_600, counts.most_common(20)
