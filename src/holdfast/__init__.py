@@ -70,7 +70,7 @@ from holdfast.store.types import PurgePolicy
 from holdfast.workflow import ChildRun, Flow, Workflow
 
 if TYPE_CHECKING:
-    from holdfast.engine.observe.tracing import RedactingSpanProcessor, span_context, traced
+    from holdfast.engine.observe.tracing import RedactingSpanProcessor, carry_trace, span_context, traced
     from holdfast.service.http.asgi import asgi
     from holdfast.service.http.server import serve
     from holdfast.service.options import ServiceOptions
@@ -85,6 +85,7 @@ _LAZY = {
     "RedactingSpanProcessor": "holdfast.engine.observe.tracing",
     "ServiceOptions": "holdfast.service.options",
     "asgi": "holdfast.service.http.asgi",
+    "carry_trace": "holdfast.engine.observe.tracing",
     "serve": "holdfast.service.http.server",
     "span_context": "holdfast.engine.observe.tracing",
     "traced": "holdfast.engine.observe.tracing",
@@ -164,6 +165,7 @@ __all__ = [
     "asgi",
     "bind_context",
     "callback",
+    "carry_trace",
     "context",
     "continue_as_new",
     "continue_as_new_if_long",

@@ -193,3 +193,86 @@ async def test_a_verifier_has_a_span_below_its_step(is_async: bool) -> None:
     async with bank.node("memory://"):  # without tracing it is asked as before
         verdicts.append(hf.Completed("again"))
         assert await (await bank.start(buy)).result() == "again"
+
+
+STARTER = trace.SpanContext(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, True, trace.TraceFlags(1))
+
+
+def flaky_shop() -> tuple[hf.App, Any, Any]:
+    """Return an app whose activity fails twice before a wait, and a workflow that starts another."""
+    shop = hf.App("flaky")
+
+    @shop.activity(retry=hf.Retry(max_attempts=3, initial_ms=1))
+    async def reserve() -> int:
+        if hf.activity_context().attempt < 3:
+            raise ConnectionError(f"down, attempt {hf.activity_context().attempt}")
+        return 3
+
+    @shop.workflow
+    async def buy() -> int:
+        reserved = await reserve()
+        await hf.wait_signal("paid")
+        return reserved
+
+    @shop.workflow
+    async def order() -> str:
+        return (await hf.start(buy)).run_id
+
+    return shop, buy, order
+
+
+@pytest.mark.contract("CTX-3")
+async def test_a_run_is_linked_to_its_starter_and_its_attempts_are_events() -> None:
+    shop, buy, order = flaky_shop()
+    exporter = InMemorySpanExporter()
+    async with asyncio.timeout(60), shop.node(hf.MemoryStore()), traced(shop, exporter):
+        with trace.use_span(trace.NonRecordingSpan(STARTER)):
+            run = await shop.start(buy)
+            first = await shop.start(order)
+        await run.signal("paid")
+        assert await run.result() == 3
+        second = await first.result()
+        await shop.run(second).signal("paid")
+        await shop.run(second).result()
+    spans: list[Any] = list(exporter.get_finished_spans())
+    roots = {span.attributes["holdfast.run_id"]: span for span in spans if span.name.startswith("run ")}
+    assert [link.context for link in roots[run.run_id].links] == [STARTER]
+    assert roots[run.run_id].context.trace_id == span_context(run.run_id).trace_id, "a trace of its own"
+    [link] = roots[second].links
+    assert link.context.trace_id == span_context(first.run_id).trace_id, "a run is linked to the one that started it"
+    [reserved] = [
+        span
+        for span in spans
+        if span.name == "step reserve" and span.parent.span_id == roots[run.run_id].context.span_id
+    ]
+    said = [(event.name, event.attributes["exception.message"]) for event in reserved.events]
+    assert said == [("retried", "down, attempt 1"), ("retried", "down, attempt 2")]
+    assert all(reserved.start_time <= event.timestamp <= reserved.end_time for event in reserved.events)
+
+
+@pytest.mark.contract("CTX-3")
+async def test_a_run_that_takes_long_is_exported_before_it_ends_and_no_span_twice() -> None:
+    shop, buy, _ = flaky_shop()
+    exporter = InMemorySpanExporter()
+    async with asyncio.timeout(60), shop.node(hf.MemoryStore()), traced(shop, exporter, long_s=0.02):
+        run = await shop.start(buy)
+        while len(exporter.get_finished_spans()) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        early = {span.name: span for span in exporter.get_finished_spans()}
+        assert early.keys() == {"run buy started", "step reserve", "signalwaiting paid started"}
+        root = span_context(run.run_id)
+        assert {span.context.trace_id for span in early.values() if span.context} == {root.trace_id}
+        assert [span.parent and span.parent.span_id for span in early.values()] == [root.span_id] * 3
+        await run.signal("paid")
+        await run.result()
+    spans = exporter.get_finished_spans()
+    assert sorted(span.name for span in spans) == sorted([*early, "signalwaiting paid", "run buy"])
+    assert len({span.context.span_id for span in spans if span.context}) == 5
+
+
+@pytest.mark.contract("CTX-3")
+async def test_a_short_run_is_exported_once() -> None:
+    exporter = InMemorySpanExporter()
+    async with asyncio.timeout(60), app.node(hf.MemoryStore()), traced(app, exporter):
+        assert await (await app.start(child, 7)).result() == 7
+    assert sorted(span.name for span in exporter.get_finished_spans()) == ["run child", "step pay"]

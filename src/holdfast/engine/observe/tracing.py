@@ -1,8 +1,12 @@
-"""Traces: a run as spans of OpenTelemetry, made from its history when it has finished. Needs `holdfast[otel]`.
+"""Traces: a run as spans of OpenTelemetry, made from its history. Needs `holdfast[otel]`.
 
 A run's trace and spans have ids that follow from the run's own, so the trace follows from the run's id, nothing is
-carried along, and steps that were carried out by many nodes come together. The node that records a run's end hands
-its whole trace to the exporter. Inside an activity the step's span is the current one: what is called from there, and
+carried along, and steps that were carried out by many nodes come together. The root is linked to the span of the
+starter, which the context of the run names. The node that records a run's end hands what is missing of its trace to the
+exporter; of a run that takes long, what has happened is exported before, with a span of no length that says `started`
+for the run and for each step that is still open. After a crash spans may be exported again, with the same ids.
+
+Inside an activity the step's span is the current one: what is called from there, and
 knows of traces, goes on with it. A verifier has a span of its own below the step's, because no history shows when it
 was asked; the node that asks it exports that span at once.
 """
@@ -13,7 +17,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import wraps
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -25,14 +29,16 @@ from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, Status, Sta
 from opentelemetry.util.types import Attributes, AttributeValue
 
 from holdfast.clock import SystemClock, SystemIds
+from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.redaction import Redactor
+from holdfast.core.run_context import TRACE_KEY, is_traceparent, texts_of
 from holdfast.core.state import TERMINAL
 from holdfast.engine.activities.context import current_activity
-from holdfast.engine.history import read_history
 from holdfast.engine.observe.metrics import observer_of
 from holdfast.engine.start.runtime import Runtime
+from holdfast.program.middleware import CallNext, ClientCall
 from holdfast.program.secrets import current_redactor
 from holdfast.registry import Registry
 from holdfast.store.port import Store, Turn
@@ -44,6 +50,11 @@ MOST_BEHIND = 10_000
 """How many finished runs wait for the exporter before traces are lost."""
 
 FAILED = (e.StepFailed, e.ChildFailed, e.RunFailed)
+ATTEMPTS = {e.StepRetried: "retried", e.StepDetached: "detached", e.StepUnresolved: "unresolved"}
+"""The events of an attempt after which its step goes on, and what they are called in a span."""
+
+LONG_S = 10.0
+"""How long a run goes on before what has happened is exported, and how long it takes until what follows is."""
 
 
 def span_context(run_id: str, step_id: str = "") -> SpanContext:
@@ -61,33 +72,120 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
+def traceparent_of(span: SpanContext) -> str:
+    """Return a span as W3C Trace Context names it."""
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
+
+
+def span_of(traceparent: str) -> SpanContext | None:
+    """Return the span that a text of W3C Trace Context names, or None if it names none."""
+    if not is_traceparent(traceparent):
+        return None
+    _, trace_id, span_id, flags = traceparent.split("-")
+    span = SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16)))
+    return span if span.is_valid else None
+
+
+class RunSpans:
+    """The spans of one run: one for itself, and one for each of its steps, waits, timers, tasks and children.
+
+    It is given the history in parts, and keeps of it only what is still open.
+    """
+
+    def __init__(self, first: Event, resource: Resource) -> None:
+        queued = first.data
+        assert isinstance(queued, e.RunQueued)
+        self.seq = 0
+        """The last event that it was given."""
+        self._resource = resource
+        self._first = self._last = first
+        self._name = f"run {queued.plan_id}"
+        self._about = {"holdfast.run_id": first.run_id, "holdfast.workflow": queued.plan_id}
+        self._above = span_context(queued.parent_run_id, queued.parent_step_id or "") if queued.parent_run_id else None
+        starter = None if self._above or codec.holds_sealed(queued.context) else _starter(queued)
+        self._links = () if starter is None else (Link(starter),)
+        self._opened: dict[str, Event] = {}
+        self._attempts: dict[str, list[SpanEvent]] = {}
+        self._shown: set[str] = set()
+
+    def take(self, events: Sequence[Event]) -> Iterator[ReadableSpan]:
+        """Yield the spans of the steps that have ended by these events."""
+        for event in events:
+            self.seq, self._last, step_id = event.run_seq, event, event.step_id or ""
+            if type(event.data) in e.OPENING:
+                self._opened[step_id] = event
+            elif type(event.data) in ATTEMPTS and step_id in self._opened:
+                self._attempts.setdefault(step_id, []).append(_attempt(event))
+            elif type(event.data) in e.CLOSING and step_id in self._opened:
+                yield self._step(self._opened.pop(step_id), event)
+
+    def so_far(self) -> Iterator[ReadableSpan]:
+        """Yield spans without a length for what is open and was not shown before: the run itself first."""
+        root = span_context(self._first.run_id)
+        for step_id, begun in {"": self._first, **self._opened}.items():
+            if step_id not in self._shown:
+                self._shown.add(step_id)
+                name, above = (self._step_name(begun), root) if step_id else (self._name, root)
+                own = int.from_bytes(_digest(f"{begun.run_id}|{step_id}|started")[16:24])
+                context = SpanContext(root.trace_id, own, True, root.trace_flags)
+                about = {**self._about, "holdfast.step_id": step_id} if step_id else self._about
+                yield self._span(f"{name} started", context, above, begun, begun, about, self._links)
+
+    def end(self) -> Iterator[ReadableSpan]:
+        """Yield the span of the run, which is over, and those of the steps that were still open."""
+        root = span_context(self._first.run_id)
+        yield self._span(self._name, root, self._above, self._first, self._last, self._about, self._links)
+        for begun in self._opened.values():
+            yield self._step(begun, self._last)
+
+    def _step_name(self, begun: Event) -> str:
+        return f"{begun.event_type.removesuffix('Started').lower()} {begun.step_id}"
+
+    def _step(self, begun: Event, ended: Event) -> ReadableSpan:
+        step_id = begun.step_id or ""
+        more = {"holdfast.step_id": step_id, "holdfast.node": ended.engine_run_ref.node}
+        if ended.caused_by_signal_id is not None:
+            more["holdfast.signal_id"] = ended.caused_by_signal_id
+        own, above = span_context(begun.run_id, step_id), span_context(begun.run_id)
+        attempts = self._attempts.pop(step_id, ())
+        return self._span(self._step_name(begun), own, above, begun, ended, {**self._about, **more}, (), attempts)
+
+    def _span(
+        self,
+        name: str,
+        context: SpanContext,
+        above: SpanContext | None,
+        begun: Event,
+        ended: Event,
+        about: dict[str, str],
+        links: Sequence[Link] = (),
+        attempts: Sequence[SpanEvent] = (),
+    ) -> ReadableSpan:
+        return _span(name, context, above, begun, ended, about, self._resource, links, attempts)
+
+
 def spans_of(history: Sequence[Event], resource: Resource) -> Iterator[ReadableSpan]:
-    """Return the spans of a run: one for itself, and one for each of its steps, waits, timers, tasks and children."""
-    first, last = history[0], history[-1]
-    queued = first.data
-    assert isinstance(queued, e.RunQueued)
-    above = span_context(queued.parent_run_id, queued.parent_step_id or "") if queued.parent_run_id else None
-    about = {"holdfast.run_id": first.run_id, "holdfast.workflow": queued.plan_id}
-    yield _span(f"run {queued.plan_id}", span_context(first.run_id), above, first, last, about, resource)
-    opened: dict[str, Event] = {}
-    for event in history:
-        if type(event.data) in e.OPENING:
-            opened[event.step_id or ""] = event
-        elif type(event.data) in e.CLOSING and (event.step_id or "") in opened:
-            yield _step(opened.pop(event.step_id or ""), event, about, resource)
-    for event in opened.values():  # what was still open when the run ended
-        yield _step(event, last, about, resource)
+    """Return the spans of a run that has ended, from its whole history."""
+    spans = RunSpans(history[0], resource)
+    yield from spans.take(history)
+    yield from spans.end()
 
 
-def _step(begun: Event, ended: Event, about: dict[str, str], resource: Resource) -> ReadableSpan:
-    step_id = begun.step_id or ""
-    name = f"{begun.event_type.removesuffix('Started').lower()} {step_id}"
-    more = {"holdfast.step_id": step_id, "holdfast.node": ended.engine_run_ref.node}
-    if ended.caused_by_signal_id is not None:
-        more["holdfast.signal_id"] = ended.caused_by_signal_id
-    return _span(
-        name, span_context(begun.run_id, step_id), span_context(begun.run_id), begun, ended, {**about, **more}, resource
-    )
+def _starter(queued: e.RunQueued) -> SpanContext | None:
+    return span_of(texts_of(queued.context).get(TRACE_KEY, ""))
+
+
+def _attempt(event: Event) -> SpanEvent:
+    """Return what became of an attempt after which the step went on, as an event of the step's span."""
+    about: dict[str, AttributeValue] = {"holdfast.node": event.engine_run_ref.node}
+    if event.engine_attempt_id is not None:
+        about["holdfast.attempt"] = event.engine_attempt_id
+    if reason := getattr(event.data, "reason", ""):
+        about["holdfast.reason"] = reason
+    error = getattr(event.data, "error", None)
+    if error is not None:
+        about |= {"exception.type": error.code, "exception.message": error.message}
+    return SpanEvent(ATTEMPTS[type(event.data)], about, event.emitted_at * 1_000)
 
 
 def _span(
@@ -98,6 +196,8 @@ def _span(
     ended: Event,
     about: dict[str, str],
     resource: Resource,
+    links: Sequence[Link],
+    attempts: Sequence[SpanEvent],
 ) -> ReadableSpan:
     failed = isinstance(ended.data, FAILED)
     error = getattr(ended.data, "error", None)
@@ -107,38 +207,75 @@ def _span(
         context=context,
         parent=above,
         resource=resource,
-        attributes={**about, "holdfast.ended_by": ended.event_type},
+        attributes={**about, "holdfast.ended_by": ended.event_type} if ended is not begun else about,
+        links=links,
+        events=attempts,
         status=Status(StatusCode.ERROR, description) if failed else Status(StatusCode.UNSET),
         start_time=begun.emitted_at * 1_000,
         end_time=max(ended.emitted_at, begun.emitted_at) * 1_000,
     )
 
 
+class _SoFar(NamedTuple):
+    """A run that goes on, of which is exported what has happened."""
+
+    run_id: str
+
+
 class Tracing:
     """Hands the traces of runs that finish here to an exporter, in the background. Losing one loses no run."""
 
-    def __init__(self, store: Store, exporter: SpanExporter, resource: Resource | None = None) -> None:
+    def __init__(
+        self, store: Store, exporter: SpanExporter, resource: Resource | None = None, long_s: float = LONG_S
+    ) -> None:
         self._store = store
         self._exporter = exporter
         self.resource = resource or Resource.create()
-        self._finished: asyncio.Queue[str | ReadableSpan] = asyncio.Queue(MOST_BEHIND)
+        self._finished: asyncio.Queue[str | ReadableSpan | _SoFar] = asyncio.Queue(MOST_BEHIND)
         self._loop = asyncio.get_running_loop()
         self.lost = 0
         """How many runs have finished while the exporter was too far behind."""
+        self._long_s = long_s
+        self._unfinished: set[str] = set()
+        self._has_unfinished = asyncio.Event()
+        self._known: dict[str, RunSpans] = {}
+        """The runs of which something was exported before their end."""
         self._unsubscribe = observer_of(store).subscribe(self._note)
-        self._task = asyncio.create_task(self._work(), name="traces")
+        self._tasks = [
+            asyncio.create_task(self._work(), name="traces"),
+            asyncio.create_task(self._show_long_runs(), name="traces of long runs"),
+        ]
 
     def _note(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
-            if turn.snapshot.status in TERMINAL and turn.events:
+            if not turn.events:
+                continue
+            if turn.snapshot.status in TERMINAL:
+                self._unfinished.discard(turn.run_id)
                 self._put(turn.run_id)
+            elif len(self._unfinished) < MOST_BEHIND:
+                self._unfinished.add(turn.run_id)
+                self._has_unfinished.set()
+
+    async def _show_long_runs(self) -> None:
+        """Export what has happened in runs that were going on before, now and then."""
+        before: set[str] = set()
+        while True:
+            await self._has_unfinished.wait()
+            await asyncio.sleep(self._long_s)
+            for run_id in before & self._unfinished:
+                self._unfinished.discard(run_id)  # until it has another turn
+                self._put(_SoFar(run_id))
+            before = set(self._unfinished)
+            if not before:
+                self._has_unfinished.clear()
 
     def note_span(self, span: ReadableSpan) -> None:
         """Export a span that has ended, in whatever thread."""
         with suppress(RuntimeError):  # the loop is closed: the node is gone
             self._loop.call_soon_threadsafe(self._put, span)
 
-    def _put(self, ended: str | ReadableSpan) -> None:
+    def _put(self, ended: "str | ReadableSpan | _SoFar") -> None:
         try:
             self._finished.put_nowait(ended)
         except asyncio.QueueFull:
@@ -152,25 +289,42 @@ class Tracing:
             try:
                 await self._export(ended)
             except Exception:  # an exporter is not ours, and may raise anything
-                name = ended if isinstance(ended, str) else ended.name
+                name = ended if isinstance(ended, str) else getattr(ended, "name", "") or getattr(ended, "run_id", "")
                 logger.warning("the trace of run %s is lost", name, exc_info=True)
             finally:
                 self._finished.task_done()
 
-    async def _export(self, ended: str | ReadableSpan) -> None:
-        if isinstance(ended, str):
-            history = await read_history(self._store, ended)
-            spans = list(spans_of(history, self.resource)) if history else []
-        else:
+    async def _export(self, ended: "str | ReadableSpan | _SoFar") -> None:
+        if isinstance(ended, ReadableSpan):
             spans = [ended]
+        else:
+            spans = await self._read(ended) if isinstance(ended, str) else await self._read(ended.run_id, is_over=False)
         if spans:
             await asyncio.to_thread(self._exporter.export, spans)
+
+    async def _read(self, run_id: str, *, is_over: bool = True) -> list[ReadableSpan]:
+        """Return the spans of a run that were not exported yet."""
+        known, spans = self._known.pop(run_id, None), list[ReadableSpan]()
+        after = 0 if known is None else known.seq
+        while page := await self._store.read_events(run_id, after):
+            known = known or RunSpans(page[0], self.resource)
+            spans += known.take(page)
+            after = page[-1].run_seq
+        if known is None:
+            return []
+        if is_over:
+            return [*spans, *known.end()]
+        if len(self._known) < MOST_BEHIND:
+            self._known[run_id] = known
+            spans += known.so_far()
+        return spans
 
     async def stop(self) -> None:
         """Hand out what has finished so far, and stop."""
         self._unsubscribe()
         await self._finished.join()
-        self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
 
 
 class RedactingSpanProcessor(SpanProcessor):
@@ -230,6 +384,20 @@ def _redacted_attribute(value: AttributeValue, redactor: Redactor) -> AttributeV
     return value
 
 
+async def carry_trace(call: ClientCall, call_next: CallNext[ClientCall]) -> Any:
+    """Middleware around clients: the context of a run that is started names the current span, to be linked with.
+
+    `traced` adds it; for processes that only start runs: `app.middleware("client")(hf.carry_trace)`.
+    """
+    if call.verb == "start" and TRACE_KEY not in call.context:
+        activity, span = current_activity(), trace.get_current_span().get_span_context()
+        if not span.is_valid and activity is not None:  # the engine's own, by which a workflow starts others
+            span = span_context(activity.run_id, activity.step_id)
+        if span.is_valid:
+            call = call.with_context(**{TRACE_KEY: traceparent_of(span)})
+    return await call_next(call)
+
+
 @contextmanager
 def _in_step() -> Iterator[None]:
     activity = current_activity()
@@ -251,12 +419,20 @@ class TracedApp(Protocol):
 
 
 @asynccontextmanager
-async def traced(app: TracedApp, exporter: SpanExporter, resource: Resource | None = None) -> AsyncIterator[None]:
-    """Trace the runs that finish on the node that an app has open, and let activities know their step's span."""
+async def traced(
+    app: TracedApp, exporter: SpanExporter, resource: Resource | None = None, *, long_s: float = LONG_S
+) -> AsyncIterator[None]:
+    """Trace the runs that go on and finish on the node that an app has open, and let activities know their step's span.
+
+    What is started carries the current span. Of a run that goes on for `long_s` what has happened is exported already.
+    """
+    starts = app.registry.middleware.client
+    if carry_trace not in starts:
+        starts.append(carry_trace)
     for definition in app.registry.activities.values():
         if not hasattr(definition.function, _MARK):
             definition.function = _within_step(definition.function, definition.is_async)
-    tracing = Tracing(app.runtime().store, exporter, resource)
+    tracing = Tracing(app.runtime().store, exporter, resource, long_s)
     verifiers = [each.verifier for each in app.registry.activities.values() if each.verifier is not None]
     functions = [verifier.function for verifier in verifiers]
     for verifier in verifiers:
