@@ -187,7 +187,7 @@ async def test_large_values_are_cut_until_they_are_asked_for(page: Page, site: S
     await expect(shown).to_contain_text("show all 5,000 characters")
     assert len(await shown.inner_text()) < 1_200
     await shown.get_by_role("button").click()
-    assert len(await shown.inner_text()) >= 5_000
+    await expect(shown).to_contain_text("x" * 5_000)
 
 
 async def test_the_steps_of_a_child_open_in_place(page: Page, site: Site) -> None:
@@ -196,14 +196,13 @@ async def test_the_steps_of_a_child_open_in_place(page: Page, site: Site) -> Non
     await page.goto(f"/runs/{run_id}")
     child = page.locator(".step-row", has_text="wide").first
     await expect(child.locator(".opens")).to_have_attribute("aria-expanded", "false", timeout=30_000)
-    before = await page.locator(".step-row").count()
-    await child.locator(".opens").click()
-    await expect(page.locator(".step-row")).to_have_count(before + 2)
     inner = page.locator(".step-row[data-depth='1']")
+    await expect(inner).to_have_count(0)
+    await child.locator(".opens").click()
     await expect(inner.locator(".step-name")).to_have_text(["reserve", "reserve#2"])
     await expect(inner.locator(".bar").first).to_have_attribute("data-status", "SUCCESS")
     await child.locator(".opens").click()
-    await expect(page.locator(".step-row")).to_have_count(before)
+    await expect(inner).to_have_count(0)
     await child.locator(".step-label").focus()
     await page.keyboard.press("ArrowRight")
     await expect(inner).to_have_count(2)

@@ -65,6 +65,7 @@ async def test_a_task_appears_by_itself_and_is_claimed_discussed_and_answered(sc
     await pane.get_by_role("button", name="Complete").click()
     await expect(pane.locator(".outcome")).to_contain_text("Completed by ann")
     await expect(pane.locator(".outcome .given")).to_contain_text("late")
+    await expect(pane.locator(".happenings li")).to_have_count(5)
     said = await pane.locator(".happenings li").all_inner_texts()
     words = ["opened", "ann took it", "ann said", "ann gave it back", "ann completed it"]
     assert [word in text for word, text in zip(words, said, strict=True)] == [True] * 5, said

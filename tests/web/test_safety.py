@@ -18,6 +18,7 @@ async def test_what_looks_like_markup_is_shown_as_text(page: Page, site: Site) -
     await expect(page.get_by_role("group", name="Input")).to_contain_text("onerror")
     await page.get_by_role("button", name="reserve, Activity").click()
     await expect(page.locator(".detail")).to_contain_text("onerror")
+    await expect(page.locator(".log-line").first).to_be_visible()
     for row in await page.locator(".log-line").all():
         await row.click()
     assert await page.evaluate("window.hit") is None
