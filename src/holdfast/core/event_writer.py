@@ -170,7 +170,7 @@ class EventWriter(Struct, gc=False, eq=False):
 
     def decision(self, messages: tuple[m.Message, ...] = ()) -> Decision:
         """Return the decision, with these messages before the ones that were scheduled."""
-        return Decision(tuple(self.events), messages + tuple(self.messages), tuple(self.dispatch), tuple(self.sends))
+        return Decision((*self.events,), (*messages, *self.messages), (*self.dispatch,), (*self.sends,))
 
     def _occurrence(self, event_type: str) -> str:
         written = sum(event.event_type == event_type for event in self.events) if self.events else 0

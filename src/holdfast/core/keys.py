@@ -28,6 +28,7 @@ from functools import lru_cache
 from hashlib import sha256
 from hmac import compare_digest
 from hmac import digest as hmac_digest
+from operator import itemgetter
 from typing import Any
 from urllib.parse import quote
 
@@ -154,6 +155,7 @@ ANY_VERSION = ""
 _PLAIN = re.compile("[A-Za-z0-9_-]+")
 
 # The digit that marks a UUID's variant keeps two bits of the digit that it replaces.
+_UUID_PARTS = itemgetter(slice(8), slice(8, 12), slice(13, 16), 16, slice(17, 20), slice(20, 32))
 _VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
 
 
@@ -174,7 +176,8 @@ def event_key(run_id: str, step_id: str, logical_attempt_id: int, event_type: st
 
 def event_id(key: str) -> str:
     """Return the event id that belongs to an event's idempotency key: a UUID of version 8."""
-    return f"{key[:8]}-{key[8:12]}-8{key[13:16]}-{_VARIANT[key[16]]}{key[17:20]}-{key[20:32]}"
+    first, second, third, variant, fourth, last = _UUID_PARTS(key)
+    return f"{first}-{second}-8{third}-{_VARIANT[variant]}{fourth}-{last}"
 
 
 def request_key(

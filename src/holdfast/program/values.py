@@ -88,6 +88,8 @@ class Values:
 
     def encode(self, value: object) -> Raw:
         """Return a value as JSON; raise `InvalidInput` if it cannot be stored."""
+        if type(value) is int or type(value) is bool:  # which can, and has no parts
+            return Raw(self._encoders.in_order.encode(value))
         return codec.encode(value, self._encoders)
 
     def encode_plain(self, value: object) -> bytes:
@@ -308,10 +310,14 @@ class Signature:
     def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Raw:
         """Return the arguments as JSON, after binding them to the parameters."""
         arguments = self._bind(args, kwargs)
+        if [*map(type, arguments.values())] == self._plain_kinds:
+            try:
+                return Raw(self.values.encode_plain(arguments))
+            except ValueError:  # text that is no Unicode: the error below says which
+                pass
         try:
             raw = self.values.encode(arguments)
-            if [*map(type, arguments.values())] != self._plain_kinds:
-                codec.decode_with(self._decoder, raw)
+            codec.decode_with(self._decoder, raw)
         except InvalidInput as problem:
             raise self._unfit(arguments, problem) from problem
         return raw
