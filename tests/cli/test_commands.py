@@ -356,6 +356,7 @@ def test_outcomes_by_token(setup: CommandSetup) -> None:
         return (setup.folder / file).read_text()
 
     token = token_of("measured")
+    assert "takes no heartbeats" in setup.hf("activity", "heartbeat", token, code=4).stderr
     assert setup.json("activity", "complete", token, "42") == {"accepted": True}
     assert setup.hf("run", "result", "measured").stdout == "42\n"
     assert "takes no outcome any more" in setup.hf("activity", "complete", token, "43", code=4).stderr

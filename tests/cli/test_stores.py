@@ -61,7 +61,7 @@ async def test_a_store_is_made_looked_at_copied_and_put_back(forks: ForkedComman
     done = forks.run(tmp_path, env, "store", "restore", "copy.db", "--store", "sqlite:///other.db", "--json")
     assert json.loads(done.stdout)["runs"] == 3
     listed = forks.run(tmp_path, env, "run", "list", "--store", "sqlite:///other.db", "--json")
-    assert [run["run_id"] for run in json.loads(listed.stdout)["items"]] == ["run-0", "run-1", "run-2"]
+    assert [run["run_id"] for run in json.loads(listed.stdout)["items"]] == ["run-2", "run-1", "run-0"]
 
 
 async def test_a_copy_is_taken_while_a_node_works_and_nobody_waits(

@@ -28,7 +28,8 @@ async def check_file(path: Path, acknowledged: Iterable[AcceptedSignalResult] = 
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     async with opened(path) as store:
-        assert check(await system_view(store, acknowledged)) == []
+        problems = check(await system_view(store, acknowledged))
+        assert problems == [], problems
     store = await SqliteStore.open(path, clock=EndOfTime(), limits=GENEROUS)
     try:
         view = await system_view(store)

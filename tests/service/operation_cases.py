@@ -144,7 +144,9 @@ async def _list(server: InProcessServer, call: Caller) -> None:
     found: list[str] = []
     cursor = ""
     while True:
-        page = await expect_answer(call, "runs.list", {"workflow": "patient", "limit": 2, "cursor": cursor})
+        page = await expect_answer(
+            call, "runs.list", {"workflow": "patient", "limit": 2, "cursor": cursor, "order": "id"}
+        )
         found += [run["run_id"] for run in page["items"]]
         cursor = page["next"]
         if cursor is None:
@@ -1097,8 +1099,8 @@ async def _doctor(server: InProcessServer, call: Caller) -> None:
     assert not report["is_fine"]
     [paused] = [each for each in report["items"] if each["subject"] == "paused runs"]
     assert (paused["level"], paused["run_ids"]) == ("wrong", [run_id])
-    assert "retry-step" in paused["advice"]
-    assert paused["search"] == "status:paused is:child"
+    assert "retry_step" in paused["advice"]
+    assert paused["search"] == "status:paused is:child ValueError"
 
 
 @case("system.queues")

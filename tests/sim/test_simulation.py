@@ -121,7 +121,7 @@ def test_a_story_leaves_nothing_behind() -> None:
     simulate(1, runs=2)
     while gc.collect():  # finalizers may leave more
         pass
-    assert [each for each in gc.get_objects() if isinstance(each, SimLoop)] == []
+    assert [each for each in gc.get_objects() if type(each) is SimLoop] == []
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ async def test_failed_runs_go_on_from_their_failed_steps_in_bulk(page: Page, sit
     await page.get_by_label("More for the selected runs").click()
     await page.get_by_role("button", name="Retry from the failed step…").click()
     dialog = page.get_by_role("dialog", name="Go on with failed runs")
-    await expect(dialog.locator(".preview")).to_contain_text("2 of 3 will be hit; 1 not: it has not failed.")
+    await expect(dialog.locator(".preview")).to_contain_text("2 of 3 runs are concerned; 1 not: it has not failed.")
     await dialog.get_by_role("button", name="Retry from the failed step 2").click()
     await expect(page.get_by_text("2 gone on with, as new runs.")).to_be_visible()
     for run_id, count in ((failed[0], 1), (failed[1], 1), (done, 0)):

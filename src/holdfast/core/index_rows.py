@@ -142,7 +142,7 @@ def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
 
 
 def _level(state: RunState) -> int:
-    lasting = level_needed(is_bounded=state.timeouts is not None, has_context=state.context is not NULL)
+    lasting = level_needed(is_bounded=state.timeouts is not None, has_context=state.context != NULL)
     return max(state.needs, lasting)
 
 

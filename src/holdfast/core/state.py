@@ -423,7 +423,7 @@ def carried(state: RunState, update_ids: Sequence[str] = (), step_ids: Sequence[
         del fields["cancel_reason"]
     if state.timeouts is None:
         del fields["timeouts"], fields["execution_deadline"], fields["timed_out"]
-    if state.context is e.NULL:
+    if state.context == e.NULL:
         del fields["context"]
     if updates:
         fields["updates"] = updates
@@ -598,7 +598,7 @@ def _queued(draft: RunState, event: Event) -> None:
         if body.timeouts.execution_ms is not None:
             since = max(_since_fork(draft, event.emitted_at), body.start_at or 0)
             _set(draft, "execution_deadline", since + body.timeouts.execution_ms * 1_000)
-    if body.context is not e.NULL:
+    if body.context != e.NULL:
         _set(draft, "context", body.context)
     origin = e.RunOrigin(
         event.emitted_at,

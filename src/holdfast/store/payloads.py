@@ -482,17 +482,18 @@ class SealingStore(StoreProxy):
         starts: Sequence[port.NewRun] = (),
         audit: AuditEntry | None = None,
     ) -> tuple[Schedule, list[port.Created | port.Existing | port.Refused]]:
-        """Keep a schedule with its input sealed, bound to where it is; the input is not kept elsewhere."""
+        """Keep a schedule with its input and context sealed, bound to where it is; they are not kept elsewhere."""
         given = schedule
         check_stored_schedule(schedule)
-        if schedule.input != e.NULL and not codec.holds_sealed(schedule.input):
+        values = schedule.input, schedule.context
+        if any(value != e.NULL and not codec.holds_sealed(value) for value in values):
             if not self._codecs:
                 raise PayloadsSealed("the payloads of this store are encrypted; this process has no keys to store them")
             codecs = [each for each in self._codecs if each.name != LAST_CODEC]
             if codecs:
                 [given] = await SealingStore(self._store, codecs)._sealed([schedule])
         stored, answers = await self._store.commit_schedule(given, expected_revision, await self._sealed(starts), audit)
-        return replace(stored, input=schedule.input), answers
+        return replace(stored, input=schedule.input, context=schedule.context), answers
 
     async def put_bulletins(self, kind: str, bodies: Mapping[str, Raw], keep_ms: int) -> list[bool]:
         """Put bulletins; those of kinds that hold payloads sealed, bound to their ids, and not kept elsewhere."""

@@ -522,7 +522,7 @@ def prepare_run(
 
 
 def _level(queued: RunQueued) -> int:
-    return level_needed(is_bounded=queued.timeouts is not None, has_context=queued.context is not e.NULL)
+    return level_needed(is_bounded=queued.timeouts is not None, has_context=queued.context != e.NULL)
 
 
 def held_for_approval(new: NewRun) -> NewRun:

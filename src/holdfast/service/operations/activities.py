@@ -115,5 +115,7 @@ async def _report(
             await runtime.fail_activity(token, error, actor=actor, caller=context.principal)
     except (Conflict, NotFound, RunTerminal) as refusal:
         context.service.refusals.count(caller)
-        raise Conflict("this completion token takes no outcome any more") from refusal
+        takes = "heartbeats: only that of an open callback with a heartbeat_timeout does"
+        what = takes if isinstance(request, HeartbeatActivity) else "outcome any more"
+        raise Conflict(f"this completion token takes no {what}") from refusal
     return OutcomeAccepted()
