@@ -162,7 +162,7 @@ async def _list(server: InProcessServer, call: Caller) -> None:
     made = [(run["created_at"], run["workflow"]) for run in page["items"] + rest["items"]]
     assert made == sorted(made, reverse=True)
     assert (len(made), made[0][1], rest["next"]) == (6, "echo", None)
-    await expect_problem(call, "runs.list", {"cursor": page["next"]}, "InvalidInput", 422)
+    await expect_problem(call, "runs.list", {"cursor": page["next"], "order": "id"}, "InvalidInput", 422)
     [named] = (await expect_answer(call, "runs.list", {"text": run_ids[0][9:]}))["items"]
     assert named["run_id"] == run_ids[0]
     await expect_problem(call, "runs.list", {"cursor": "nonsense"}, "InvalidInput", 422)
