@@ -120,6 +120,18 @@ async def test_a_run_is_paused_resumed_and_cancelled(page: Page, site: Site) -> 
     await expect(page.locator(".run-head-card").get_by_role("button", name="Retry")).to_be_visible()
 
 
+async def test_a_menu_stays_open_when_the_run_goes_on(page: Page, site: Site) -> None:
+    run_id = await site.start("patient")
+    await page.goto(f"/runs/{run_id}")
+    await expect(page.locator(".run-head-card").get_by_role("button", name="Pause")).to_be_visible()
+    await page.get_by_label("More actions").click()
+    again = page.get_by_role("button", name="Start again with another input")
+    await expect(again).to_be_visible()
+    await site.orchard.app.run(run_id).pause(actor="ann")
+    await expect(page.locator(".run-head-card").get_by_role("button", name="Resume")).to_be_visible()
+    await expect(again).to_be_visible()
+
+
 @pytest.mark.contract("API-3", "EVT-6")
 async def test_the_service_goes_away_and_the_page_catches_up_without_gap_or_double_line(browser: Browser) -> None:
     async with serve_site() as site, open_page(browser, site.address) as page:

@@ -103,6 +103,7 @@ export class RunHead {
     const shown = all.map(({ name, step = "" }) => `${name} ${step}`).join();
     if (shown === this.shown) return;
     this.shown = shown;
+    const wasOpen = this.actions.querySelector("details.menu")?.open ?? false;
     const first =
       all.find(({ name }) => ["approve", "retry-step", "resume", "retry"].includes(name)) ??
       all.find(({ name }) => name === "signal");
@@ -146,5 +147,7 @@ export class RunHead {
           ),
         ),
     );
+    const menu = this.actions.querySelector("details.menu");
+    if (menu) menu.open = wasOpen;
   }
 }
