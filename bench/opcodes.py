@@ -1,6 +1,6 @@
 """Instructions of the interpreter per run, by function: `python -m bench.opcodes`.
 
-The time of a run is the interpreter's, and follows this count closely; other work on the machine does not change it.
+Most of a run's time is the interpreter's. Other work on the machine does not change this count; it is no measure of time.
 `--source PATH` counts another checkout's `src` beside this one. Runs have three steps, on SQLite.
 """
 

@@ -145,6 +145,6 @@ async def test_what_two_checkouts_are_compared_by_runs_to_its_end(kind: str, tmp
 
 @pytest.mark.process
 def test_a_run_takes_no_more_of_the_interpreter_than_before() -> None:
-    """The time of a run follows this count: a feature that a run does not use adds nothing."""
+    """A feature that a run does not use adds next to nothing."""
     counts = opcodes.measured(opcodes.OWN, 50)
     assert counts.total() < 22_600, counts.most_common(20)
