@@ -1,6 +1,6 @@
 """Instructions of the interpreter per run, by function: `python -m bench.opcodes`.
 
-Most of a run's time is the interpreter's. Other work on the machine does not change this count; it is no measure of time.
+Most of a run's time is the interpreter's. Other work on the machine does not change this count; it measures no time.
 `--source PATH` counts another checkout's `src` beside this one. Runs have three steps, on SQLite.
 """
 
