@@ -27,9 +27,11 @@ T = TypeVar("T")
 
 
 class CallbackRef(Struct, frozen=True):
-    """Which callback of which run. It is no secret, and may stand in histories: `ActivityContext.callback_token`."""
+    """Which callback of the run. It is no secret, and may stand in histories: `ActivityContext.callback_token`.
 
-    run_id: str
+    It does not name the run: a fork has the recorded calls of its original, and a callback and a token of its own.
+    """
+
     step_id: str
     opened_at: Instant
 
@@ -106,7 +108,7 @@ def callback(
         input=program.bounded(terms, f"the type of callback {name!r}"),
         options=encode_options(options),
     )
-    ref = CallbackRef(program.run_id, step_id, program.now())
+    ref = CallbackRef(step_id, program.now())
     return Callback(ref, asyncio.ensure_future(_answer(program, command, kind, heartbeat_ms)))
 
 

@@ -9,7 +9,7 @@ the store's clock. From then on no turn commits that has not seen it. So an outc
 one that cannot be recorded any more was refused.
 """
 
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Raw, Struct
 from msgspec.structs import replace
@@ -194,10 +194,19 @@ async def report_heartbeat(store: Store, key: str, token: str) -> None:
         raise _too_late(of, "it is closed, or takes no heartbeats")
     name = heartbeat_signal(of.step_id)
     waits = [event for event in history if isinstance(event.data, SignalWaiting) and event.data.name == name]
-    if waits and await store.now() < waits[-1].persisted_at + terms.heartbeat_ms * 1_000 // 3:
+    if not waits:
+        raise _too_late(of, "it does not wait for heartbeats")
+    last, until = waits[-1], cast(SignalWaiting, waits[-1].data).until
+    if await store.now() < last.persisted_at + terms.heartbeat_ms * 1_000 // 3:
         return
-    signal_id = f"after {waits[-1].run_seq if waits else 0}"
-    request = SignalRequest(run_id=of.run_id, name=name, payload=NULL, signal_id=signal_id, require_waiting=True)
+    request = SignalRequest(
+        run_id=of.run_id,
+        name=name,
+        payload=NULL,
+        signal_id=f"after {last.run_seq}",
+        require_waiting=True,
+        accept_before=until,  # also while no node is there to time it out
+    )
     [answer] = await store.deliver([request])
     if isinstance(answer, Refused):
         raise _too_late(of, "it has timed out") from answer.error

@@ -1,0 +1,164 @@
+"""Callbacks beside the other features: what a token is good for, and what a late answer gets."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core.state import RunStatus
+from holdfast.errors import Conflict, NotFound, RunTerminal
+from holdfast.store.memory import MemoryStore
+from holdfast.store.port import PurgePolicy, Store
+from tests.engine.harness import EngineVariant, store_with_virtual_time, wait_for_event, wait_for_status
+from tests.engine.test_callbacks import Bank, Receipt
+
+pytestmark = pytest.mark.contract("ACT-6")
+
+PAID = {"cents": 7}
+REPLAYED = hf.NodeOptions(cached_runs=0, drain_s=2.0)
+Run = hf.RunHandle[str]
+
+
+async def parked(bank: Bank) -> Run:
+    """Start a run whose order is submitted, and wait until nothing is left to do but to get the answer."""
+    run = await bank.start()
+    await wait_for_event(run, "StepDetached")
+    await wait_for_event(run, "StepCompleted")
+    return run
+
+
+async def test_an_answer_reaches_a_run_on_every_store_and_of_two_at_once_one_counts(store: Store) -> None:
+    """Also while the run is paused: what counts is what the store accepted first."""
+    bank = Bank(heartbeat_timeout=60)
+    async with asyncio.timeout(60), bank.app.node(store, options=REPLAYED):
+        run = await parked(bank)
+        await run.pause(actor="ann")
+        await wait_for_status(run, RunStatus.PAUSED)
+        await bank.app.heartbeat_activity(bank.tokens[0])
+        answers = [bank.app.complete_activity(bank.tokens[0], {"cents": cents}) for cents in range(4)]
+        told = await asyncio.gather(*answers, return_exceptions=True)
+        [winner] = [cents for cents, answer in enumerate(told) if answer is None]
+        assert all(isinstance(answer, Conflict) for answer in told if answer is not None), told
+        await run.resume(actor="ann")
+        assert await run.result() == f"paid {winner}"
+
+
+async def skip(bank: Bank, run: Run) -> None:
+    await run.skip_step("callback", actor="ann")
+    await wait_for_status(run, RunStatus.PAUSED)  # its code does not expect that there is no answer
+
+
+async def cancel(bank: Bank, run: Run) -> None:
+    await run.cancel("enough", wait=True)
+
+
+async def terminate(bank: Bank, run: Run) -> None:
+    await run.terminate()
+    await wait_for_status(run, RunStatus.CANCELLED)
+
+
+async def replace_run(bank: Bank, run: Run) -> None:
+    await bank.app.start(bank.order, run_id=run.run_id, reuse="terminate-and-restart")
+    await wait_for_status(run, RunStatus.CANCELLED)
+
+
+ENDS: list[Callable[[Bank, Run], Awaitable[None]]] = [skip, cancel, terminate, replace_run]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=[end.__name__ for end in ENDS])
+async def test_a_late_answer_or_heartbeat_is_refused(end: Any, variant: EngineVariant) -> None:
+    bank = Bank(heartbeat_timeout=60)
+    async with variant.node(bank.app):
+        run = await parked(bank)
+        await end(bank, run)
+        late = [
+            bank.app.complete_activity(bank.tokens[0], PAID),
+            bank.app.fail_activity(bank.tokens[0], "no money"),
+            bank.app.heartbeat_activity(bank.tokens[0]),
+        ]
+        for answer in await asyncio.gather(*late, return_exceptions=True):
+            assert isinstance(answer, Conflict | RunTerminal), answer
+
+
+async def test_the_token_of_a_deleted_run_is_good_for_nothing_also_where_its_id_is_used_again() -> None:
+    bank = Bank()
+    store = MemoryStore()
+    async with asyncio.timeout(60), bank.app.node(store, options=REPLAYED):
+        first = await bank.app.start(bank.order, run_id="one")
+        await wait_for_event(first, "StepDetached")
+        await bank.app.complete_activity(bank.tokens[0], PAID)
+        await first.result()
+        await store.purge(PurgePolicy(run_ids=("one",), finished_run_ms=0))
+        with pytest.raises(NotFound):
+            await bank.app.complete_activity(bank.tokens[0], PAID)
+        second = await bank.app.start(bank.order, run_id="one")
+        await wait_for_event(second, "StepDetached")
+        with pytest.raises(Conflict, match="another one"):
+            await bank.app.complete_activity(bank.tokens[0], PAID)
+
+
+async def test_a_rotation_ends_the_callback_and_the_next_stretch_has_a_token_of_its_own(variant: EngineVariant) -> None:
+    app, tokens = hf.App("bank"), asyncio.Queue[str]()
+
+    @app.activity
+    async def submit(ref: hf.CallbackRef) -> None:
+        tokens.put_nowait(hf.activity_context().callback_token(ref))
+
+    @app.workflow
+    async def order(stretch: int) -> int:
+        answer = hf.callback(Receipt, heartbeat_timeout=60)
+        await submit(answer.ref)
+        if stretch == 0:
+            hf.continue_as_new(1)
+        return (await answer).cents
+
+    async with variant.node(app):
+        run = await app.start(order, 0)
+        old, new = await tokens.get(), await tokens.get()
+        for late in (app.complete_activity(old, PAID), app.heartbeat_activity(old)):
+            with pytest.raises(Conflict):
+                await late
+        await app.heartbeat_activity(new)
+        await app.complete_activity(new, PAID)
+        assert await run.result() == 7
+
+
+@pytest.mark.contract("WF-4")
+async def test_a_fork_has_a_callback_of_its_own_wherever_it_is_cut(variant: EngineVariant) -> None:
+    bank = Bank()
+    async with variant.node(bank.app):
+        run = await parked(bank)
+        last = (await run.events())[-1].run_seq
+        after = await run.fork(at=last)
+        before = await run.fork(at=2)
+        await wait_for_event(before, "StepDetached")
+        await wait_for_event(after, "StepDetached", times=2)
+        [token, own] = bank.tokens
+        assert token != own
+        await bank.app.complete_activity(token, PAID)
+        await bank.app.complete_activity(own, {"cents": 8})
+        assert (await run.result(), await before.result()) == ("paid 7", "paid 8")
+        assert await after.status() == RunStatus.RUNNING  # nobody was given a token of it
+
+
+async def test_time_passes_by_the_stores_clock_while_there_is_no_node(variant: EngineVariant) -> None:
+    """A heartbeat in time counts though its node is gone; one that is late is refused, and does not pass for one."""
+    for at_ms, expected in ((50_000, "paid 7"), (70_000, "callback 'callback': no heartbeat came for 60 s")):
+        bank = Bank(heartbeat_timeout=60)
+        async with store_with_virtual_time(variant) as (store, clock):
+            async with variant.node(bank.app, store):
+                run_id = (await parked(bank)).run_id
+            clock.advance(ms=at_ms)
+            async with bank.app.connect(store):
+                with nullcontext() if at_ms < 60_000 else pytest.raises(Conflict):
+                    await bank.app.heartbeat_activity(bank.tokens[0])
+            clock.advance(ms=20_000)
+            async with variant.node(bank.app, store):
+                run = bank.app.run(run_id)
+                if at_ms < 60_000:
+                    await wait_for_event(run, "SignalReceived")
+                    await bank.app.complete_activity(bank.tokens[0], PAID)
+                assert await run.result() == expected
