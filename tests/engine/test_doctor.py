@@ -139,6 +139,12 @@ async def test_an_empty_store_is_healthy(case: DoctorCase) -> None:
 
 
 @pytest.mark.contract("INV")
+async def test_a_run_that_rests_in_its_code_until_an_update_comes_is_not_stuck(case: DoctorCase) -> None:
+    await begin(SampleNode(case.store), "basket")
+    assert await case.found("stuck runs", sample_runs=10) == []
+
+
+@pytest.mark.contract("INV")
 async def test_a_run_that_nothing_will_wake_is_named(case: DoctorCase) -> None:
     await busy(case.store)
     await case.forget("sleeps")
@@ -337,7 +343,7 @@ async def test_for_a_run_that_a_failed_step_has_paused_to_retry_the_step_is_advi
     [paused] = [one for one in report.findings if one.subject == "paused runs"]
     assert (paused.level, paused.run_ids) == ("wrong", ("unpaid",))
     assert paused.sentence == "1 run was paused by a failed step: charge with ValueError"
-    assert paused.search == "status:paused is:child ValueError", "it finds these, and not all that are paused"
+    assert paused.search == "status:paused with:children ValueError", "it finds these, and not all that are paused"
     retry = '`holdfast run bulk retry_step --status PAUSED --text "ValueError"`'
     assert paused.advice.index(retry) < paused.advice.index("`holdfast run bulk raise ")
     assert "resume" not in paused.advice

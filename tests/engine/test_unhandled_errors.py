@@ -467,7 +467,7 @@ async def test_a_mistake_where_a_failure_is_handled_is_what_the_run_shows(varian
         report = await examine(store, SystemClock())
         [paused] = [one for one in report.findings if one.subject == "paused runs"]
         assert paused.sentence.startswith("1 run was paused by UnhandledError: the workflow raised KeyError: 'here'")
-        assert paused.search.startswith("status:paused is:child UnhandledError test_unhandled_errors.py:")
-        assert f'--status PAUSED --text "{paused.search.partition("is:child ")[2]}"' in paused.advice
-        found = await store.find(RunQuery(text=paused.search.partition("is:child ")[2]))
+        assert paused.search.startswith("status:paused with:children UnhandledError test_unhandled_errors.py:")
+        assert f'--status PAUSED --text "{paused.search.partition("with:children ")[2]}"' in paused.advice
+        found = await store.find(RunQuery(text=paused.search.partition("with:children ")[2]))
         assert [each.run_id for each in found] == [run.run_id], "it finds them"

@@ -1100,7 +1100,7 @@ async def _doctor(server: InProcessServer, call: Caller) -> None:
     [paused] = [each for each in report["items"] if each["subject"] == "paused runs"]
     assert (paused["level"], paused["run_ids"]) == ("wrong", [run_id])
     assert "retry_step" in paused["advice"]
-    assert paused["search"] == "status:paused is:child ValueError"
+    assert paused["search"] == "status:paused with:children ValueError"
 
 
 @case("system.queues")

@@ -103,6 +103,14 @@ async def test_a_phone_shows_everything_in_its_width_and_large_enough_to_touch(b
             await page.wait_for_timeout(300)
             wide = await page.evaluate("document.documentElement.scrollWidth")
             assert wide <= PHONE["width"], f"{place} is {wide} wide"
+            cut = await page.locator(".filter-more > *").evaluate_all(
+                "all => all.map((each) => each.getBoundingClientRect().right)"
+            )
+            assert all(right <= PHONE["width"] for right in cut), f"a filter of {place} ends at {max(cut)}"
+            words = await page.locator(".audit td code").evaluate_all(
+                "all => all.map((each) => each.getClientRects().length)"
+            )
+            assert set(words) <= {1}, f"an operation of {place} is broken over several lines"
         await page.goto(f"/runs/{runs['courier']}")
         button = page.locator(".need").get_by_role("button", name="Retry step")
         box = await button.bounding_box()

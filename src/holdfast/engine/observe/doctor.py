@@ -20,7 +20,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.invariants import RunView, check
 from holdfast.core.keys import FORK_TAG, RETRY_TAG, fork_tag, retry_tag
 from holdfast.core.plans import level_of
-from holdfast.core.state import FAILED, PAUSED, state_of, was_paused_by
+from holdfast.core.state import FAILED, PAUSED, RUNNING, state_of, was_paused_by
 from holdfast.engine.abilities import abilities_of, lacks_of
 from holdfast.errors import RunError, StoreCorrupt
 from holdfast.store.decisions import is_free, name_of
@@ -344,7 +344,7 @@ async def _paused(store: Store, picture: Picture) -> list[Finding]:
                 f"{more}{_runs_were(len(some))} paused by {words.replace('STEPS', _steps_of(some))}",
                 _filled(advice, some, f'--status PAUSED --text "{search}"'),
                 _some(some, picture),
-                f"status:paused is:child {search}",
+                f"status:paused with:children {search}",
             )
         )
     operators = len(heads) - sum(map(len, by_cause.values()))
@@ -402,7 +402,7 @@ async def _retrying(store: Store, picture: Picture) -> Finding:
     often = "once" if most == 1 else f"up to {most} times"
     sentence = f"activities of {_runs_of(heads)} are tried again, and have failed {often}: {what}"
     advice = "when what they call is back, `holdfast run bulk try_now --retrying` does not wait for their next attempts"
-    return note("retries", sentence, advice, _some(heads, picture), "is:retrying is:child")
+    return note("retries", sentence, advice, _some(heads, picture), "is:retrying with:children")
 
 
 async def _failed(store: Store, picture: Picture) -> list[Finding]:
@@ -426,7 +426,7 @@ async def _failed(store: Store, picture: Picture) -> list[Finding]:
             f"{more}{_runs_have(some)} failed with {code or 'an error'} within the last hour",
             _filled(advice, some, f'--status FAILED --created-from 1h --text "{code}"'),
             _some(some, picture),
-            f"status:failed is:child {code}",
+            f"status:failed with:children {code}",
         )
         for code, some in sorted(by_code.items(), key=lambda each: -len(each[1]))[: picture.bounds.listed]
     ]
@@ -491,7 +491,9 @@ async def _runs(store: Store, picture: Picture, progress: Progress) -> tuple[int
             continue
         read += 1
         violations = check(view)
-        why = [violation.problem for violation in violations if violation.invariant == GOES_ON]
+        why = [
+            violation.problem for violation in violations if violation.invariant == GOES_ON and not _rests_in_code(view)
+        ]
         for problem in why or (_in_vain(view) if suspects.get(run_id) == view.version else []):
             stuck.setdefault(problem, []).append(run_id)
         for violation in violations:
@@ -524,6 +526,19 @@ async def _view(store: Store, run_id: str, bounds: Bounds) -> RunView | StoreCor
         return damage
 
 
+def _rests_in_code(view: RunView) -> bool:
+    """Return whether a run waits for the next signal or update in its own code (`wait_until`), which no step names.
+
+    What has arrived for it already must make it ready.
+    """
+    try:
+        state = state_of(view.run_id, view.events)
+    except RunError:
+        return False  # another invariant says so
+    is_between_steps = all(step.kind == "update" for step in state.open_steps.values())
+    return state.status is RUNNING and is_between_steps and not view.messages
+
+
 def _in_vain(view: RunView) -> list[str]:
     """Say what a suspect waits for that will never come: there is no job and no unfinished child of it.
 
@@ -540,12 +555,16 @@ def _in_vain(view: RunView) -> list[str]:
     return in_queues + children
 
 
+def _unfinished(count: int) -> str:
+    return "1 unfinished run" if count == 1 else f"{count} unfinished runs"
+
+
 def _stuck(stuck: dict[str, list[str]], bounds: Bounds) -> list[Finding]:
     advice = "skip or retry the step (`holdfast run skip`, `retry-step`), or cancel the run; and please report it"
     return [
         wrong(
             "stuck runs",
-            f"{len(run_ids)} runs are unfinished, and nothing will wake them: {problem}",
+            f"nothing will wake {_unfinished(len(run_ids))}: {problem}",
             advice,
             run_ids[: bounds.listed],
         )

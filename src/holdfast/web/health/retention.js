@@ -26,7 +26,7 @@ function counts(report) {
 export class RetentionPanel {
   constructor(signal) {
     this.signal = signal;
-    this.body = h("div", {}, h("p", { class: "hint" }, "Loading…"));
+    this.body = h("div", { class: "retention" }, h("p", { class: "hint" }, "Loading…"));
     this.found = h("div", { role: "status" });
     this.element = panel("Retention", "CANCELLED", this.body);
     this.read();

@@ -42,7 +42,7 @@ export class RunHead {
     put(
       this.marks,
       statusBadge(state.status),
-      state.substatus && h("span", { class: "tag" }, state.substatus),
+      state.substatus && h("span", { class: "tag", title: state.substatus }, state.substatus),
       model.isStale && h("span", { class: "stale", title: "Events are missing" }, "STALE"),
       isPast && h("span", { class: "past" }, `as it was at event ${state.seq}`),
     );

@@ -5,8 +5,8 @@ import { RUN_STATUSES } from "../lib/icons.js";
 
 const VALUE = `"(?:[^"\\\\]|\\\\.)*"|[^\\s"]\\S*`;
 const CONDITION = new RegExp(`(?<=^|\\s)[A-Za-z][\\w.]*(?:<=|>=|!=|=|<|>)(?:${VALUE})(?=\\s|$)`, "g");
-const FIELD = new RegExp(`(?<=^|\\s)(status|workflow|tag|parent|is):(${VALUE})(?=\\s|$)`, "g");
-const STATES = { retrying: { retrying: true }, child: { children: true } };
+const FIELD = new RegExp(`(?<=^|\\s)(status|workflow|tag|parent|is|with):(${VALUE})(?=\\s|$)`, "g");
+const STATES = { is: { retrying: { retrying: true } }, with: { children: { children: true } } };
 
 function unquoted(text) {
   if (!text.startsWith('"')) return text;
@@ -22,7 +22,7 @@ export function parseQuery(typed) {
   const asked = {};
   const rest = typed.replace(FIELD, (whole, name, given) => {
     const value = unquoted(given);
-    if (name === "is") Object.assign(asked, STATES[value.toLowerCase()] ?? { unknown: whole });
+    if (STATES[name]) Object.assign(asked, STATES[name][value.toLowerCase()] ?? { unknown: whole });
     else if (name === "status") Object.assign(asked, fieldsOfStatus(value.toUpperCase()));
     else asked[name === "parent" ? "parent_run_id" : name] = value;
     return " ";
@@ -59,10 +59,11 @@ export function completions(word, { workflows = [], attributes = [] }) {
   const values = {
     status: [...RUN_STATUSES, "RETRYING"].map((status) => status.toLowerCase()),
     workflow: workflows.map(quoted),
-    is: Object.keys(STATES),
+    is: Object.keys(STATES.is),
+    with: Object.keys(STATES.with),
   };
   if (value === null) {
-    const keys = ["status:", "workflow:", "tag:", "parent:", "is:retrying", "is:child", ...attributes.map((each) => `${each}=`)];
+    const keys = ["status:", "workflow:", "tag:", "parent:", "is:retrying", "with:children", ...attributes.map((each) => `${each}=`)];
     return word === "" ? [] : keys.filter((key) => key.startsWith(word) && key !== word);
   }
   return (values[name] ?? []).filter((each) => each.startsWith(value) && each !== value).map((each) => `${name}:${each}`);

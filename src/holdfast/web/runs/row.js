@@ -56,7 +56,8 @@ export function nowOf(run) {
   if (run.retrying) return retryWords(run.retrying, error);
   if (run.queued_at) return h("span", { class: "row-waits" }, icon("WAITING"), h("span", {}, "Waits for a place since ", ageOf(run.queued_at)));
   const kind = run.waiting_kind;
-  if (!kind) return run.node ? "Runs on " + run.node : "";
+  if (!kind && run.node) return "Runs on " + run.node;
+  if (!kind) return run.status === "RUNNING" ? h("span", { class: "row-waits" }, icon("signal"), h("span", {}, "Waits for a signal or an update")) : "";
   const [named, unnamed] = WAITS[kind] ?? [`${kind} `, kind];
   const name = NAMELESS.has(kind) ? null : run.waiting_for;
   const until = run.waiting_until && untilWords(kind, run.waiting_until);

@@ -69,17 +69,17 @@ class AuditView {
 }
 
 function row(entry) {
-  const about = entry.run_id ? h("a", { href: runAddress(entry.run_id) }, entry.run_id) : entry.subject;
+  const about = entry.run_id ? h("a", { class: "mono", href: runAddress(entry.run_id) }, entry.run_id) : entry.subject;
   const token = entry.by ? `${entry.by.name} (${entry.by.token_id})` : "";
   const detail = [entry.run_id ? entry.subject : "", entry.detail].filter(Boolean).join(" · ");
   return h(
     "tr",
     {},
-    h("td", {}, ageOf(entry.at)),
+    h("td", { class: "when" }, ageOf(entry.at)),
     h("td", {}, entry.actor),
-    h("td", {}, token),
+    h("td", { class: "quiet" }, token),
     h("td", {}, h("code", {}, entry.operation)),
-    h("td", {}, about, detail && h("p", { class: "quiet" }, detail)),
+    h("td", { class: "about" }, about, detail && h("span", { class: "quiet" }, " ", detail)),
     h("td", {}, entry.outcome),
   );
 }

@@ -4,7 +4,7 @@ import { call } from "../lib/api.js";
 import { openDialog } from "../lib/dialog.js";
 import { h, newId, on, put } from "../lib/dom.js";
 import { icon } from "../lib/icons.js";
-import { requestId } from "../lib/ids.js";
+import { requestId, shortId } from "../lib/ids.js";
 import { readAgain } from "../lib/pages.js";
 import { runAddress } from "../lib/router.js";
 import { may } from "../lib/session.js";
@@ -132,7 +132,7 @@ function facts(schedule, running, isWhole) {
     ["Workflow", schedule.workflow, schedule.workflow_version && h("span", { class: "quiet" }, ` version ${schedule.workflow_version}`)],
     ["When", when(schedule), !schedule.at && h("p", { class: "quiet" }, `A tick while a run goes on ${OVERLAPS[schedule.overlap] ?? schedule.overlap}.`)],
     ["Next ticks", nextTicks(schedule, ticks)],
-    ["Last run", lastRun ? h("a", { class: "mono", href: runAddress(lastRun) }, lastRun) : "none yet", schedule.last_tick && h("p", { class: "quiet" }, "last tick ", ageOf(schedule.last_tick))],
+    ["Last run", lastRun ? h("a", { class: "mono", href: runAddress(lastRun), title: lastRun }, shortId(lastRun)) : "none yet", schedule.last_tick && h("p", { class: "quiet" }, "last tick ", ageOf(schedule.last_tick))],
     ["Running", h("a", { href: `/runs?tag=${tag}&status=RUNNING` }, isWhole ? number.format(running) : `${number.format(running)} or more`), h("p", { class: "quiet" }, h("a", { href: `/runs?tag=${tag}` }, `${number.format(schedule.started)} started`))],
     ["Missed", number.format(schedule.missed), rest.length > 0 && h("p", { class: "quiet" }, rest.join(", "))],
     schedule.note && ["Note", schedule.note],
