@@ -13,11 +13,12 @@ from holdfast.store.artifacts import CHUNK_BYTES, StoredObject, check_key, cut, 
 try:
     import obstore
     from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
-    from obstore.store import from_url
 except ImportError as absent:
     raise InvalidInput(
         "artifacts in a bucket need a package: pip install 'holdfast[s3]'", field="artifacts"
     ) from absent
+
+from holdfast.store.object_storage import open_objects  # which needs the package
 
 PART_BYTES = 8 * 1024 * 1024
 """How large the parts of an upload are."""
@@ -36,7 +37,7 @@ class ObjectArtifacts:
     def at(cls, address: str) -> "ObjectArtifacts":
         """Return the bucket at an address. Credentials and region come from the environment, as everywhere for S3."""
         try:
-            return cls(from_url(address))
+            return cls(open_objects(address, "artifacts"))
         except (BaseError, ValueError) as problem:
             raise InvalidInput(f"the address of artifacts cannot be used: {problem}", field="artifacts") from problem
 

@@ -41,11 +41,12 @@ try:
         PreconditionError,
         UnauthenticatedError,
     )
-    from obstore.store import from_url
 except ImportError as absent:
     raise StoreUnavailable("a store in a bucket needs a package: pip install 'holdfast[s3]'", missing="obstore") from (
         absent
     )
+
+from holdfast.store.object_storage import open_objects  # which needs the package
 
 T = TypeVar("T")
 
@@ -155,8 +156,9 @@ class Bucket:
         """Return the bucket at an address. Credentials, region and endpoint come from the environment."""
         try:
             is_plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")  # options hide the variable
-            objects = from_url(
+            objects = open_objects(
                 address,
+                "store",
                 client_options={"timeout": timedelta(seconds=REQUEST_S), "allow_http": is_plain},
                 retry_config={"max_retries": 0},  # a retry that hides its first try hides what became of it
             )

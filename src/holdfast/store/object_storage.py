@@ -1,0 +1,47 @@
+"""Object storage by its address: credentials, region and endpoint come from the environment, as everywhere for S3.
+
+Without credentials the library would ask the metadata address of a virtual machine, 169.254.169.254. That is a request
+to whoever answers there, from a process whose user has only forgotten a variable. So it is asked where the environment
+names it, and nowhere else.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from obstore.store import from_url
+
+from holdfast.errors import InvalidInput
+
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+METADATA = "AWS_METADATA_ENDPOINT"
+WAYS = (
+    KEYS,
+    ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"),
+    ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",),
+    ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+    (METADATA,),
+)
+"""The variables of which one set has to be given."""
+
+
+def open_objects(address: str, field: str, **options: Any) -> Any:
+    """Return the objects at an address, as `obstore` has them. `field` is the setting that names it."""
+    if address.partition("://")[0].lower() in ("s3", "s3a"):
+        _check_credentials(os.environ, field)
+    return from_url(address, **options)
+
+
+def _check_credentials(environ: Mapping[str, str], field: str) -> None:
+    """Raise `InvalidInput` if the environment names no credentials for S3, with what to set."""
+    if environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):
+        return
+    empty = [name for name in KEYS if environ.get(name) == ""]
+    if not empty and any(all(map(environ.get, names)) for names in WAYS):
+        return
+    found = f"{' and '.join(empty)} {'is' if len(empty) == 1 else 'are'} empty" if empty else "there are none"
+    raise InvalidInput(
+        f"a bucket needs credentials, and {found}: set {' and '.join(KEYS)}, or, on a virtual machine that has a role "
+        f"of its own, {METADATA}=http://169.254.169.254 (docs/s3.md)",
+        field=field,
+    )
