@@ -4,11 +4,9 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
-# Many tests wait for a time rather than for the machine, so there are more workers than cores: the quick ones do not, and
-# each worker collects all tests.
+# Many tests wait for a time rather than for the machine, so there are more workers than cores.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS = $(shell expr 2 '*' $(CORES))
-quick: WORKERS = $(CORES)
 PARALLEL ?= -n $(WORKERS) --dist worksteal
 
 VENV := .venv

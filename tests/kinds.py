@@ -64,7 +64,7 @@ QUICK_SUITE = "test_sqlite.py"
 """The subclass of `StoreSuite` that is quick, by its file. Of the memory's the engine's tests would fail as well."""
 
 QUICK_SEEDS = 10
-QUICK_STORIES = 3
+QUICK_STORIES = 1
 """How many seeds of a test are quick, and how many of the simulation."""
 
 SLOW = slow_tests.read_list()

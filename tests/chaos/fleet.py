@@ -132,7 +132,8 @@ class Fleet:
         for slot in self._slots:
             if slot.process is not None:
                 code = await asyncio.wait_for(slot.process.wait(), OPENED_WITHIN_S)
-                has_begun = "works on" in (self._folder / f"{slot.name}.log").read_text()
+                log = self._folder / f"{slot.name}.log"
+                has_begun = log.exists() and "works on" in log.read_text()
                 if code != 0 and has_begun:
                     self._chronicle.violations.append(f"node {slot.name} was told to end, and ended with {code}")
 

@@ -2,7 +2,7 @@
 
 A program is data, drawn from a seed: a list of operations, each a list that begins with its name. Every activity
 returns something that it has never returned before, so that a recorded result leads to the very effect it came from.
-The nodes of a chaos import this file as their app. `CHAOS_PLANT` names a fault to plant into them, to see it found.
+The nodes of a chaos import this file as their app. `CHAOS_PLANT` names faults to plant into them, to see them found.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ LEDGER = "CHAOS_LEDGER"
 LEASE_MS = "CHAOS_LEASE_MS"
 PLANT = "CHAOS_PLANT"
 SIGNAL = "go"
+PLANTED = frozenset(os.environ.get(PLANT, "").split())
 
 
 class ChaosApp(hf.App):
@@ -76,7 +77,7 @@ async def work(seconds: float) -> str:
     await asyncio.sleep(seconds / 2)
     context = hf.activity_context()
     effect = Effect(context.run_id, context.step_id, uuid.uuid4().hex)
-    if os.environ.get(PLANT) != "effect-free" or not effect.value.startswith("0"):
+    if "effect-free" not in PLANTED or not effect.value.startswith("0"):
         append_effect(effect)
     await asyncio.sleep(seconds / 2)
     return effect.value
@@ -160,9 +161,9 @@ def _forget_the_lost() -> None:
     OwnedRuns.lost = lambda self, owned, state, now: []  # type: ignore[method-assign]
 
 
-if os.environ.get(PLANT) == "dropped-commit":
+if "dropped-commit" in PLANTED:
     _drop_ends()
-elif os.environ.get(PLANT) == "forgotten-activities":
+if "forgotten-activities" in PLANTED:
     _forget_the_lost()
-elif os.environ.get(PLANT) == "falls-over":
+if "falls-over" in PLANTED:
     OwnedRuns.perform_effects = None  # type: ignore[assignment,method-assign]
