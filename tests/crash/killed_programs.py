@@ -1,4 +1,4 @@
-"""The programs of the peers' documentation, in processes that are killed by SIGKILL at each of their writes.
+"""Programs, those of the peers' documentation among them, in processes that are killed by SIGKILL at each write.
 
 `python -m tests.crash.killed_programs SCENARIO FOLDER` plays a scenario once for each write and each of its edges: a
 life that is killed there, and one that finishes on the same file. It prints one JSON line for each play. The lives are
@@ -22,6 +22,7 @@ from holdfast.errors import RunFailed
 from holdfast.store import port
 from holdfast.store.proxy import StoreProxy
 from holdfast.store.sqlite import SqliteStore
+from tests.crash import border_programs
 
 RUN_ID = "play"
 OPTIONS = NodeOptions(drain_s=0.001)
@@ -146,6 +147,9 @@ SCENARIOS: dict[str, tuple[App, Callable[[App, Path], Awaitable[tuple[str, Any]]
     "agent": (agent_inbox.app, approve),
     "subscription": (subscription.app, sign_up("Tide", "Rope")),
     "cancelled subscription": (subscription.app, sign_up("Tide", "Vapour")),
+    "callback": (border_programs.app, border_programs.answer),
+    "lock": (border_programs.app, border_programs.pass_through),
+    "replaced run": (border_programs.app, border_programs.replace_run),
 }
 
 

@@ -144,6 +144,26 @@ async def test_a_fork_has_a_callback_of_its_own_wherever_it_is_cut(variant: Engi
         assert await after.status() == RunStatus.RUNNING  # nobody was given a token of it
 
 
+@pytest.mark.parametrize("is_failure", [False, True])
+async def test_who_lost_the_reply_is_answered_alike_after_the_end(is_failure: bool, variant: EngineVariant) -> None:
+    """The run has ended, and all the same the same answer is no other one."""
+    bank = Bank(failures=1)
+    async with variant.node(bank.app):
+        run = await parked(bank)
+
+        async def report(what: Any) -> None:
+            tell = bank.app.fail_activity if is_failure else bank.app.complete_activity
+            await tell(bank.tokens[0], what)
+
+        mine, other = ("no money", "no bank") if is_failure else (PAID, {"cents": 8})
+        await report(mine)
+        ended = await run.result()
+        await report(mine)
+        with pytest.raises(RunTerminal):
+            await report(other)
+        assert await run.result() == ended
+
+
 async def test_time_passes_by_the_stores_clock_while_there_is_no_node(variant: EngineVariant) -> None:
     """A heartbeat in time counts though its node is gone; one that is late is refused, and does not pass for one."""
     for at_ms, expected in ((50_000, "paid 7"), (70_000, "callback 'callback': no heartbeat came for 60 s")):

@@ -9,6 +9,7 @@ the store's clock. From then on no turn commits that has not seen it. So an outc
 one that cannot be recorded any more was refused.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from msgspec import Raw, Struct
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 from holdfast.clock import SystemSecrets
 from holdfast.core import codec
 from holdfast.core.audit import AuditEntry
-from holdfast.core.events import NULL, ErrorInfo, SignalWaiting, StepStarted
+from holdfast.core.events import NULL, ErrorInfo, Event, SignalWaiting, StepCompleted, StepFailed, StepStarted
 from holdfast.core.instants import Instant
 from holdfast.core.keys import COMPLETION_KEY, ActivityToken, outcome_id, read_activity_token
 from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, SignalRequest
@@ -134,7 +135,8 @@ async def _report(
 async def _terms(store: Store, of: ActivityToken, outcome: ActivityOutcome, registry: Registry) -> _Terms:
     head = await head_of(store, of.run_id)
     if head.status in TERMINAL:
-        return _Terms(head.version, why_not=run_terminal(of.run_id, head.status))
+        known = outcome if not of.is_callback else _as_concluded(outcome, of, await read_since_rotation(store, head))
+        return _Terms(head.version, known, why_not=run_terminal(of.run_id, head.status))
     history = await read_since_rotation(store, head)
     state = state_of(of.run_id, history)
     version, step = state.version, state.open_steps.get(of.step_id)
@@ -144,7 +146,8 @@ async def _terms(store: Store, of: ActivityToken, outcome: ActivityOutcome, regi
         of = replace(of, logical_attempt_id=step.logical_attempt_id, engine_attempt_id=step.engine_attempt_id)
         outcome = replace(outcome, logical_attempt_id=of.logical_attempt_id, engine_attempt_id=of.engine_attempt_id)
     if step is None or step.kind != "activity" or step.logical_attempt_id != of.logical_attempt_id:
-        return _Terms(version, why_not=_too_late(of, "the step is closed"))
+        known = outcome if not of.is_callback else _as_concluded(outcome, of, history)
+        return _Terms(version, known, why_not=_too_late(of, "the step is closed"))
     if of.opened_at not in (0, step.opened_at):
         return _Terms(version, why_not=_too_late(of, "the run of the token was deleted, and this is another one"))
     if of.engine_attempt_id > step.engine_attempt_id and not step.queue:
@@ -161,6 +164,15 @@ async def _terms(store: Store, of: ActivityToken, outcome: ActivityOutcome, regi
         except InvalidInput as misfit:
             return _Terms(version, why_not=misfit)
     return _Terms(version, outcome, _closes_at(step, of, outcome))
+
+
+def _as_concluded(outcome: ActivityOutcome, of: ActivityToken, history: Sequence[Event]) -> ActivityOutcome:
+    """Return an outcome of a closed callback as one of the attempt that has ended: so the store knows a retry."""
+    attempt = 1, 1
+    for event in history:
+        if event.step_id == of.step_id and isinstance(event.data, StepCompleted | StepFailed):
+            attempt = event.logical_attempt_id or 1, event.engine_attempt_id or 1
+    return replace(outcome, logical_attempt_id=attempt[0], engine_attempt_id=attempt[1])
 
 
 def _terms_of_callback(step: OpenStep) -> CallbackTerms | None:

@@ -1,0 +1,126 @@
+"""Programs with callbacks, locks, contexts and replaced runs, for processes that are killed. A play may be repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import holdfast as hf
+from holdfast.errors import Conflict, RunCancelled
+from holdfast.store.port import RunQuery
+
+app = hf.App("borders")
+account = app.lock("account")
+world: dict[str, Any] = {}
+"""Of this process: where the files are, and what wakes the play."""
+
+
+def keep(name: str, value: str) -> list[str]:
+    """Add a value to a file that outlives the process, and return all."""
+    path = world["folder"] / name
+    values = sorted({*(json.loads(path.read_text()) if path.exists() else ()), value})
+    path.with_suffix(".new").write_text(json.dumps(values))
+    path.with_suffix(".new").rename(path)
+    return values
+
+
+@app.activity
+async def submit(ref: hf.CallbackRef) -> None:
+    """Give the token away."""
+    keep("tokens.json", hf.activity_context().callback_token(ref))
+    world["submitted"].set()
+
+
+@app.workflow
+async def order() -> int:
+    """Wait for the answer of a bank."""
+    answer = hf.callback(int, heartbeat_timeout=3_600)
+    await submit(answer.ref)
+    return await answer
+
+
+@app.activity
+async def enter(number: int) -> None:
+    """Note who is in, and whether another one is."""
+    (world["folder"] / f"in-{number}").touch()
+    if len(list(world["folder"].glob("in-*"))) > 1:
+        keep("seen.json", "two met")
+
+
+@app.activity
+async def leave(number: int) -> None:
+    """Note who has been in, with the context of the run."""
+    user = hf.activity_context().run_context.get("user")
+    keep("seen.json", f"{number} by {user}")
+    (world["folder"] / f"in-{number}").unlink(missing_ok=True)
+
+
+@app.workflow
+async def transfer(number: int) -> str:
+    """Be in for a while."""
+    async with account("17"):
+        await enter(number)
+        await leave(number)
+    return f"{number} by {hf.context().get('user')}"
+
+
+@app.workflow
+async def cart(user: str) -> str:
+    """Hold a lock until it is checked out, or replaced."""
+    async with account("cart"):
+        return f"{user}: {await hf.wait_signal('check out', str)}"
+
+
+def begin(folder: Path) -> None:
+    """Begin a life."""
+    world.update(folder=folder, submitted=asyncio.Event())
+
+
+async def freed(app: hf.App, *run_ids: str) -> None:
+    """Wait until the lock that these runs had is free: they have ended, and the lock's own runs end after them."""
+    locks = [app.run(f"{run_id}/lock:account").result() for run_id in run_ids]
+    await asyncio.gather(*locks, return_exceptions=True)  # one that was ended early may not have asked for it
+
+
+async def answer(app: hf.App, folder: Path) -> tuple[str, Any]:
+    """Answer twice by token, as a caller does who has lost the first reply; another answer is refused."""
+    begin(folder)
+    run = await app.start(order, run_id="play")
+    if not (folder / "tokens.json").exists():
+        await world["submitted"].wait()
+    tokens = json.loads((folder / "tokens.json").read_text())
+    with suppress(Conflict):  # where it has the answer already
+        await app.heartbeat_activity(tokens[0])
+    for _ in range(2):
+        await app.complete_activity(tokens[0], 7)
+    return str(await run.result()), len(tokens)
+
+
+async def pass_through(app: hf.App, folder: Path) -> tuple[str, Any]:
+    """Let three runs go through a lock."""
+    begin(folder)
+    runs = [
+        await app.start(transfer, number, run_id=f"t-{number}", context={"user": f"u{number}"}) for number in range(3)
+    ]
+    results = [await run.result() for run in runs]
+    await freed(app, *(run.run_id for run in runs))
+    return ", ".join(results), json.loads((folder / "seen.json").read_text())
+
+
+async def replace_run(app: hf.App, folder: Path) -> tuple[str, Any]:
+    """Replace a run that holds a lock by one that wants it; each request gets the run that it started."""
+    begin(folder)
+    starts = [
+        await app.start(cart, user, run_id="c", reuse="terminate-and-restart", request_id=user)
+        for user in ("ann", "bob")
+    ]
+    await starts[1].signal("check out", "done", signal_id="click")
+    result = await starts[1].result()
+    with suppress(RunCancelled):
+        await starts[0].result()
+    await freed(app, *(run.run_id for run in starts))
+    found = await app.runtime().store.find(RunQuery(workflow="cart", limit=10))
+    return result, sorted([head.run_id, str(head.status)] for head in found)
