@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from holdfast.core import codec
 from holdfast.core import messages as m
+from holdfast.core.codec import SCHEMA_VERSIONS
 from holdfast.core.events import (
     ADAPTER_VERSION,
     Body,
@@ -23,7 +23,7 @@ from holdfast.core.events import (
     StepRetried,
 )
 from holdfast.core.instants import Instant
-from holdfast.core.keys import event_id, event_key
+from holdfast.core.keys import event_key_and_id
 from holdfast.core.state import RUNNING, OpenStep, RunState
 from holdfast.core.timing import deadline_token, pauses, step_options
 from holdfast.errors import CallerError, Conflict
@@ -87,11 +87,12 @@ class EventWriter(Struct, gc=False, eq=False):
             position, attempt = step_id or "", logical_attempt_id or 1
         else:
             position, attempt = cause or self._occurrence(event_type), 0
-        key = event_key(state.run_id, position, attempt, event_type, state.plan_version)
+        run_id = state.run_id
+        key, event_id = event_key_and_id(run_id, position, attempt, event_type, state.plan_version)
         event = Event(
-            state.run_id,
+            run_id,
             0,
-            event_id(key),
+            event_id,
             event_type,
             step_id,
             engine_attempt_id,
@@ -104,7 +105,7 @@ class EventWriter(Struct, gc=False, eq=False):
             self.by,
             cause,
             parent,
-            codec.SCHEMA_VERSIONS.get(event_type, 1),
+            SCHEMA_VERSIONS.get(event_type, 1),
         )
         self.events.append(event)
         return event
@@ -170,7 +171,9 @@ class EventWriter(Struct, gc=False, eq=False):
 
     def decision(self, messages: tuple[m.Message, ...] = ()) -> Decision:
         """Return the decision, with these messages before the ones that were scheduled."""
-        return Decision((*self.events,), (*messages, *self.messages), (*self.dispatch,), (*self.sends,))
+        if self.messages or messages or self.sends:
+            return Decision((*self.events,), (*messages, *self.messages), (*self.dispatch,), (*self.sends,))
+        return Decision(tuple(self.events), (), tuple(self.dispatch))
 
     def _occurrence(self, event_type: str) -> str:
         written = sum(event.event_type == event_type for event in self.events) if self.events else 0

@@ -282,20 +282,21 @@ def fold_onto(draft: RunState, events: Iterable[Event]) -> None:
     event = None
     for event in events:
         version = draft.version + 1
-        if event.run_seq != version and event.run_seq != 0:
+        if event.run_seq and event.run_seq != version:
             raise _gap(draft, event)
-        kind = type(event.data)
-        if kind is e.UnknownBody:
+        rule = _RULES.get(type(event.data))
+        if rule is None:
             _count_unknown(draft, event)
         else:
-            if kind in _STATUS_EVENTS:
+            changes_status, is_counted, handler = rule
+            if changes_status:
                 _change_status(draft, event)
             elif draft.status is not RUNNING:
                 _check_allowed(draft, event)
-            if kind in _KEYED_BY_RUN:
+            if is_counted:
                 draft.occurrences[event.event_type] = draft.occurrences.get(event.event_type, 0) + 1
-            if kind in _HANDLERS:
-                _HANDLERS[kind](draft, event)
+            if handler is not None:
+                handler(draft, event)
         if event.caused_by_signal_id is not None:
             _set(draft, "last_signal_id", event.caused_by_signal_id)
         _set(draft, "version", version)
@@ -921,7 +922,6 @@ def retry_token(step_id: str, engine_attempt_id: int) -> str:
 
 
 _STATUS_EVENTS = frozenset(body for row in TRANSITIONS.values() for body in row)
-_KEYED_BY_RUN = frozenset(body for body in e.BODIES.values() if body.KEYED_BY == "run")
 _BEFORE_START = frozenset(body for body in e.BODIES.values() if body.BEFORE_START)
 _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
     **{body: _opener(body, kind) for body, kind in e.OPENING.items()},
@@ -951,3 +951,6 @@ _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
     e.UpdateCompleted: _update_completed,
     e.AttributesSet: _attributes_set,
 }
+
+_RULES = {body: (body in _STATUS_EVENTS, body.KEYED_BY == "run", _HANDLERS.get(body)) for body in e.BODIES.values()}
+"""How events with each type of body are folded: whether they change the status and are counted, and their handler."""

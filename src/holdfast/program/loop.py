@@ -261,9 +261,22 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
 
     def run_until_idle(self) -> None:
         """Run everything that is ready, and what becomes ready through it."""
-        if self._ready:
+        if not self._ready:
+            return
+        here = _here
+        if not here.is_outside or here.loop is not None:
             with running(self):
                 self.watch.run(self._run_ready)
+            return
+        # As `running` does, without its calls: this is the way of each turn that a node takes.
+        sys.set_asyncgen_hooks(None, self.finalize)
+        asyncio._set_running_loop(self)
+        here.loop = self
+        try:
+            self.watch.run(self._run_ready)
+        finally:
+            here.loop = None
+            asyncio._set_running_loop(None)
 
     def _run_ready(self) -> None:
         self._ready = ready = deque(self._ready or ())

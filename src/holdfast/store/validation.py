@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import isfinite
+from operator import attrgetter
 from typing import Any, TypeVar, get_args
 
 from msgspec import UNSET, Raw, Struct
@@ -670,6 +671,9 @@ def check_bulletins(kind: Any, bodies: Mapping[str, Any], keep_ms: Any, limits: 
         codec.bounded(body, limits.value_bytes, "the body of a bulletin")
 
 
+_KEY_OF = attrgetter("idempotency_key")
+
+
 def check_new_run(new: Any) -> CallerError | None:
     """Return why the run cannot be created whatever is in the store, or None."""
     if not isinstance(new, NewRun):
@@ -702,7 +706,7 @@ def check_new_run(new: Any) -> CallerError | None:
         return InvalidInput("a field of the run has a wrong type: it could not be read again", field="events")
     if new.snapshot.attributes and not _can_be_indexed(new.snapshot.attributes):
         return InvalidInput("attributes: a text holds no NUL", field="attributes")
-    if len({event.idempotency_key for event in new.events}) != len(new.events):
+    if len(set(map(_KEY_OF, new.events))) != len(new.events):
         return InvalidInput("a run cannot begin with the same event twice", field="events")
     for message in new.messages:
         unfit = check_message(message)

@@ -12,7 +12,7 @@ from datetime import timedelta
 from threading import get_ident
 from typing import Any, NoReturn
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from holdfast.core import codec
 from holdfast.core.events import NULL, ArtifactRef
@@ -90,53 +90,27 @@ class ArtifactAccess(Struct, frozen=True):
 OnHeartbeat = Callable[[Work, Details], None]
 
 
-class ActivityContext:
+class ActivityContext(Struct, eq=False):
     """What an activity may know of itself, and report while it works."""
 
-    __slots__ = (
-        "_artifact_access",
-        "_entered",
-        "_extend",
-        "_is_announced",
-        "_is_over",
-        "_key",
-        "_loop",
-        "_most_bytes",
-        "_on_heartbeat",
-        "_reported",
-        "_thread_id",
-        "_work",
-        "artifacts",
-        "details",
-        "secrets",
-    )
-
-    def __init__(
-        self,
-        work: Work,
-        loop: asyncio.AbstractEventLoop,
-        on_heartbeat: OnHeartbeat,
-        key: str = "",
-        most_bytes: int = Limits().value_bytes,
-        artifact_access: ArtifactAccess | None = None,
-    ) -> None:
-        self.artifacts: list[ArtifactRef] = []
-        """The artifacts that this attempt has stored: those of the step, if it succeeds."""
-        self._artifact_access = artifact_access
-        self.details: Any = None if work.details is NULL else codec.decode(work.details, Any)
-        self._work = work
-        self._on_heartbeat = on_heartbeat
-        self._key = key
-        self._most_bytes = most_bytes
-        self._loop = loop
-        self._thread_id = get_ident()
-        self._extend: Callable[[], None] | None = None
-        self._reported: Details = UNSET
-        self._is_announced = False
-        self._is_over = False
-        self._entered: Token[ResolvedSecrets | None] | None = None
-        self.secrets: ResolvedSecrets | None = None
-        """The values of the secrets that the attempt was given; None if it was given none."""
+    _work: Work
+    _loop: asyncio.AbstractEventLoop
+    _on_heartbeat: OnHeartbeat
+    _key: str = ""
+    _most_bytes: int = Limits().value_bytes
+    _artifact_access: ArtifactAccess | None = None
+    details: Any = None
+    """What earlier attempts, or this one, have reported last."""
+    artifacts: list[ArtifactRef] = []
+    """The artifacts that this attempt has stored: those of the step, if it succeeds."""
+    _thread_id: int = field(default_factory=get_ident)
+    _extend: Callable[[], None] | None = None
+    _reported: Details = UNSET
+    _is_announced: bool = False
+    _is_over: bool = False
+    _entered: Token[ResolvedSecrets | None] | None = None
+    secrets: ResolvedSecrets | None = None
+    """The values of the secrets that the attempt was given; None if it was given none."""
 
     @property
     def run_id(self) -> str:

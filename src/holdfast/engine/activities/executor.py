@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from holdfast.clock import Rng
@@ -92,7 +92,10 @@ class ActivityExecutor:
         run_id, step_id = work.run_id, work.step.step_id
         if run_id in self.attempts:
             self.cancel(run_id, step_id)
-        attempt = _Attempt(self._pool, work, now)
+        has_limits = not work.options.is_without_limits
+        attempt = _Attempt(work, step_id, self._pool, now, has_limits)
+        if has_limits:
+            attempt._asked_at = asyncio.get_running_loop().time()
         self.attempts.setdefault(run_id, {})[step_id] = attempt
         self._slots.ask(attempt)
 
@@ -134,28 +137,30 @@ class ActivityExecutor:
         """Carry out an attempt, in the slot that it was given, and report how it ended."""
         attempt.has_begun = True
         work = attempt.work
+        step, definition = work.step, work.definition
         now, deadline = 0, None
         if attempt.has_limits:
             now = attempt.started_at()
             deadline = _deadline(work, now)
         assert attempt.task is not None
         loop = attempt.task.get_loop()
-        context = ActivityContext(work, loop, self._on_heartbeat, self.key, self._most_bytes, self.artifacts)
+        details = None if work.details is NULL else codec.decode(work.details, Any)
+        context = ActivityContext(work, loop, self._on_heartbeat, self.key, self._most_bytes, self.artifacts, details)
         before = CONTEXT.set(context)
         outcome: Outcome
         try:
-            assert type(work.step.body) is StepStarted
-            verified = None if work.step.effect is None else await self._verify(attempt, context, deadline)
+            body = step.body
+            assert type(body) is StepStarted
+            verified = None if step.effect is None else await self._verify(attempt, context, deadline)
             if verified is None:
-                arguments = work.definition.signature.unpack(work.step.body.input)
-                is_plain = not attempt.has_limits and work.definition.is_async and not work.needs_secrets
+                arguments = definition.signature.unpack(body.input)
+                is_plain = not attempt.has_limits and definition.is_async and not work.needs_secrets
                 if is_plain and not self._middleware:
-                    result = await work.definition.function(**arguments)
+                    result = await definition.function(**arguments)
                 else:
                     result = await self._call_within_limits(attempt, context, arguments, deadline)
-                step_id, logical_attempt_id = work.step.step_id, work.step.logical_attempt_id
                 raw, artifacts = self._encoded(work, result, context.secrets), tuple(context.artifacts)
-                outcome = ActivitySucceeded(step_id, logical_attempt_id, raw, artifacts=artifacts)
+                outcome = ActivitySucceeded(step.step_id, step.logical_attempt_id, raw, artifacts=artifacts)
             else:
                 outcome = verified
         except BaseException as problem:  # every failure of an activity is recorded in its run
@@ -165,7 +170,7 @@ class ActivityExecutor:
         finally:
             context.close()
             if attempt.has_slot:
-                self._slots.leave(attempt.thread, work.definition.name)
+                self._slots.leave(attempt.thread, definition.name)
         try:
             if context.secrets is not None:
                 context.leave()
@@ -173,7 +178,7 @@ class ActivityExecutor:
         except ValueError:  # the coroutine was closed half-way, in another context
             return
         if not attempt.is_given_up:  # else no turn waits for it, and its run may be in the middle of a commit
-            self._forget(work.run_id, work.step.step_id)
+            self._forget(work.run_id, step.step_id)
             self._report(work, outcome)
 
     async def _verify(self, attempt: "_Attempt", context: ActivityContext, deadline: float | None) -> Outcome | None:
@@ -344,38 +349,21 @@ def unfit_options(step: OpenStep, problem: InvalidInput) -> ActivityErrored:
     return ActivityErrored(step.step_id, *attempts, error_info(problem), ActivityOptions().retry)
 
 
-class _Attempt:
+class _Attempt(Struct, eq=False):
     """One attempt, from when it is asked for until it is over."""
 
-    __slots__ = (
-        "_asked_at",
-        "_now",
-        "_pool",
-        "has_begun",
-        "has_limits",
-        "has_slot",
-        "is_given_up",
-        "task",
-        "thread",
-        "work",
-    )
-
-    def __init__(self, pool: "TaskPool[_Attempt]", work: Work, now: Instant) -> None:
-        self.work = work
-        self.thread: Future[Any] | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.has_slot = False
-        self.has_begun = False
-        self.is_given_up = False
-        self._pool = pool
-        self._now = now
-        self.has_limits = not work.options.is_without_limits
-        self._asked_at = asyncio.get_running_loop().time() if self.has_limits else 0.0
-
-    @property
-    def name(self) -> str:
-        """The step's id."""
-        return self.work.step.step_id
+    work: Work
+    name: str
+    """The step's id."""
+    _pool: "TaskPool[_Attempt]"
+    _now: Instant
+    has_limits: bool
+    _asked_at: float = 0.0
+    thread: "Future[Any] | None" = None
+    task: "asyncio.Task[None] | None" = None
+    has_slot: bool = False
+    has_begun: bool = False
+    is_given_up: bool = False
 
     def begin(self) -> None:
         """Begin, now that there is a slot."""

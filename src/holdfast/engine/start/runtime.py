@@ -131,6 +131,8 @@ class StartOptions(Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise `InvalidInput` if a run cannot be started so, before anything is made of it."""
+        if self == PLAIN:
+            return
         problem = None
         if self.tenant != "default":
             problem = check_name("tenant", self.tenant)

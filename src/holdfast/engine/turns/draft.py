@@ -395,20 +395,22 @@ class TurnDraft(Struct, gc=False, eq=False):
 
     def _take(self, answer: Decision | Refusal) -> Decision | Refusal:
         if type(answer) is Decision:
-            if self.state is self._before:
-                self.state = own_copy(self._before)
-            fold_onto(self.state, answer.events)
+            state = self.state
+            if state is self._before:
+                state = self.state = own_copy(state)
+            fold_onto(state, answer.events)
             self.events += answer.events
             if answer.messages:
                 self._messages += answer.messages
             if answer.sends:
                 self._sent += answer.sends
             for step_id in answer.dispatch:
-                step = self.state.open_steps.get(step_id)
-                if step is not None and type(step.body) is e.StepStarted:
-                    if step.body.idempotency_key is not None:
+                step = state.open_steps.get(step_id)
+                body = None if step is None else step.body
+                if type(body) is e.StepStarted:
+                    if body.idempotency_key is not None:
                         self._has_keys = True
-                    if step.body.queue:
+                    if body.queue:
                         self._queued.append(step_id)
                         continue
                 self.dispatch.append(step_id)

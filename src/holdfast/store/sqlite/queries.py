@@ -13,12 +13,13 @@ from math import nan
 from operator import itemgetter
 from typing import Any
 
+import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core.attributes import Attributes, rows_of
 from holdfast.core.codec import encode_body, encode_ref, encode_text
-from holdfast.core.events import NULL, Event
+from holdfast.core.events import NULL, Event, UnknownBody
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ENGINE_SIGNALS, OUTCOME_SIGNAL, Message, Signal
@@ -33,6 +34,8 @@ EVENTS_AT_ONCE = 25
 
 _INSERT_EVENT = f"INSERT INTO events (run_no, {sql.EVENT}) VALUES ({', '.join('?' * 16)})"
 _INSERT_EVENTS = _INSERT_EVENT + f", ({', '.join('?' * 16)})" * (EVENTS_AT_ONCE - 1)
+
+_to_json = msgspec.json.Encoder().encode
 
 NULL_VALUE = nan
 """What SQLite keeps as NULL. `sqlite3` binds numbers at once; None and bools go through its adapters, and take long."""
@@ -69,6 +72,7 @@ def event_rows(run_no: int, events: Iterable[Event], version: int, now: Instant)
     rows = []
     ref, ref_text = None, ""
     for run_seq, event in enumerate(events, version + 1):
+        data = event.data
         if event.engine_run_ref is not ref:
             ref, ref_text = event.engine_run_ref, encode_ref(event.engine_run_ref)
         rows.append(
@@ -77,17 +81,17 @@ def event_rows(run_no: int, events: Iterable[Event], version: int, now: Instant)
                 run_seq,
                 event.event_id,
                 event.event_type,
-                NULL_VALUE if event.step_id is None else event.step_id,
-                NULL_VALUE if event.engine_attempt_id is None else event.engine_attempt_id,
-                NULL_VALUE if event.logical_attempt_id is None else event.logical_attempt_id,
-                encode_body(event.data),
+                event.step_id or NULL_VALUE,
+                event.engine_attempt_id or NULL_VALUE,
+                event.logical_attempt_id or NULL_VALUE,
+                encode_body(data) if type(data) is UnknownBody else _to_json(data).decode(),
                 bytearray.fromhex(event.idempotency_key),  # which `sqlite3` binds at once, unlike bytes
                 event.emitted_at,
                 now,
                 event.adapter_version,
                 ref_text,
-                NULL_VALUE if event.caused_by_signal_id is None else event.caused_by_signal_id,
-                NULL_VALUE if event.parent_event_id is None else event.parent_event_id,
+                event.caused_by_signal_id or NULL_VALUE,
+                event.parent_event_id or NULL_VALUE,
                 event.schema_version,
             )
         )
