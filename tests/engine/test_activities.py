@@ -165,7 +165,7 @@ async def test_schedule_to_close_covers_all_attempts_together(variant: EngineVar
     app = hf.App("shop")
     called: list[int] = []
 
-    @app.activity(retry=hf.Retry(max_attempts=0, initial_ms=20, factor=1.0))
+    @app.activity(retry=hf.Retry(max_attempts=0, initial_ms=20, factor=1.0, jitter=0.0))
     async def broken() -> None:
         called.append(1)
         raise ConnectionError
