@@ -133,8 +133,12 @@ class OutboxSettlement(Struct, frozen=True, kw_only=True):
 
 
 class SinkProgress(Struct, frozen=True, kw_only=True):
-    """How a sink does: failures in a row, until when it is left alone, and how many events it has just got."""
+    """How a sink does: failures in a row, until when it is left alone, and how many events it has just got.
 
+    `number` is that of the sink which got them. If one of the same name was made since, nothing is settled there.
+    """
+
+    number: int | None = None
     failures: int = 0
     due_at: Instant = 0
     error: str = ""
@@ -142,9 +146,13 @@ class SinkProgress(Struct, frozen=True, kw_only=True):
 
 
 class SinkStatus(Struct, frozen=True, kw_only=True):
-    """A sink, and how it does. `backlog` counts entries, up to a bound; `oldest_at` is that of the oldest counted."""
+    """A sink, and how it does. `backlog` counts entries, up to a bound; `oldest_at` is that of the oldest counted.
+
+    `number` is never that of another sink, also not of a later one with the same name.
+    """
 
     sink: Sink
+    number: int = 0
     failures: int = 0
     due_at: Instant = 0
     error: str = ""

@@ -493,7 +493,8 @@ class BusStore(Protocol):
         """Delete entries of a sink, put what is left of them back, and store how the sink does, in one commit.
 
         False for an entry that is not there as it was found: nothing follows from it. So a relay that was overtaken by
-        another one puts nothing back. Counts are added, whatever became of the entries.
+        another one puts nothing back. Counts are added, whatever became of the entries. Nothing is changed, and all are
+        False, if `progress.number` is not that of the sink: it was removed and made again, and the new one got nothing.
         """
         ...
 

@@ -644,10 +644,11 @@ BUS_LETTER = "l.letter_id, s.name, l.run_id, l.from_seq, l.to_seq, l.attempts, l
 @_reading
 def sink_status_of(row: Any) -> SinkStatus:
     """Return the sink that a row of SINK describes, and how it does; behind them what was counted of it, if it was."""
-    _, _, text, failures, due_at, error, failed_at, delivered_at, delivered, *counted = row
+    number, _, text, failures, due_at, error, failed_at, delivered_at, delivered, *counted = row
     backlog, oldest_at, dead_letters = counted or (0, None, 0)
     return SinkStatus(
         sink=_sinks.decode(text),
+        number=number,
         failures=failures,
         due_at=due_at,
         error=error,

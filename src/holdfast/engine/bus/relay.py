@@ -218,6 +218,7 @@ class Relay:
         failures = status.failures + 1 if _is_down(outcomes) else 0
         now = await self._store.now()
         progress = SinkProgress(
+            number=status.number,
             failures=failures,
             due_at=now + pause_ms(sink, failures, self._rng.fraction()) * 1_000 if failures else 0,
             error=failed[0].failure if failed else "",

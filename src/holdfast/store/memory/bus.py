@@ -53,6 +53,7 @@ class Bus:
         self._letters: dict[str, BusDeadLetter] = {}
         self._alerts: list[BusAlert] = []
         self._raised = 0
+        self._made = 0
         self._numbers: dict[str, int] = {ALERTS: 0}
 
     def note(self, head: RunHead, new: Sequence[Event], now: Instant) -> None:
@@ -87,7 +88,8 @@ class Bus:
         known = self._sinks.get(sink.name)
         if known is None:
             sink = replace(sink, created_at=now)
-            self._sinks[sink.name] = _Stored(SinkStatus(sink=sink), {})
+            self._made += 1
+            self._sinks[sink.name] = _Stored(SinkStatus(sink=sink, number=self._made), {})
             return sink
         if known.status.sink.tenant != sink.tenant:
             raise decisions.sink_of_another(sink.name)
@@ -103,7 +105,7 @@ class Bus:
     def settle(self, name: str, items: Sequence[OutboxSettlement], progress: SinkProgress, now: Instant) -> list[bool]:
         """Settle entries of a sink."""
         stored = self._sinks.get(name)
-        if stored is None:
+        if stored is None or progress.number not in (None, stored.status.number):
             return [False] * len(items)
         answers = [self._settle(stored, item) for item in items]
         status = stored.status

@@ -126,7 +126,7 @@ async def settle(
 ) -> list[bool]:
     """Settle entries of a sink."""
     sink_no = await _number_of(transaction, name)
-    if sink_no is None:
+    if sink_no is None or progress.number not in (None, sink_no):
         return [False] * len(items)
     keys = sorted((item.entry.number, item.entry.from_seq, item.entry.to_seq, item.entry.attempts) for item in items)
     taken = {(row[0], row[1]) for row in await transaction.fetch(_TAKE_ENTRIES, sink_no, *columns(keys, 4))}

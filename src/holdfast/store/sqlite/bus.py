@@ -127,7 +127,7 @@ def settle(
 ) -> list[bool]:
     """Settle entries of a sink."""
     sink_no = _number_of(db, name)
-    if sink_no is None:
+    if sink_no is None or progress.number not in (None, sink_no):
         return [False] * len(items)
     answers = [_settle(db, sink_no, item) for item in items]
     db.execute(

@@ -191,6 +191,29 @@ class BusSuite(SuiteBase):
         assert await store.settle_outbox("nowhere", items, SinkProgress()) == [False, False]
 
     @pytest.mark.contract("BUS-1")
+    async def test_what_a_removed_sink_got_is_not_settled_for_one_of_the_same_name(
+        self, store: Store, peer: Store
+    ) -> None:
+        """Its relay may still be sending when another sink has the name, with equal entries of equal runs."""
+        await store.put_sink(HOOK)
+        await store.create([new_run("run-1", now=START)])
+        old, items = await status_of(store), [OutboxSettlement(entry=each) for each in await entries(store)]
+        assert await peer.remove_sink("hook")
+        await peer.put_sink(HOOK)
+        await peer.replay_outbox(OutboxReplay(sink="hook"))
+        [entry] = await entries(peer)
+        assert (entry.number, entry.from_seq, entry.to_seq) == (
+            items[0].entry.number,
+            items[0].entry.from_seq,
+            items[0].entry.to_seq,
+        )
+        new = await status_of(store)
+        progress = SinkProgress(number=old.number, failures=2, due_at=START + 10, error="500", delivered=1)
+        assert (old.number != new.number, await store.settle_outbox("hook", items, progress)) == (True, [False])
+        assert (await entries(store), await status_of(store)) == ([entry], new)
+        assert await store.settle_outbox("hook", items, replace(progress, number=new.number)) == [True]
+
+    @pytest.mark.contract("BUS-1")
     async def test_sinks_are_settled_each_by_itself(self, store: Store) -> None:
         """What one has got, another still waits for."""
         await store.put_sink(HOOK)
