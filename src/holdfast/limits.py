@@ -214,6 +214,9 @@ OVERLOAD_RETRY_MS = 1_000
 MAILBOX_SIGNALS = 500
 """How many unread signals a run is loaded with whatever their names. Of more, only what its open waits can take."""
 
+RESULT_SCHEMA_BYTES = 16 * 1024
+"""How large the JSON Schema of a result may be to be recorded with an activity that is completed later."""
+
 DEFINITION_BYTES = 1024 * 1024
 """How large what a workflow declares may be, as JSON Schemas."""
 

@@ -46,7 +46,7 @@ SAMPLES: list[tuple[Body, str | None]] = [
     (e.SignalRejected("PAUSE", "click-1", "bob", "not permitted", "activity"), None),
     (e.StepStarted("charge", Raw(b"[1]"), "fast", "order-1", Raw(b'{"timeout_ms":9}')), "fresh"),
     (e.StepRetried("failed", START + 1, ERROR, 1, True, "node-b"), "activity"),
-    (e.StepDetached(START + 1), "activity"),
+    (e.StepDetached(START + 1, {"type": "string"}), "activity"),
     (e.StepUnresolved(ERROR, False, Raw(b"15"), "node-b"), "activity"),
     (e.StepSucceededLate(Raw(b"16"), "node-b"), "activity"),
     (e.StepCompleted(Raw(b"3"), (ARTIFACT,), "verifier"), "activity"),

@@ -9,11 +9,12 @@ import pytest
 
 import holdfast as hf
 from holdfast.core.state import RunStatus
-from holdfast.errors import Conflict, NotFound, RunTerminal
+from holdfast.errors import Conflict, InvalidInput, NotFound, RunTerminal
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import PurgePolicy, Store
 from tests.engine.harness import EngineVariant, store_with_virtual_time, wait_for_event, wait_for_status
 from tests.engine.test_callbacks import Bank, Receipt
+from tests.engine.test_completion import Office
 
 pytestmark = pytest.mark.contract("ACT-6")
 
@@ -182,3 +183,20 @@ async def test_time_passes_by_the_stores_clock_while_there_is_no_node(variant: E
                     await wait_for_event(run, "SignalReceived")
                     await bank.app.complete_activity(bank.tokens[0], PAID)
                 assert await run.result() == expected
+
+
+@pytest.mark.contract("ACT-1")
+@pytest.mark.parametrize("queue", ["", "desk"])
+async def test_a_process_without_the_activity_refuses_a_result_that_does_not_fit(
+    queue: str, variant: EngineVariant
+) -> None:
+    office, stranger = Office(queue=queue), hf.App("web")
+    async with variant.opened() as store, variant.node(office.app, store, queues=(queue,) if queue else ()):
+        run = await office.app.start(office.contract, "lease")
+        token = await office.tokens.get()
+        await wait_for_event(run, "StepDetached")
+        async with stranger.connect(store):
+            with pytest.raises(InvalidInput, match="the result of step 'sign'"):
+                await stranger.complete_activity(token, {"by": "ann"})
+            await stranger.complete_activity(token, "ann")
+        assert await run.result() == "signed by ann"

@@ -241,7 +241,7 @@ def _on_detached(state: RunState, outcome: m.ActivityDetached, writer: EventWrit
     step = _running(state, outcome.step_id, outcome.logical_attempt_id)
     if step is None or step.engine_attempt_id != outcome.engine_attempt_id:
         return NOTHING
-    return _detach(step, outcome.until, writer)
+    return _detach(step, outcome, writer)
 
 
 def _on_outcome(state: RunState, message: m.Message, writer: EventWriter) -> Decision | Refusal:
@@ -275,7 +275,7 @@ def _conclude(
     if lost:
         step = replace(step, engine_attempt_id=attempt, is_detached=False)
     if outcome.is_detached:
-        return _detach(step, outcome.until, writer)
+        return _detach(step, outcome, writer)
     if outcome.error is not None:
         return _fail(step, outcome.error, _options(step).retry, outcome.fraction, writer, outcome.node, cause, lost)
     if step.effect is not None or (step.key is not None and attempt < step.engine_attempt_id):
@@ -332,12 +332,13 @@ def _give_up(step: OpenStep, error: e.ErrorInfo, writer: EventWriter, cause: str
     return writer.decision()
 
 
-def _detach(step: OpenStep, until: Instant | None, writer: EventWriter) -> Decision:
+def _detach(step: OpenStep, outcome: m.ActivityDetached | m.ActivityOutcome, writer: EventWriter) -> Decision:
     """Leave the step open until its outcome is reported, and bound how long that may take."""
     if step.is_detached:
         return NOTHING
-    attempt = step.engine_attempt_id
-    writer.write(e.StepDetached(until), step.step_id, step.logical_attempt_id, attempt, None, step.opened_event_id)
+    attempt, until = step.engine_attempt_id, outcome.until
+    body = e.StepDetached(until, outcome.result_schema)
+    writer.write(body, step.step_id, step.logical_attempt_id, attempt, None, step.opened_event_id)
     if until is not None:
         writer.schedule("TimerDue", step.step_id, retry_token(step.step_id, attempt), until)
     return writer.decision()

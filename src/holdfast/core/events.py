@@ -15,7 +15,7 @@ could refer back, and a node may hold very many of them.
 """
 
 from enum import StrEnum
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -452,6 +452,8 @@ class StepDetached(RunBody, frozen=True):
     CHANGES = "activity"
 
     until: Instant | None = None
+    result_schema: dict[str, Any] | None = None
+    """What a result is like, as JSON Schema: for processes that do not have the activity. None if that is not known."""
 
 
 class StepUnresolved(RunBody, frozen=True):

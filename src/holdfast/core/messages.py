@@ -115,6 +115,7 @@ class ActivityOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     fraction: float = 0.0
     is_detached: bool = False
     until: Instant | None = None
+    result_schema: dict[str, Any] | None = None
     confirmed_by: str = ""
     """`verifier` if the result is not from the function."""
     node: str = ""
@@ -307,6 +308,7 @@ class ActivityDetached(Struct, frozen=True, gc=False):
     logical_attempt_id: int
     engine_attempt_id: int
     until: Instant | None = None
+    result_schema: dict[str, Any] | None = None
 
 
 class ReportedOutcome(Struct, frozen=True, kw_only=True, gc=False):

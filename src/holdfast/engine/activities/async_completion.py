@@ -18,7 +18,16 @@ from msgspec.structs import replace
 from holdfast.clock import SystemSecrets
 from holdfast.core import codec
 from holdfast.core.audit import AuditEntry
-from holdfast.core.events import NULL, ErrorInfo, Event, SignalWaiting, StepCompleted, StepFailed, StepStarted
+from holdfast.core.events import (
+    NULL,
+    ErrorInfo,
+    Event,
+    SignalWaiting,
+    StepCompleted,
+    StepDetached,
+    StepFailed,
+    StepStarted,
+)
 from holdfast.core.instants import Instant
 from holdfast.core.keys import COMPLETION_KEY, ActivityToken, outcome_id, read_activity_token
 from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, SignalRequest
@@ -160,7 +169,7 @@ async def _terms(store: Store, of: ActivityToken, outcome: ActivityOutcome, regi
     if outcome.error is None:
         try:
             registry.check_result(step.body, outcome.result)
-            _check_answer(step, outcome.result)
+            _check_answer(step, outcome.result, history)
         except InvalidInput as misfit:
             return _Terms(version, why_not=misfit)
     return _Terms(version, outcome, _closes_at(step, of, outcome))
@@ -182,14 +191,17 @@ def _terms_of_callback(step: OpenStep) -> CallbackTerms | None:
     return codec.decode(step.body.input, dict[str, CallbackTerms])["terms"]
 
 
-def _check_answer(step: OpenStep, result: Raw) -> None:
-    """Raise `InvalidInput` if the answer to a callback does not fit its type."""
+def _check_answer(step: OpenStep, result: Raw, history: Sequence[Event]) -> None:
+    """Raise `InvalidInput` if a result does not fit the type that is recorded: of a callback, or of an activity."""
     terms = _terms_of_callback(step)
-    if terms is not None and terms.schema is not None:
-        misfit = SchemaCheck(terms.schema).misfit(bytes(result))
-        if misfit is not None:
-            where, why = misfit
-            raise InvalidInput(f"the result of step {step.step_id!r}: {why} - at `${where}`", field="result")
+    schema = None if terms is None else terms.schema
+    for event in history:
+        if event.step_id == step.step_id and isinstance(event.data, StepDetached) and terms is None:
+            schema = event.data.result_schema
+    misfit = None if schema is None else SchemaCheck(schema).misfit(bytes(result))
+    if misfit is not None:
+        where, why = misfit
+        raise InvalidInput(f"the result of step {step.step_id!r}: {why} - at `${where}`", field="result")
 
 
 async def report_heartbeat(store: Store, key: str, token: str) -> None:

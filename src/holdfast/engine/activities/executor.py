@@ -39,8 +39,8 @@ from holdfast.engine.activities.slots import Slots
 from holdfast.engine.activities.task_pool import TaskPool
 from holdfast.engine.activities.verification import CALL, Found, ask, before_asking, delay_before_asking_again_ms
 from holdfast.errors import InvalidInput
-from holdfast.limits import Limits
-from holdfast.program.definitions import ActivityOptions
+from holdfast.limits import RESULT_SCHEMA_BYTES, Limits
+from holdfast.program.definitions import CALLBACK, ActivityDefinition, ActivityOptions
 from holdfast.program.middleware import ActivityCall, Middleware, call_through
 from holdfast.program.outcomes import attempt_error, error_info
 from holdfast.program.secrets import ResolvedSecrets, SecretProvider, SecretScope, references_in
@@ -255,8 +255,8 @@ class ActivityExecutor:
     ) -> Outcome:
         step = work.step
         if _is_left_for_later(problem):
-            until = _until(work, now)
-            return ActivityDetached(step.step_id, step.logical_attempt_id, step.engine_attempt_id, until)
+            until, schema = _until(work, now), _result_schema(work.definition)
+            return ActivityDetached(step.step_id, step.logical_attempt_id, step.engine_attempt_id, until, schema)
         retryable = is_mendable(problem) and _has_time_left(deadline) and work.definition.is_retried(problem)
         error = attempt_error(problem, retryable=retryable, redact=None if secrets is None else secrets.redactor.text)
         if secrets is None and work.needs_secrets and step.key is not None:
@@ -425,6 +425,14 @@ def _deadline(work: Work, now: Instant) -> float | None:
         return None
     left_us = work.step.opened_at + limit_ms * 1_000 - now
     return asyncio.get_running_loop().time() + left_us / 1_000_000
+
+
+def _result_schema(definition: ActivityDefinition) -> dict[str, Any] | None:
+    """Return what is recorded of the type of a result that is reported later; None if it may be anything."""
+    if definition.name == CALLBACK or definition.signature.result_type is Any:
+        return None
+    _, schema = definition.signature.schemas()
+    return schema if len(codec.encode(schema)) <= RESULT_SCHEMA_BYTES else None
 
 
 def _until(work: Work, now: Instant) -> Instant | None:

@@ -368,7 +368,7 @@ def _outcome(job: Job | OpenStep, outcome: Outcome | ErrorInfo) -> ActivityOutco
         case ActivityErrored():
             return replace(sent, error=outcome.error, fraction=outcome.fraction)
         case ActivityDetached():
-            return replace(sent, is_detached=True, until=outcome.until)
+            return replace(sent, is_detached=True, until=outcome.until, result_schema=outcome.result_schema)
         case ErrorInfo():
             return replace(sent, error=outcome)
 
