@@ -48,7 +48,7 @@ class Run:
         self.signals: list[Signal] = []
         self.acceptances: dict[tuple[str, str], AcceptanceRecord] = {}
         self.last_accepted_at = 0
-        self.received: list[Instant] = []
+        self.received: list[Instant] | None = None  # most runs get no signal
         self.waits: dict[str, Wait] = {}
         self.tasks: dict[str, Task] = {}
         self.records: dict[tuple[str, str, str], ActivityRecord] = {}
@@ -182,7 +182,7 @@ class Run:
             if not decisions.finds_wait(waits, ahead, request.step_id):
                 return decisions.not_waiting(request)
         most = limits.signals_per_run_per_minute
-        received_at = self.received[-most] if len(self.received) >= most else None
+        received_at = self.received[-most] if self.received is not None and len(self.received) >= most else None
         is_counted = not (request.is_unlimited or request.name.startswith(RESERVED_PREFIX))
         if is_counted and received_at is not None and now - decisions.MINUTE < received_at <= now:
             return decisions.rate_limited(request, limits, received_at + decisions.MINUTE, now)
@@ -214,6 +214,7 @@ class Run:
         )
         self.signals.append(signal)
         if not signal.name.startswith(RESERVED_PREFIX):
+            self.received = self.received or []
             self.received.append(now)
         self.acceptances[signal.name, signal.signal_id] = AcceptanceRecord(
             workflow_id=signal.run_id,

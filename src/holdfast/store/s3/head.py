@@ -450,7 +450,7 @@ def encode_run(run: StoredRun, mark: str) -> bytes:
     """Return the head of a run, with the mark of its writer."""
     run.marks = (*run.marks[-MARKS + 1 :], mark)
     run.writes += 1
-    run.received = run.received[-RECEIVED:]
+    run.received = (run.received or [])[-RECEIVED:]
     record = HeadRecord(
         format=FORMAT,
         marks=run.marks,
