@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -57,20 +59,28 @@ async def test_a_healthy_store_is_fine(forks: ForkedCommands, tmp_path: Path) ->
 @pytest.mark.contract("INV")
 async def test_a_stuck_run_ends_with_1_and_says_what_to_do(forks: ForkedCommands, tmp_path: Path) -> None:
     await fill(f"sqlite:///{tmp_path}/shop.db", 2)
+    app = hf.App("shop")
+
+    @app.workflow
+    async def nap() -> None:
+        await hf.sleep(timedelta(days=1))
+
+    async with app.node(f"sqlite:///{tmp_path}/shop.db"):
+        asleep = await app.start(nap, run_id="asleep")
+        while "TimerStarted" not in [event.event_type for event in await asleep.events()]:
+            await asyncio.sleep(0)  # let the node work
     with closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as db:
-        db.execute("DELETE FROM waits WHERE run_no = (SELECT run_no FROM runs WHERE run_id = 'open-1')")
-        db.execute("UPDATE runs SET status = 'RUNNING', ready_at = NULL WHERE run_id = 'open-1'")
-        db.execute("DELETE FROM events WHERE event_type = 'SignalWaiting' "
-                   "AND run_no = (SELECT run_no FROM runs WHERE run_id = 'open-1')")  # fmt: skip
+        db.execute("DELETE FROM messages WHERE run_no = (SELECT run_no FROM runs WHERE run_id = 'asleep')")
+        db.execute("UPDATE runs SET ready_at = NULL WHERE run_id = 'asleep'")
     done = forks.run(tmp_path, environment(), "doctor", "--store", "sqlite:///shop.db", "--json")
     assert done.returncode == 1
     report = json.loads(done.stdout)
     assert not report["is_fine"]
     [stuck] = findings(report, "stuck runs")
-    assert (stuck["level"], stuck["run_ids"]) == ("wrong", ["open-1"])
+    assert (stuck["level"], stuck["run_ids"]) == ("wrong", ["asleep"])
     done = forks.run(tmp_path, environment(), "doctor", "--store", "sqlite:///shop.db")
     assert done.returncode == 1
-    assert "runs: open-1\n" in done.stdout
+    assert "runs: asleep\n" in done.stdout
     assert "-> skip or retry the step" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("things are wrong")
 

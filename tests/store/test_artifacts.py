@@ -389,7 +389,9 @@ async def test_writes_and_sweeps_at_once_do_not_disturb_each_other(tmp_path: Pat
     assert await keys(store) == []
 
 
-def test_addresses(tmp_path: Path) -> None:
+def test_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     assert isinstance(open_artifacts(f"file://{tmp_path}"), FolderArtifacts)
     assert isinstance(open_artifacts("s3://bucket/prefix"), ObjectArtifacts)
     for wrong in ("", "folder", "file://relative", "ftp://x"):

@@ -227,14 +227,17 @@ def _entries(folder: Path) -> tuple[list[tuple[Path, int, Instant]], list[Path]]
 
 
 def _created(path: Path) -> BinaryIO:
-    for attempt in range(RACES):
-        _make_private(path.parent)
-        try:
-            return open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
-        except FileNotFoundError:  # another process has just removed the empty folder
-            if attempt == RACES - 1:
-                raise
-    raise AssertionError("the last attempt returns or raises")
+    return _in_folder(path.parent, lambda: open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)))
+
+
+def _in_folder(folder: Path, work: Callable[[], T]) -> T:
+    """Do something in a folder that is made first; again, if another process has just removed it as empty."""
+    for _ in range(RACES - 1):
+        with suppress(FileNotFoundError):
+            _make_private(folder)
+            return work()
+    _make_private(folder)
+    return work()
 
 
 def _make_private(folder: Path) -> None:
@@ -254,14 +257,7 @@ def _finish(file: BinaryIO, temporary: Path, path: Path, top: Path) -> None:
     file.flush()
     os.fsync(file.fileno())
     file.close()
-    for attempt in range(RACES):
-        _make_private(path.parent)
-        try:
-            temporary.replace(path)
-            break
-        except FileNotFoundError:  # another process has just removed the empty folder
-            if attempt == RACES - 1:
-                raise
+    _in_folder(path.parent, lambda: temporary.replace(path))
     for folder in (path.parent, *path.parent.parents):
         handle = os.open(folder, os.O_RDONLY)
         try:

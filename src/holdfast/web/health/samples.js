@@ -38,8 +38,10 @@ export class Samples {
     if (this.isTaking) return;
     this.isTaking = true;
     try {
-      const [families, nodes, locks] = await Promise.all([readMetrics(), call("system.nodes"), call("system.locks")]);
+      const since = new Date(nowMs() - DAY_MS).toISOString();
+      const [families, nodes, locks, takeovers] = await Promise.all([readMetrics(), call("system.nodes"), call("system.locks"), call("system.takeovers", { since })]);
       this.locks = locks.items;
+      this.takeovers = takeovers.items.reverse();
       this.add(reading(families, nowMs()));
       this.see(nodes.items);
       await this.hear();
@@ -73,7 +75,6 @@ export class Samples {
       since = this.stored.at(-1).at;
     }
     while (this.stored.length > 0 && this.stored[0].at < nowMs() - DAY_MS) this.stored.shift();
-    this.takeovers = (await call("system.takeovers", { since: new Date(nowMs() - DAY_MS).toISOString() })).items.reverse();
     this.storedAt = nowMs();
   }
 
