@@ -67,8 +67,8 @@ async def test_a_stuck_run_ends_with_1_and_says_what_to_do(forks: ForkedCommands
 
     async with app.node(f"sqlite:///{tmp_path}/shop.db"):
         asleep = await app.start(nap, run_id="asleep")
-        while "TimerStarted" not in [event.event_type for event in await asleep.events()]:
-            await asyncio.sleep(0)  # let the node work
+        while "TimerStarted" not in [event.event_type for event in await asleep.events()]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
     with closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as db:
         db.execute("DELETE FROM messages WHERE run_no = (SELECT run_no FROM runs WHERE run_id = 'asleep')")
         db.execute("UPDATE runs SET ready_at = NULL WHERE run_id = 'asleep'")
