@@ -66,4 +66,8 @@ async def main(name: str, address: str) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
-    asyncio.run(main(sys.argv[1], sys.argv[2]))
+    try:
+        asyncio.run(main(sys.argv[1], sys.argv[2]))
+    except Exception as problem:
+        print(f"{sys.argv[1]} has ended: {problem!r}", flush=True)
+        raise
