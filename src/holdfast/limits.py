@@ -80,6 +80,12 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rotation_bytes: int = 1024 * 1024
     """How large a history is, as estimated, before `continue_as_new_if_long` rotates it (CAN-1)."""
 
+    stream_bytes: int = 64 * 1024 * 1024
+    """The most bytes of one stream of a run, as JSON. What is written to a full one is dropped, and counted."""
+
+    stream_chunk_bytes: int = 64 * 1024
+    """The most bytes of one chunk of a stream, as JSON: a stream has many small ones."""
+
     poison_retries: int = 10
     """How often a message that cannot be handled is deferred before it is a dead letter: some five minutes in all."""
 
@@ -165,6 +171,9 @@ ROTATIONS_IN_ONE_BREATH = 100
 
 PUBLISHED_BYTES = 4 * 1024
 """The most bytes that one call of `hf.publish` stores, as JSON."""
+
+STREAMS_PER_WRITER = 100
+"""To how many streams one attempt of an activity, or a workflow between two rotations, may write."""
 
 EVENT_BYTES = 350
 """What an event takes in a store beside the values in it, about. Only the estimate of a history's size uses it."""

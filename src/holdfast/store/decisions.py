@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from holdfast.core import codec
@@ -21,6 +22,7 @@ from holdfast.core.plans import RegisteredPlan
 from holdfast.core.restarts import next_restart
 from holdfast.core.schedules import Schedule
 from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.core.streams import StreamAppend
 from holdfast.errors import (
     CallerError,
     Conflict,
@@ -424,6 +426,38 @@ def sink_of_another(name: str) -> Conflict:
 def unreadable_letter(letter_id: str) -> Conflict:
     """Return the refusal to settle a dead letter whose row is damaged."""
     return Conflict(f"the row of dead letter {letter_id!r} is damaged: repair or delete it", letter_id=letter_id)
+
+
+# --- streams -----------------------------------------------------------------------------------------------------
+
+
+class StreamFence(Struct, frozen=True):
+    """What an append to a stream is checked against: its run, and the job of its step, if that is in a queue."""
+
+    status: RunStatus
+    is_finished: bool
+    lease_epoch: int
+    taken_by: str | None = None
+    next_attempt: int = 0
+
+
+def fenced(given: StreamAppend, fence: StreamFence | None) -> CallerError | None:
+    """Return why nothing is appended to a stream any more, or None."""
+    if fence is None:
+        return no_such_run(given.run_id)
+    if fence.is_finished:
+        return run_terminal(given.run_id, fence.status)
+    if given.epoch is None:
+        is_held = (fence.taken_by, fence.next_attempt) == (given.node, given.attempt + 1)
+    else:
+        is_held = fence.lease_epoch == given.epoch
+    if is_held:
+        return None
+    return Conflict(
+        f"node {given.node} has attempt {given.attempt} of step {given.step_id!r} no more: it appends nothing",
+        run_id=given.run_id,
+        step_id=given.step_id,
+    )
 
 
 # --- entries of the audit log ------------------------------------------------------------------------------------

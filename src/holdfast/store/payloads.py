@@ -40,6 +40,7 @@ from holdfast.core.keyed_steps import EndedAttempt
 from holdfast.core.messages import Message, Original, Signal, SignalRequest, TaskRequest, payload_type
 from holdfast.core.schedules import Schedule
 from holdfast.core.state import OPENED_BY, CarriedFailure, CarriedStep, CarriedUpdate
+from holdfast.core.streams import Appended, StreamAppend, StreamPage, StreamRead
 from holdfast.errors import InvalidInput, PayloadsSealed, PayloadUnreadable
 from holdfast.store import port
 from holdfast.store.joined import JoinedStore
@@ -210,8 +211,8 @@ _TEXTS: dict[type, tuple[str, ...]] = {
 }
 """Fields of text that a person or an error wrote."""
 
-_OWN = frozenset({"options"})
-"""Fields with JSON of the engine."""
+_OWN = frozenset({"options", "streams"})
+"""Fields with JSON of the engine; and what a turn appends to streams, which `commit` seals by itself."""
 
 _readers: dict[type, "msgspec.json.Decoder[Any]"] = {}
 
@@ -448,7 +449,29 @@ class SealingStore(StoreProxy):
         return _SealingJoined(self._store.joined(connection), self._sealed)
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
-        return await self._opened(await self._store.commit(await self._sealed(turns)))
+        sealed = await self._sealed(turns)
+        if any(turn.streams for turn in turns):
+            sealed = [await self._with_streams(turn) if turn.streams else turn for turn in sealed]
+        return await self._opened(await self._store.commit(sealed))
+
+    async def _with_streams(self, turn: port.Turn) -> port.Turn:
+        """Return a turn whose chunks are sealed, bound to its run, and not kept elsewhere."""
+        given = [
+            StreamAppend(run_id=turn.run_id, name=each.name, step_id="", attempt=0, node="", body=each.body)
+            for each in turn.streams
+        ]
+        made = zip(turn.streams, await self._sealed_appends(given), strict=True)
+        return replace(turn, streams=tuple(replace(each, body=sealed.body) for each, sealed in made))
+
+    async def append_streams(self, items: Sequence[StreamAppend]) -> list[Appended | port.Refused]:
+        return await self._store.append_streams(await self._sealed_appends(items))
+
+    async def _sealed_appends(self, items: Sequence[StreamAppend]) -> Sequence[StreamAppend]:
+        """Return chunks that are sealed a segment at a time, bound to their run, and not kept elsewhere."""
+        if not self._codecs:
+            raise PayloadsSealed("the payloads of this store are encrypted; this process has no keys to store chunks")
+        codecs = [each for each in self._codecs if each.name != LAST_CODEC]
+        return await SealingStore(self._store, codecs)._sealed(items) if codecs else items
 
     async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], visible_ms: int) -> list[bool]:
         return await self._store.heartbeat(node, await self._sealed(beats), visible_ms)
@@ -510,6 +533,11 @@ class SealingStore(StoreProxy):
         return await self._store.put_bulletins(kind, {each.bulletin_id: each.body for each in made}, keep_ms)
 
     # --- on the way back
+
+    async def read_streams(self, items: Sequence[StreamRead]) -> list[StreamPage | None]:
+        pages = await self._store.read_streams(items)
+        opened = iter(await self._opened([page for page in pages if page is not None]))
+        return [None if page is None else next(opened) for page in pages]
 
     async def find_bulletins(self, query: port.BulletinQuery) -> port.Found[port.Bulletin]:
         found = await self._store.find_bulletins(query)

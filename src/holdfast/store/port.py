@@ -9,7 +9,8 @@ The verbs come in protocols, so that a caller can ask for no more than it needs:
 * `TokenStore`: access tokens and secret keys;
 * `PlanStore`, `ScheduleStore`: plans, and schedules;
 * `BusStore`: sinks, and what they have yet to get;
-* `BulletinStore`: short texts that expire, outside of all runs.
+* `BulletinStore`: short texts that expire, outside of all runs;
+* `StreamStore`: what runs write for readers outside.
 
 A `Store` is all of them.
 
@@ -88,6 +89,11 @@ so a relay holds no lock that a commit waits for.
 were taken over, queries for nodes that have the code, and their answers. Each has a kind and an id, and the first one
 that is put under an id stays until it expires. No run depends on them: a store may lose all of them with its backup.
 
+**Streams** (`core/streams.py`) belong to their run and go with it. The store numbers chunks, within the commit that
+stores them. An append counts while its run is unfinished and the writer still is what it was: for an activity of the
+run's owner the lease has the same epoch, a job from a queue is still the node's. Appends of an attempt are in order by
+its `position`: the same again is answered as before, and a gap is refused. What a turn appends is part of its commit.
+
 **Wake-ups** (`wakeups.py`) are only hints that something may have become ready. Losing all of them costs latency.
 """
 
@@ -107,6 +113,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
+from holdfast.core.streams import Appended, StreamAppend, StreamPage, StreamRead
 from holdfast.store.health import Bounds, Facts
 from holdfast.store.joined import JoinedStore
 from holdfast.store.types import Accepted as Accepted
@@ -563,5 +570,33 @@ class BulletinStore(Protocol):
         ...
 
 
-class Store(RunStore, JobQueue, Index, Admin, TokenStore, PlanStore, BusStore, ScheduleStore, BulletinStore, Protocol):
+class StreamStore(Protocol):
+    """Streams of runs. A store that keeps none raises `CheckpointOwnershipCapabilityError`."""
+
+    async def append_streams(self, items: Sequence[StreamAppend]) -> list[Appended | Refused]:
+        """Append chunks to streams; wake who reads streams.
+
+        Refused: `InvalidInput`, `NotFound`, `RunTerminal`; `Conflict`, if the writer has lost its run or its job, or
+        another attempt writes, or chunks before these are missing. A retry of the last append is answered as before.
+        """
+        ...
+
+    async def read_streams(self, items: Sequence[StreamRead]) -> list[StreamPage | None]:
+        """Return parts of streams; None for an unknown run. A stream that nobody wrote to is empty."""
+        ...
+
+
+class Store(
+    RunStore,
+    JobQueue,
+    Index,
+    Admin,
+    TokenStore,
+    PlanStore,
+    BusStore,
+    ScheduleStore,
+    BulletinStore,
+    StreamStore,
+    Protocol,
+):
     """Every verb. `open_store` returns one; `testing.store_suite` checks one."""

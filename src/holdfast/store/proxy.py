@@ -16,6 +16,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
+from holdfast.core.streams import Appended, StreamAppend, StreamPage, StreamRead
 from holdfast.store import port
 from holdfast.store.health import Bounds, Facts
 from holdfast.store.joined import JoinedStore
@@ -221,6 +222,14 @@ class StoreProxy:
 
     def find_bulletins(self, query: port.BulletinQuery) -> Answer[port.Found[port.Bulletin]]:
         return self._store.find_bulletins(query)
+
+    # --- StreamStore
+
+    def append_streams(self, items: Sequence[StreamAppend]) -> Answer[list[Appended | port.Refused]]:
+        return self._store.append_streams(items)
+
+    def read_streams(self, items: Sequence[StreamRead]) -> Answer[list[StreamPage | None]]:
+        return self._store.read_streams(items)
 
     # --- ScheduleStore
 

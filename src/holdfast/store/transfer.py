@@ -22,7 +22,8 @@ from holdfast.core.events import NULL, Event
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import AcceptanceRecord, Message, Signal
-from holdfast.store import port, sql
+from holdfast.core.streams import StreamSegment, StreamWriter, WholeStream
+from holdfast.store import port, sql, streams
 from holdfast.store.memory.jobs import Work
 
 RUNS_AT_ONCE = 50
@@ -49,6 +50,7 @@ class WholeRun(Struct, frozen=True, kw_only=True):
     attributes: Attributes
     has_place: bool = False
     """Whether it is queued for admission, or counts among the runs that are inside."""
+    streams: tuple[WholeStream, ...] = ()
 
     def digest(self) -> str:
         """Return a hash of everything that must be the same in every store that has the run."""
@@ -66,6 +68,7 @@ class WholeRun(Struct, frozen=True, kw_only=True):
             sorted(((step_id, _comparable(work)) for step_id, work in self.work.items()), key=lambda each: each[0]),
             sorted(self.letters, key=lambda letter: letter.letter_id),
             sorted(rows_of(self.attributes)),
+            sorted(self.streams, key=lambda stream: stream.name),
         ]
         return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
@@ -123,12 +126,15 @@ COLUMNS = {
     "dead_letters": "letter_id, envelope, reason, detail, node, died_at, settled, settled_by, settled_at",
     "run_attributes": "name, kind, number, word",
     "plan_uses": "sha256",
+    "streams": streams.HEAD,
+    "stream_writers": streams.WRITER,
+    "stream_segments": streams.SEGMENT,
 }
 """What is read of a run, by the names of the tables. Both databases have them."""
 
 RUN = f"{sql.HEAD}, request_key, input_sha256, last_accepted_at".removeprefix("runs.")
 
-ORDERS = {"events": "run_seq", "signals": "inbox_seq"}
+ORDERS = {"events": "run_seq", "signals": "inbox_seq", "stream_segments": "name, first_seq"}
 
 
 def assemble(
@@ -157,7 +163,41 @@ def assemble(
         letters=tuple(sql.letter_of((row[0], run_id, *row[1:])) for row in rows["dead_letters"]),
         attributes=kept or attributes_of(rows["run_attributes"]),
         has_place=bool(has_place),
+        streams=_streams_of(run_id, rows),
     )
+
+
+def _streams_of(run_id: str, rows: Mapping[str, Sequence[Any]]) -> tuple[WholeStream, ...]:
+    writers: dict[str, dict[str, StreamWriter]] = {}
+    segments: dict[str, list[StreamSegment]] = {}
+    for name, step_id, *row in rows["stream_writers"]:
+        writers.setdefault(name, {})[step_id] = streams.writer_of(*row)
+    for name, *row in rows["stream_segments"]:
+        segments.setdefault(name, []).append(streams.segment_of(run_id, *row))
+    return tuple(
+        WholeStream(
+            name=name,
+            head=streams.head_of(*row),
+            writers=writers.get(name, {}),
+            segments=tuple(segments.get(name, ())),
+        )
+        for name, *row in rows["streams"]
+    )
+
+
+def stream_rows(number: int, run: WholeRun) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the rows of a run's streams, by table."""
+    return {
+        "streams": [streams.head_row(number, each.name, each.head) for each in run.streams],
+        "stream_writers": [
+            streams.writer_row(number, each.name, step_id, writer)
+            for each in run.streams
+            for step_id, writer in each.writers.items()
+        ],
+        "stream_segments": [
+            streams.segment_row(number, each.name, segment) for each in run.streams for segment in each.segments
+        ],
+    }
 
 
 def _work_of(row: Sequence[Any]) -> Work:

@@ -25,6 +25,7 @@ from holdfast.core.plans import PLAN_PREFIX, RegisteredPlan
 from holdfast.core.schedules import Schedule
 from holdfast.core.search import Condition, Order
 from holdfast.core.state import RunStatus
+from holdfast.core.streams import StreamChunks
 from holdfast.errors import CallerError, StoreCorrupt
 
 T = TypeVar("T")
@@ -97,6 +98,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     attributes: Attributes | None = None
     """The run's search attributes after the turn, if it has changed them."""
     admission: AdmissionRequest | None = None
+    streams: tuple[StreamChunks, ...] = ()
+    """What the turn appends to streams of its run."""
 
 
 class Job(Struct, frozen=True, kw_only=True, gc=False):
@@ -727,6 +730,9 @@ class AuditQuery(Query[AuditEntry], frozen=True, kw_only=True):
 
 REMOTE_QUERIES = "remote queries"
 """What a store that passes no queries on to nodes has in `Capabilities.lacking`."""
+
+STREAMS = "streams"
+"""What a store that keeps no streams has in `Capabilities.lacking`."""
 
 BULLETINS_WITH_PAYLOADS = frozenset({"question", "answer"})
 """The kinds of bulletins whose bodies hold values of runs."""

@@ -36,6 +36,7 @@ from holdfast.core.restarts import check_reused_id, is_restart_of, restart_numbe
 from holdfast.core.schedules import Schedule, check_schedule
 from holdfast.core.search import Condition, Order
 from holdfast.core.state import TERMINAL
+from holdfast.core.streams import StreamAppend, StreamChunks, StreamRead
 from holdfast.errors import (
     CallerError,
     CheckpointOwnershipCapabilityError,
@@ -58,6 +59,7 @@ from holdfast.settings import Ownership
 from holdfast.store.decisions import LIFE, first_signals, not_waiting
 from holdfast.store.port import RunStore
 from holdfast.store.types import (
+    STREAMS,
     ArchivedRun,
     EventQuery,
     Existing,
@@ -120,6 +122,12 @@ def require_for_records(store: RunStore, items: Iterable[Turn | NewRun]) -> None
     """Refuse turns and new runs with activity records on a store that could not store each exactly once."""
     if not store.capabilities.conditional_batch and any(getattr(item, "records", ()) for item in items):
         require_conditional_batch(store, "activity reconciliation")
+
+
+def require_for_streams(store: RunStore, turns: Iterable[Turn]) -> None:
+    """Refuse turns that append to streams on a store that keeps none."""
+    if STREAMS in store.capabilities.lacking and any(turn.streams for turn in turns):
+        raise lacks(store, STREAMS, "a stream")
 
 
 def check_batch(items: Sequence[Any], limits: Limits) -> None:
@@ -345,12 +353,62 @@ def can_be_kept(turn: Turn) -> bool:
         return False
     if turn.admission is not None and (check_admission_request(turn.admission) is not None or not turn.release):
         return False
+    if turn.streams and not can_be_streamed(turn):
+        return False
     if (turn.jobs and not can_be_queued(turn)) or (turn.dead and not can_be_dead_lettered(turn)):
         return False
     for event in turn.events:
         if type(event.data) in _FILLED_BY_CALLERS:
             return can_be_read(turn.events)
     return True
+
+
+def can_be_streamed(turn: Turn) -> bool:
+    """Return whether what the turn appends to streams can be read again."""
+    return all(_check_chunks(given) is None for given in turn.streams)
+
+
+def _check_chunks(given: Any) -> InvalidInput | None:
+    if not isinstance(given, StreamChunks):
+        return InvalidInput(f"what a turn appends to a stream is StreamChunks, not {type(given).__qualname__}")
+    problem = check_name("name", given.name) or check_integer("count", given.count) or codec.check(given.body, "body")
+    if problem is None and given.count < 0:
+        problem = InvalidInput(f"count is a whole number from 0, not {given.count!r}", field="count")
+    return problem
+
+
+def check_append(given: Any) -> InvalidInput | None:
+    """Return why nothing can be appended to a stream so, or None."""
+    if not isinstance(given, StreamAppend):
+        return InvalidInput(f"what is appended to a stream is a StreamAppend, not {type(given).__qualname__}")
+    for field in ("run_id", "name", "step_id", "node"):
+        problem = check_name(field, getattr(given, field))
+        if problem is not None:
+            return problem
+    for field in ("attempt", "position", "count"):
+        problem = check_integer(field, getattr(given, field))
+        if problem is None and getattr(given, field) < 0:
+            problem = InvalidInput(f"{field} is a whole number from 0, not {getattr(given, field)!r}", field=field)
+        if problem is not None:
+            return problem
+    if given.epoch is not None and (problem := check_integer("epoch", given.epoch)) is not None:
+        return problem
+    if given.resumes and (given.count or given.closes):
+        return InvalidInput("what resumes a stream appends nothing by itself", field="resumes")
+    return codec.check(given.body, "body")
+
+
+def check_stream_reads(items: Sequence[Any], limits: Limits) -> None:
+    """Refuse reads of streams of which one is malformed."""
+    check_batch(items, limits)
+    for item in items:
+        if not isinstance(item, StreamRead):
+            raise InvalidInput(f"a stream is read by a StreamRead, not {type(item).__qualname__}")
+        check_names("name", [item.run_id, item.name])
+        check_bound("most_bytes", item.most_bytes)
+        problem = check_integer("after", item.after)
+        if problem is not None:
+            raise problem
 
 
 def can_be_queued(turn: Turn) -> bool:

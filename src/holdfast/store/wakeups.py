@@ -12,7 +12,7 @@ import socket
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import DECISIONS
@@ -24,6 +24,13 @@ PRIVATE_SOCKET = 0o600
 
 LONGEST_ADDRESS = 100
 """Unix socket addresses are limited to some hundred bytes; a longer path is reached through the folder's descriptor."""
+
+
+Topic = Literal["runs", "streams"]
+"""What a notification is about. Who listens for streams hears all of them; nodes only those about runs."""
+
+OF_STREAMS = b"s"
+"""The content of a notification about streams; any other one is about runs."""
 
 
 class Listener(Protocol):
@@ -41,12 +48,12 @@ class Listener(Protocol):
 class Wakeups(Protocol):
     """The notifications of one store."""
 
-    def notify(self) -> None:
-        """Wake every listener, here and in other processes. Never blocks, never raises."""
+    def notify(self, topic: Topic = "runs") -> None:
+        """Wake the listeners of the topic, here and in other processes. Never blocks, never raises."""
         ...
 
-    def listen(self) -> Listener:
-        """Begin to listen."""
+    def listen(self, topic: Topic = "runs") -> Listener:
+        """Begin to listen: for what is about runs, or for everything (`streams`)."""
         ...
 
     def close(self) -> None:
@@ -57,8 +64,9 @@ class Wakeups(Protocol):
 class LocalListener:
     """Waits for notifications in the same event loop."""
 
-    def __init__(self, wakeups: "LocalWakeups") -> None:
+    def __init__(self, wakeups: "LocalWakeups", topic: Topic = "runs") -> None:
         self._wakeups = wakeups
+        self.topic = topic
         self.notified = asyncio.Event()
 
     async def wait(self, timeout_s: float | None) -> bool:
@@ -80,12 +88,13 @@ class LocalWakeups:
     def __init__(self) -> None:
         self.listeners: dict[LocalListener, None] = {}
 
-    def notify(self) -> None:
+    def notify(self, topic: Topic = "runs") -> None:
         for listener in self.listeners:
-            listener.notified.set()
+            if topic == "runs" or listener.topic == topic:
+                listener.notified.set()
 
-    def listen(self) -> LocalListener:
-        listener = LocalListener(self)
+    def listen(self, topic: Topic = "runs") -> LocalListener:
+        listener = LocalListener(self, topic)
         self.listeners[listener] = None
         return listener
 
@@ -98,8 +107,9 @@ class SocketWakeups:
     """Wake-ups between processes that share a file: a datagram to each of them, no scanning loop.
 
     Each process that listens binds a Unix datagram socket in the folder `NAME-wake` beside the file. A notification is
-    an empty datagram to every socket there. A socket whose owner was killed refuses it, and the sender removes the
-    socket. Correctness does not depend on any of this, so errors of the operating system are ignored.
+    an empty datagram to every socket there, or one of a byte if it is about streams. A socket whose owner was killed
+    refuses it, and the sender removes the socket. Correctness does not depend on any of this, so errors of the
+    operating system are ignored.
     """
 
     def __init__(self, path: Path) -> None:
@@ -110,8 +120,8 @@ class SocketWakeups:
         self._folder_fd = -1
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def notify(self) -> None:
-        self._local.notify()
+    def notify(self, topic: Topic = "runs") -> None:
+        self._local.notify(topic)
         try:
             with os.scandir(self._folder) as entries:
                 names = [entry.name for entry in entries if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)]
@@ -119,14 +129,14 @@ class SocketWakeups:
             return  # there are no listeners
         for name in names:
             if name != self._name:
-                self._send(name)
+                self._send(name, OF_STREAMS if topic == "streams" else b"")
 
-    def listen(self) -> LocalListener:
+    def listen(self, topic: Topic = "runs") -> LocalListener:
         if self._socket is None:
             self._loop = asyncio.get_running_loop()
             with suppress(OSError):
                 self._bind()
-        return self._local.listen()
+        return self._local.listen(topic)
 
     def close(self) -> None:
         self._local.close()
@@ -162,16 +172,18 @@ class SocketWakeups:
         self._loop.add_reader(wakeups, self._heard)
 
     def _heard(self) -> None:
+        topic: Topic = "streams"
         with suppress(OSError):
             while self._socket is not None:
-                self._socket.recv(1)
-        self._local.notify()
+                if self._socket.recv(1) != OF_STREAMS:
+                    topic = "runs"
+        self._local.notify(topic)
 
-    def _send(self, name: str) -> None:
+    def _send(self, name: str, content: bytes) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             try:
-                sender.sendto(b"", self._address(name))
+                sender.sendto(content, self._address(name))
             except ConnectionRefusedError:
                 with suppress(OSError):
                     (self._folder / name).unlink()  # its owner was killed
@@ -192,7 +204,9 @@ class SocketWakeups:
 
 def may_wake_others(turn: Turn) -> bool:
     """Return whether another process than the run's owner can be waiting for what this turn does."""
-    if turn.release or turn.messages or turn.starts or turn.sends or turn.jobs or turn.snapshot.status in TERMINAL:
+    if turn.release or turn.messages or turn.starts or turn.sends or turn.jobs or turn.streams:
+        return True
+    if turn.snapshot.status in TERMINAL:
         return True
     for event in turn.events:  # noqa: SIM110 - a generator would take longer than the loop
         if event.data.IS_AWAITED or (turn.received and isinstance(event.data, DECISIONS)):

@@ -26,11 +26,12 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
+from holdfast.core.streams import Appended, StreamAppend, StreamPage, StreamRead
 from holdfast.errors import HoldfastError, StoreUnavailable
 from holdfast.store import port
 from holdfast.store.health import Bounds, Facts
 from holdfast.store.joined import JoinedStore
-from holdfast.store.wakeups import Listener, Wakeups
+from holdfast.store.wakeups import Listener, Topic, Wakeups
 from holdfast.testing.sim_loop import current_process
 
 T = TypeVar("T")
@@ -215,6 +216,12 @@ class FaultyStore:
     async def find_bulletins(self, query: port.BulletinQuery) -> port.Found[port.Bulletin]:
         return await self._reach(lambda: self._store.find_bulletins(query))
 
+    async def append_streams(self, items: Sequence[StreamAppend]) -> list[Appended | port.Refused]:
+        return await self._reach(lambda: self._store.append_streams(items), may_repeat=True)
+
+    async def read_streams(self, items: Sequence[StreamRead]) -> list[StreamPage | None]:
+        return await self._reach(lambda: self._store.read_streams(items))
+
     async def put_key(self, name: str, key: str) -> str:
         return await self._reach(lambda: self._store.put_key(name, key), may_repeat=True)
 
@@ -304,11 +311,11 @@ class FaultyWakeups:
         self._weather = weather
         self._rng = rng
 
-    def notify(self) -> None:
-        self._wakeups.notify()
+    def notify(self, topic: Topic = "runs") -> None:
+        self._wakeups.notify(topic)
 
-    def listen(self) -> Listener:
-        return FaultyListener(self._wakeups.listen(), self._weather, self._rng)
+    def listen(self, topic: Topic = "runs") -> Listener:
+        return FaultyListener(self._wakeups.listen(topic), self._weather, self._rng)
 
     def close(self) -> None:
         """Do nothing: the wake-ups are shared."""

@@ -22,6 +22,7 @@ from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
 from holdfast.core.state import RunStatus
+from holdfast.core.streams import StreamPage, StreamRead
 from holdfast.errors import InvalidInput, NotPermitted
 from holdfast.store.decisions import no_such_letter, no_such_run, no_such_sink
 from holdfast.store.port import (
@@ -148,6 +149,7 @@ class TenantView:
     get_key = _refused("get_key")
     put_bulletins = _refused("put_bulletins")
     find_bulletins = _refused("find_bulletins")
+    append_streams = _refused("append_streams")
     settle_outbox = _refused("settle_outbox")
     raise_alerts = _refused("raise_alerts")
     extend_lease = None
@@ -196,6 +198,11 @@ class TenantView:
     ) -> list[Event]:
         own = await self._own([run_id])
         return await self._store.read_events(run_id, after, limit, most_bytes) if own else []
+
+    async def read_streams(self, items: Sequence[StreamRead]) -> list[StreamPage | None]:
+        own = await self._own([item.run_id for item in items])
+        pages = iter(await self._store.read_streams([item for item in items if item.run_id in own]) if own else ())
+        return [next(pages) if item.run_id in own else None for item in items]
 
     async def deliver(self, items: Sequence[SignalRequest | Message]) -> list[Accepted | Duplicate | Refused]:
         own = await self._own([item.run_id for item in items])

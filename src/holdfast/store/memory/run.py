@@ -29,6 +29,7 @@ from holdfast.errors import CallerError
 from holdfast.limits import MAILBOX_SIGNALS, Limits
 from holdfast.store import decisions, port, validation
 from holdfast.store.memory.jobs import Work, put
+from holdfast.store.memory.streams import Streams
 from holdfast.store.types import new_head
 
 NEVER = INTEGER_LIMIT
@@ -54,6 +55,7 @@ class Run:
         self.records: dict[tuple[str, str, str], ActivityRecord] = {}
         self.work: dict[str, Work] = {}
         self.letters: dict[str, DeadLetter] = {}
+        self.streams = Streams()
         self.attributes = new.snapshot.attributes
         self.head = new_head(new, owner, now)
         self._append(new.events, 0, now)
@@ -259,6 +261,12 @@ class Run:
         if beat.details is not UNSET:
             self.work[beat.step_id] = Work(details=beat.details)
         return True
+
+    def fence_of(self, step_id: str) -> decisions.StreamFence:
+        """Return what an append to a stream by this step is checked against."""
+        work, head = self.work.get(step_id), self.head
+        job = () if work is None or work.job is None else (work.taken_by, work.job.engine_attempt_id)
+        return decisions.StreamFence(head.status, self.is_finished, head.lease_epoch, *job)
 
     # --- committing
 

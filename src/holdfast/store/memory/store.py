@@ -26,6 +26,7 @@ from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.restarts import restart_number
 from holdfast.core.schedules import Schedule
+from holdfast.core.streams import Appended, StreamAppend, StreamPage, StreamRead
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import SUSPECT_LOSSES, Limits
 from holdfast.store import decisions, health, outgoing, port, validation
@@ -286,6 +287,7 @@ class MemoryStore:
         return answer
 
     def _send_out(self, turn: port.Turn, run: Run, now: Instant) -> None:
+        run.streams.write(turn.run_id, turn.streams, self._limits.stream_bytes, now)
         started = [self._create(new, None, now) for new in decisions.never_rejected(turn.starts)]
         sent = [self._send(turn, item, now) for item in turn.sends]
         left = outgoing.left_of(turn, started, sent, now)
@@ -732,6 +734,32 @@ class MemoryStore:
         validation.check_query(query)
         most = min(validation.check_page(query.limit), self._limits.page_items)
         return port.Found(self._bulletins.find(query, self._now())[:most])
+
+    # --- StreamStore
+
+    async def append_streams(self, items: Sequence[StreamAppend]) -> list[Appended | port.Refused]:
+        validation.check_batch(items, self._limits)
+        now = self._now()
+        answers = [self._append_stream(given, now) for given in items]
+        self.wakeups.notify("streams")
+        return answers
+
+    def _append_stream(self, given: StreamAppend, now: Instant) -> Appended | port.Refused:
+        problem = validation.check_append(given)
+        run = None if problem is not None else self._runs.get(given.run_id)
+        refusal = problem or decisions.fenced(given, None if run is None else run.fence_of(given.step_id))
+        if refusal is not None or run is None:
+            return port.Refused(refusal or decisions.no_such_run(given.run_id))
+        return run.streams.append(given, self._limits.stream_bytes, now)
+
+    async def read_streams(self, items: Sequence[StreamRead]) -> list[StreamPage | None]:
+        validation.check_stream_reads(items, self._limits)
+        self._now()
+        runs = [self._runs.get(asked.run_id) for asked in items]
+        return [
+            None if run is None else run.streams.read(asked, run.is_finished)
+            for asked, run in zip(items, runs, strict=True)
+        ]
 
     # --- ScheduleStore
 

@@ -3,8 +3,8 @@
 The function `commit_1` checks all turns of a call and writes those without a conflict. If a turn cannot be stored (an
 event that exists, a second open task, invalid text), the server refuses the whole call; then the turns are committed
 one by one, and the one at fault gets its conflict. A run that has two turns in one batch is written in two calls, so
-that the second finds what the first wrote. Turns that send something to other runs take a transaction of several
-statements, which first locks every run that it will touch.
+that the second finds what the first wrote. Turns that send something to other runs, or append to streams, take a
+transaction of several statements, which first locks every run that it will touch.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.state import TERMINAL
 from holdfast.limits import Limits
 from holdfast.store import decisions, outgoing, port, sql, validation
-from holdfast.store.postgres import admission
+from holdfast.store.postgres import admission, streams
 from holdfast.store.postgres.columns import (
     EVENT_KINDS,
     MESSAGE_KINDS,
@@ -124,7 +124,7 @@ class Committing:
         if len(turns) == 1 and bytes_of(turns[0].events) > TURN_BYTES:
             raise ValueError("a turn is larger than the server takes")
         arguments = commit_arguments(self._now, turns)
-        if any(turn.starts or turn.sends or turn.admission is not None for turn in turns):
+        if any(turn.starts or turn.sends or turn.streams or turn.admission is not None for turn in turns):
             return await self._pool.transact(lambda transaction: self._judge_and_send(transaction, turns, arguments))
         return await _judged(self._pool, arguments)
 
@@ -138,6 +138,8 @@ class Committing:
         for turn in committed:
             if turn.admission is not None:
                 await admission.enqueue_again(transaction, turn, turn.admission, judged.now)
+        numbers = {run_id: row[1] for run_id, row in locked.items()}
+        await streams.write(transaction, committed, numbers, self._limits, judged.now)
         await self._send_out(transaction, [turn for turn in committed if turn.starts or turn.sends], locked, judged.now)
         return judged
 

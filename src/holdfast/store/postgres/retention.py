@@ -53,7 +53,7 @@ _INDEX = (
 )
 _BELONGING = (
     *("events", "signals", "acceptance_records", "tasks", "waits", "messages", "activity_records", "jobs"),
-    *("dead_letters", "agenda", "plan_uses", "run_attributes", "runs"),
+    *("dead_letters", "agenda", "plan_uses", "run_attributes", "streams", "stream_writers", "stream_segments", "runs"),
 )
 # One round trip, because others wait for the locks of a purge. No table refers to another.
 _DELETE = (
@@ -68,7 +68,10 @@ _REMEMBER = (
     'object_key = excluded.object_key, "offset" = excluded."offset", size_bytes = excluded.size_bytes, '
     "archived_at = excluded.archived_at"
 )
-_SIZES = "SELECT run_no, sum(octet_length(data)) FROM holdfast.events WHERE run_no = ANY ($1) GROUP BY run_no"
+_SIZES = (
+    "SELECT run_no, sum(octet_length(data)) + coalesce((SELECT sum(size) FROM holdfast.streams s "
+    "WHERE s.run_no = e.run_no), 0) FROM holdfast.events e WHERE run_no = ANY ($1) GROUP BY run_no"
+)
 _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 
 

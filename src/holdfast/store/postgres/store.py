@@ -24,6 +24,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
+from holdfast.core.streams import Appended, StreamAppend, StreamPage, StreamRead
 from holdfast.limits import LIST_S, Limits
 from holdfast.store import port, sql, validation
 from holdfast.store.health import Bounds, Facts
@@ -39,6 +40,7 @@ from holdfast.store.postgres import (
     leases,
     queries,
     retention,
+    streams,
 )
 from holdfast.store.postgres import audit as audit_log
 from holdfast.store.postgres import jobs as job_queue
@@ -512,6 +514,20 @@ class PostgresStore:
         validation.check_query(query)
         work = bulletins.find(self._ready(), query, self._page(query.limit), self._asked())
         return await self._pool.finished(work)
+
+    # --- StreamStore
+
+    async def append_streams(self, items: Sequence[StreamAppend]) -> list[Appended | port.Refused]:
+        validation.check_batch(items, self._limits)
+        now = self._asked()
+        work = self._ready().transact(lambda transaction: streams.append(transaction, items, self._limits, now))
+        answers = await self._pool.finished(work)
+        self.wakeups.notify("streams")
+        return answers
+
+    async def read_streams(self, items: Sequence[StreamRead]) -> list[StreamPage | None]:
+        validation.check_stream_reads(items, self._limits)
+        return await self._pool.finished(streams.read(self._ready(), items))
 
     # --- ScheduleStore
 

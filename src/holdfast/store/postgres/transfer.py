@@ -13,7 +13,17 @@ from holdfast.core.messages import AcceptanceRecord, AcceptedSignalResult
 from holdfast.store import port, sql
 from holdfast.store.postgres import audit, retention
 from holdfast.store.postgres.pool import Pool, Transaction
-from holdfast.store.transfer import COLUMNS, ORDERS, RUN, WholeRun, assemble, run_row, signal_row, work_row
+from holdfast.store.transfer import (
+    COLUMNS,
+    ORDERS,
+    RUN,
+    WholeRun,
+    assemble,
+    run_row,
+    signal_row,
+    stream_rows,
+    work_row,
+)
 
 _HEAD = f"""
 SELECT {sql.HEAD}, request_key, input_sha256, last_accepted_at,
@@ -36,6 +46,7 @@ _INSERTS = {
     "dead_letters": ("letter_id, run_no, envelope, reason, detail, node, died_at, settled, settled_by, settled_at"),
     "run_attributes": "run_no, name, kind, number, word",
     "plan_uses": "run_no, tenant, sha256",
+    **{table: f"run_no, {COLUMNS[table]}" for table in ("streams", "stream_writers", "stream_segments")},
 }
 
 
@@ -172,6 +183,7 @@ def _rows(number: int, run: WholeRun) -> dict[str, list[tuple[Any, ...]]]:
             for name, kind, value in rows_of(run.attributes)
         ],
         "plan_uses": sha256,
+        **stream_rows(number, run),
     }
 
 

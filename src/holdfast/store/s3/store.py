@@ -69,10 +69,11 @@ from holdfast.store.s3.schedules import SchedulesDocument, StoredSchedules
 from holdfast.store.s3.server_time import ServerTime
 from holdfast.store.s3.shards import GRACE
 from holdfast.store.s3.signals import SignalObjects
+from holdfast.store.s3.streams import WithoutStreams
 from holdfast.store.s3.summary import Summary
 from holdfast.store.s3.transfer import S3Transfer
 from holdfast.store.transfer import Transfer
-from holdfast.store.types import REMOTE_QUERIES, creations_may_wake_others, within
+from holdfast.store.types import REMOTE_QUERIES, STREAMS, creations_may_wake_others, within
 from holdfast.store.wakeups import Wakeups, may_wake_others
 
 T = TypeVar("T")
@@ -88,7 +89,7 @@ LOOKED = 4_000_000
 """How recently, in microseconds, a node must have claimed for a look of its own to be spared."""
 
 
-class S3Store(WithoutBus):
+class S3Store(WithoutBus, WithoutStreams):
     """A store in a bucket. Make it with `open`. For so long as `grace` a run is left to the node of its shard."""
 
     def __init__(
@@ -105,7 +106,7 @@ class S3Store(WithoutBus):
             atomic_batch=False,
             read_after_write=True,
             scan_consistency="eventual",
-            lacking=frozenset({OUTBOX, REMOTE_QUERIES}),
+            lacking=frozenset({OUTBOX, REMOTE_QUERIES, STREAMS}),
         )
         self.extend_lease = None  # a lease is renewed by a request, which needs the loop
         self.bucket = bucket
@@ -292,6 +293,7 @@ class S3Store(WithoutBus):
         now = await self._now()
         validation.check_batch(turns, self._limits)
         validation.require_for_records(self, turns)
+        validation.require_for_streams(self, turns)
         answers: list[Any] = [None] * len(turns)
         for wave in _waves([{turn.run_id} for turn in turns], [bool(turn.starts or turn.sends) for turn in turns]):
             committed = await asyncio.gather(*(self._commit(turns[place], now) for place in wave))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from holdfast.clock import Secrets
 from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
-from holdfast.store import port
+from holdfast.store import port, validation
 from holdfast.store.s3.bucket import Bucket
 from holdfast.store.s3.create import RequestRecord
 from holdfast.store.s3.documents import Objects
@@ -22,6 +22,7 @@ from holdfast.store.s3.heads import Heads
 from holdfast.store.s3.mirror import Held, Mirror
 from holdfast.store.s3.retention import Retention
 from holdfast.store.transfer import WholeRun
+from holdfast.store.types import STREAMS
 
 ALL = 1 << 40
 
@@ -91,6 +92,8 @@ class S3Transfer:
         await self._heads.announce()
 
     async def _write(self, whole: WholeRun, order: int) -> None:
+        if whole.streams:
+            raise validation.lacks(self, STREAMS, f"the stream {whole.streams[0].name!r} of run {whole.head.run_id}")
         there = await self._mirror.fetch(whole.head.run_id)
         if there is not None:
             await self._heads.delete(there.run, ())

@@ -29,7 +29,7 @@ from holdfast.core.state import TERMINAL
 from holdfast.errors import StoreCorrupt
 from holdfast.limits import Limits
 from holdfast.store import decisions, outgoing, port, sql, validation
-from holdfast.store.sqlite import dead_letters, queries
+from holdfast.store.sqlite import dead_letters, queries, streams
 from holdfast.store.sqlite.admission import LEAVE, STARTED, enqueue_again, record_start
 from holdfast.store.sqlite.create import create
 from holdfast.store.sqlite.inbox import deliver
@@ -182,10 +182,15 @@ def _is_written(db: sqlite3.Connection, turns: list[tuple[int, port.Turn, bool]]
 
 
 def _send_out(db: sqlite3.Connection, all_turns: list[tuple[int, port.Turn]], limits: Limits, now: Instant) -> None:
-    """Queue and start runs, and deliver what turns send, in the same transaction. Store what is left of refusals."""
+    """Queue and start runs, deliver what turns send, and append to streams, in the same transaction.
+
+    Store what is left of refusals.
+    """
     for run_no, turn in all_turns:
         if turn.admission is not None:
             enqueue_again(db, run_no, turn, turn.admission, now)
+        if turn.streams:
+            streams.write(db, [(run_no, turn)], limits, now)
     numbered = [(run_no, turn) for run_no, turn in all_turns if turn.starts or turn.sends]
     if not numbered:
         return

@@ -39,7 +39,7 @@ _LETTERS = """
 SELECT letter_id FROM dead_letters {join} JOIN runs USING (run_no) {where} ORDER BY settled_at, letter_id LIMIT ?
 """
 _INDEX = "SELECT run_id, created_at FROM archived_runs AS runs {where} ORDER BY archived_at, run_id, created_at LIMIT ?"
-# Jobs and dead letters go by triggers.
+# Jobs, dead letters and streams go by triggers.
 _BELONGING = (
     "events",
     "signals",
@@ -54,8 +54,9 @@ _BELONGING = (
 )
 
 _SIZES = """
-SELECT run_no, sum(length(CAST(data AS BLOB))) FROM events WHERE run_no IN (SELECT value FROM json_each(?))
-GROUP BY run_no
+SELECT run_no, sum(length(CAST(data AS BLOB)))
+    + coalesce((SELECT sum(size) FROM streams s WHERE s.run_no = e.run_no), 0)
+FROM events e WHERE run_no IN (SELECT value FROM json_each(?)) GROUP BY run_no
 """
 _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 

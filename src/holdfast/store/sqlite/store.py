@@ -27,6 +27,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
+from holdfast.core.streams import Appended, StreamAppend, StreamPage, StreamRead
 from holdfast.errors import RequestTimedOut, StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.store import port, search, sql, validation
@@ -46,6 +47,7 @@ from holdfast.store.sqlite import (
     leases,
     queries,
     retention,
+    streams,
 )
 from holdfast.store.sqlite import audit as audit_log
 from holdfast.store.sqlite import jobs as job_queue
@@ -484,6 +486,18 @@ class SqliteStore:
         validation.check_query(query)
         most = self._page(query.limit)
         return await self._read(lambda db, now: bulletins.find(db, query, most, now))
+
+    # --- StreamStore
+
+    async def append_streams(self, items: Sequence[StreamAppend]) -> list[Appended | port.Refused]:
+        validation.check_batch(items, self._limits)
+        answers = await self._write(lambda db, now: streams.append(db, items, self._limits, now))
+        self.wakeups.notify("streams")
+        return answers
+
+    async def read_streams(self, items: Sequence[StreamRead]) -> list[StreamPage | None]:
+        validation.check_stream_reads(items, self._limits)
+        return await self._list(lambda db, _: streams.read(db, items))
 
     # --- ScheduleStore
 

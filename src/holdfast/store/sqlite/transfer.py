@@ -11,7 +11,17 @@ from holdfast.store import port, sql
 from holdfast.store.sqlite import audit, queries, retention
 from holdfast.store.sqlite.dead_letters import INSERT as INSERT_LETTER
 from holdfast.store.sqlite.dead_letters import letter_row
-from holdfast.store.transfer import COLUMNS, ORDERS, RUN, WholeRun, assemble, run_row, signal_row, work_row
+from holdfast.store.transfer import (
+    COLUMNS,
+    ORDERS,
+    RUN,
+    WholeRun,
+    assemble,
+    run_row,
+    signal_row,
+    stream_rows,
+    work_row,
+)
 
 Work = Callable[[sqlite3.Connection, Instant], Any]
 Reading = Callable[[Work], Awaitable[Any]]
@@ -82,6 +92,9 @@ def _write(db: sqlite3.Connection, number: int, run: WholeRun) -> None:
     )
     db.executemany(INSERT_LETTER, [letter_row(number, letter) for letter in run.letters])
     db.executemany(queries.INSERT_ATTRIBUTE, queries.attribute_rows(number, run.attributes))
+    for table, rows in stream_rows(number, run).items():
+        places = ", ".join("?" * (COLUMNS[table].count(",") + 2))
+        db.executemany(f"INSERT INTO {table} (run_no, {COLUMNS[table]}) VALUES ({places})", rows)
     if run.plan_sha256 is not None:
         use = (number, run.head.tenant, bytes.fromhex(run.plan_sha256))
         db.execute("INSERT INTO plan_uses VALUES (?, ?, ?)", use)

@@ -43,6 +43,7 @@ from holdfast.testing.store_suite.schedules import ScheduleSuite
 from holdfast.testing.store_suite.search import SearchSuite
 from holdfast.testing.store_suite.signals import SignalSuite
 from holdfast.testing.store_suite.stored_plans import StoredPlanSuite
+from holdfast.testing.store_suite.streams import StreamSuite
 from holdfast.testing.store_suite.tokens import TokenSuite
 from holdfast.testing.store_suite.turns import TurnSuite
 
@@ -76,6 +77,7 @@ class StoreSuite(
     ChangefeedSuite,
     BusSuite,
     BulletinSuite,
+    StreamSuite,
     RetentionSuite,
     DeletionSuite,
     LifecycleSuite,

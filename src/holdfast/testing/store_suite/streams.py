@@ -1,0 +1,238 @@
+"""The store suite, streams: what runs write for readers outside, in order, once, and no longer than they may."""
+
+from typing import Any
+
+import pytest
+from msgspec import Raw, json
+from msgspec.structs import replace
+
+from holdfast.core import codec
+from holdfast.core.streams import Appended, StreamAppend, StreamChunks, StreamPage, StreamRead
+from holdfast.errors import CheckpointOwnershipCapabilityError, Conflict, InvalidInput, NotFound, RunTerminal
+from holdfast.limits import Limits
+from holdfast.store.port import CommitConflict, Committed, PurgePolicy, Refused, Store
+from holdfast.store.types import STREAMS
+from holdfast.testing import START, VirtualClock
+from holdfast.testing.samples import SampleNode, complete, job, marker, wait
+from holdfast.testing.store_suite.base import BAD_NAMES, SuiteBase, check_refused
+from holdfast.testing.store_suite.jobs import VISIBLE_MS, acquire, put
+
+STEP = "ask:1"
+
+
+def chunks(*values: Any, run_id: str = "run-1", **more: Any) -> StreamAppend:
+    """Return what attempt 1 of a step, on the node that owns the run, appends to the stream `tokens`."""
+    given: dict[str, Any] = {"name": "tokens", "step_id": STEP, "attempt": 1, "node": "node-a", "epoch": 1} | more
+    return StreamAppend(run_id=run_id, count=len(values), body=codec.encode(list(values)), **given)
+
+
+async def append(store: Store, given: StreamAppend) -> Appended:
+    """Append what must be accepted."""
+    [answer] = await store.append_streams([given])
+    assert isinstance(answer, Appended), answer
+    return answer
+
+
+async def refused(store: Store, given: StreamAppend) -> Refused:
+    """Append what must be refused, and leave no trace."""
+    before = await page(store)
+    [answer] = await store.append_streams([given])
+    assert isinstance(answer, Refused), answer
+    assert await page(store) == before
+    return answer
+
+
+async def page(store: Store, after: int = 0, name: str = "tokens", run_id: str = "run-1", **more: Any) -> StreamPage:
+    """Read a part of a stream of a run that exists."""
+    [found] = await store.read_streams([StreamRead(run_id=run_id, name=name, after=after, **more)])
+    assert found is not None
+    return found
+
+
+def values(found: StreamPage) -> list[Any]:
+    """Return the chunks of a page with their numbers."""
+    return [
+        (segment.first_seq + place, value)
+        for segment in found.segments
+        for place, value in enumerate(json.decode(segment.body))
+    ]
+
+
+class StreamSuite(SuiteBase):
+    """Streams of runs."""
+
+    async def _lacks(self, store: Store) -> bool:
+        """Return whether the store keeps no streams; then check that it says so."""
+        if STREAMS not in store.capabilities.lacking:
+            return False
+        with pytest.raises(CheckpointOwnershipCapabilityError):
+            await store.append_streams([chunks("a")])
+        with pytest.raises(CheckpointOwnershipCapabilityError):
+            await store.read_streams([StreamRead(run_id="run-1", name="tokens")])
+        return True
+
+    @pytest.mark.contract("STR-1")
+    async def test_stream_chunks_are_numbered_in_order_and_read_from_any_of_them(
+        self, store: Store, peer: Store, node: SampleNode
+    ) -> None:
+        """Also from within a segment; and in pages of whole segments."""
+        if await self._lacks(store):
+            return
+        await node.start("run-1", wait("go"))
+        assert await page(store) == StreamPage(run_id="run-1", name="tokens", head=(await page(store)).head)
+        first = await append(store, chunks("a", {"b": 1}))
+        assert (first.position, first.head.last_seq) == (2, 2)
+        await append(peer, chunks("c", position=2))
+        await append(store, chunks("d", "e", step_id="other:1"))
+        found = await page(peer)
+        assert values(found) == [(1, "a"), (2, {"b": 1}), (3, "c"), (4, "d"), (5, "e")]
+        assert [(each.step_id, each.attempt, each.at) for each in found.segments] == [
+            (STEP, 1, START),
+            (STEP, 1, START),
+            ("other:1", 1, START),
+        ]
+        assert values(await page(store, 1)) == values(found)
+        assert values(await page(store, 2)) == values(found)[2:]
+        assert values(await page(store, 5)) == []
+        assert values(await page(store, 99)) == []
+        assert values(await page(store, most_bytes=1)) == values(found)[:2]
+        assert values(await page(store, name="other")) == []
+        assert await store.read_streams([StreamRead(run_id="none", name="tokens")]) == [None]
+
+    @pytest.mark.contract("STR-1")
+    async def test_stream_has_what_is_sent_again_once_and_no_gap(self, store: Store, node: SampleNode) -> None:
+        """Whether or not the first answer was heard."""
+        if await self._lacks(store):
+            return
+        await node.start("run-1", wait("go"))
+        first = await append(store, chunks("a", "b"))
+        assert await append(store, chunks("a", "b")) == first
+        check_refused(await refused(store, chunks("d", position=3)), Conflict, position=2)
+        check_refused(await refused(store, chunks("x", position=0)), Conflict, position=2)
+        await append(store, chunks("c", position=2, closes=True))
+        await append(store, chunks(position=3, closes=True))
+        found = await page(store)
+        assert [value for _, value in values(found)] == ["a", "b", "c"]
+        assert found.head.is_closed
+
+    @pytest.mark.contract("STR-1")
+    async def test_stream_of_a_later_attempt_begins_anew_or_is_resumed(self, store: Store, node: SampleNode) -> None:
+        """The mark says from where; other writers in between stay. An earlier attempt writes no more."""
+        if await self._lacks(store):
+            return
+        await node.start("run-1", wait("go"))
+        await append(store, chunks("a", "b"))
+        await append(store, chunks("other", step_id="other:1"))
+        await append(store, chunks("A", attempt=2))
+        assert (await append(store, chunks("A", attempt=2))).position == 1
+        check_refused(await refused(store, chunks("c", position=2)), Conflict, attempt=2)
+        resumed = await append(store, chunks(attempt=3, resumes=True))
+        assert resumed.position == 1
+        await append(store, chunks("B", attempt=3, position=1))
+        found = await page(store)
+        assert [value for _, value in values(found)] == ["a", "b", "other", "A", "B"]
+        assert [each.restarted_from for each in found.segments] == [None, None, 1, None]
+        assert (await append(store, chunks(step_id="new:1", resumes=True))).position == 0
+
+    @pytest.mark.contract("STR-1")
+    async def test_stream_is_written_by_the_owner_of_the_run_while_it_goes_on(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """Not after its lease was lost, nor after the run has finished; but the chunks are still there."""
+        if await self._lacks(store):
+            return
+        await node.start("run-1", wait("go"))
+        await append(store, chunks("a"))
+        check_refused(await refused(store, chunks("b", position=1, epoch=2)), Conflict)
+        check_refused((await store.append_streams([chunks("b", run_id="none")]))[0], NotFound)
+        await node.step("run-1", complete())
+        check_refused(await refused(store, chunks("b", position=1)), RunTerminal)
+        found = await page(store)
+        assert values(found) == [(1, "a")]
+        assert found.is_finished
+
+    @pytest.mark.contract("STR-1")
+    async def test_stream_is_written_by_who_has_the_job(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """As with heartbeats: until another node has acquired it."""
+        if await self._lacks(store):
+            return
+        await put(node, job())
+        await acquire(store)
+        queued: dict[str, Any] = {"step_id": "charge", "epoch": None, "node": "node-b"}
+        await append(store, chunks("a", **queued))
+        check_refused(await refused(store, chunks("b", **queued | {"node": "node-c"})), Conflict)
+        clock.advance(ms=VISIBLE_MS)
+        await acquire(store, "node-c")
+        check_refused(await refused(store, chunks("b", position=1, **queued)), Conflict)
+        await append(store, chunks("A", attempt=2, **queued | {"node": "node-c"}))
+        assert [each.restarted_from for each in (await page(store)).segments] == [None, 1]
+
+    @pytest.mark.contract("STR-1")
+    async def test_stream_of_a_turn_is_part_of_its_commit(self, store: Store, node: SampleNode) -> None:
+        """A turn that is committed again, or loses, appends nothing."""
+        if await self._lacks(store):
+            return
+        run = await node.start("run-1", wait("go"))
+        given = StreamChunks(name="tokens", count=2, body=Raw(b'["a","b"]'), closes=True)
+        turn = replace(await node.turn(run, marker()), streams=(given,))
+        for _ in range(2):
+            [answer] = await store.commit([turn])
+            assert isinstance(answer, Committed), answer
+        [lost] = await store.commit([replace(turn, expected_version=99)])
+        assert isinstance(lost, CommitConflict)
+        found = await page(store)
+        assert values(found) == [(1, "a"), (2, "b")]
+        assert [(each.step_id, each.attempt) for each in found.segments] == [("", 0)]
+        assert found.head.is_closed
+
+    @pytest.mark.contract("STR-1")
+    async def test_stream_that_is_full_drops_and_counts(self, clock: VirtualClock) -> None:
+        """What is there stays, and the writer goes on."""
+        async with self.opened(clock, Limits(stream_bytes=20)) as store:
+            if await self._lacks(store):
+                return
+            await SampleNode(store).start("run-1", wait("go"))
+            await append(store, chunks("0123456789"))
+            assert (await append(store, chunks("0123456789", "x", position=1))).head.dropped == 2
+            await append(store, chunks("y", position=3))
+            found = await page(store)
+            assert values(found) == [(1, "0123456789"), (2, "y")]
+            assert found.head.dropped == 2
+
+    async def test_stream_goes_with_its_run(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
+        """And a run of the same id begins without."""
+        if await self._lacks(store):
+            return
+        await node.start("run-1", wait("go"))
+        await append(store, chunks("a"))
+        await node.step("run-1", complete())
+        clock.advance(ms=1_000)
+        report = await store.purge(PurgePolicy(finished_run_ms=1))
+        assert report.runs == 1
+        assert await store.read_streams([StreamRead(run_id="run-1", name="tokens")]) == [None]
+        await node.start("run-1", wait("go"))
+        assert values(await page(store)) == []
+
+    async def test_stream_refuses_what_is_malformed(self, store: Store, node: SampleNode) -> None:
+        """Each item for itself."""
+        if await self._lacks(store):
+            return
+        await node.start("run-1", wait("go"))
+        for bad in BAD_NAMES:
+            [answer, fine] = await store.append_streams([replace(chunks("a"), name=bad), chunks("a")])
+            check_refused(answer, InvalidInput)
+            assert isinstance(fine, Appended)
+        for wrong in (
+            {"count": -1},
+            {"position": -1},
+            {"attempt": None},
+            {"epoch": "1"},
+            {"body": Raw(b"[")},
+            {"resumes": True},
+        ):
+            check_refused(await refused(store, replace(chunks("a", position=1), **wrong)), InvalidInput)
+        for after in (None, "1", 2**70):
+            with pytest.raises(InvalidInput):
+                await store.read_streams([StreamRead(run_id="run-1", name="tokens", after=after)])  # type: ignore[arg-type]
