@@ -19,6 +19,7 @@ from holdfast.core.messages import Actor
 from holdfast.core.plans import PlanRef
 from holdfast.core.timing import Retry
 from holdfast.engine.activities.context import NonRetryable, RetryAfter, activity_context, open_artifact, put_artifact
+from holdfast.engine.activities.context import stream as stream
 from holdfast.engine.activities.secrets import EnvironmentSecrets, FileSecrets
 from holdfast.engine.activities.verification import Completed, CompletedWithoutResult, Indeterminate, NotCompleted
 from holdfast.engine.inbox.authorization import ControlRequest
@@ -26,6 +27,7 @@ from holdfast.engine.observe.logs import JsonFormatter, SecretFilter
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.retention import Retention, RetentionRule
 from holdfast.engine.run_context import bind_context, context
+from holdfast.engine.stream_reading import StreamChunk, StreamReader
 from holdfast.errors import WorkflowFailed
 from holdfast.limits import DeadLetterPolicy, Limits
 from holdfast.lock import Lock
@@ -57,6 +59,7 @@ from holdfast.program.flow.steps import Act, Child, Chorus, Cue, Scene, Signal, 
 from holdfast.program.middleware import ActivityCall, CallNext, ClientCall, WorkflowCall
 from holdfast.program.secrets import Secret, SecretProvider, SecretScope
 from holdfast.program.signals import signals, wait_signal
+from holdfast.program.streams import Stream
 from holdfast.program.tasks import Escalation, task
 from holdfast.program.values import Converter
 from holdfast.run import RunHandle
@@ -156,7 +159,10 @@ __all__ = [
     "Sleep",
     "SqliteStore",
     "StoredObject",
+    "Stream",
+    "StreamChunk",
     "StreamCodec",
+    "StreamReader",
     "Task",
     "Workflow",
     "WorkflowCall",
@@ -193,6 +199,7 @@ __all__ = [
     "span_context",
     "start",
     "step",
+    "stream",
     "task",
     "traced",
     "uuid4",

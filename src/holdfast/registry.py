@@ -42,6 +42,7 @@ class Registry:
         "built_in",
         "claimable",
         "definitions",
+        "lacks_streams",
         "limits",
         "middleware",
         "newest",
@@ -106,6 +107,8 @@ class Registry:
         """The types of search attributes that the app declares, by name."""
         self.limits = limits or Limits()
         """The bounds that its programs keep to."""
+        self.lacks_streams = False
+        """Whether the store of the node keeps no streams."""
         self.turn_s = turn_s
         """How long the code of a workflow may block its node; None sets no bound."""
 

@@ -10,12 +10,14 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.audit import Caller
 from holdfast.core.events import NULL, Event
+from holdfast.core.keys import require_step_name
 from holdfast.core.messages import AcceptedSignalResult, ControlName, SignalRequest, cancelled_text
 from holdfast.core.snapshot import RunSnapshot, project_run
 from holdfast.core.state import RunStatus
 from holdfast.engine.inbox.operator_commands import OperatorCommand
 from holdfast.engine.inbox.receipts import Receipt, Unconsumed
 from holdfast.engine.start.runtime import Runtime
+from holdfast.engine.stream_reading import StreamReader
 from holdfast.errors import InvalidInput, NotDurable, RunCancelled, RunFailed, RunTimedOut
 from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import WorkflowDefinition
@@ -71,6 +73,19 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
     async def events(self) -> list[Event]:
         """Return the whole history."""
         return await self._outside().events(self.run_id)
+
+    def stream(self, name: str, *, after: int = 0, value_type: Any = Any) -> StreamReader:
+        """Read a stream of the run, as it is written: `async for chunk in run.stream("tokens"): print(chunk.value)`.
+
+        It begins after chunk `after`, and ends when the stream is closed or the run has finished. Values are decoded as
+        `value_type`. Who was cut off goes on with `after=` the number of the last chunk that they had.
+        """
+        runtime = self._outside()
+        require_step_name("name", name)
+        if type(after) is not int or after < 0:
+            raise InvalidInput(f"after is the number of a chunk, or 0, not {after!r}", field="after")
+        values = runtime.registry.values
+        return StreamReader(runtime.streams, self.run_id, name, after, lambda raw: values.decode(raw, value_type))
 
     async def snapshot(self) -> RunSnapshot:
         """Return the run as operators see it."""

@@ -15,6 +15,10 @@ DOCS = Path(__file__).parents[2] / "docs"
     [
         ("outages.md", "receipt of o-1 True 1\n"),
         ("coming-from.md", "mailed receipt of o-1\nreceipt of o-1\n"),
+        (
+            "streams.md",
+            "1 'It'\n2 ' is'\n3 ' durable'\n4 '.'\nIt is durable.\n['done']\n",
+        ),
         ("middleware.md", "950 cents, asked for by ann\n950\n"),
     ],
 )

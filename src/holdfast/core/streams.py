@@ -1,6 +1,6 @@
 """Streams: ordered chunks that a run's activities and workflow write while they work, for readers outside.
 
-A stream is named within its run. Its chunks are numbered from 1 by the store, whoever writes them. They are kept in
+A stream is named within its run. Its chunks are numbered from 1 by the store. They are kept in
 *segments*, a JSON array of many chunks each, and are no events: a run never reads its streams, and no replay does.
 
 An activity writes as one attempt of one step. It says how many chunks of this attempt were stored before (`position`),

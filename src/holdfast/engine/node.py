@@ -29,6 +29,7 @@ from holdfast.engine.activities.context import ArtifactAccess
 from holdfast.engine.activities.heartbeats import Heartbeats
 from holdfast.engine.activities.queue_worker import QueueWorker, outcome_message
 from holdfast.engine.activities.slots import Slots
+from holdfast.engine.activities.streams import StreamAccess, StreamSender
 from holdfast.engine.completion_waiters import CompletionWaiters
 from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.engine.gc_tuning import tuned_gc
@@ -130,6 +131,9 @@ class Node:
             self.run_queue,
             self.definition_filter,
         )
+        self._streams = StreamSender(store, name, limits.stream_chunk_bytes)
+        self.owned_runs.executor.streams = StreamAccess(self._streams, self.owned_runs.epoch_of)
+        self._queue_worker.use_streams(self._streams)
         self.definition_filter.load = lambda: (len(self.owned_runs.by_id), self.activities_running)
         self._takeovers = Takeovers(store, name, self.owns)
         self._hand_over = HandOver(store, self.owned_runs, self.definition_filter, self._renew)
@@ -415,6 +419,7 @@ class Node:
             logger.warning("node %s: activities given up because they took too long: %d", self.name, given_up)
         self.owned_runs.executor.cancel_all()
         self._queue_worker.stop()
+        self._streams.close()
         self._slots.close()
         self._listener.close()
         self.completion_waiters.close()

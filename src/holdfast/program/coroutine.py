@@ -164,6 +164,8 @@ class CoroutineProgram:
         "run_id",
         "seed",
         "skipped",
+        "stream_names",
+        "stream_writes",
         "updates",
         "watch",
     )
@@ -195,6 +197,8 @@ class CoroutineProgram:
         self.problem: RunError | None = None
         self.open_sagas = 0
         self.lost_waits = _NO_STEPS
+        self.stream_names: set[str] | None = None
+        self.stream_writes: list[tuple[str, bytes, bool]] | None = None
         self.skipped: tuple[str, ...] = ()
         """Tasks and waits that operators have skipped: the workflow got None in place of an answer."""
         self.limits = limits

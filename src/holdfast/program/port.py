@@ -1,7 +1,7 @@
 """What the engine needs of a program, however that is written."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Raw
@@ -31,6 +31,13 @@ class WithForms(Protocol):
 
     forms: dict[str, "msgspec.json.Decoder[Any]"]
     """What decodes the answers of tasks, by their forms."""
+
+
+@runtime_checkable
+class WritesStreams(Protocol):
+    """A program whose code writes to streams."""
+
+    stream_writes: list[tuple[str, bytes, bool]] | None
 
 
 class Program(Protocol):
@@ -86,6 +93,11 @@ class Program(Protocol):
 
     def arranged(self, outcomes: list[Event]) -> list[Event]:
         """Return outcomes that were recorded during a pause in the order in which the program takes them."""
+        ...
+
+    @property
+    def stream_writes(self) -> list[tuple[str, bytes, bool]] | None:
+        """What the code has written to streams since the last turn; None if nothing."""
         ...
 
     handlers: dict[str, Any]

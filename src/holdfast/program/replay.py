@@ -32,7 +32,7 @@ from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.keyed_steps import is_of_engine
 from holdfast.errors import NondeterminismError
-from holdfast.program.port import EndDeferred, Program
+from holdfast.program.port import EndDeferred, Program, WritesStreams
 from holdfast.program.source import origins
 
 SHOWN_CHARS = 1_000
@@ -204,8 +204,12 @@ class Replay:
         ]
 
     def _begin_with(self, event: Event) -> list[c.Command]:
+        written = None if self.program is None else self.program.stream_writes
         self.close()
         self.program = self._begin(event)
+        if written is not None:
+            assert isinstance(self.program, WritesStreams)
+            self.program.stream_writes = written  # before the rotation, in the same turn
         self._set_replaying(self._is_replaying)
         if self.deferred or self._markers:
             self.program.defer(self.deferred.get(self.program.seed, {}))

@@ -770,6 +770,8 @@ def _unsealed_in(item: Any) -> list[Payload] | None:
             f"{item.name}|{item.signal_id}".encode()
             is_sound = codec.check(item.payload, "payload") is None and not codec.holds_sealed(item.payload)
             return found if is_sound else None
+        if isinstance(item, StreamAppend):
+            return None if codec.check(item.body, "body") else found
         if isinstance(item, port.Heartbeat) and item.details is not UNSET:
             return None if codec.check(item.details, "details") else found
     except (TypeError, AttributeError, ValueError, msgspec.MsgspecError):

@@ -582,7 +582,7 @@ class StreamStore(Protocol):
         ...
 
     async def read_streams(self, items: Sequence[StreamRead]) -> list[StreamPage | None]:
-        """Return parts of streams; None for an unknown run. A stream that nobody wrote to is empty."""
+        """Return parts of streams; None for an unknown run. A stream to which nothing was written is empty."""
         ...
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar, Token
 from datetime import timedelta
+from functools import partial
 from threading import get_ident
 from typing import Any, NoReturn
 
@@ -17,15 +18,26 @@ from msgspec import UNSET, Raw, Struct, UnsetType, field
 from holdfast.core import codec
 from holdfast.core.events import NULL, ArtifactRef
 from holdfast.core.instants import Instant
-from holdfast.core.keys import ActivityToken, write_activity_token
+from holdfast.core.keys import ActivityToken, require_step_name, write_activity_token
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
 from holdfast.core.run_context import texts_of
 from holdfast.core.state import OpenStep
-from holdfast.errors import HoldfastError, InvalidInput, NotDurable, PayloadTooLarge, SecretNotFound
-from holdfast.limits import Limits
+from holdfast.core.streams import StreamAppend
+from holdfast.engine.activities.streams import ActivityStream, StreamAccess
+from holdfast.errors import (
+    CheckpointOwnershipCapabilityError,
+    HoldfastError,
+    InvalidInput,
+    NotDurable,
+    PayloadTooLarge,
+    SecretNotFound,
+)
+from holdfast.limits import STREAMS_PER_WRITER, Limits
 from holdfast.program.callbacks import CallbackRef
+from holdfast.program.coroutine import current_program
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions
 from holdfast.program.secrets import ResolvedSecrets, enter_secrets, leave_secrets
+from holdfast.program.streams import Stream, WorkflowStream, bounded_chunk
 from holdfast.store.artifacts import Artifacts, Source
 
 Outcome = ActivitySucceeded | ActivityErrored | ActivityDetached
@@ -57,7 +69,7 @@ def is_mendable(problem: BaseException) -> bool:
     """Return whether a retry may help, as far as the error itself shows."""
     if isinstance(problem, SecretNotFound):
         return problem.retryable
-    return not isinstance(problem, NonRetryable | InvalidInput | PayloadTooLarge)
+    return not isinstance(problem, NonRetryable | InvalidInput | PayloadTooLarge | CheckpointOwnershipCapabilityError)
 
 
 class Work(Struct, frozen=True):  # the collector sees it: through its function it can reach its own node
@@ -99,6 +111,7 @@ class ActivityContext(Struct, eq=False):
     _key: str = ""
     _most_bytes: int = Limits().value_bytes
     _artifact_access: ArtifactAccess | None = None
+    _stream_access: "StreamAccess | None" = None
     details: Any = None
     """What earlier attempts, or this one, have reported last."""
     artifacts: list[ArtifactRef] = []
@@ -111,6 +124,8 @@ class ActivityContext(Struct, eq=False):
     _entered: Token[ResolvedSecrets | None] | None = None
     secrets: ResolvedSecrets | None = None
     """The values of the secrets that the attempt was given; None if it was given none."""
+    streams: "dict[str, ActivityStream] | None" = None
+    """The streams that this attempt writes to; None if it writes to none."""
 
     @property
     def run_id(self) -> str:
@@ -210,6 +225,47 @@ class ActivityContext(Struct, eq=False):
             raise InvalidInput("there is no artifact store: give the app one, or name it in HOLDFAST_ARTIFACTS__STORE")
         return self._artifact_access
 
+    def stream(self, name: str) -> ActivityStream:
+        """Return a stream of the run, to write to."""
+        require_step_name("name", name)
+        if self._is_over:
+            raise asyncio.CancelledError(f"attempt {self.attempt} of step {self.step_id} is over")
+        access = self._stream_access
+        if access is None:
+            raise NotDurable("there is no store for streams here: they are written by activities of a node")
+        access.sender.check()
+        if self.streams is None:
+            self.streams = {}
+        if name not in self.streams:
+            if len(self.streams) >= STREAMS_PER_WRITER:
+                raise InvalidInput(f"an activity writes to at most {STREAMS_PER_WRITER} streams")
+            epoch = None if access.epoch_of is None else access.epoch_of(self.run_id)
+            if access.epoch_of is not None and epoch is None:
+                raise asyncio.CancelledError(f"run {self.run_id} is not this node's any more")
+            template = StreamAppend(
+                run_id=self.run_id,
+                name=name,
+                step_id=self.step_id,
+                attempt=self.engine_attempt_id,
+                node=access.sender.node,
+                epoch=epoch,
+            )
+            self.streams[name] = ActivityStream(access.sender, template, self._loop, partial(self._chunk, name))
+        return self.streams[name]
+
+    def _chunk(self, name: str, value: Any) -> Raw:
+        if self._is_over:
+            raise asyncio.CancelledError(f"attempt {self.attempt} of step {self.step_id} is over")
+        encoded = self._work.definition.values.encode(value)
+        if self.secrets is not None:
+            encoded = self.secrets.redactor.json(encoded)
+        return bounded_chunk(encoded, self._stream_access.sender.most_bytes, name)  # type: ignore[union-attr]
+
+    async def flush_streams(self) -> None:
+        """Wait until what was written to streams is durable, or cannot be."""
+        for stream in (self.streams or {}).values():
+            await stream.flush()
+
     def complete_later(self) -> NoReturn:
         """End the activity without an outcome: the holder of its `token` reports it with `App.complete_activity`."""
         raise CompleteLater
@@ -269,6 +325,22 @@ def activity_context() -> ActivityContext:
         return CONTEXT.get()
     except LookupError:
         raise NotDurable("activity_context can only be used inside an activity that a workflow called") from None
+
+
+def stream(name: str) -> Stream:
+    """Return a stream of the run, to write to: inside an activity or a workflow, `await hf.stream("tokens").write(x)`.
+
+    Chunks are ordered and durable, and are read with `RunHandle.stream`. Those of a workflow are durable with its turn,
+    those of an activity soon after they were written, and all of them before its outcome is.
+    """
+    program = current_program()
+    if program is not None:
+        require_step_name("name", name)
+        return WorkflowStream(program, name)
+    context = current_activity()
+    if context is None:
+        raise NotDurable("stream can only be used inside a workflow, or an activity that a workflow called")
+    return context.stream(name)
 
 
 async def put_artifact(source: Source, *, kind: str = "file") -> ArtifactRef:

@@ -36,6 +36,7 @@ from holdfast.engine.activities.context import (
 )
 from holdfast.engine.activities.secrets import resolve_secrets
 from holdfast.engine.activities.slots import Slots
+from holdfast.engine.activities.streams import StreamAccess
 from holdfast.engine.activities.task_pool import TaskPool
 from holdfast.engine.activities.verification import CALL, Found, ask, before_asking, delay_before_asking_again_ms
 from holdfast.errors import InvalidInput
@@ -77,6 +78,8 @@ class ActivityExecutor:
         """The store's key for tokens."""
         self.artifacts: ArtifactAccess | None = None
         """Where activities keep artifacts, if there is such a place."""
+        self.streams: StreamAccess | None = None
+        """How activities reach the streams of their runs."""
 
     @property
     def busy(self) -> int:
@@ -145,7 +148,9 @@ class ActivityExecutor:
         assert attempt.task is not None
         loop = attempt.task.get_loop()
         details = None if work.details is NULL else codec.decode(work.details, Any)
-        context = ActivityContext(work, loop, self._on_heartbeat, self.key, self._most_bytes, self.artifacts, details)
+        context = ActivityContext(
+            work, loop, self._on_heartbeat, self.key, self._most_bytes, self.artifacts, self.streams, details
+        )
         before = CONTEXT.set(context)
         outcome: Outcome
         try:
@@ -177,6 +182,8 @@ class ActivityExecutor:
             CONTEXT.reset(before)
         except ValueError:  # the coroutine was closed half-way, in another context
             return
+        if context.streams is not None and not attempt.is_given_up:
+            await context.flush_streams()
         if not attempt.is_given_up:  # else no turn waits for it, and its run may be in the middle of a commit
             self._forget(work.run_id, step.step_id)
             self._report(work, outcome)

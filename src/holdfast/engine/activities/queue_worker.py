@@ -32,6 +32,7 @@ from holdfast.engine.activities.context import ArtifactAccess, Details, Outcome,
 from holdfast.engine.activities.executor import ActivityExecutor
 from holdfast.engine.activities.heartbeats import Heartbeats
 from holdfast.engine.activities.slots import Slots
+from holdfast.engine.activities.streams import StreamAccess, StreamSender
 from holdfast.errors import InvalidInput, StoreError
 from holdfast.limits import Limits
 from holdfast.program.definitions import ActivityOptions, decode_options
@@ -88,6 +89,10 @@ class QueueWorker:
     def use_artifacts(self, access: ArtifactAccess) -> None:
         """Let activities keep artifacts there."""
         self._executor.artifacts = access
+
+    def use_streams(self, sender: StreamSender) -> None:
+        """Let activities write to streams."""
+        self._executor.streams = StreamAccess(sender)
 
     def start(self, key: str) -> "list[asyncio.Task[None]]":
         """Begin to work, with the store's key for tokens, and return what is to be cancelled in the end."""

@@ -61,6 +61,7 @@ from holdfast.engine.retention import Retention, RetentionDuty, archive_at
 from holdfast.engine.run_context import BOUND, context_of_start
 from holdfast.engine.schedules import Declaration, Schedules, tags_of
 from holdfast.engine.start.admission import Dequeued
+from holdfast.engine.stream_reading import StreamHub
 from holdfast.engine.turns.draft import held_until, prepare_run, renamed, start_key
 from holdfast.errors import (
     ArtifactMissing,
@@ -95,7 +96,7 @@ from holdfast.store import port
 from holdfast.store.artifacts import Artifacts
 from holdfast.store.decisions import no_such_run
 from holdfast.store.joined import JoinedStore
-from holdfast.store.types import REMOTE_QUERIES, DeadLetterQuery
+from holdfast.store.types import REMOTE_QUERIES, STREAMS, DeadLetterQuery
 
 logger = logging.getLogger("holdfast.node")
 
@@ -217,6 +218,9 @@ class Runtime:
         registry.built_in[UPDATE_RUN] = _updating_activity(ref(self))
         registry.built_in[CALLBACK] = ActivityDefinition(_await_callback, CALLBACK, ActivityOptions())
         poll_s = node.options.safety_poll_s
+        registry.lacks_streams = STREAMS in store.capabilities.lacking
+        self.streams = StreamHub(store, poll_s)
+        """The streams that are read in this process."""
         self._remote = RemoteQueries(store, node.name, poll_s, self._answer_for_others, ids)
         if node.options.takes_runs and REMOTE_QUERIES not in store.capabilities.lacking:
             node.background.append(self._remote.serve)
@@ -296,6 +300,7 @@ class Runtime:
 
     async def close(self) -> None:
         """Stop sending signals, and the node."""
+        self.streams.close()
         if self.relays is not None:
             self.relays.cancel()
         try:

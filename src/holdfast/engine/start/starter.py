@@ -119,7 +119,7 @@ class FirstTurns:
 
 def _begun(new: NewRun, turn: Turn) -> NewRun | None:
     """Return the run as it is after the turn, or None if a creation cannot carry all that the turn writes."""
-    others = turn.jobs or turn.jobs_closed or turn.starts or turn.sends or turn.dead or turn.received
+    others = turn.jobs or turn.jobs_closed or turn.starts or turn.sends or turn.dead or turn.received or turn.streams
     if others or turn.snapshot.status is not RUNNING:
         return None
     return replace(

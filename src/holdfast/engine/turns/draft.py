@@ -45,6 +45,7 @@ from holdfast.core.messages import (
 from holdfast.core.plans import HELD_LEVEL, level_needed
 from holdfast.core.run_timeouts import put_off
 from holdfast.core.state import CANCELLED, PAUSED, PENDING, OpenStep, RunState, fold_onto, own_copy
+from holdfast.core.streams import StreamChunks
 from holdfast.errors import HoldfastError, InvalidInput, VersionMismatch
 from holdfast.limits import Limits
 from holdfast.store.port import Job, LoadedRun, NewRun, Turn
@@ -86,6 +87,7 @@ class TurnDraft(Struct, gc=False, eq=False):
     _has_keys: bool = False
     _admission: AdmissionRequest | None = None
     _touched: dict[str, OpenStep] = {}
+    streams: tuple[StreamChunks, ...] = ()
 
     def __post_init__(self) -> None:
         self._before = self.state
@@ -203,7 +205,7 @@ class TurnDraft(Struct, gc=False, eq=False):
             self._read_on()
         self.snapshot = runtime_snapshot(self.state)
         head, changes, sends = self._loaded.head, NO_CHANGES, self._sent
-        if is_plain and not (self._dead or sends or self._queued or self._admission is not None):
+        if is_plain and not (self._dead or sends or self._queued or self.streams or self._admission is not None):
             return Turn(
                 run_id=head.run_id,
                 expected_version=self._before.version,
@@ -249,6 +251,7 @@ class TurnDraft(Struct, gc=False, eq=False):
             dead=self._dead,
             attributes=self.state.attributes if e.AttributesSet in self.kinds else None,
             admission=admission,
+            streams=self.streams,
         )
 
     def _look_over(self) -> bool:

@@ -43,6 +43,7 @@ from holdfast.core.messages import (
 from holdfast.core.plans import HELD_LEVEL, is_plan
 from holdfast.core.run_timeouts import is_timeout
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, OpenStep, RunState, state_of
+from holdfast.core.streams import StreamChunks
 from holdfast.core.tasks import task_operations
 from holdfast.core.timing import step_options
 from holdfast.engine.history import head_of, read_histories, read_since_rotation, wait_for_event
@@ -67,8 +68,9 @@ from holdfast.program.flow.program import FlowProgram
 from holdfast.program.outcomes import error_info
 from holdfast.program.plan.definition import PlanDefinition
 from holdfast.program.plan.program import PlanProgram
-from holdfast.program.port import EndDeferred, Program
+from holdfast.program.port import EndDeferred, Program, WritesStreams
 from holdfast.program.replay import CONCERN_PROGRAM, Replay
+from holdfast.program.streams import chunks_of
 from holdfast.program.tasks import answer_check
 from holdfast.registry import Registry
 from holdfast.store.payloads import refuse_sealed
@@ -301,6 +303,9 @@ def take_turn(
         turn.run([*messages, *inputs])
         if begun:
             turn.lose(begun)
+        program = cached.replay.program
+        if program is not None and program.stream_writes is not None:
+            draft.streams = _written(program, cached.registry)
         cached.ahead = draft, None
         return cached.ahead
     except EndDeferred as deferred:
@@ -312,6 +317,16 @@ def take_turn(
         stuck = _stuck(problem)
         cached.ahead = pause_turn(cached.state, loaded, inputs, stuck, now, node, limits), stuck
         return cached.ahead
+
+
+def _written(program: Program, registry: Registry) -> tuple[StreamChunks, ...]:
+    """Return what the code has written to streams in this turn."""
+    assert isinstance(program, WritesStreams)
+    assert program.stream_writes is not None
+    if registry.lacks_streams:
+        raise RunError("the workflow writes to a stream, and the store keeps none: use another store for it")
+    writes, program.stream_writes = program.stream_writes, None
+    return chunks_of(writes)
 
 
 def pause_turn(

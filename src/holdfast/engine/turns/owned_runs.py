@@ -308,6 +308,11 @@ class OwnedRuns:
             self.to_load.append(run_id)
         self.changed.set()
 
+    def epoch_of(self, run_id: str) -> int | None:
+        """Return the epoch at which this node owns a run, or None if it does not."""
+        owned = self.by_id.get(run_id)
+        return None if owned is None else owned.loaded.head.lease_epoch
+
     def _on_outcome(self, work: Work, outcome: Outcome) -> None:
         owned = self.by_id.get(work.run_id)
         if owned is not None and owned.loaded.head.losses:

@@ -78,6 +78,9 @@ _Result = tuple[Raw, ErrorInfo | None]
 class FlowProgram:
     """One run of a flow."""
 
+    stream_writes = None
+    """It writes to no streams: only its activities do."""
+
     __slots__ = (
         "_at",
         "_carried",

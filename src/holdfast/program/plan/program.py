@@ -136,6 +136,9 @@ class _Done(Struct, rename={"done": DONE}):
 class PlanProgram:
     """One run of a plan."""
 
+    stream_writes = None
+    """It writes to no streams: only its activities do."""
+
     def __init__(
         self,
         definition: PlanDefinition,

@@ -46,7 +46,7 @@ from holdfast.store.memory.tokens import Tokens
 from holdfast.store.s3.admission import Admission
 from holdfast.store.s3.bucket import Bucket
 from holdfast.store.s3.bulletins import StoredBulletins
-from holdfast.store.s3.bus import OUTBOX, WithoutBus, nothing
+from holdfast.store.s3.bus import OUTBOX, WithoutBus, WithoutStreams, nothing
 from holdfast.store.s3.create import Creator, deliver_all
 from holdfast.store.s3.documents import (
     Document,
@@ -69,7 +69,6 @@ from holdfast.store.s3.schedules import SchedulesDocument, StoredSchedules
 from holdfast.store.s3.server_time import ServerTime
 from holdfast.store.s3.shards import GRACE
 from holdfast.store.s3.signals import SignalObjects
-from holdfast.store.s3.streams import WithoutStreams
 from holdfast.store.s3.summary import Summary
 from holdfast.store.s3.transfer import S3Transfer
 from holdfast.store.transfer import Transfer
