@@ -42,6 +42,7 @@ VERBS: dict[str, Callable[[RunHandle[Any]], Awaitable[Any]]] = {
     "events": lambda run: run.events(),
     "mailbox": lambda run: run.mailbox(),
     "receipt": lambda run: run.receipt("go", "nobody sent it"),
+    "stream": lambda run: whole_stream(run),
 }
 DONE = (RunTerminal,) * 3
 ACCEPTED = (AcceptedSignalResult,) * 4
@@ -69,7 +70,12 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "events": (list,) * 7,
     "mailbox": ([],) * 7,
     "receipt": (NotFound,) * 7,
+    "stream": (WAITS, WAITS, WAITS, WAITS, ["begun"], ["begun"], ["begun"]),
 }
+
+
+async def whole_stream(run: RunHandle[Any]) -> list[Any]:
+    return [chunk.value async for chunk in run.stream("progress")]
 
 
 def talker() -> tuple[hf.App, Workflow[..., Any]]:
@@ -79,6 +85,7 @@ def talker() -> tuple[hf.App, Workflow[..., Any]]:
     async def order() -> str:
         hf.on_query("colour", lambda: "blue")
         hf.on_update("double", lambda number: 2 * number)
+        await hf.stream("progress").write("begun")
         word = await hf.wait_signal("go", str)
         if word == "fail":
             raise ValueError("as asked for")
