@@ -55,7 +55,7 @@ class Run:
         self.records: dict[tuple[str, str, str], ActivityRecord] = {}
         self.work: dict[str, Work] = {}
         self.letters: dict[str, DeadLetter] = {}
-        self.streams = Streams()
+        self._streams: Streams | None = None  # most runs write none
         self.attributes = new.snapshot.attributes
         self.head = new_head(new, owner, now)
         self._append(new.events, 0, now)
@@ -64,6 +64,13 @@ class Run:
         if starts_at is not None:
             self.messages = {signal_id: (starts_at, message) for signal_id, (_, message) in self.messages.items()}
         self.head = replace(self.head, ready_at=self._ready_at(0, now), queued_at=now if starts_at == NEVER else None)
+
+    @property
+    def streams(self) -> Streams:
+        """The streams of the run."""
+        if self._streams is None:
+            self._streams = Streams()
+        return self._streams
 
     @property
     def has_begun(self) -> bool:

@@ -287,7 +287,8 @@ class MemoryStore:
         return answer
 
     def _send_out(self, turn: port.Turn, run: Run, now: Instant) -> None:
-        run.streams.write(turn.run_id, turn.streams, self._limits.stream_bytes, now)
+        if turn.streams:
+            run.streams.write(turn.run_id, turn.streams, self._limits.stream_bytes, now)
         started = [self._create(new, None, now) for new in decisions.never_rejected(turn.starts)]
         sent = [self._send(turn, item, now) for item in turn.sends]
         left = outgoing.left_of(turn, started, sent, now)
