@@ -23,6 +23,7 @@ from holdfast.core.messages import ActivityOutcome, activity_completed
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule, ScheduleSpec
 from holdfast.core.state import COMPLETED, retry_token
+from holdfast.core.streams import Appended, StreamAppend, StreamPage, StreamRead
 from holdfast.errors import CheckpointOwnershipCapabilityError, Conflict, InvalidInput
 from holdfast.store.copy import copy_store
 from holdfast.store.memory import MemoryStore
@@ -104,6 +105,33 @@ async def make(request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualClo
         database.__exit__(None, None, None)
 
 
+WRITER: dict[str, Any] = {
+    "run_id": "talks",
+    "name": "tokens",
+    "step_id": "ask:1",
+    "attempt": 1,
+    "node": "node-a",
+    "epoch": 1,
+}
+
+
+async def stream(store: Store, given: StreamAppend) -> None:
+    """Append to a stream."""
+    [answer] = await store.append_streams([given])
+    assert isinstance(answer, Appended), answer
+
+
+async def read_streams(store: Store) -> list[StreamPage | None]:
+    """Read both streams, page by page."""
+    pages = [await store.read_streams([StreamRead(run_id="talks", name="other")])]
+    after, last = 0, 1
+    while after < last:
+        pages.append(await store.read_streams([StreamRead(run_id="talks", name="tokens", after=after)]))
+        assert pages[-1][0] is not None
+        after, last = after + sum(each.count for each in pages[-1][0].segments), pages[-1][0].head.last_seq
+    return [each for page in pages for each in page]
+
+
 async def fill(store: Store, clock: VirtualClock) -> None:
     """Put one of everything into a store, with times that differ."""
     node = SampleNode(store)
@@ -130,6 +158,11 @@ async def fill(store: Store, clock: VirtualClock) -> None:
         await node.step("long" if number else (await node.start("long")).head.run_id, marker(f"m{number}"))
     await node.step("long", complete({"x": 1}))
     await store.create([new_run("idle", now=await store.now(), tenant="acme", plan=None)])
+    await node.start("talks", wait("go"))
+    for number in range(80):  # more than a head holds
+        await stream(store, StreamAppend(**WRITER, position=number, count=1, body=hf_raw([[number, "é" * 1_000]])))
+    await stream(store, StreamAppend(**WRITER | {"attempt": 2}, count=2, body=hf_raw(["again", None])))
+    await stream(store, StreamAppend(**WRITER | {"name": "other", "step_id": "tell:1"}, closes=True))
     await store.put_tokens([access_token(), access_token("fedcba9876543210", tenant="acme")])
     await store.put_plan("acme", SHA, b"steps: []")
     plan = RegisteredPlan(tenant="acme", plan_id="p", plan_version="1", sha256=SHA, registered_by="ann")
@@ -155,13 +188,17 @@ async def test_everything_arrives_as_it_was(make: Make, clock: VirtualClock, sou
     here, there = await make(source), await make(target)
     await fill(here, clock)
     report = await copy_store(here, there)
-    assert (report.runs, report.runs_written, report.unfinished_runs) == (5, 5, 4)
+    assert (report.runs, report.runs_written, report.unfinished_runs) == (6, 6, 5)
     assert (report.signals, report.unconsumed_signals, report.dead_letters, report.jobs) == (3, 2, 1, 1)
-    assert (report.open_waits, report.tasks, report.schedules, report.tokens, report.plans) == (1, 1, 1, 2, 1)
+    assert (report.open_waits, report.tasks, report.schedules, report.tokens, report.plans) == (2, 1, 1, 2, 1)
     before, after = await read_picture(here), await read_picture(there)
     for part in before:
         assert after[part] == before[part], part
     assert await there.find(AuditQuery()) == await here.find(AuditQuery())
+    streams = await read_streams(there)
+    assert streams == await read_streams(here)
+    assert streams[-1] is not None
+    assert streams[-1].head.last_seq == 82
     assert await there.get_key("completion") == "00" * 32
     assert await there.get_plan("acme", SHA) == b"steps: []"
     [schedule] = await there.find(ScheduleQuery())
@@ -171,6 +208,11 @@ async def test_everything_arrives_as_it_was(make: Make, clock: VirtualClock, sou
     assert isinstance(again, Duplicate), "the id of a signal stays used"
     claimed = await SampleNode(there, "node-c").claim()
     assert {run.head.run_id for run in claimed} >= {"waits", "works", "idle"}
+    [owned] = [run for run in claimed if run.head.run_id == "talks"]
+    resumes = WRITER | {"attempt": 3, "node": "node-c", "epoch": owned.head.lease_epoch, "resumes": True}
+    [resumed] = await there.append_streams([StreamAppend(**resumes)])
+    assert isinstance(resumed, Appended)
+    assert resumed.position == 2, "who wrote what is known"
     assert (await SampleNode(there, "node-c").step("waits", complete())).head.finished_at is not None
 
 

@@ -320,7 +320,7 @@ async def test_a_head_of_a_newer_format_or_a_damaged_one_is_a_typed_error(object
 @pytest.mark.contract("BUS-1", open="a bucket has no outbox, and refuses sinks")
 async def test_a_sink_is_refused_with_the_capability_that_is_missing(objects: FaultyObjects) -> None:
     store = opened(objects)
-    assert store.capabilities.lacking == {"outbox", "remote queries", "streams"}
+    assert store.capabilities.lacking == {"outbox", "remote queries"}
     assert store.capabilities.scan_consistency == "eventual"
     sink = Sink(name="hook", kind="webhook", address="https://example.com/hook", secret="hook/key")
     with pytest.raises(CheckpointOwnershipCapabilityError, match="outbox"):

@@ -1,7 +1,7 @@
-"""What a bucket lacks: the event bus, and streams.
+"""What a bucket lacks: the event bus.
 
 It has no outbox yet, so a sink is refused before anything would have to reach it. Every verb has a defined answer:
-without sinks there is nothing to settle, to replay or to give up. Who writes or reads a stream is refused.
+without sinks there is nothing to settle, to replay or to give up.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,10 +11,8 @@ from holdfast.core.audit import AuditEntry
 from holdfast.core.bus import BusAlert, OutboxReplay, OutboxSettlement, Replayed, Sink, SinkProgress
 from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.instants import Instant
-from holdfast.core.streams import Appended, StreamAppend, StreamPage, StreamRead
 from holdfast.limits import Limits
 from holdfast.store import decisions, port, validation
-from holdfast.store.types import STREAMS
 
 OUTBOX = "outbox"
 
@@ -58,24 +56,6 @@ class WithoutBus:
         validation.check_audit(() if audit is None else (audit,), self._limits)
         await self._now()
         return [port.Refused(decisions.no_such_letter(id_)) for id_ in ids]
-
-
-class WithoutStreams:
-    """The verbs of streams on a store that has none."""
-
-    capabilities: port.Capabilities
-    _limits: Limits
-    _now: Callable[[], Awaitable[Instant]]
-
-    async def append_streams(self, items: Sequence[StreamAppend]) -> list[Appended | port.Refused]:
-        validation.check_batch(items, self._limits)
-        await self._now()
-        raise validation.lacks(self, STREAMS, "a stream")
-
-    async def read_streams(self, items: Sequence[StreamRead]) -> list[StreamPage | None]:
-        validation.check_stream_reads(items, self._limits)
-        await self._now()
-        raise validation.lacks(self, STREAMS, "a stream")
 
 
 async def nothing(query: Any) -> port.Found[Any]:

@@ -33,9 +33,13 @@ from holdfast.store import port, validation
 from holdfast.store.memory.jobs import Work
 from holdfast.store.memory.run import NEVER, Run
 from holdfast.store.outgoing import Left, left_of
+from holdfast.store.s3.streams import StoredStreams, StreamRecord
 
-FORMAT = 1
+FORMAT = 2
 """The format of heads. A reader refuses a newer one."""
+
+WITHOUT_STREAMS = 1
+"""The format of a head whose run has written no stream: also what did not know streams can go on with it."""
 
 MARKS = 32
 """How many writers' marks a head keeps: so many others may write between a write and the look for it."""
@@ -231,6 +235,7 @@ class HeadRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     audit: tuple[AuditEntry, ...] = ()
     admission: AdmissionRequest | None = None
     attributes: Attributes = {}
+    streams: dict[str, StreamRecord] = {}
 
 
 def segment_key(run_id: str, first: int, mark: str) -> str:
@@ -259,6 +264,7 @@ class StoredRun(Run):
     marks: tuple[str, ...]
     writes: int
     """How often the head was written."""
+    streams: StoredStreams
 
     def __init__(self, new: port.NewRun, owner: str | None, now: Instant, order: int) -> None:
         self.order = order
@@ -274,12 +280,13 @@ class StoredRun(Run):
         self.writes = 0
         is_queued = new.admission is not None
         super().__init__(new, None if is_queued else owner, now, NEVER if is_queued else None)
+        self.streams = StoredStreams()
 
     def copy(self) -> "StoredRun":
         """Return a run that can be changed while this one stays as it is."""
         made = StoredRun.__new__(StoredRun)
         for name, value in vars(self).items():
-            setattr(made, name, value.copy() if isinstance(value, dict | list) else value)
+            setattr(made, name, value.copy() if isinstance(value, dict | list | StoredStreams) else value)
         return made
 
     @property
@@ -452,7 +459,7 @@ def encode_run(run: StoredRun, mark: str) -> bytes:
     run.writes += 1
     run.received = (run.received or [])[-RECEIVED:]
     record = HeadRecord(
-        format=FORMAT,
+        format=FORMAT if run.streams else WITHOUT_STREAMS,
         marks=run.marks,
         writes=run.writes,
         order=run.order,
@@ -479,6 +486,7 @@ def encode_run(run: StoredRun, mark: str) -> bytes:
         audit=run.audit,
         admission=run.admission,
         attributes=run.attributes,
+        streams=run.streams.records(),
     )
     return _encoder.encode(record)
 
@@ -509,6 +517,9 @@ def decode_run(data: bytes, key: str) -> StoredRun:
     run.records = {(each.activity_name, each.step_id, each.idempotency_key): each for each in record.records}
     run.work = {step_id: _work_of(work) for step_id, work in record.work.items()}
     run.letters = {letter.letter_id: letter for letter in record.letters}
+    run.streams = StoredStreams()
+    for name, stream in record.streams.items():
+        run.streams.add(record.head.run_id, name, stream)
     return run
 
 

@@ -82,6 +82,8 @@ class Heads:
         if cut is not None:
             segment, events = cut
             await self._bucket.put(segment.key, events)
+        for key, chunks in run.streams.cut(run.head.run_id, mark):
+            await self._bucket.put(key, chunks)
         run.older = None
         data = encode_run(run, mark)
         with self._noted(run.head.run_id):

@@ -32,7 +32,8 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
-from holdfast.errors import StoreUnavailable
+from holdfast.core.streams import Appended, StreamAppend, StreamPage, StreamRead
+from holdfast.errors import CallerError, StoreCorrupt, StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.store import decisions, health, port, validation
 from holdfast.store.joined import JoinedStore, no_transactions
@@ -46,7 +47,7 @@ from holdfast.store.memory.tokens import Tokens
 from holdfast.store.s3.admission import Admission
 from holdfast.store.s3.bucket import Bucket
 from holdfast.store.s3.bulletins import StoredBulletins
-from holdfast.store.s3.bus import OUTBOX, WithoutBus, WithoutStreams, nothing
+from holdfast.store.s3.bus import OUTBOX, WithoutBus, nothing
 from holdfast.store.s3.create import Creator, deliver_all
 from holdfast.store.s3.documents import (
     Document,
@@ -69,14 +70,16 @@ from holdfast.store.s3.schedules import SchedulesDocument, StoredSchedules
 from holdfast.store.s3.server_time import ServerTime
 from holdfast.store.s3.shards import GRACE
 from holdfast.store.s3.signals import SignalObjects
+from holdfast.store.s3.streams import StreamParts, append_all
 from holdfast.store.s3.summary import Summary
 from holdfast.store.s3.transfer import S3Transfer
 from holdfast.store.transfer import Transfer
-from holdfast.store.types import REMOTE_QUERIES, STREAMS, creations_may_wake_others, within
+from holdfast.store.types import REMOTE_QUERIES, creations_may_wake_others, within
 from holdfast.store.wakeups import Wakeups, may_wake_others
 
 T = TypeVar("T")
 Row = TypeVar("Row")
+Item = TypeVar("Item", SignalRequest | Message, StreamAppend)
 
 FRESH = 1_000_000
 """How old, in microseconds, what is known may be when a node asks how long it can sleep, or whom it can admit."""
@@ -84,11 +87,14 @@ FRESH = 1_000_000
 SWEEP = "sweep of the bucket"
 """The host lock of the process that compares all heads."""
 
+STREAMS_ANNOUNCED = 1_000_000
+"""How often, in microseconds, a process announces that streams have grown: others look no more often than that."""
+
 LOOKED = 4_000_000
 """How recently, in microseconds, a node must have claimed for a look of its own to be spared."""
 
 
-class S3Store(WithoutBus, WithoutStreams):
+class S3Store(WithoutBus):
     """A store in a bucket. Make it with `open`. For so long as `grace` a run is left to the node of its shard."""
 
     def __init__(
@@ -105,7 +111,7 @@ class S3Store(WithoutBus, WithoutStreams):
             atomic_batch=False,
             read_after_write=True,
             scan_consistency="eventual",
-            lacking=frozenset({OUTBOX, REMOTE_QUERIES, STREAMS}),
+            lacking=frozenset({OUTBOX, REMOTE_QUERIES}),
         )
         self.extend_lease = None  # a lease is renewed by a request, which needs the loop
         self.bucket = bucket
@@ -123,6 +129,8 @@ class S3Store(WithoutBus, WithoutStreams):
         self._leases = Leases(bucket, self._mirror, self._heads, self._secrets, self._follow, grace)
         self._jobs = Jobs(self._mirror, self._heads)
         self._objects = Objects(bucket)
+        self._stream_parts = StreamParts(bucket)
+        self._streams_announced_at = 0
         self._tokens = Document(bucket, self._secrets, "tokens.json", TokensDocument())
         self._bulletins = StoredBulletins(bucket, self._secrets)
         self._locks = Document(bucket, self._secrets, "locks.json", LocksDocument())
@@ -259,7 +267,9 @@ class S3Store(WithoutBus, WithoutStreams):
         await self._now()
         most = self._limits.page_items if limit is None else validation.check_page(limit)
         held = await self._mirror.fetch(run_id) if run_id else None
-        events = [] if held is None else await self._heads.events(held.run, max(after, 0), most)
+        if held is None:
+            return []
+        events = await self._unless_deleted(held.run, self._heads.events(held.run, max(after, 0), most)) or []
         return list(within(events, most_bytes, lambda event: len(codec.encode_body(event.data))))
 
     async def deliver(
@@ -268,23 +278,11 @@ class S3Store(WithoutBus, WithoutStreams):
         now = await self._now()
         validation.check_batch(items, self._limits)
         validation.require_for_signals(self, (item for item in items if isinstance(item, SignalRequest)))
-        answers: list[Any] = [None] * len(items)
-        by_run: dict[str, list[int]] = {}
-        for place, item in enumerate(items):
-            problem = validation.check_item(item, self._limits)
-            if problem is None:
-                by_run.setdefault(item.run_id, []).append(place)
-            else:
-                answers[place] = port.Refused(problem)
-
-        async def to_run(run_id: str, places: list[int]) -> None:
-            mine = [items[place] for place in places]
-            given = await self._heads.change(run_id, lambda run: deliver_all(run, mine, self._limits, now))
-            missing = port.Refused(decisions.no_such_run(run_id))
-            for place, answer in zip(places, given or [missing] * len(places), strict=True):
-                answers[place] = answer
-
-        await asyncio.gather(*(to_run(run_id, places) for run_id, places in by_run.items()))
+        answers = await self._change_each(
+            items,
+            lambda item: validation.check_item(item, self._limits),
+            lambda run, mine: deliver_all(run, mine, self._limits, now),
+        )
         await self._announce()
         return answers
 
@@ -292,7 +290,6 @@ class S3Store(WithoutBus, WithoutStreams):
         now = await self._now()
         validation.check_batch(turns, self._limits)
         validation.require_for_records(self, turns)
-        validation.require_for_streams(self, turns)
         answers: list[Any] = [None] * len(turns)
         for wave in _waves([{turn.run_id} for turn in turns], [bool(turn.starts or turn.sends) for turn in turns]):
             committed = await asyncio.gather(*(self._commit(turns[place], now) for place in wave))
@@ -309,6 +306,7 @@ class S3Store(WithoutBus, WithoutStreams):
                 return answer, None
             if before == turn.expected_version:
                 run.keep_outgoing(turn, now)
+                run.streams.write(turn.run_id, turn.streams, self._limits.stream_bytes, now)
                 if turn.admission is not None:
                     run.admission = decisions.unrejected(turn.admission)
             has_moved = run.is_finished or run.has_begun != was_begun
@@ -701,6 +699,38 @@ class S3Store(WithoutBus, WithoutStreams):
         found = await self._bulletins.find(query, await self._now())
         return port.Found(self._page(found, query.limit))
 
+    # --- StreamStore
+
+    async def append_streams(self, items: Sequence[StreamAppend]) -> list[Appended | port.Refused]:
+        validation.check_batch(items, self._limits)
+        now = await self._now()
+        answers = await self._change_each(
+            items,
+            validation.check_append,
+            lambda run, mine: append_all(run.streams, mine, run.fence_of, self._limits, now),
+        )
+        if now - self._streams_announced_at >= STREAMS_ANNOUNCED:
+            self._streams_announced_at = now
+            await self._heads.announce()
+        self.wakeups.notify("streams")
+        return answers
+
+    async def read_streams(self, items: Sequence[StreamRead]) -> list[StreamPage | None]:
+        validation.check_stream_reads(items, self._limits)
+        await self._now()
+        run_ids = dict.fromkeys(asked.run_id for asked in items)
+        found = await asyncio.gather(*map(self._mirror.fetch, run_ids))
+        runs = {run_id: held.run for run_id, held in zip(run_ids, found, strict=True) if held is not None}
+
+        async def page(asked: StreamRead) -> StreamPage | None:
+            run = runs.get(asked.run_id)
+            if run is None:
+                return None
+            read = self._stream_parts.page(asked.run_id, run.streams, asked, run.is_finished)
+            return await self._unless_deleted(run, read)
+
+        return list(await asyncio.gather(*map(page, items)))
+
     # --- ScheduleStore
 
     async def commit_schedule(
@@ -729,6 +759,44 @@ class S3Store(WithoutBus, WithoutStreams):
         return is_deleted
 
     # --- what several verbs need
+
+    async def _change_each(
+        self,
+        items: Sequence[Item],
+        check: Callable[[Item], CallerError | None],
+        decide: Callable[[StoredRun, list[Item]], Sequence[Any]],
+    ) -> list[Any]:
+        """Decide on items that name a run, those of one run together, and return the answers in their order."""
+        answers: list[Any] = [None] * len(items)
+        by_run: dict[str, list[int]] = {}
+        for place, item in enumerate(items):
+            problem = check(item)
+            if problem is None:
+                by_run.setdefault(item.run_id, []).append(place)
+            else:
+                answers[place] = port.Refused(problem)
+
+        async def on_run(run_id: str, places: list[int]) -> None:
+            mine = [items[place] for place in places]
+            given = await self._heads.change(run_id, lambda run: decide(run, mine))
+            missing = port.Refused(decisions.no_such_run(run_id))
+            for place, answer in zip(places, given or [missing] * len(places), strict=True):
+                answers[place] = answer
+
+        await asyncio.gather(*(on_run(run_id, places) for run_id, places in by_run.items()))
+        return answers
+
+    async def _unless_deleted(self, run: StoredRun, read: Awaitable[T]) -> T | None:
+        """Return what was read of a run; None if a part of it is gone because the run is deleted just now.
+
+        The request of a run is deleted first, its head last.
+        """
+        try:
+            return await read
+        except StoreCorrupt:
+            if await self._creator.is_requested(run.request_key):
+                raise
+            return None
 
     def _page(self, found: list[T], limit: int) -> list[T]:
         return found[: min(validation.check_page(limit), self._limits.page_items)]

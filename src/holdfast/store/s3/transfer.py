@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from holdfast.clock import Secrets
 from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
-from holdfast.store import port, validation
+from holdfast.store import port
 from holdfast.store.s3.bucket import Bucket
 from holdfast.store.s3.create import RequestRecord
 from holdfast.store.s3.documents import Objects
@@ -21,8 +21,8 @@ from holdfast.store.s3.head import StoredRun, encode_run
 from holdfast.store.s3.heads import Heads
 from holdfast.store.s3.mirror import Held, Mirror
 from holdfast.store.s3.retention import Retention
+from holdfast.store.s3.streams import StoredStreams, StreamParts
 from holdfast.store.transfer import WholeRun
-from holdfast.store.types import STREAMS
 
 ALL = 1 << 40
 
@@ -42,6 +42,7 @@ class S3Transfer:
         settle: Callable[[Instant], Awaitable[None]],
     ) -> None:
         self._bucket = bucket
+        self._parts = StreamParts(bucket)
         self._mirror = mirror
         self._heads = heads
         self._objects = objects
@@ -81,6 +82,7 @@ class S3Transfer:
             letters=tuple(run.letters.values()),
             attributes=run.attributes,
             has_place=run.admission is not None and not run.is_finished,
+            streams=await self._parts.whole(run.head.run_id, run.streams),
         )
 
     async def write_runs(self, runs: Sequence[WholeRun]) -> None:
@@ -92,8 +94,6 @@ class S3Transfer:
         await self._heads.announce()
 
     async def _write(self, whole: WholeRun, order: int) -> None:
-        if whole.streams:
-            raise validation.lacks(self, STREAMS, f"the stream {whole.streams[0].name!r} of run {whole.head.run_id}")
         there = await self._mirror.fetch(whole.head.run_id)
         if there is not None:
             await self._heads.delete(there.run, ())
@@ -102,6 +102,8 @@ class S3Transfer:
         while (cut := run.with_segment(mark)) is not None:
             segment, events = cut
             await self._bucket.put(segment.key, events)
+        for key, chunks in run.streams.cut(whole.head.run_id, mark):
+            await self._bucket.put(key, chunks)
         record = RequestRecord(whole.head.run_id, run.input_sha256, encode_run(run.copy(), mark).decode(), mark)
         await self._bucket.put(f"requests/{run.request_key}", msgspec.json.encode(record))
         await self._heads.create(run)
@@ -136,4 +138,7 @@ def stored_run(whole: WholeRun, order: int) -> StoredRun:
         step_id: replace(work, visible_at=0) if work.job is None else work for step_id, work in whole.work.items()
     }
     run.letters = {letter.letter_id: letter for letter in whole.letters}
+    run.streams = StoredStreams()
+    for stream in whole.streams:
+        run.streams.add_whole(stream)
     return run
