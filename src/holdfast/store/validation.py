@@ -59,7 +59,6 @@ from holdfast.settings import Ownership
 from holdfast.store.decisions import LIFE, first_signals, not_waiting
 from holdfast.store.port import RunStore
 from holdfast.store.types import (
-    STREAMS,
     ArchivedRun,
     EventQuery,
     Existing,
@@ -122,12 +121,6 @@ def require_for_records(store: RunStore, items: Iterable[Turn | NewRun]) -> None
     """Refuse turns and new runs with activity records on a store that could not store each exactly once."""
     if not store.capabilities.conditional_batch and any(getattr(item, "records", ()) for item in items):
         require_conditional_batch(store, "activity reconciliation")
-
-
-def require_for_streams(store: RunStore, turns: Iterable[Turn]) -> None:
-    """Refuse turns that append to streams on a store that keeps none."""
-    if STREAMS in store.capabilities.lacking and any(turn.streams for turn in turns):
-        raise lacks(store, STREAMS, "a stream")
 
 
 def check_batch(items: Sequence[Any], limits: Limits) -> None:

@@ -264,7 +264,7 @@ class StoredRun(Run):
     marks: tuple[str, ...]
     writes: int
     """How often the head was written."""
-    streams: StoredStreams
+    _streams: StoredStreams
 
     def __init__(self, new: port.NewRun, owner: str | None, now: Instant, order: int) -> None:
         self.order = order
@@ -280,7 +280,7 @@ class StoredRun(Run):
         self.writes = 0
         is_queued = new.admission is not None
         super().__init__(new, None if is_queued else owner, now, NEVER if is_queued else None)
-        self.streams = StoredStreams()
+        self._streams = StoredStreams()
 
     def copy(self) -> "StoredRun":
         """Return a run that can be changed while this one stays as it is."""
@@ -288,6 +288,11 @@ class StoredRun(Run):
         for name, value in vars(self).items():
             setattr(made, name, value.copy() if isinstance(value, dict | list | StoredStreams) else value)
         return made
+
+    @property
+    def streams(self) -> StoredStreams:
+        """The streams of the run."""
+        return self._streams
 
     @property
     def identity(self) -> str:
@@ -517,7 +522,7 @@ def decode_run(data: bytes, key: str) -> StoredRun:
     run.records = {(each.activity_name, each.step_id, each.idempotency_key): each for each in record.records}
     run.work = {step_id: _work_of(work) for step_id, work in record.work.items()}
     run.letters = {letter.letter_id: letter for letter in record.letters}
-    run.streams = StoredStreams()
+    run._streams = StoredStreams()
     for name, stream in record.streams.items():
         run.streams.add(record.head.run_id, name, stream)
     return run

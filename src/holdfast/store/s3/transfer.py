@@ -138,7 +138,7 @@ def stored_run(whole: WholeRun, order: int) -> StoredRun:
         step_id: replace(work, visible_at=0) if work.job is None else work for step_id, work in whole.work.items()
     }
     run.letters = {letter.letter_id: letter for letter in whole.letters}
-    run.streams = StoredStreams()
+    run._streams = StoredStreams()
     for stream in whole.streams:
         run.streams.add_whole(stream)
     return run
