@@ -108,6 +108,7 @@ soak: $(DEV_STAMP) ## Play simulated crashes for twenty minutes, kill 1,000 writ
 	@TEST_RELAY_KILLS=100 TEST_RELAY_RUNS=2000 $(BIN)/pytest -q -s -n 0 tests/bus/test_killed_relay.py
 	@TEST_S3_SERVER=1 TEST_S3_SEQUENCES=20 $(BIN)/pytest -q -n $(CORES) tests/store/test_s3.py tests/store/test_differential.py
 	@TEST_S3_SERVER=1 $(BIN)/pytest -q -n $(CORES) -k s3 tests/engine
+	@TEST_PARKED_RUNS=100000 $(BIN)/pytest -q -n 0 tests/store/test_s3_finding.py -k idle_process
 	@$(BIN)/python -m tests.chaos --store s3 --nodes 8 --runs 320 --works 62 --seconds 600 --to-the-end --killed-every-s 1 --patience-s 180 --turns 20000
 	@TEST_PAYMENTS=5000 $(BIN)/pytest -q -s tests/payments/test_schedules.py
 	@TEST_EXAMPLES=20 $(BIN)/pytest -q tests/service/test_openapi.py tests/core/test_redaction.py

@@ -34,13 +34,11 @@ class MortalBucket(Bucket):
         self._last_write = last_write
         self._is_written = is_written
 
-    async def _patiently(
-        self, kind: str, ask: Callable[[], Awaitable[T]], size: int = 0, *, is_bounded: bool = True
-    ) -> T:
+    async def _patiently(self, kind: str, ask: Callable[[], Awaitable[T]], size: int = 0, *, slower: int = 0) -> T:
         self.writes += kind == "PUT"
         is_last = kind == "PUT" and self.writes == self._last_write
         if not self.died.is_set() and (not is_last or self._is_written):
-            answer = await super()._patiently(kind, ask, size, is_bounded=is_bounded)
+            answer = await super()._patiently(kind, ask, size, slower=slower)
             if not is_last:
                 return answer
         self.died.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from obstore.exceptions import GenericError
 from obstore.store import MemoryStore as ObjectsInMemory
 
-from holdfast.core.state import PAUSED
+from holdfast.core.state import PAUSED, RUNNING
 from holdfast.errors import StoreUnavailable
 from holdfast.store.port import PurgePolicy, RunQuery
 from holdfast.store.s3 import S3Store
@@ -22,6 +23,9 @@ from holdfast.store.s3.server_time import ServerTime
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, complete, marker, new_run, signal, wait
 from tests.store.faulty_objects import FaultyObjects, Killed, kill_at, opened
+
+PARKED = int(os.environ.get("TEST_PARKED_RUNS", "2500"))
+"""How many runs wait while a process has nothing to do."""
 
 
 @pytest.fixture(autouse=True)
@@ -309,7 +313,7 @@ async def test_a_process_that_starts_lists_only_the_last_changes(objects: Faulty
 
 
 @pytest.mark.contract("STO-1", "MSG-4")
-@pytest.mark.parametrize("runs", [0, 2_500])
+@pytest.mark.parametrize("runs", [0, PARKED])
 async def test_an_idle_process_sends_as_many_requests_in_an_hour_as_it_says(
     monkeypatch: pytest.MonkeyPatch, runs: int
 ) -> None:
@@ -349,6 +353,7 @@ async def test_an_idle_process_sends_as_many_requests_in_an_hour_as_it_says(
     said = store.idle_requests_per_hour()
     assert abs(sent.total() - said) <= 4, f"{sent} with {runs} parked runs, and it says {said}"
     assert sent["GET"] < 200, "none of them is for a run"
+    assert len(store._mirror.summaries) == runs + 1
     listener.close()
     await store.close()
 
@@ -449,3 +454,33 @@ async def test_a_listing_that_fails_goes_on_where_it_had_come_to(monkeypatch: py
     bucket = Bucket(inner)
     assert [each.key for each in await bucket.list("heads")] == [f"heads/{number:06}" for number in range(2_500)]
     assert offsets == [None, "heads/000999", "heads/001999"]
+
+
+@pytest.mark.contract("STO-1", "OWN-3")
+async def test_many_heads_are_read_however_long_they_take_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patience is for one request, not for all that wait for each other: a process starts without an index too."""
+    inner = ObjectsInMemory()
+    maker = opened(inner)
+    await _parked(maker)
+    found = await maker.bucket.get("heads/run-1")
+    assert found is not None
+    for number in range(2_500):
+        obstore.put(inner, f"heads/p{number:06}", found.data.replace(b"run-1", b"p%06d" % number))
+    get, listing = obstore.get_async, obstore.list
+
+    async def slow(*given: Any, **options: Any) -> Any:
+        await asyncio.sleep(0.02)
+        return await get(*given, **options)
+
+    async def slow_pages(*given: Any, **options: Any) -> Any:
+        async for page in listing(*given, **options):
+            await asyncio.sleep(0.3)
+            yield page
+
+    monkeypatch.setattr(obstore, "get_async", slow)
+    monkeypatch.setattr(obstore, "list", slow_pages)
+    late = opened(inner, patience_s=0.7)
+    assert len(await late.bucket.list("heads")) == 2_501
+    assert len(await late.find(RunQuery(status=RUNNING, limit=10_000))) == 1_000
+    assert len(late._mirror.summaries) == 2_501
+    assert late.bucket.requests["again"] == 0

@@ -17,7 +17,7 @@ ignores them would let two owners of a run write two histories.
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -49,6 +49,7 @@ except ImportError as absent:
 from holdfast.store.object_storage import open_objects  # which needs the package
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 OPEN_REQUESTS = 32
 """How many requests a process has open at once."""
@@ -89,6 +90,18 @@ _HOPELESS = (PermissionDeniedError, UnauthenticatedError, NotSupportedError)
 _REFUSING = ("401 Unauthorized", "403 Forbidden", "NoSuchBucket", "501 Not Implemented", "builder error")
 _RACED = ("409 Conflict", "ConditionalRequestConflict")
 """What a server answers if another conditional write to the same object is under way: neither has been decided."""
+
+
+AT_ONCE = 1_000
+"""How many objects are asked for at once, at most: each that waits takes memory."""
+
+
+async def for_each(work: Callable[[U], Awaitable[T]], items: Iterable[U]) -> list[T]:
+    """Do the same for many items, many at once, and return the answers in order."""
+    wanted, answers = list(items), list[T]()
+    for first in range(0, len(wanted), AT_ONCE):
+        answers += await asyncio.gather(*map(work, wanted[first : first + AT_ONCE]))
+    return answers
 
 
 class Stored(NamedTuple):
@@ -239,19 +252,24 @@ class Bucket:
         """
 
         found: list[Listed] = []
+        pages: AsyncIterator[Any] | None = None
 
-        async def ask() -> None:  # sent again, it goes on where it had come to
-            offset, bound_s = max(found).key if found else after, self._answer_time.bound_s(1, 0)
-            pages = aiter(obstore.list(self._objects, prefix, offset=offset or None, chunk_size=PAGE))
-            while (page := await self._answered(lambda: anext(pages, None), bound_s)) is not None:
-                found.extend(Listed(meta["path"], meta["e_tag"] or "", meta["size"]) for meta in page)
-                if until is not None and page and page[-1]["path"] >= until:
-                    break
-                if len(page) == PAGE:
-                    self.requests["LIST"] += 1
+        async def ask() -> Any:
+            nonlocal pages
+            if pages is None:  # asked again, it goes on where it had come to
+                offset = max(found).key if found else after
+                pages = aiter(obstore.list(self._objects, prefix, offset=offset or None, chunk_size=PAGE))
+            try:
+                return await anext(pages, None) or ()
+            except BaseException:
+                pages = None
+                raise
 
-        await self._patiently("LIST", ask, is_bounded=False)
-        return sorted(found)
+        while True:
+            page = await self._patiently("LIST", ask, slower=1)
+            found.extend(Listed(meta["path"], meta["e_tag"] or "", meta["size"]) for meta in page)
+            if len(page) < PAGE or (until is not None and page[-1]["path"] >= until):
+                return sorted(found)
 
     # --- writing
 
@@ -306,35 +324,33 @@ class Bucket:
 
     # --- sending, and sending again
 
-    async def _patiently(
-        self, kind: str, ask: Callable[[], Awaitable[T]], size: int = 0, *, is_bounded: bool = True
-    ) -> T:
+    async def _patiently(self, kind: str, ask: Callable[[], Awaitable[T]], size: int = 0, *, slower: int = 0) -> T:
         """Send a request, again after a pause if the server cannot answer now, until the patience ends.
 
-        With `is_bounded` each answer may take as long as follows from the last ones.
+        An answer may take as long as follows from the last ones, doubled as often as `slower` says. The time in which
+        a request waits for others of this process does not count.
         """
-        pause = FIRST_PAUSE_S
-        last: Exception = TimeoutError()
-        tries = 0
-        try:
-            async with asyncio.timeout(self._patience_s):
-                while True:
-                    try:
-                        async with self._slots:
-                            self.requests[kind] += 1
-                            if not is_bounded:
-                                return await ask()
-                            return await self._answered(ask, self._answer_time.bound_s(tries, size))
-                    except (BaseError, OSError) as problem:  # which TimeoutError is
-                        if _is_hopeless(problem):
-                            raise unavailable(problem) from problem
-                        last = problem
-                    tries += 1
-                    self.requests["again"] += 1
-                    await asyncio.sleep(pause * (1.0 - self._rng.fraction() / 2))
-                    pause = min(2 * pause, MOST_PAUSE_S)
-        except TimeoutError:
-            raise unavailable(last) from last
+        pause, left_s, tries = FIRST_PAUSE_S, self._patience_s, 0
+        while True:
+            async with self._slots:
+                self.requests[kind] += 1
+                began = elapsed_us()
+                try:
+                    bound_s = min(self._answer_time.bound_s(tries + slower, size), left_s)
+                    return await self._answered(ask, bound_s)
+                except (BaseError, OSError) as problem:  # which TimeoutError is
+                    if _is_hopeless(problem):
+                        raise unavailable(problem) from problem
+                    last = problem
+                left_s -= (elapsed_us() - began) / 1e6
+            pause_s = pause * (1.0 - self._rng.fraction() / 2)
+            left_s -= pause_s
+            if left_s <= 0:
+                raise unavailable(last) from last
+            tries += 1
+            self.requests["again"] += 1
+            await asyncio.sleep(pause_s)
+            pause = min(2 * pause, MOST_PAUSE_S)
 
     async def _answered(self, ask: Callable[[], Awaitable[T]], bound_s: float) -> T:
         """Return the answer to a request, if it comes in time."""

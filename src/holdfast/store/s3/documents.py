@@ -23,7 +23,7 @@ from holdfast.errors import StoreCorrupt
 from holdfast.store import port
 from holdfast.store.memory.host_locks import HostLocks
 from holdfast.store.memory.plans import Body
-from holdfast.store.s3.bucket import Bucket, Unchanged
+from holdfast.store.s3.bucket import Bucket, Unchanged, for_each
 
 T = TypeVar("T")
 D = TypeVar("D", bound=Struct)
@@ -165,7 +165,7 @@ class Objects:
     async def bodies(self) -> dict[Body, Instant]:
         """Return all bodies, with the times at which they were given last."""
         listed = await self._bucket.list(BODIES)
-        found = await asyncio.gather(*(self._bucket.get(each.key) for each in listed))
+        found = await for_each(self._bucket.get, [each.key for each in listed])
         known: dict[Body, Instant] = {}
         for each, stored in zip(listed, found, strict=True):
             if stored is not None:
@@ -189,7 +189,7 @@ class Objects:
         """Return all entries. Each is read once: they do not change."""
         keys = [each.key for each in await self._bucket.list(AUDIT)]
         new = [key for key in keys if key not in self._entries]
-        found = await asyncio.gather(*(self._bucket.get(key) for key in new))
+        found = await for_each(self._bucket.get, new)
         read = {
             key: _decode(stored.data, AuditEntry, key)
             for key, stored in zip(new, found, strict=True)

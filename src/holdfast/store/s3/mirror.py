@@ -27,7 +27,7 @@ from msgspec import Struct
 from holdfast.core.instants import Instant
 from holdfast.core.keys import storage_key
 from holdfast.store import decisions, port
-from holdfast.store.s3.bucket import Bucket, Unchanged
+from holdfast.store.s3.bucket import Bucket, Unchanged, for_each
 from holdfast.store.s3.head import StoredRun, decode_run
 from holdfast.store.s3.summary import Summary, decode_index, encode_index, summary_of
 
@@ -198,7 +198,7 @@ class Mirror:
     async def read(self, run_ids: Iterable[str]) -> dict[str, StoredRun]:
         """Read those of these heads that have changed, and return the runs in the order of their creation."""
         wanted = list(run_ids)
-        await asyncio.gather(*(self.fetch(run_id) for run_id in wanted if self.held(run_id) is None))
+        await for_each(self.fetch, [run_id for run_id in wanted if self.held(run_id) is None])
         runs = [held.run for run_id in wanted if (held := self._held.get(run_id)) is not None]
         return {run.head.run_id: run for run in sorted(runs, key=lambda run: (run.order, run.head.run_id))}
 
@@ -296,10 +296,11 @@ class Mirror:
             if not new:
                 self.followed_at = now
                 return False
-            found = await asyncio.gather(*(self._announced(name) for name in new))
+            found = await for_each(self._announced, new)
             unknown = {run_id: None for each in found for run_id in self._take(each)}
             nodes = {node for each in found for node in each.nodes}
-            await asyncio.gather(*map(self.fetch, unknown), self.fetch_nodes(nodes, now))
+            await for_each(self.fetch, unknown)
+            await self.fetch_nodes(nodes, now)
             for name, each in zip(new, found, strict=True):
                 self._remember(name, each.grown)
             self.followed_at = now
@@ -370,8 +371,9 @@ class Mirror:
         gone = [run_id for run_id in list(self.summaries) if head_key(run_id) not in listed]
         leases = {node_key(node): held.etag for node, held in self.nodes.items()}
         renewed = [each.key for each in nodes if leases.get(each.key) != each.etag]
-        nodes_read = (self._load_node(key, now) for key in renewed)
-        await asyncio.gather(*map(self._load_head, changed), *map(self.fetch, gone), *nodes_read)
+        await for_each(lambda key: self._load_node(key, now), renewed)
+        await for_each(self._load_head, changed)
+        await for_each(self.fetch, gone)
         return len(changed)
 
     async def _load_head(self, key: str) -> None:

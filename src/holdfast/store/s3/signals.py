@@ -9,7 +9,6 @@ signal.
 Signals that are sent through the API are accepted into the head itself, by one conditional write, and have no object.
 """
 
-import asyncio
 import logging
 import re
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from holdfast.core.keys import storage_key
 from holdfast.core.messages import SignalRequest
 from holdfast.limits import Limits
 from holdfast.store import decisions, port, validation
-from holdfast.store.s3.bucket import Bucket
+from holdfast.store.s3.bucket import Bucket, for_each
 from holdfast.store.s3.head import StoredRun
 from holdfast.store.s3.heads import Heads
 from holdfast.store.s3.mirror import Mirror
@@ -72,15 +71,15 @@ class SignalObjects:
             parts = key.split("/")
             if len(parts) == 5 and parts[2] == "signals" and parts[4].endswith(".json"):
                 by_run.setdefault(unquote(parts[1]), []).append(key)
-        taken = [self._accept(run_id, sorted(keys), listed, now) for run_id, keys in by_run.items()]
-        return any(await asyncio.gather(*taken))
+        taken = await for_each(lambda each: self._accept(each[0], sorted(each[1]), listed, now), by_run.items())
+        return any(taken)
 
     async def _accept(self, run_id: str, keys: list[str], sizes: Mapping[str, int], now: Instant) -> bool:
         """Accept the signals of a run that it does not have; return whether there were some."""
         held = self._mirror.held(run_id)
         new = [key for key in keys if held is None or not _is_known(held.run, key)]
         self._done |= set(keys) - set(new)
-        objects = dict(zip(new, await asyncio.gather(*(self._read(key, sizes[key]) for key in new)), strict=True))
+        objects = dict(zip(new, await for_each(lambda key: self._read(key, sizes[key]), new), strict=True))
 
         def decide(run: StoredRun) -> list[DeadLetter]:
             return [letter for key, data in objects.items() if (letter := self._take(run, key, data, now)) is not None]
