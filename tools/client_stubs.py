@@ -21,7 +21,7 @@ STUBS = Path(__file__).parent.parent / "src" / "holdfast" / "client" / "resource
 
 HEAD = '''"""Written by `python -m tools.client_stubs` from the operations; a test compares them. Do not edit."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -32,7 +32,10 @@ from holdfast.service.registry import Operation
 RESOURCES: tuple[str, ...]
 STREAMED: dict[str, Operation]
 
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
 def needed(operation: Operation) -> tuple[str, ...]: ...
+def iterate(stream: AsyncGenerator[Any], run: Run) -> Iterator[Any]: ...
 '''
 
 

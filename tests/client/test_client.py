@@ -240,7 +240,7 @@ def test_a_stream_that_is_let_go_after_its_client_is_no_trouble() -> None:
         yield 2
 
     runner = asyncio.Runner()
-    stream = vars(resources)["_iterate"](pieces(), runner.run)
+    stream = vars(resources)["iterate"](pieces(), runner.run)
     assert next(stream) == 1
     runner.close()
     stream.close()

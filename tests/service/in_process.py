@@ -119,6 +119,24 @@ def make_app(limits: hf.Limits | None = None) -> App:
     async def far() -> None:
         await render()
 
+    @app.activity
+    async def talk(words: list[Any]) -> int:
+        out = hf.stream("words")
+        for word in words:
+            await out.write(word)
+        return len(words)
+
+    @app.workflow
+    async def talking(words: list[Any], waits: bool = False) -> int:
+        """Write to streams, and wait for a signal before and after the last word."""
+        count = await talk(words)
+        last = hf.stream("words")
+        if waits:
+            await hf.wait_signal("go")
+            await last.write("last")
+            await hf.wait_signal("go")
+        return count
+
     @app.workflow
     async def patient() -> Any:
         return [await hf.wait_signal("go") for _ in range(100)]

@@ -91,6 +91,40 @@ async def dead_letter(server: InProcessServer, clock: VirtualClock) -> str:
     return str(letters[0]["letter_id"])
 
 
+# --- streams of runs
+
+
+@case("streams.list")
+async def _list_streams(server: InProcessServer, call: Caller) -> None:
+    run_id = await finished(server, "talking", words=["a", {"b": 1}])
+    page = await expect_answer(call, "streams.list", {"run_id": run_id})
+    [found] = page["items"]
+    assert (found["name"], found["last_seq"], found["dropped"], found["is_closed"]) == ("words", 2, 0, False)
+    assert page["next"] is None
+    assert (await expect_answer(call, "streams.list", {"run_id": await server.start("echo")}))["items"] == []
+    await expect_problem(call, "streams.list", {"run_id": "nowhere"}, "NotFound", 404)
+    await expect_problem(call, "streams.list", {"run_id": run_id, "cursor": "?"}, "InvalidInput", 422)
+
+
+@case("streams.read")
+async def _read_stream(server: InProcessServer, call: Caller) -> None:
+    ask = {"run_id": await finished(server, "talking", words=["a", {"b": 1}, "c"]), "name": "words"}
+    whole = await expect_answer(call, "streams.read", ask)
+    assert [(chunk["seq"], chunk["value"]) for chunk in whole["items"]] == [(1, "a"), (2, {"b": 1}), (3, "c")]
+    assert {(chunk["step_id"], chunk["attempt"]) for chunk in whole["items"]} == {("talk", 1)}
+    assert (whole["last_seq"], whole["is_last"], whole["dropped"]) == (3, True, 0)
+    part = await expect_answer(call, "streams.read", {**ask, "after": 1, "limit": 1})
+    assert (part["items"], part["last_seq"], part["is_last"]) == (whole["items"][1:2], 2, False)
+    end = await expect_answer(call, "streams.read", {**ask, "after": 3})
+    assert (end["items"], end["last_seq"], end["is_last"]) == ([], 3, True)
+    other = await expect_answer(call, "streams.read", {**ask, "name": "other"})
+    assert (other["items"], other["is_last"]) == ([], True)
+    await expect_problem(call, "streams.read", {**ask, "after": 4}, "InvalidInput", 422)
+    await expect_problem(call, "streams.read", {**ask, "after": -1}, "InvalidInput", 422)
+    await expect_problem(call, "streams.read", {**ask, "limit": 0}, "InvalidInput", 422)
+    await expect_problem(call, "streams.read", {**ask, "run_id": "nowhere"}, "NotFound", 404)
+
+
 # --- runs
 
 
@@ -900,7 +934,7 @@ async def _drop(server: InProcessServer, call: Caller) -> None:
 @case("workflows.list")
 async def _workflows(server: InProcessServer, call: Caller) -> None:
     names = [workflow["name"] for workflow in (await expect_answer(call, "workflows.list", {}))["items"]]
-    assert names == ["asking", "drawn", "echo", "failing", "far", "order", "patient", "paying", "signing"]
+    assert names == ["asking", "drawn", "echo", "failing", "far", "order", "patient", "paying", "signing", "talking"]
 
 
 @case("workflows.get")

@@ -42,7 +42,7 @@ LEAST = {
     **dict.fromkeys(["system.health", "activities.complete", "activities.fail", "activities.heartbeat"], EVERYBODY),
     **dict.fromkeys(
         "runs.get runs.list runs.count runs.diff runs.events runs.snapshot runs.graph runs.result runs.query "
-        "runs.handlers signals.receipt "
+        "runs.handlers streams.list streams.read signals.receipt "
         "signals.waiting signals.waits signals.mailbox signals.unconsumed tasks.list tasks.get tasks.history "
         "letters.list letters.get sinks.list bus.letters workflows.list workflows.get "
         "plans.schema plans.validate plans.list plans.get "
@@ -166,6 +166,7 @@ ADDRESSES = {
     "/openapi.json": None,
     "/metrics": "system:read",
     f"/v1/runs/{RUN}/stream": "runs:read",
+    f"/v1/runs/{RUN}/streams/tokens/follow": "runs:read",
     "/v1/stream": "runs:read",
     "/v1/stream?kinds=tasks": "tasks:read",
     "/v1/stream?kinds=letters": "letters:read",
@@ -178,7 +179,8 @@ async def test_every_other_address_is_classified() -> None:
     async with serve_with_tokens() as server:
         transport: Any = server.http._transport
         routes = transport.app._others.routes
-        streams = {operation.path.replace("{run_id}", RUN) for operation in STREAMS.values()}
+        paths = [operation.path for operation in STREAMS.values()]
+        streams = {path.replace("{run_id}", RUN).replace("{name}", "tokens") for path in paths}
         known = {route.path for route in routes} | streams
     sessions = {"/session", "/session/ways", "/session/oidc", "/session/oidc/callback"}
     elsewhere = {*sessions, *PLACES, f"{ASSETS}/{{version}}/{{name:path}}"}  # which have tests of their own

@@ -122,6 +122,12 @@ COMMAND_SPECS: dict[str, CommandSpec] = {
     "runs.diff": CommandSpec(words="run diff", arguments=("run_id", "other_run_id")),
     "runs.retry_step": CommandSpec(words="run retry-step", arguments=STEP),
     "runs.skip_step": CommandSpec(words="run skip", arguments=STEP, rest="result"),
+    "streams.list": CommandSpec(
+        words="run streams", arguments=RUN, columns=("name", "last_seq", "size", "dropped", "is_closed")
+    ),
+    "streams.read": CommandSpec(
+        words="run chunks", arguments=("run_id", "name"), columns=("seq", "at", "step_id", "attempt", "value")
+    ),
     "signals.send": CommandSpec(words="run signal", arguments=("run_id", "name"), rest="payload"),
     "signals.waits": CommandSpec(words="run waits", arguments=RUN, columns=WAITS),
     "signals.send_many": CommandSpec(words="signal send-many", rest="signals"),

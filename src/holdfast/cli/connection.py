@@ -20,7 +20,7 @@ from holdfast.core.timing import Retry
 from holdfast.errors import InvalidInput, NotFound, RateLimited, StoreUnavailable
 from holdfast.service.context import Principal
 from holdfast.service.operations import DOWNLOADS, OPERATIONS
-from holdfast.service.operations.streams import follow_run
+from holdfast.service.operations.streams import follow_run, follow_stream
 from holdfast.store.open import is_new, open_existing
 
 DEFAULT_SERVER = "http://127.0.0.1:8321"
@@ -76,6 +76,14 @@ class Connection:
         async with aclosing(self._streams.stream(follow_run, {"run_id": run_id, "after": after})) as events:
             async for event in events:
                 yield msgspec.json.decode(msgspec.json.encode(event))
+
+    async def chunks(self, run_id: str, name: str, after: int) -> AsyncGenerator[Any, None]:
+        """Return the chunks of a stream of a run behind a number, as they come, to its end."""
+        ask = {"run_id": run_id, "name": name, "after": after}
+        await self("streams.read", {**ask, "limit": 1})  # which fails at once, where a stream would be tried again
+        async with aclosing(self._streams.stream(follow_stream, ask)) as chunks:
+            async for chunk in chunks:
+                yield msgspec.json.decode(msgspec.json.encode(chunk))
 
 
 @Parameter(name="*", group=SHARED)

@@ -24,7 +24,7 @@ from holdfast.cli.init import init
 from holdfast.cli.mcp import mcp
 from holdfast.cli.node import node
 from holdfast.cli.plans import plan_validate
-from holdfast.cli.runs import await_started, run_result, run_show, run_tail
+from holdfast.cli.runs import await_started, run_result, run_show, run_stream, run_tail
 from holdfast.cli.server import server
 from holdfast.cli.stores import backup, copy, info, migrate, restore
 from holdfast.cli.task_bulk import task_bulk
@@ -39,7 +39,10 @@ commands = App(
     exit_on_error=False,
 )
 WAIT = ExtraFlag(option="--wait", help="Wait for the run to finish, and write its result.", then=await_started)
-OWN: dict[str, Callable[..., int]] = {"runs.result": run_result, "plans.validate": plan_validate}
+OWN: dict[str, Callable[..., int]] = {
+    "runs.result": run_result,
+    "plans.validate": plan_validate,
+}
 """Operations whose commands do more than ask once."""
 
 STARTS = frozenset({"runs.start", "plans.start"})
@@ -80,6 +83,7 @@ def _assemble() -> None:
     _group("task").command(task_bulk, name="bulk")
     _group("run").command(run_show, name="show")
     _group("run").command(run_tail, name="tail")
+    _group("run").command(run_stream, name="stream")
     stores = App(name="store", help="The store: bring it up to date, copy it, put a copy back.")
     for of_store in (info, migrate, backup, restore, copy):
         stores.command(of_store)

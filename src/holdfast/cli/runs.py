@@ -1,7 +1,7 @@
 """What the command line can do with runs beyond the operations: show one as a whole, wait for it, follow it."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -9,7 +9,7 @@ from cyclopts import Parameter, validators
 
 from holdfast.cli.connection import Connection, Target, connect
 from holdfast.cli.exit_codes import FAILED, OK, TIMED_OUT
-from holdfast.cli.output import json_line, moment, note, show_fields, show_items, show_json, show_line
+from holdfast.cli.output import clean, json_line, moment, note, show_fields, show_items, show_json, show_line
 from holdfast.cli.run_words import error_of, sentences_of
 from holdfast.core.events import BODIES, UnknownBody
 
@@ -173,3 +173,81 @@ def _show_event(event: dict[str, Any], target: Target) -> None:
     step = event["step_id"] or ""
     line = f"{event['run_seq']:5}  {moment(event['persisted_at'])[11:19]}  {event['event_type']:18} {step}".rstrip()
     show_line(line, STYLES[BODIES.get(event["event_type"], UnknownBody).TONE])
+
+
+def run_stream(
+    run_id: str,
+    name: str,
+    /,
+    *,
+    after: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    follow: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    target: Target | None = None,
+) -> int:
+    """Write what a run has written to a stream: texts one after the other, other chunks as lines of JSON.
+
+    With --json each chunk is one line, with its number and who wrote it.
+
+    Parameters
+    ----------
+    run_id: str
+        The run's id.
+    name: str
+        The stream's name.
+    after: int
+        The number of the chunk behind which to begin.
+    follow: bool
+        Go on with what is written later, until the stream is closed or the run has finished.
+    """
+    return asyncio.run(_stream(run_id, name, after, follow, target or Target()))
+
+
+async def _stream(run_id: str, name: str, after: int, follow: bool, target: Target) -> int:
+    shown = _ShownStream(target)
+    async with connect(target) as connection:
+        chunks = connection.chunks(run_id, name, after) if follow else _stored(connection, run_id, name, after)
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    shown.add(chunk)
+        finally:
+            shown.end_line()
+    return OK
+
+
+async def _stored(connection: Connection, run_id: str, name: str, after: int) -> AsyncGenerator[Any, None]:
+    while True:
+        page = await connection.patiently("streams.read", {"run_id": run_id, "name": name, "after": after})
+        for chunk in page["items"]:
+            yield chunk
+        if page["is_last"] or not page["items"]:
+            return
+        after = page["last_seq"]
+
+
+class _ShownStream:
+    """Writes the chunks of a stream. A text may end within a line."""
+
+    def __init__(self, target: Target) -> None:
+        self._is_json = target.json
+        self._is_within_line = False
+
+    def add(self, chunk: dict[str, Any]) -> None:
+        if self._is_json:
+            show_json(chunk)
+            return
+        if "restarted_from" in chunk:
+            self.end_line()
+            note(f"{chunk['step_id']} has begun anew: its chunks from {chunk['restarted_from']} on do not count")
+        value = chunk["value"]
+        if not isinstance(value, str):
+            self.end_line()
+            show_json(value)
+        elif value:
+            print("\n".join(map(clean, value.split("\n"))), end="", flush=True)
+            self._is_within_line = not value.endswith("\n")
+
+    def end_line(self) -> None:
+        if self._is_within_line:
+            print(flush=True)
+            self._is_within_line = False

@@ -69,6 +69,7 @@ class Client:
         self.sinks = resources.Sinks(self._calls)
         self.bus = resources.Bus(self._calls)
         self.tenants = resources.Tenants(self._calls)
+        self.streams = resources.Streams(self._calls)
         self.lists = resources.Lists(self._calls)
         self.artifacts = resources.Artifacts(self._calls)
 

@@ -12,10 +12,10 @@ import msgspec
 from holdfast.client.calls import Calls
 from holdfast.errors import HoldfastError, InvalidInput
 from holdfast.service.operations import DOWNLOADS, OPERATIONS
-from holdfast.service.operations.streams import follow_run, watch_lists
+from holdfast.service.operations.streams import follow_run, follow_stream, watch_lists
 from holdfast.service.registry import Operation
 
-STREAMED: dict[str, Operation] = {operation.name: operation for operation in (follow_run, watch_lists)}
+STREAMED: dict[str, Operation] = {operation.name: operation for operation in (follow_run, follow_stream, watch_lists)}
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -61,14 +61,15 @@ def sync_method_of(operation: Operation) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         called = getattr(self._resource, name)(*args, **kwargs)
         is_iterated = operation.name in STREAMED or operation.name in DOWNLOADS
-        return _iterate(called, self._run) if is_iterated else self._run(called)
+        return iterate(called, self._run) if is_iterated else self._run(called)
 
     method.__name__ = method.__qualname__ = name
     method.__doc__ = operation.doc
     return method
 
 
-def _iterate(stream: AsyncGenerator[Any, None], run: Run) -> Iterator[Any]:
+def iterate(stream: AsyncGenerator[Any, None], run: Run) -> Iterator[Any]:
+    """Return what comes, each when it is asked for, to code without an event loop."""
     try:
         while True:
             try:

@@ -10,7 +10,7 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -27,6 +27,7 @@ from holdfast.core.messages import AcceptedSignalResult
 from holdfast.core.snapshot import RunSnapshot
 from holdfast.core.state import RunStatus
 from holdfast.engine.options import NodeOptions
+from holdfast.engine.stream_reading import StreamChunk
 from holdfast.errors import EngineError, HoldfastError, InvalidInput
 from holdfast.program.coroutine import refuse_inside
 from holdfast.run import RunHandle, reopened
@@ -162,6 +163,16 @@ class SyncRun(Generic[R]):
         """Return the whole history."""
         return self._call(lambda run: run.events())
 
+    def stream(self, name: str, *, after: int = 0, value_type: Any = Any) -> Iterator[StreamChunk]:
+        """Read a stream of the run, as it is written, as `RunHandle.stream` does."""
+
+        async def chunks() -> AsyncGenerator[StreamChunk, None]:
+            async for chunk in self._handle().stream(name, after=after, value_type=value_type):
+                yield chunk
+
+        found: Iterator[StreamChunk] = resources.iterate(chunks(), self._client._run)
+        return found
+
     def snapshot(self) -> RunSnapshot:
         """Return the run as operators see it."""
         return self._call(lambda run: run.snapshot())
@@ -253,6 +264,7 @@ class SyncClient:
         self.sinks = resources.SyncSinks(_Resource(self, "sinks"), self._run)
         self.bus = resources.SyncBus(_Resource(self, "bus"), self._run)
         self.tenants = resources.SyncTenants(_Resource(self, "tenants"), self._run)
+        self.streams = resources.SyncStreams(_Resource(self, "streams"), self._run)
         self.lists = resources.SyncLists(_Resource(self, "lists"), self._run)
         self.artifacts = resources.SyncArtifacts(_Resource(self, "artifacts"), self._run)
         if isinstance(to, str):

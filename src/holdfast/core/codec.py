@@ -203,6 +203,11 @@ def holds_sealed(raw: Raw | bytes) -> bool:
     return bytes(raw).find(SEALED) >= 0
 
 
+def is_sealed(raw: Raw | bytes) -> bool:
+    """Return whether JSON is a sealed value."""
+    return bytes(raw).startswith(SEALED)
+
+
 def refuse_sealed(raw: Raw | bytes | str) -> None:
     """Raise `PayloadUnreadable` if a value is still sealed: a type that takes any field would be read from it."""
     text = raw.encode() if isinstance(raw, str) else bytes(raw)

@@ -77,6 +77,14 @@ class StreamHead(Struct, frozen=True, kw_only=True, gc=False):
     is_closed: bool = False
 
 
+class NamedStream(Struct, frozen=True, kw_only=True, gc=False):
+    """A stream of a run, and how far it goes."""
+
+    run_id: str
+    name: str
+    head: StreamHead
+
+
 class StreamWriter(Struct, frozen=True, kw_only=True, gc=False):
     """The last attempt of a step that wrote to a stream: how many chunks are there of it, from which number on."""
 

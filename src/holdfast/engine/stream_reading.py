@@ -5,22 +5,28 @@ that something was written or has finished, or `safety_poll_s`. All that readers
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from msgspec import Raw, Struct, json
 
 from holdfast.core import codec
 from holdfast.core.instants import Instant
-from holdfast.core.streams import StreamHead, StreamPage, StreamRead
+from holdfast.core.streams import StreamPage, StreamRead
 from holdfast.engine.batcher import Batcher
-from holdfast.errors import EngineError, PayloadUnreadable
+from holdfast.errors import EngineError
 from holdfast.store.decisions import no_such_run
 from holdfast.store.port import Store
 
 READS_AT_ONCE = 500
+PART_BYTES = 128 * 1024
+"""How much of a stream is read at a time, about: what a reader that is slow has in memory."""
+
 REST_S = 0.01
 """How long to wait after a hint before the next one counts: writers send more often than readers need."""
+
+REST = 3
+"""The same as a multiple of the time that the last read took, so that reading is a part of what a process does."""
 
 _bodies = json.Decoder(list[Raw])
 
@@ -40,12 +46,44 @@ class StreamChunk(Struct, frozen=True):
     restarted_from: int | None = None
 
 
-class _Part(Struct, frozen=True):
-    """What was read of a stream, its values not yet decoded."""
+class StreamPart:
+    """What was read of a stream: chunks after a number. Readers that asked for the same share it."""
 
-    chunks: tuple[StreamChunk, ...]
-    head: StreamHead
-    is_finished: bool
+    def __init__(self, page: StreamPage, after: int) -> None:
+        self._segments = page.segments
+        self._after = after
+        self.head = page.head
+        self.is_finished = page.is_finished
+        """Whether the run had finished before the chunks were read."""
+        self.last_seq = after
+        for segment in page.segments:
+            self.last_seq = segment.first_seq + segment.count - 1
+        self.derived: Any = None
+        """What readers have made of the chunks, to be used by all of them."""
+
+    @property
+    def count(self) -> int:
+        """How many chunks there are."""
+        return self.last_seq - self._after
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no chunk comes after these: the run has finished, or the stream is closed."""
+        return self.last_seq >= self.head.last_seq and (self.is_finished or self.head.is_closed)
+
+    def chunks(self) -> Iterator[StreamChunk]:
+        """Yield the chunks, their values as JSON. Each segment is decoded when it is reached.
+
+        Each chunk of a segment that cannot be opened here has the sealed segment as its value.
+        """
+        for segment in self._segments:
+            is_sealed = codec.is_sealed(segment.body)
+            values = [segment.body] * segment.count if is_sealed else _bodies.decode(segment.body)
+            for place, value in enumerate(values):
+                seq = segment.first_seq + place
+                if seq > self._after:
+                    restarted = segment.restarted_from if place == 0 else None
+                    yield StreamChunk(seq, value, segment.step_id, segment.attempt, segment.at, restarted)
 
 
 class StreamHub:
@@ -54,27 +92,32 @@ class StreamHub:
     def __init__(self, store: Store, poll_s: float) -> None:
         self._store = store
         self._poll_s = poll_s
-        self._readers = 0
-        self._waiting: list[asyncio.Future[None]] = []
+        self._readers: set[asyncio.Event] = set()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
-        self._reads: Batcher[StreamRead, _Part] = Batcher(
+        self._took_s = 0.0
+        self._reads: Batcher[StreamRead, StreamPart] = Batcher(
             self._read, lambda _: _stopped(), READS_AT_ONCE, "read streams"
         )
-        self.hints = 0
-        """How many hints there were that something may have changed."""
+        self.reads = 0
+        """How many reads of the store there were."""
 
-    def enter(self) -> None:
-        """Begin to listen for a reader."""
+    @property
+    def readers(self) -> int:
+        """How many readers there are."""
+        return len(self._readers)
+
+    def enter(self, wake: asyncio.Event) -> None:
+        """Set this event from now on whenever something may have been written, or have finished."""
         if self._is_closed:
             raise _stopped()
-        self._readers += 1
+        self._readers.add(wake)
         if self._task is None:
             self._task = asyncio.create_task(self._hear(), name="hints of streams")
 
-    def leave(self) -> None:
-        """Stop listening with the last reader."""
-        self._readers -= 1
+    def leave(self, wake: asyncio.Event) -> None:
+        """Forget a reader, and stop listening with the last one."""
+        self._readers.discard(wake)
         if not self._readers and self._task is not None:
             self._task.cancel()
             self._task = None
@@ -86,67 +129,43 @@ class StreamHub:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        self._wake(_stopped())
+        self._wake()
 
-    async def read(self, asked: StreamRead) -> _Part:
-        """Return a part of a stream."""
-        return await self._reads.ask(asked)
-
-    async def changed(self, hints: int) -> None:
-        """Wait until there have been more hints than these."""
-        if self.hints == hints:
-            if self._is_closed:
-                raise _stopped()
-            future = asyncio.get_running_loop().create_future()
-            self._waiting.append(future)
-            await future
+    async def read(self, run_id: str, name: str, after: int) -> StreamPart:
+        """Return a part of a stream. Readers that ask while another read is under way are answered together."""
+        if self._is_closed:
+            raise _stopped()
+        return await self._reads.ask(StreamRead(run_id=run_id, name=name, after=after, most_bytes=PART_BYTES))
 
     async def _hear(self) -> None:
         listener = self._store.wakeups.listen("streams")
         try:
             while True:
                 await listener.wait(self._poll_s)
-                self.hints += 1
                 self._wake()
-                await asyncio.sleep(REST_S)
+                await asyncio.sleep(max(REST_S, REST * self._took_s))
         finally:
             listener.close()
 
-    def _wake(self, problem: EngineError | None = None) -> None:
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            if not future.done():
-                if problem is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(problem)
+    def _wake(self) -> None:
+        for wake in self._readers:
+            wake.set()
 
-    async def _read(self, asked: list[StreamRead]) -> list[_Part | Exception]:
-        different = list(dict.fromkeys((each.run_id, each.name, each.after) for each in asked))
-        pages = await self._store.read_streams([StreamRead(run_id=r, name=n, after=a) for r, n, a in different])
-        found: dict[tuple[str, str, int], _Part | Exception] = {}
-        for key, page in zip(different, pages, strict=True):
-            try:
-                found[key] = no_such_run(key[0]) if page is None else _part_of(page, key[2])
-            except PayloadUnreadable as problem:
-                found[key] = problem
-        return [found[each.run_id, each.name, each.after] for each in asked]
+    async def _read(self, asked: list[StreamRead]) -> list[StreamPart | Exception]:
+        loop = asyncio.get_running_loop()
+        different, began = list(dict.fromkeys(asked)), loop.time()
+        self.reads += 1
+        pages = await self._store.read_streams(different)
+        self._took_s = loop.time() - began
+        found = {
+            each: no_such_run(each.run_id) if page is None else StreamPart(page, each.after)
+            for each, page in zip(different, pages, strict=True)
+        }
+        return [found[each] for each in asked]
 
 
 def _stopped() -> EngineError:
     return EngineError("the node was stopped before the stream had ended")
-
-
-def _part_of(page: StreamPage, after: int) -> _Part:
-    chunks: list[StreamChunk] = []
-    for segment in page.segments:
-        codec.refuse_sealed(segment.body)
-        for place, value in enumerate(_bodies.decode(segment.body)):
-            seq = segment.first_seq + place
-            if seq > after:
-                restarted = segment.restarted_from if place == 0 else None
-                chunks.append(StreamChunk(seq, value, segment.step_id, segment.attempt, segment.at, restarted))
-    return _Part(tuple(chunks), page.head, page.is_finished)
 
 
 class StreamReader:
@@ -164,22 +183,23 @@ class StreamReader:
 
     async def __aiter__(self) -> AsyncIterator[StreamChunk]:
         """Yield the chunks as they come."""
-        self._hub.enter()
+        wake = asyncio.Event()
+        self._hub.enter(wake)
         try:
             while True:
-                hints = self._hub.hints
-                part = await self._hub.read(StreamRead(run_id=self.run_id, name=self.name, after=self.last_seq))
+                wake.clear()
+                part = await self._hub.read(self.run_id, self.name, self.last_seq)
                 self.dropped = part.head.dropped
-                for chunk in part.chunks:
+                for chunk in part.chunks():
+                    codec.refuse_sealed(chunk.value)
                     self.last_seq = chunk.seq
                     yield StreamChunk(
                         *(chunk.seq, self._decode(chunk.value), chunk.step_id, chunk.attempt, chunk.at),
                         chunk.restarted_from,
                     )
-                if part.chunks:
-                    continue
-                if part.is_finished or part.head.is_closed:
+                if part.is_last:
                     return
-                await self._hub.changed(hints)
+                if not part.count:
+                    await wake.wait()
         finally:
-            self._hub.leave()
+            self._hub.leave(wake)

@@ -15,6 +15,9 @@ from holdfast.program.coroutine import CoroutineProgram, current_program
 SEGMENT_BYTES = 64 * 1024
 """How many bytes of chunks are stored together, about."""
 
+SEGMENT_CHUNKS = 2_000
+"""How many chunks are stored together at most: readers decode all of them at once."""
+
 Write = tuple[str, bytes, bool]
 """A chunk for a stream of this name, empty if there is none; and whether the stream is closed after it."""
 
@@ -107,7 +110,7 @@ def chunks_of(writes: Iterable[Write]) -> tuple[StreamChunks, ...]:
         if chunk:
             by_name.setdefault(name, []).append(chunk)
             sizes[name] = sizes.get(name, 0) + len(chunk) + 1
-        if closes or sizes.get(name, 0) >= SEGMENT_BYTES:
+        if closes or sizes.get(name, 0) >= SEGMENT_BYTES or len(by_name.get(name, ())) >= SEGMENT_CHUNKS:
             put(name, closes)
     for name in list(by_name):
         put(name, False)

@@ -162,6 +162,7 @@ from holdfast.store.types import RunQuery as RunQuery
 from holdfast.store.types import ScheduleQuery as ScheduleQuery
 from holdfast.store.types import SinkQuery as SinkQuery
 from holdfast.store.types import Stats as Stats
+from holdfast.store.types import StreamQuery as StreamQuery
 from holdfast.store.types import TaskQuery as TaskQuery
 from holdfast.store.types import TokenQuery as TokenQuery
 from holdfast.store.types import Turn as Turn

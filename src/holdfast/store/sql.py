@@ -42,6 +42,7 @@ from holdfast.store.types import (
     RunQuery,
     ScheduleQuery,
     SinkQuery,
+    StreamQuery,
     TaskQuery,
     WaitQuery,
 )
@@ -424,6 +425,7 @@ _IS_LOOKUP: dict[type, Callable[[Any], bool]] = {
     TaskQuery: lambda query: query.run_id is not None or query.task_id is not None,
     DeadLetterQuery: lambda query: query.run_id is not None or query.letter_id is not None,
     ScheduleQuery: lambda query: True,
+    StreamQuery: lambda query: True,
     ArchivedRunQuery: lambda query: query.run_id is not None,
 }
 

@@ -5,6 +5,7 @@ from msgspec import Raw
 from holdfast.core.instants import Instant
 from holdfast.core.streams import (
     Appended,
+    NamedStream,
     StreamAppend,
     StreamChunks,
     StreamHead,
@@ -107,6 +108,11 @@ def segment_row(
 def head_of(last_seq: int, size: int, dropped: int, is_closed: int) -> StreamHead:
     """Return a stream from what its row says behind its name."""
     return StreamHead(last_seq=last_seq, size=size, dropped=dropped, is_closed=bool(is_closed))
+
+
+def named_stream_of(run_id: str, name: str, *head: int) -> NamedStream:
+    """Return a stream from what its row says."""
+    return NamedStream(run_id=run_id, name=name, head=head_of(*head))
 
 
 def writer_of(attempt: int, epoch: int, first_seq: int, count: int) -> StreamWriter:

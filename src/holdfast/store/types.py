@@ -25,7 +25,7 @@ from holdfast.core.plans import PLAN_PREFIX, RegisteredPlan
 from holdfast.core.schedules import Schedule
 from holdfast.core.search import Condition, Order
 from holdfast.core.state import RunStatus
-from holdfast.core.streams import StreamChunks
+from holdfast.core.streams import NamedStream, StreamChunks
 from holdfast.errors import CallerError, StoreCorrupt
 
 T = TypeVar("T")
@@ -654,6 +654,13 @@ class WaitQuery(Query[Wait], frozen=True, kw_only=True):
     run_id: str | None = None
     name: str | None = None
     after: tuple[str, str] = ("", "")
+
+
+class StreamQuery(Query[NamedStream], frozen=True, kw_only=True):
+    """Which streams a run has, in the order of their names, from after `after`."""
+
+    run_id: str
+    after: str = ""
 
 
 class MailboxQuery(Query[Signal], frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.core.streams import Appended, StreamAppend
 from holdfast.errors import HoldfastError, InvalidInput, StoreError
-from holdfast.program.streams import SEGMENT_BYTES, Stream, body_of
+from holdfast.program.streams import SEGMENT_BYTES, SEGMENT_CHUNKS, Stream, body_of
 from holdfast.store.port import Refused, Store
 from holdfast.store.types import STREAMS
 from holdfast.store.validation import lacks
@@ -174,7 +174,8 @@ class ActivityStream(Stream):
     @property
     def is_urgent(self) -> bool:
         """Whether not to wait for more."""
-        return self._size >= SEGMENT_BYTES or self._closes or self.is_flushing
+        is_full = self._size >= SEGMENT_BYTES or len(self._chunks) >= SEGMENT_CHUNKS
+        return is_full or self._closes or self.is_flushing
 
     def take(self) -> StreamAppend:
         """Return what to send next."""
@@ -185,7 +186,7 @@ class ActivityStream(Stream):
         for chunk in self._chunks:
             chunks.append(chunk)
             size += len(chunk) + 1
-            if size >= SEGMENT_BYTES:
+            if size >= SEGMENT_BYTES or len(chunks) >= SEGMENT_CHUNKS:
                 break
         self._under_way = len(chunks)
         closes = self._closes and len(chunks) == len(self._chunks)

@@ -22,7 +22,7 @@ from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
 from holdfast.core.state import RunStatus
-from holdfast.core.streams import StreamPage, StreamRead
+from holdfast.core.streams import NamedStream, StreamPage, StreamRead
 from holdfast.errors import InvalidInput, NotPermitted
 from holdfast.store.decisions import no_such_letter, no_such_run, no_such_sink
 from holdfast.store.port import (
@@ -57,6 +57,7 @@ from holdfast.store.types import (
     PlanQuery,
     ScheduleQuery,
     SinkQuery,
+    StreamQuery,
     TokenQuery,
     pages,
 )
@@ -164,6 +165,7 @@ class TenantView:
             RunCountQuery: self._count_runs,
             WaitQuery: self._find_waits,
             EventQuery: self._find_events,
+            StreamQuery: self._find_streams,
             MailboxQuery: self._find_mailbox,
             TaskQuery: self._find_tasks,
             DeadLetterQuery: self._find_dead_letters,
@@ -378,6 +380,9 @@ class TenantView:
                 return self._part(page, found)
             after_run, after = page.cursor or (page[-1].run_id, page[-1].inbox_seq)
             query = replace(query, after_run=after_run, after=after)
+
+    async def _find_streams(self, query: StreamQuery) -> Found[NamedStream]:
+        return await self._store.find(query) if await self._own([query.run_id]) else Found()
 
     async def _find_waits(self, query: WaitQuery) -> Found[Wait]:
         return await self._find_of_runs(query, lambda wait: (wait.run_id, wait.step_id))

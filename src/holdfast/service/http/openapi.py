@@ -199,6 +199,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "plans.diff": {"plan_id": "etl", "from_version": "1", "to_version": "2"},
     "plans.graph": {"plan_id": "etl", "plan_version": "2", "from_version": "1"},
     "runs.start": _START,
+    "streams.list": _OF_RUN,
+    "streams.read": {**_OF_RUN, "name": "tokens", "after": 100, "limit": 500},
     "runs.get": _OF_RUN,
     "runs.count": {"workflow": "order", "where": "cents>1000 region=eu"},
     "runs.list": {"workflow": "order", "status": "PAUSED", "created_from": "2026-01-28T12:00:00Z", "order": "newest"},

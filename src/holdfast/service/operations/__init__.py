@@ -11,6 +11,7 @@ from holdfast.service.operations import (
     deletions,
     plans,
     retention,
+    run_streams,
     runs,
     schedules,
     signals,
@@ -25,7 +26,7 @@ from holdfast.service.registry import Operation, collect
 OPERATIONS: dict[str, Operation] = collect(
     (
         *(runs, controls, signals, activities, tasks, dead_letters, workflows, plans, system, tokens, audit, deletions),
-        *(retention, bus, schedules, bulk),
+        *(retention, bus, schedules, bulk, run_streams),
     )
 )
 """Every operation, by its name."""

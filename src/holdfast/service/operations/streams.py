@@ -1,7 +1,7 @@
-"""Event streams: what happens in a run, and what changes in lists, as it happens."""
+"""Event streams: what happens in a run, what it writes to its streams, and what changes in lists, as it happens."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -12,6 +12,7 @@ from holdfast.core.search import matches, parse_conditions
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.core.tasks import is_effective
 from holdfast.engine.history import head_of
+from holdfast.engine.stream_reading import StreamPart
 from holdfast.errors import InvalidInput, NotPermitted, RateLimited
 from holdfast.limits import WHERE_CHARS
 from holdfast.service.auth.tenancy import belongs_to
@@ -19,6 +20,14 @@ from holdfast.service.context import RequestContext
 from holdfast.service.live.changefeed import ChangeFeed, FollowedRun
 from holdfast.service.live.sse import HEARTBEAT, MEDIA_TYPE, OPENING, frame
 from holdfast.service.live.subscriptions import ListChange, ListSubscription
+from holdfast.service.operations.run_streams import (
+    OF_A_RUNS_STREAM,
+    After,
+    ChunkView,
+    StreamName,
+    chunk_view,
+    part_of,
+)
 from holdfast.service.registry import OF_A_RUN, ActorName, Request, RunId, operation
 from holdfast.service.views import EventView, RunView
 from holdfast.store.port import RunHead
@@ -27,6 +36,7 @@ STOPPED = frame({}, event="stopped")
 """The service stops: go on elsewhere, or here when it is back."""
 
 CHUNK_BYTES = 64 * 1024
+SHARED_CHUNKS = 1_000
 OF_A_STREAM = (*OF_A_RUN, RateLimited)
 KINDS = {"runs": "runs:read", "tasks": "tasks:read", "letters": "letters:read"}
 """What can be watched, and what it takes to be allowed to."""
@@ -112,6 +122,92 @@ async def follow_run(context: RequestContext, request: FollowRun) -> EventView:
     if request.after > head.version:  # to wait for more would pass over what another history has in its place
         raise InvalidInput(f"after: the run has {head.version} events, and none of this number", field="after")
     return RunStream(context, context.service.change_feeds.of(context.runtime), head, request.after)  # type: ignore[return-value]
+
+
+class FollowStream(Request, frozen=True, kw_only=True):
+    """Which stream of which run to follow, and from where. A `Last-Event-ID` stands above `after`."""
+
+    run_id: RunId
+    name: StreamName
+    after: After = 0
+
+
+class ChunkStream:
+    """A stream that a run writes, from a chunk on and as it grows, until it is closed or the run has finished."""
+
+    def __init__(self, context: RequestContext, request: FollowStream) -> None:
+        self.wake = asyncio.Event()
+        self.is_closed = False
+        self._hub = context.runtime.streams
+        self._service = context.service
+        self._request = request
+        self._seq = request.after
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        request, heartbeat_s = self._request, self._service.options.heartbeat_s
+        self._hub.enter(self.wake)
+        stopping = asyncio.create_task(self._end_with_service(), name="reader of a stream")
+        try:
+            yield OPENING
+            while not self.is_closed:
+                self.wake.clear()
+                part = await self._hub.read(request.run_id, request.name, self._seq)
+                for block in blocks_of(part):
+                    yield block
+                self._seq = part.last_seq
+                if part.is_last:
+                    ending = {"last_seq": self._seq, "dropped": part.head.dropped}
+                    yield frame(ending, event="end", id=f"{self._seq}-end")
+                    return
+                if not part.count and not await woken(self.wake, heartbeat_s):
+                    yield HEARTBEAT
+            yield STOPPED
+        finally:
+            stopping.cancel()
+            self._hub.leave(self.wake)
+
+    async def _end_with_service(self) -> None:
+        await self._service.stopping.wait()
+        self.is_closed = True
+        self.wake.set()
+
+
+def blocks_of(part: StreamPart) -> Iterator[bytes]:
+    """Yield the chunks as they go over the wire, many together. A small part is encoded once, for all its readers."""
+    if part.derived is not None:
+        yield part.derived
+        return
+    frames: list[bytes] = []
+    size, is_shared = 0, part.count <= SHARED_CHUNKS
+    for chunk in part.chunks():
+        frames.append(frame(chunk_view(chunk), id=str(chunk.seq)))
+        size += len(frames[-1])
+        if size >= CHUNK_BYTES:
+            yield b"".join(frames)
+            is_shared, size = False, 0
+            frames.clear()
+    block = b"".join(frames)
+    if is_shared:
+        part.derived = block
+    if block:
+        yield block
+
+
+@operation(
+    "streams.follow",
+    "GET /v1/runs/{run_id}/streams/{name}/follow",
+    scope="runs:read",
+    errors=(*OF_A_RUNS_STREAM, RateLimited),
+    media=MEDIA_TYPE,
+)
+async def follow_stream(context: RequestContext, request: FollowStream) -> ChunkView:
+    """Follow a stream that a run writes: its chunks as server-sent events, in order, each once.
+
+    The id of an event is the chunk's number; a reader that comes back with it as `Last-Event-ID` misses nothing. `end`
+    comes last, when the stream is closed or the run has finished. At `stopped` the service stops: come back.
+    """
+    await part_of(context, request.run_id, request.name, request.after)
+    return ChunkStream(context, request)  # type: ignore[return-value]
 
 
 class WatchLists(Request, frozen=True, kw_only=True):

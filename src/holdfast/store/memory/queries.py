@@ -17,6 +17,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Actor, Signal
 from holdfast.core.search import Order, matches
 from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.core.streams import NamedStream
 from holdfast.core.tasks import is_effective
 from holdfast.store import port
 from holdfast.store.decisions import lease_end
@@ -122,6 +123,12 @@ def find_waits(runs: Runs, query: port.WaitQuery) -> port.Found[Wait]:
         and (run_id, step_id) > query.after
     ]
     return port.Found(found)
+
+
+def find_streams(runs: Runs, query: port.StreamQuery) -> port.Found[NamedStream]:
+    """Return the streams of a run."""
+    run = runs.get(query.run_id)
+    return port.Found([] if run is None else run.streams.named(query.run_id, query.after))
 
 
 def find_mailbox(runs: Runs, query: port.MailboxQuery) -> port.Found[Signal]:

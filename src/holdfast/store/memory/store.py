@@ -92,6 +92,7 @@ class MemoryStore:
             port.RunCountQuery: partial(queries.count_runs, self._runs),
             port.WaitQuery: partial(queries.find_waits, self._runs),
             port.EventQuery: partial(queries.find_events, self._runs),
+            port.StreamQuery: partial(queries.find_streams, self._runs),
             port.MailboxQuery: partial(queries.find_mailbox, self._runs),
             port.TaskQuery: partial(queries.find_tasks, self._runs),
             port.DeadLetterQuery: partial(queries.find_dead_letters, self._runs),

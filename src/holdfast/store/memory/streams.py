@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from holdfast.core.instants import Instant
 from holdfast.core.streams import (
     Appended,
+    NamedStream,
     StreamAppend,
     StreamChunks,
     StreamHead,
@@ -50,6 +51,14 @@ class Streams:
         self._writers = {(name, step_id): writer for ((_, name), step_id), writer in batch.writers.items()}
         for (_, name), segment in batch.segments:
             self._segments.setdefault(name, []).append(segment)
+
+    def named(self, run_id: str, after: str) -> list[NamedStream]:
+        """Return the streams with a later name, in the order of their names."""
+        return [
+            NamedStream(run_id=run_id, name=name, head=head)
+            for name, head in sorted(self._heads.items())
+            if name > after
+        ]
 
     def read(self, asked: StreamRead, is_finished: bool) -> StreamPage:
         """Return a part of a stream."""

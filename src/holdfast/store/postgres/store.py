@@ -69,6 +69,7 @@ _FINDERS: dict[type, Callable[[Pool, Any, int], Coroutine[Any, Any, port.Found[A
     port.RunCountQuery: queries.count_runs,
     port.WaitQuery: queries.find_waits,
     port.EventQuery: queries.find_events,
+    port.StreamQuery: streams.find,
     port.MailboxQuery: queries.find_mailbox,
     port.TaskQuery: queries.find_tasks,
     port.DeadLetterQuery: dead_letters.find,

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.core.instants import Instant
 from holdfast.core.state import RunStatus
-from holdfast.core.streams import Appended, StreamAppend, StreamPage, StreamRead, StreamSegment
+from holdfast.core.streams import Appended, NamedStream, StreamAppend, StreamPage, StreamRead, StreamSegment
 from holdfast.limits import Limits
 from holdfast.store import decisions, port, validation
-from holdfast.store.postgres.columns import columns
+from holdfast.store.postgres.columns import askable, columns
 from holdfast.store.postgres.pool import Db, Transaction
 from holdfast.store.streams import (
     EMPTY,
@@ -18,6 +18,7 @@ from holdfast.store.streams import (
     Key,
     StreamBatch,
     head_of,
+    named_stream_of,
     segment_of,
     writer_of,
 )
@@ -50,6 +51,10 @@ _PUT_SEGMENTS = f"""
 INSERT INTO holdfast.stream_segments (run_no, {SEGMENT})
 SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::bigint[], $7::bigint[],
     $8::bigint[], $9::text[])
+"""
+_FIND = f"""
+SELECT {HEAD} FROM holdfast.streams WHERE run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = $1) AND name > $2
+ORDER BY name LIMIT $3
 """
 _READ_HEADS = """
 SELECT t.place, r.run_no, r.finished_at IS NOT NULL, s.last_seq, s.size, s.dropped, s.is_closed
@@ -141,6 +146,12 @@ async def _put(transaction: Transaction, batch: StreamBatch) -> None:
     ):
         if rows:
             await transaction.fetch(statement, *columns(rows, width))
+
+
+async def find(db: Db, query: port.StreamQuery, limit: int) -> port.Found[NamedStream]:
+    """Return the streams of a run."""
+    found = await db.fetch(_FIND, askable(query.run_id), askable(query.after), limit)
+    return port.Found(named_stream_of(query.run_id, *row) for row in found)
 
 
 async def read(db: Db, items: Sequence[StreamRead]) -> list[StreamPage | None]:

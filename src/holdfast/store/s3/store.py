@@ -32,7 +32,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
-from holdfast.core.streams import Appended, StreamAppend, StreamPage, StreamRead
+from holdfast.core.streams import Appended, NamedStream, StreamAppend, StreamPage, StreamRead
 from holdfast.errors import CallerError, StoreCorrupt, StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.store import decisions, health, port, validation
@@ -153,6 +153,7 @@ class S3Store(WithoutBus):
             port.RunCountQuery: self._finder(queries.count_runs),
             port.WaitQuery: self._finder(queries.find_waits),
             port.EventQuery: self._find_events,
+            port.StreamQuery: self._find_streams,
             port.MailboxQuery: self._finder(queries.find_mailbox),
             port.TaskQuery: self._finder(queries.find_tasks),
             port.DeadLetterQuery: self._finder(queries.find_dead_letters),
@@ -440,6 +441,10 @@ class S3Store(WithoutBus):
         most = min(query.limit, self._limits.page_items)
         read = await asyncio.gather(*(self.read_events(run_id, after, most) for run_id, after in places))
         return port.Found(event for events in read for event in events)
+
+    async def _find_streams(self, query: port.StreamQuery) -> port.Found[NamedStream]:
+        held = await self._mirror.fetch(query.run_id)
+        return port.Found([] if held is None else held.run.streams.named(query.run_id, query.after))
 
     async def find_nodes(self) -> list[port.NodePlans]:
         now = await self._now()

@@ -71,6 +71,7 @@ _FINDERS: dict[type, Callable[[sqlite3.Connection, Any, int], port.Found[Any]]] 
     port.RunCountQuery: queries.count_runs,
     port.WaitQuery: queries.find_waits,
     port.EventQuery: queries.find_events,
+    port.StreamQuery: streams.find,
     port.MailboxQuery: queries.find_mailbox,
     port.TaskQuery: queries.find_tasks,
     port.DeadLetterQuery: dead_letters.find,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from holdfast.core.instants import Instant
 from holdfast.core.state import RunStatus
-from holdfast.core.streams import Appended, StreamAppend, StreamPage, StreamRead
+from holdfast.core.streams import Appended, NamedStream, StreamAppend, StreamPage, StreamRead
 from holdfast.limits import Limits
 from holdfast.store import decisions, port, validation
 from holdfast.store.streams import (
@@ -16,6 +16,7 @@ from holdfast.store.streams import (
     WRITER,
     StreamBatch,
     head_of,
+    named_stream_of,
     segment_of,
     writer_of,
 )
@@ -29,6 +30,9 @@ SELECT {SEGMENT.removeprefix("name, ")} FROM stream_segments WHERE run_no = ?1 A
     (SELECT max(first_seq) FROM stream_segments WHERE run_no = ?1 AND name = ?2 AND first_seq <= ?3 + 1), 0)
     AND first_seq + count > ?3 + 1
 ORDER BY first_seq LIMIT {PAGE_SEGMENTS}
+"""
+_FIND = f"""
+SELECT {HEAD} FROM streams WHERE run_no = (SELECT run_no FROM runs WHERE run_id = ?) AND name > ? ORDER BY name LIMIT ?
 """
 _PUT_HEAD = f"INSERT OR REPLACE INTO streams (run_no, {HEAD}) VALUES (?, ?, ?, ?, ?, ?)"
 _PUT_WRITER = f"INSERT OR REPLACE INTO stream_writers (run_no, {WRITER}) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -88,6 +92,12 @@ def put(db: sqlite3.Connection, batch: StreamBatch) -> None:
     db.executemany(_PUT_HEAD, batch.head_rows())
     db.executemany(_PUT_WRITER, batch.writer_rows())
     db.executemany(_PUT_SEGMENT, batch.segment_rows())
+
+
+def find(db: sqlite3.Connection, query: port.StreamQuery, limit: int) -> port.Found[NamedStream]:
+    """Return the streams of a run."""
+    found = db.execute(_FIND, (query.run_id, query.after, limit))
+    return port.Found(named_stream_of(query.run_id, *row) for row in found)
 
 
 def read(db: sqlite3.Connection, items: Sequence[StreamRead]) -> list[StreamPage | None]:

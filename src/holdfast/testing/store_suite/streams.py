@@ -10,7 +10,7 @@ from holdfast.core import codec
 from holdfast.core.streams import Appended, StreamAppend, StreamChunks, StreamPage, StreamRead
 from holdfast.errors import CheckpointOwnershipCapabilityError, Conflict, InvalidInput, NotFound, RunTerminal
 from holdfast.limits import Limits
-from holdfast.store.port import CommitConflict, Committed, PurgePolicy, Refused, Store
+from holdfast.store.port import CommitConflict, Committed, PurgePolicy, Refused, Store, StreamQuery
 from holdfast.store.types import STREAMS
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, job, marker, wait
@@ -201,6 +201,26 @@ class StreamSuite(SuiteBase):
             found = await page(store)
             assert values(found) == [(1, text), (2, "y")]
             assert found.head.dropped == 2
+
+    async def test_streams_of_a_run_are_found_by_their_names(self, store: Store, node: SampleNode) -> None:
+        """In the order of names, a page at a time, with how far each goes."""
+        if await self._lacks(store):
+            return
+        await node.start("run-1", wait("go"))
+        await node.start("run-2", wait("go"))
+        assert await store.find(StreamQuery(run_id="run-1")) == []
+        assert await store.find(StreamQuery(run_id="none")) == []
+        for name in ("b", "B", "ä", "a"):
+            await append(store, chunks(name, name=name, closes=name == "a"))
+        await append(store, chunks("c", name="a", run_id="run-2"))
+        await append(store, chunks("d", "e", name="b", position=1))
+        found = await store.find(StreamQuery(run_id="run-1"))
+        assert [(each.run_id, each.name) for each in found] == [("run-1", name) for name in ("B", "a", "b", "ä")]
+        assert [(each.head.last_seq, each.head.is_closed) for each in found] == [
+            *((1, False), (1, True), (3, False), (1, False))
+        ]
+        first = await store.find(StreamQuery(run_id="run-1", limit=2))
+        assert [*first, *await store.find(StreamQuery(run_id="run-1", after=first[-1].name))] == found
 
     async def test_stream_goes_with_its_run(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
         """And a run of the same id begins without."""
