@@ -235,14 +235,17 @@ NODE = """
 import asyncio, sys
 import holdfast as hf
 
-path, ledger, resumes = sys.argv[1:]
+path, ledger, resumes, stops_after = sys.argv[1:]
 app = hf.App("streams")
 
 @app.activity(retry=hf.Retry(max_attempts=1_000, initial_ms=1))
 async def count(most: int) -> None:
     out = hf.stream("tokens")
     with open(ledger, "a") as file:
-        for number in range(await out.resume() if resumes == "resumes" else 0, most):
+        first = await out.resume() if resumes == "resumes" else 0
+        for number in range(first, most):
+            if number == first + int(stops_after):
+                await asyncio.Event().wait()  # for who kills this process, however late they look
             await out.write(number)
             file.write(f"{number}\\n")
             file.flush()
@@ -275,7 +278,8 @@ async def test_nothing_is_lost_or_doubled_when_the_process_is_killed(how: str, t
     kills, code = 0, None
     while code is None:
         before = stored(path)
-        process = subprocess.Popen([sys.executable, "-c", NODE, str(path), str(ledger), how], stderr=subprocess.PIPE)
+        words = [sys.executable, "-c", NODE, str(path), str(ledger), how, "300" if kills < KILLS else "-1"]
+        process = subprocess.Popen(words, stderr=subprocess.PIPE)
         async with asyncio.timeout(MOST_SECONDS):
             while (code := process.poll()) is None and (kills == KILLS or stored(path) < before + 200):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
