@@ -1,7 +1,7 @@
 """Callers that start runs beside their own rows, commit or roll back at random, and are killed at any instant.
 
-A process that has everything imported forks one for each seed that it reads, and says its id. Each goes on until it is
-killed. Nothing runs the workflows meanwhile.
+A process that has everything imported forks one for each seed that it reads, which prints its id once it has committed
+a transaction. Each goes on until it is killed. Nothing runs the workflows meanwhile.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ async def main(url: str, driver: str, seed: int) -> None:
     """Make transactions for ever."""
     chance, number = random.Random(seed), 0
     how = {**POSTGRES, **SQLITE}[driver]
+    has_committed = False
     async with app.connect(url):
-        print(os.getpid(), flush=True)
         while True:
             async with how(url) as caller:
                 for _ in range(chance.randint(1, 3)):
@@ -36,7 +36,11 @@ async def main(url: str, driver: str, seed: int) -> None:
                     run = app.start(order, id, request_id=id, reference_key=id, connection=connection)
                     for step in (row, run) if chance.random() < 0.5 else (run, row):
                         await step
-                await (caller.commit() if chance.random() < 0.6 else caller.rollback())
+                commits = chance.random() < 0.6
+                await (caller.commit() if commits else caller.rollback())
+            if commits and not has_committed:
+                has_committed = True
+                print(os.getpid(), flush=True)
 
 
 if __name__ == "__main__":

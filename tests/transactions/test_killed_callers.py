@@ -16,7 +16,7 @@ from tests.transactions.callers import drop_table, make_table, rows_of
 from tests.transactions.killed_caller import app
 
 KILLS = int(os.environ.get("TEST_CALLER_KILLS", "5"))
-"""How many callers are killed for each driver. Each has made some transactions by then."""
+"""How many callers are killed for each driver. Each has committed a transaction by then."""
 
 LOOKED_AT = 20
 """Of how many runs the results are awaited."""
@@ -57,11 +57,12 @@ async def test_no_run_without_its_row_and_no_row_without_its_run(
     async with app.node(url, options=hf.NodeOptions(safety_poll_s=0.2)):
         client = Client(app)
         runs: dict[str, str] = {}
-        count, cursor = 0, ""
-        while count == 0 or cursor:
-            page = await client.runs.list(limit=100, cursor=cursor)
+        count, cursor = 0, None
+        while cursor != "":
+            page = await client.runs.list(limit=100, cursor=cursor or "")
             runs |= {str(run.reference_key): run.run_id for run in page.items}
             count, cursor = count + len(page.items), page.next or ""
+        assert count >= KILLS
         assert count == len(runs), "a request has started two runs"
         assert runs.keys() == rows, "there are runs without rows, or rows without runs"
         for order_id, run_id in random.Random(seed).sample(sorted(runs.items()), min(LOOKED_AT, len(runs))):

@@ -39,6 +39,11 @@ from holdfast.store.types import (
     SinkQuery,
 )
 
+_SINK_TO_REPLACE = f"SELECT {sql.SINK} FROM holdfast.sinks WHERE name = $1 FOR UPDATE"
+_NEW_SINK = """
+INSERT INTO holdfast.sinks (name, tenant, workflows, alerts, sink) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT DO NOTHING RETURNING 1
+"""
 _PUT_ENTRIES = """
 INSERT INTO holdfast.outbox AS o (sink_no, run_no, from_seq, to_seq, at, attempts, due_at)
 SELECT $1, * FROM unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[])
@@ -91,15 +96,14 @@ async def now_of(transaction: Transaction, given: Instant | None) -> Instant:
 async def put_sink(transaction: Transaction, sink: Sink, now: Instant) -> Sink:
     """Store a sink, or replace it."""
     workflows = list(sink.workflows) or None
-    new = replace(sink, created_at=now)
-    put = await transaction.fetch(
-        "INSERT INTO holdfast.sinks (name, tenant, workflows, alerts, sink) VALUES ($1, $2, $3, $4, $5) "
-        "ON CONFLICT DO NOTHING RETURNING 1",
-        *(sink.name, sink.tenant, workflows, sink.alerts, encode_text(new)),
-    )
-    if put:
-        return new
-    [known] = await transaction.fetch(f"SELECT {sql.SINK} FROM holdfast.sinks WHERE name = $1 FOR UPDATE", sink.name)
+    found = await transaction.fetch(_SINK_TO_REPLACE, sink.name)
+    if not found:
+        new = replace(sink, created_at=now)
+        given = sink.name, sink.tenant, workflows, sink.alerts, encode_text(new)
+        if await transaction.fetch(_NEW_SINK, *given):
+            return new
+        found = await transaction.fetch(_SINK_TO_REPLACE, sink.name)  # another process was faster
+    [known] = found
     before = sql.sink_status_of(known).sink
     if before.tenant != sink.tenant:
         raise decisions.sink_of_another(sink.name)
