@@ -77,6 +77,16 @@ async def measuring(file: str) -> int:
 
 
 @app.workflow
+async def trusting() -> int:
+    return await hf.wait_signal("count", int)
+
+
+@app.workflow(requires_approval=True)
+async def grave() -> str:
+    return "done"
+
+
+@app.workflow
 async def far() -> str:
     return await render()
 '''

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
@@ -176,12 +177,36 @@ def test_something_is_done_to_all_tasks_that_a_filter_finds(setup: CommandSetup)
     assert "has to be confirmed" in setup.hf("task", "bulk", "reassign", *wanted, code=2).stderr
     assert "takes no answer" in setup.hf("task", "bulk", "claim", "true", *wanted, code=2).stderr
     assert "concerns 0 tasks" in setup.hf("task", "bulk", "complete", "true", *wanted, "--overdue").stdout
+    assert setup.json("task", "list", *wanted, "--overdue")["items"] == []
     done = setup.hf("task", "bulk", "reassign", *wanted, "--to", "dora", "--yes")
     assert done.stdout == "reassign: 3 done, 0 refused\n"
     refused = setup.json("task", "bulk", "complete", "7", "--assignee", "dora", "--actor", "dora", "--yes", code=1)
     assert (refused["done"], len(refused["refused"])) == (0, 3)
     done = setup.hf("task", "bulk", "complete", "true", "--assignee", "dora", "--actor", "dora", "--yes")
     assert done.stdout == "complete: 3 done, 0 refused\n"
+
+
+@pytest.mark.contract("API-1", "MSG-3")
+def test_all_dead_letters_that_a_filter_finds_are_requeued_or_dropped(setup: CommandSetup) -> None:
+    for number in range(3):
+        run_id = start(setup, "trusting", run_id=f"trusting-{number}")
+        until(functools.partial(setup.json, "run", "waits", run_id), lambda page: page["items"])
+        setup.hf("run", "signal", run_id, "count", '"many"')
+    found = until(lambda: setup.json("dead-letter", "list"), lambda page: len(page["items"]) == 3)["items"]
+    bulk = ("dead-letter", "bulk")
+    assert setup.json(*bulk, "drop", "--preview")["dead_letters"] == [letter["letter_id"] for letter in found]
+    assert "concerns 0 dead letters" in setup.hf(*bulk, "drop", "--reason", "undecodable", "--yes").stdout
+    refused = setup.hf(*bulk, "requeue", code=2)
+    assert "requeue concerns 3 dead letters" in refused.stdout
+    assert "has to be confirmed" in refused.stderr
+    assert setup.hf(*bulk, "requeue", "--run-id", "trusting-0", "--yes").stdout == "requeue: 1 done, 0 refused\n"
+    first = max(letter["died_at"] for letter in found)
+    back = until(lambda: setup.json("dead-letter", "list"), lambda page: len(page["items"]) == 3)["items"]
+    assert [letter["run_id"] for letter in back if letter["died_at"] > first] == ["trusting-0"], "it still does not fit"
+    done = setup.hf(*bulk, "drop", "--reason", "payload does not fit", "--actor", "dora", "--yes")
+    assert done.stdout == "drop: 3 done, 0 refused\n"
+    assert setup.json("dead-letter", "list")["items"] == []
+    assert {letter["settled"] for letter in setup.json("dead-letter", "list", "--settled")["items"]} >= {"drop"}
 
 
 def test_a_lone_hyphen_is_the_standard_input() -> None:
@@ -512,9 +537,14 @@ def test_a_sink_is_made_paused_replayed_and_removed(setup: CommandSetup) -> None
         assert time.monotonic() < until, setup.hf("sink", "list").stdout
     assert setup.json("system", "locks")["items"], "a relay has a lock"
     assert setup.json("sink", "pause", "hook")["is_paused"] is True
+    of_sink = ("--sink", "hook", "--run-id", "echo-bus")
+    preview = setup.json("bus", "bulk", "drop", *of_sink, "--preview")
+    assert preview["dead_letters"] == [letter["letter_id"] for letter in letters]
+    assert "has to be confirmed" in setup.hf("bus", "bulk", "requeue", *of_sink, code=2).stderr
     setup.hf("bus", "requeue", letters[0]["letter_id"])
-    for letter in letters[1:]:
-        setup.hf("bus", "drop", letter["letter_id"])
+    setup.hf("bus", "drop", letters[0]["letter_id"], code=3)
+    rest = setup.json("bus", "bulk", "drop", *of_sink, "--yes")
+    assert (rest.get("done", 0), setup.json("bus", "letters", *of_sink)["items"]) == (len(letters) - 1, [])
     setup.hf("bus", "replay", "hook", "--run-id", "echo-bus", "--from-seq", "1")
     assert setup.json("sink", "list")["items"][0]["backlog"] >= 1
     assert setup.json("sink", "resume", "hook")["is_paused"] is False
@@ -565,6 +595,10 @@ def test_one_command_goes_to_all_runs_that_a_search_finds(setup: CommandSetup) -
     assert "pause: 2 done, 0 refused, 1 not concerned" in done.stdout
     until(lambda: setup.json("run", "get", "many-0"), lambda run: run["status"] == "PAUSED")
     assert setup.json("run", "get", "many-0")["pause"]["reason"] == "a bad deployment"
+    start(setup, "grave", run_id="many-grave")
+    assert setup.json("run", "bulk", "approve", "--text", "many-", "--preview")["concerned"] == ["many-grave"]
+    assert "3 not concerned" in setup.hf("run", "bulk", "approve", "--text", "many-", "--yes").stdout
+    until(lambda: setup.json("run", "get", "many-grave"), lambda run: run["status"] == "COMPLETED")
     part = setup.json("run", "command-many", "pause", "again", "--text", "many-", "--preview")
     assert part["concerned"] == 0
     answers = setup.json("run", "bulk", "terminate", "--run-id", "many-0", "--run-id", "many-1", "--yes")

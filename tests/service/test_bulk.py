@@ -1,7 +1,8 @@
-"""One command to many runs: what becomes of a run that ends between the search and the command."""
+"""One command to many runs: what becomes of a run that ends, or goes on, between the search and the command."""
 
 import pytest
 
+import holdfast as hf
 from holdfast.errors import RunTerminal
 from holdfast.limits import SIGNAL_ID_BYTES
 from holdfast.service.context import RequestContext
@@ -22,6 +23,36 @@ async def test_a_run_that_has_finished_meanwhile_is_left_alone_and_no_refusal(mo
         ask = {"command": "cancel", "request_id": "r"}
         answer = (await server.http.post("/v1/run-commands", json=ask)).json()
         assert answer["items"] == [{"run_id": run_id, "not_concerned": "it has finished meanwhile"}]
+
+
+@pytest.mark.contract("SIG-13")
+async def test_a_step_that_is_tried_by_itself_meanwhile_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, calls, carry_out = hf.App("shop"), [], bulk._carry_out
+
+    @app.activity(retry=hf.Retry(max_attempts=3, initial_ms=60_000))
+    async def send() -> None:
+        calls.append("send")
+        if len(calls) == 1:
+            raise ConnectionError("no answer")
+
+    @app.workflow
+    async def mail() -> str:
+        await send()
+        return await hf.wait_signal("read", str)
+
+    async def late(context: RequestContext, request: CommandRuns, head: RunHead) -> str | None:
+        await app.run(head.run_id).retry_step("send")  # as the attempt would have begun by itself
+        await server.until("runs.get", {"run_id": head.run_id}, lambda run: run["waiting_kind"] == "signal")
+        return await carry_out(context, request, head)
+
+    async with serve_in_process(app=app) as server:
+        run_id = await server.start("mail")
+        await server.until("runs.get", {"run_id": run_id}, lambda run: run.get("retrying") is not None)
+        monkeypatch.setattr(bulk, "_carry_out", late)
+        ask = {"command": "try_now", "retrying": True, "request_id": "r"}
+        answer = (await server.http.post("/v1/run-commands", json=ask)).json()
+        assert answer["items"] == [{"run_id": run_id, "not_concerned": "it was tried again meanwhile"}]
+        assert calls == ["send", "send"]
 
 
 @pytest.mark.contract("SIG-5", "SIG-13")

@@ -54,14 +54,25 @@ async def test_a_run_is_forked_at_an_event_and_compared_with_the_one_it_is_from(
         await expect(same).to_have_count(parts_at - 1)
     assert await page.evaluate("window.hit") is None
     assert await barriers(page) == []
-    await page.get_by_role("heading", name=run_id, exact=True).get_by_role("link").click()
+    names = page.locator(".compared-run h2 a")
+    assert [await names.nth(n).get_attribute("title") for n in (0, 1)] == [run_id, fork_id]
+    for n, side in enumerate(("left", "right")):  # each name stands above its history
+        cells = await page.locator(f'.compared-row [data-side="{side}"]').first.bounding_box()
+        title = await names.nth(n).bounding_box()
+        assert cells is not None
+        assert title is not None
+        assert cells["x"] <= title["x"] < cells["x"] + cells["width"]
+    await names.first.click()
     await expect(page.locator(".head-marks")).to_contain_text("Completed")
 
 
 async def test_a_failed_run_goes_on_from_the_failed_step_by_one_click(page: Page, site: Site) -> None:
     run_id = await site.start("hostile", text=HOSTILE)
     await page.goto(f"/runs/{run_id}")
-    await page.get_by_role("button", name="Retry from the failed step").click()
+    primary = page.locator(".run-head-card .button.primary")
+    await expect(primary).to_have_text("Retry from where it failed")  # no step has, but the workflow
+    await expect(page.get_by_role("button", name="Retry from the start")).to_be_hidden()
+    await primary.click()
     await expect(page.locator(".head-facts")).to_contain_text("Forked from")
     fork_id = unquote(page.url.rpartition("/")[2])
     [queued, *_] = await site.events(quote(fork_id, safe=""))

@@ -317,6 +317,28 @@ async def test_dead_letters_are_read_and_settled_after_a_question(screen: Page, 
     await expect(screen.get_by_text("Put back by")).to_be_visible()
 
 
+@pytest.mark.contract("MSG-3")
+async def test_all_dead_letters_that_the_filter_finds_are_settled_at_once(screen: Page, inbox: InboxSite) -> None:
+    for _ in range(3):
+        await inbox.dead_letter()
+    await screen.goto("/inbox/letters")
+    await expect(screen.locator(".dead-letter")).to_have_count(3)
+    await screen.get_by_role("button", name="Requeue or drop all of these…").click()
+    dialog = screen.get_by_role("dialog")
+    await dialog.get_by_role("button", name="Requeue 3").click()
+    await expect(screen.get_by_text("3 put back.")).to_be_visible()
+    count = "/v1/dead-letters"
+    await inbox.until(count, lambda items: len(items) == 6, settled="true")  # they still do not fit
+    await screen.get_by_label("Reason").select_option("retries exhausted")
+    await expect(screen.locator(".dead-letter")).to_have_count(3)
+    await screen.get_by_role("button", name="Requeue or drop all of these…").click()
+    await dialog.get_by_label("What to do").select_option("drop")
+    await expect(dialog).to_contain_text("cannot be undone")
+    await dialog.get_by_role("button", name="Drop 3").click()
+    await expect(screen.get_by_text("None for this reason")).to_be_visible()
+    assert (await inbox.ask("GET", count))["items"] == []
+
+
 async def test_values_from_outside_are_text_and_long_ones_do_not_break_the_page(
     browser: Browser, inbox: InboxSite
 ) -> None:

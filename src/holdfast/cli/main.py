@@ -21,6 +21,7 @@ from holdfast.cli.exit_codes import run_command
 from holdfast.cli.generate import ExtraFlag, command_of
 from holdfast.cli.histories import check_histories, flow_show
 from holdfast.cli.init import init
+from holdfast.cli.letter_bulk import bus_bulk, dead_letter_bulk
 from holdfast.cli.mcp import mcp
 from holdfast.cli.node import node
 from holdfast.cli.plans import plan_validate
@@ -81,6 +82,8 @@ def _assemble() -> None:
     _group("flow").command(flow_show, name="show")
     _group("run").command(run_bulk, name="bulk")
     _group("task").command(task_bulk, name="bulk")
+    _group("dead-letter").command(dead_letter_bulk, name="bulk")
+    _group("bus").command(bus_bulk, name="bulk")
     _group("run").command(run_show, name="show")
     _group("run").command(run_tail, name="tail")
     _group("run").command(run_stream, name="stream")

@@ -43,7 +43,7 @@ def sentences_of(run: dict[str, Any]) -> Iterator[str]:
     if run["status"] == "FAILED":
         yield f"-> `holdfast run fork {run_id}` goes on from the failed step"
     if run.get("queued_at"):
-        yield f"waits for a place since {moment(run['queued_at'])}"
+        yield f"waits for a place, queued {moment(run['queued_at'])}"
     if run.get("active_task_id") and run["status"] == "RUNNING":
         yield f"-> `holdfast task show {run['active_task_id']}` shows what is asked"
 
@@ -61,7 +61,7 @@ def now_of(run: dict[str, Any]) -> str:
     if again:
         return _short(f"{_retried(again)}, {_next(again)}")
     if run.get("queued_at"):
-        return f"waits for a place since {moment(run['queued_at'])}"
+        return f"waits for a place, queued {moment(run['queued_at'])}"
     kind = run.get("waiting_kind")
     if not kind:
         return ""

@@ -11,9 +11,10 @@ from typing import Annotated, Literal, get_args
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from holdfast.core.index_rows import APPROVAL
 from holdfast.core.keys import fork_tag, retry_tag
 from holdfast.core.messages import ControlName
-from holdfast.core.state import APPROVED, FAILED, PAUSED, PENDING, RUNNING, TERMINAL
+from holdfast.core.state import FAILED, PAUSED, RUNNING, TERMINAL
 from holdfast.engine.inbox.operator_commands import OperatorCommand
 from holdfast.errors import CallerError, RateLimited, RunTerminal
 from holdfast.limits import SIGNAL_ID_BYTES
@@ -36,6 +37,7 @@ AT_ONCE = 25
 """How many of them at the same time."""
 
 FINISHED_MEANWHILE = "it has finished meanwhile"
+TRIED_MEANWHILE = "it was tried again meanwhile"
 
 
 class CommandRuns(RunFilter, frozen=True, kw_only=True):
@@ -68,9 +70,6 @@ class RunsCommanded(Struct, frozen=True, kw_only=True):
     next: str | None = None
 
 
-_UNSTARTED = (PENDING, APPROVED)
-
-
 def _failed_steps(head: RunHead) -> tuple[str, ...]:
     return head.snapshot.failed_step_ids if head.snapshot is not None else ()
 
@@ -84,7 +83,8 @@ def _not_concerned(head: RunHead, command: BulkCommand) -> str | None:
         case "pause":
             return None if status is RUNNING else "it is not running"
         case "approve":
-            return None if status in _UNSTARTED else "it has started"
+            is_awaited = head.snapshot is not None and head.snapshot.waiting_kind == APPROVAL
+            return None if is_awaited and not is_over else "it does not wait for an approval"
         case "resume" if status is PAUSED and _failed_steps(head):
             return "a failed step has paused it: retry the step"
         case "resume":
@@ -113,7 +113,7 @@ async def command_many(context: RequestContext, request: CommandRuns) -> RunsCom
     items: list[CommandAnswer] = []
     for start in range(0, len(heads), AT_ONCE):  # side by side, so that the store commits several at a time
         items += await asyncio.gather(*(_answer(context, request, head) for head in heads[start : start + AT_ONCE]))
-    concerned = sum(item.not_concerned in (None, FINISHED_MEANWHILE) for item in items)
+    concerned = sum(item.not_concerned in (None, FINISHED_MEANWHILE, TRIED_MEANWHILE) for item in items)
     return RunsCommanded(items=items, concerned=concerned, next=following)
 
 
@@ -130,7 +130,15 @@ async def _answer(context: RequestContext, request: CommandRuns, head: RunHead) 
     except RunTerminal:
         return CommandAnswer(run_id=head.run_id, not_concerned=FINISHED_MEANWHILE)
     except CallerError as error:
+        if request.command == "try_now" and await _was_tried(context, head):
+            return CommandAnswer(run_id=head.run_id, not_concerned=TRIED_MEANWHILE)
         return CommandAnswer(run_id=head.run_id, error=problem_of(error, context.correlation_id))
+
+
+async def _was_tried(context: RequestContext, head: RunHead) -> bool:
+    """Return whether the attempt that was due later has begun by itself since the run was looked at."""
+    [now] = await context.store.find(RunQuery(run_ids=(head.run_id,), limit=1)) or [head]
+    return (now.snapshot and now.snapshot.retrying) != (head.snapshot and head.snapshot.retrying)
 
 
 async def _done_again_by(context: RequestContext, run_id: str) -> str | None:

@@ -31,7 +31,10 @@ _WORDS = f"Up to {SEARCH_WORDS} words, each a part of the name or of the payload
 
 
 class ListTasks(Request, frozen=True, kw_only=True):
-    """Which tasks to list; what is left out may be anything. `mine` leaves those that concern the caller."""
+    """Which tasks to list; what is left out may be anything. `mine` leaves those that concern the caller.
+
+    `overdue` leaves open tasks whose time is over by the store's clock.
+    """
 
     mine: bool = False
     actor: ActorName = ""
@@ -39,6 +42,7 @@ class ListTasks(Request, frozen=True, kw_only=True):
     role: str | None = None
     assignee: str | None = None
     due_before: Moment | None = None
+    overdue: bool = False
     workflow: str | None = None
     status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = None
     text: Annotated[str, Meta(min_length=1, max_length=SEARCH_CHARS, description=_WORDS)] | None = None
@@ -69,13 +73,17 @@ async def list_(context: RequestContext, request: ListTasks) -> TaskPage:
     """
     is_own = request.mine or not context.principal.is_admin
     actor = context.actor(request.actor, request.actor_roles) if is_own else None
+    due_before, status = instant_of(request.due_before), request.status
+    if request.overdue:
+        now = await context.store.now()
+        due_before, status = min(now, now if due_before is None else due_before), status or "OPEN"
     query = TaskQuery(
         run_id=request.run_id,
-        status=request.status,
+        status=status,
         assignee=request.assignee,
         role=request.role,
         workflow=request.workflow,
-        due_before=instant_of(request.due_before),
+        due_before=due_before,
         actor=None if actor is None else actor.name,
         actor_roles=() if actor is None else tuple(actor.roles),
         text=request.text,

@@ -4,14 +4,16 @@ import { call } from "../lib/api.js";
 import { openDialog } from "../lib/dialog.js";
 import { h, put } from "../lib/dom.js";
 import { icon } from "../lib/icons.js";
+import { letterBulk } from "../inbox/letter-bulk.js";
 import { runAddress } from "../lib/router.js";
 import { may } from "../lib/session.js";
 import { ageOf } from "../lib/time.js";
-import { toast } from "../lib/toast.js";
+import { toast, toastProblem } from "../lib/toast.js";
 import { panel } from "./panels.js";
 
 const MOST = 100;
 const MOST_LETTERS = 20;
+const SETTLED = { requeue: "Their sinks get them at once. What fails again comes back here.", drop: "Their sinks never get them. This cannot be undone." };
 const number = new Intl.NumberFormat();
 
 export class BusPanel {
@@ -44,9 +46,18 @@ export class BusPanel {
       this.body,
       sinks.items.length === 0 ? h("p", { class: "hint" }, "There are no sinks.") : h("ul", { class: "nodes" }, sinks.items.map(sinkRow)),
       sinks.next !== null && h("p", { class: "hint" }, `The first ${MOST} sinks are shown.`),
-      rows.length > 0 && [h("h3", {}, "Given up"), h("ul", { class: "bus-letters" }, rows)],
+      rows.length > 0 && [h("h3", {}, "Given up"), rows.length > 1 && may("letters:write") && this.forAll(), h("ul", { class: "bus-letters" }, rows)],
       letters.next !== null && h("p", { class: "hint" }, `The oldest ${MOST_LETTERS} are shown.`),
     );
+  }
+
+  forAll() {
+    const act = () =>
+      letterBulk("bus", {}, SETTLED, () => this.read()).catch((problem) => {
+        if (problem.code === undefined) throw problem;
+        toastProblem(problem);
+      });
+    return h("button", { class: "link-button for-all", type: "button", onclick: act }, "Requeue or drop all…");
   }
 
   letter(letter) {

@@ -62,7 +62,7 @@ function withCode(text) {
 
 export function runCounts({ latest }) {
   const known = [...STATUSES, ...Object.keys(latest.runs).filter((each) => !STATUSES.includes(each))];
-  const rows = known.filter((status) => latest.runs[status]).map((status) => h("li", {}, h("a", { href: `/runs?status=${status}` }, statusBadge(status), h("b", { class: "numbers" }, number.format(latest.runs[status])))));
+  const rows = known.filter((status) => latest.runs[status]).map((status) => h("li", {}, h("a", { href: `/runs?status=${status}&children=1` }, statusBadge(status), h("b", { class: "numbers" }, number.format(latest.runs[status])))));
   return panel("Runs", "runs", rows.length === 0 ? h("p", { class: "hint" }, "There are none yet.") : h("ul", { class: "tallies" }, rows));
 }
 
@@ -79,7 +79,7 @@ export function nodeList({ nodes }) {
   const sorted = [...nodes.values()].sort((one, other) => one.isGone - other.isGone || one.name.localeCompare(other.name));
   const rows = sorted.map((node) => h(
     "li", { class: node.isGone ? "gone" : null },
-    icon(!node.isGone ? "COMPLETED" : node.hasStopped ? "CANCELLED" : "FAILED"), h("span", { class: "node-name" }, node.name, node.is_here && h("span", { class: "tag" }, "answers here")),
+    icon(!node.isGone ? "COMPLETED" : node.hasStopped ? "CANCELLED" : "FAILED"), h("span", { class: "node-name" }, node.name, node.is_here && !node.isGone && h("span", { class: "tag" }, "answers here")),
     h("span", { class: "quiet", title: (node.workflows ?? []).join(", ") }, [node.version && `${node.version}`, node.workflows?.length && `${node.workflows.length} workflows`, node.queues?.length && `queue ${node.queues.join(", ")}`, isNumber(node.runs) && `${number.format(node.runs)} runs, ${number.format(node.activities)} activities`].filter(Boolean).join(" · ")),
     h("span", { class: "quiet" }, node.hasStopped && node.isGone ? ["stopped, last seen ", ageOf(new Date(node.seenAt).toISOString())] : [node.isGone ? "gone, lease ended " : "lease ends ", ageOf(node.lease_until)]),
   ));

@@ -17,18 +17,43 @@ const WORDS = {
   unassign: ["Take from their assignees", "Unassign", "unassigned"],
 };
 
-async function readAll(filter) {
+// Everything that a list finds.
+export async function readAll(operation, fields) {
   const found = [];
   for (let cursor = ""; cursor !== null;) {
-    const page = await call("tasks.list", { ...listFields(filter), status: "OPEN", cursor, limit: PAGE });
+    const page = await call(operation, { ...fields, cursor, limit: PAGE });
     found.push(...page.items);
     cursor = page.next;
   }
   return found;
 }
 
+// Does something to each, one after the other, and returns what was refused, each with why.
+export async function eachOf(items, bar, act) {
+  const refused = [];
+  bar.hidden = false;
+  for (const [n, item] of items.entries()) {
+    await act(item).catch((problem) => {
+      if (problem.code === undefined || problem.isUnreachable) throw problem;
+      refused.push([item, problem]);
+    });
+    bar.value = n + 1;
+  }
+  return refused;
+}
+
+// Shows what was refused; whether there was nothing.
+export function refusals(place, refused, nameOf) {
+  if (refused.length === 0) return true;
+  put(
+    place, h("p", { class: "problem", role: "alert" }, `${refused.length.toLocaleString()} refused:`),
+    h("ul", { class: "refused" }, refused.slice(0, MOST_SHOWN).map(([item, problem]) => h("li", {}, `${nameOf(item)}: ${problem.message}`))),
+  );
+  return false;
+}
+
 export async function taskBulk(filter, done) {
-  const tasks = await readAll(filter);
+  const tasks = await readAll("tasks.list", { ...listFields(filter), status: "OPEN" });
   const id = newId("bulk");
   const isAlike = new Set(tasks.map((task) => JSON.stringify([task.workflow, task.name, task.form]))).size === 1;
   const choice = h("select", { id }, Object.entries(WORDS).filter(([name]) => name !== "complete" || isAlike).map(([name, [word]]) => h("option", { value: name }, word)));
@@ -64,23 +89,11 @@ export async function taskBulk(filter, done) {
       const given = name === "complete" ? form.read() : {};
       if (given === undefined) return false;
       const fields = name === "complete" ? { answer: given.value } : name === "reassign" ? { to: to.value.trim() } : {};
-      const refused = [];
-      bar.hidden = false;
-      for (const [n, task] of tasks.entries()) {
-        await call(`tasks.${name === "unassign" ? "reassign" : name}`, { task_id: task.task_id, operation_id: operationId, ...actor(task), ...fields }).catch((problem) => {
-          if (problem.code === undefined || problem.isUnreachable) throw problem;
-          refused.push([task, problem]);
-        });
-        bar.value = n + 1;
-      }
+      const operation = `tasks.${name === "unassign" ? "reassign" : name}`;
+      const refused = await eachOf(tasks, bar, (task) => call(operation, { task_id: task.task_id, operation_id: operationId, ...actor(task), ...fields }));
       toast(`${(tasks.length - refused.length).toLocaleString()} ${WORDS[name][2]}.`);
       done();
-      if (refused.length === 0) return true;
-      put(
-        result, h("p", { class: "problem", role: "alert" }, `${refused.length.toLocaleString()} refused:`),
-        h("ul", { class: "refused" }, refused.slice(0, MOST_SHOWN).map(([task, problem]) => h("li", {}, `${task.name}: ${problem.message}`))),
-      );
-      return false;
+      return refusals(result, refused, (task) => task.name);
     },
   });
 }

@@ -11,11 +11,13 @@ import { denied, empty, failed, loading } from "../lib/states.js";
 import { may } from "../lib/session.js";
 import { Stream } from "../lib/stream.js";
 import { ageOf } from "../lib/time.js";
-import { toast } from "../lib/toast.js";
+import { toast, toastProblem } from "../lib/toast.js";
 import { showConnection } from "../shell.js";
 import { counted } from "./counted.js";
+import { letterBulk } from "./letter-bulk.js";
 
 const PAGE = 200;
+const SETTLED = { requeue: "Their runs get them again at once. What still cannot be handled comes back here.", drop: "They will never be handled. This cannot be undone." };
 const REASONS = ["undecodable", "definition missing", "history irreparable", "retries exhausted", "refused", "payload does not fit"];
 
 export function showLetters(place, signal) {
@@ -90,7 +92,18 @@ class LetterList {
     }
     const items = [...this.letters.values()].map((letter) => this.element(letter));
     const more = this.cursor !== null && h("button", { class: "button more", type: "button", onclick: () => this.load(this.cursor) }, "Show more");
-    put(this.rows, h("ul", { class: "dead-letters" }, items), more);
+    const open = [...this.letters.values()].filter((letter) => letter.settled === null).length;
+    put(this.rows, open > 1 && may("letters:write") && this.forAll(), h("ul", { class: "dead-letters" }, items), more);
+  }
+
+  forAll() {
+    const act = () =>
+      letterBulk("letters", { reason: this.filter.reason }, SETTLED, () => this.load()).catch((problem) => {
+        if (problem.code === undefined) throw problem;
+        toastProblem(problem);
+      });
+    this.all ??= h("button", { class: "link-button for-all", type: "button", onclick: act }, "Requeue or drop all of these…");
+    return this.all;
   }
 
   // A letter that is open stays open: its element is made again only when the letter has changed.

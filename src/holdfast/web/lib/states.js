@@ -19,6 +19,7 @@ export function empty(title, text = "", action = null) {
 export function failed(problem, retry = null) {
   if (problem.isDenied) return denied(problem);
   const again = retry && h("button", { class: "button", type: "button", onclick: retry }, "Try again");
+  const runs = problem.status === 404 && h("a", { class: "button", href: "/runs" }, "All runs");
   const trace =
     problem.correlationId && h("p", { class: "quiet" }, "Correlation id ", h("code", {}, problem.correlationId));
   const title =
@@ -34,7 +35,7 @@ export function failed(problem, retry = null) {
     h("h2", {}, title),
     h("p", {}, problem.message),
     trace,
-    again,
+    h("div", { class: "actions" }, again, runs),
   );
 }
 

@@ -97,11 +97,13 @@ export function othersFor(model) {
   const isOver = TERMINAL.has(model.state.status);
   return [
     !isOver && may("signals:write") && { name: "signal", word: "Signal", act: () => signalDialog(model) },
-    model.state.status === "FAILED" && may("runs:control") && { name: "fork", word: "Retry from the failed step", act: () => forkRun(model.runId) },
-    isOver && may("runs:control") && { name: "retry", word: "Retry", act: () => retryRun(model.runId) },
+    model.state.status === "FAILED" && may("runs:control") && { name: "fork", word: hasFailedStep(model.state) ? "Retry from the failed step" : "Retry from where it failed", act: () => forkRun(model.runId) },
+    isOver && may("runs:control") && { name: "retry", word: "Retry from the start", act: () => retryRun(model.runId) },
     may("runs:write") && { name: "again", word: "Start again with another input", act: () => startAgain(model) },
   ].filter(Boolean);
 }
+
+const hasFailedStep = (state) => [...state.steps.values()].some((step) => step.status === "FAILED");
 
 function startAgain(model) {
   startDialog({
@@ -132,9 +134,13 @@ const forks = new Map();
 
 async function forkRun(runId) {
   if (!forks.has(runId)) forks.set(runId, requestId());
-  const run = await call("runs.fork", { run_id: runId, request_id: forks.get(runId) });
-  toast("A new run goes on from the failed step.");
-  go(runAddress(run.run_id));
+  try {
+    const run = await call("runs.fork", { run_id: runId, request_id: forks.get(runId) });
+    toast("A new run goes on from there.");
+    go(runAddress(run.run_id));
+  } catch (problem) {
+    toastProblem(problem);
+  }
 }
 
 // A run that begins with what this one has recorded up to an event.
@@ -252,6 +258,10 @@ export async function tryNow(runId, stepId) {
 
 export function resumeRun(runId) {
   command(runId, "resume");
+}
+
+export function approveRun(runId) {
+  command(runId, "approve");
 }
 
 export function skipStep(runId, { id: stepId, kind }) {

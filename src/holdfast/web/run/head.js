@@ -13,6 +13,8 @@ import { TERMINAL } from "./event-tables.js";
 
 const iso = (ms) => new Date(ms).toISOString();
 const IN_MENU = new Set(["raise", "terminate", "again"]);
+const FIRST = ["approve", "retry-step", "resume", "fork", "signal"]; // what helps most is the primary action
+const SUBSTATUS = { AWAITING_APPROVAL: "waits for approval", CANCELLING: "is being cancelled" };
 
 export class RunHead {
   constructor() {
@@ -42,7 +44,7 @@ export class RunHead {
     put(
       this.marks,
       statusBadge(state.status),
-      state.substatus && h("span", { class: "tag", title: state.substatus }, state.substatus),
+      state.substatus && h("span", { class: "tag", title: state.substatus }, SUBSTATUS[state.substatus] ?? state.substatus),
       model.isStale && h("span", { class: "stale", title: "Events are missing" }, "STALE"),
       isPast && h("span", { class: "past" }, `as it was at event ${state.seq}`),
     );
@@ -104,11 +106,10 @@ export class RunHead {
     if (shown === this.shown) return;
     this.shown = shown;
     const wasOpen = this.actions.querySelector("details.menu")?.open ?? false;
-    const first =
-      all.find(({ name }) => ["approve", "retry-step", "resume", "retry"].includes(name)) ??
-      all.find(({ name }) => name === "signal");
-    const buttons = all.filter(({ name }) => !IN_MENU.has(name));
-    const rest = all.filter(({ name }) => IN_MENU.has(name));
+    const first = FIRST.map((name) => all.find((each) => each.name === name)).find(Boolean);
+    const isLess = ({ name }) => IN_MENU.has(name) || (name === "retry" && first?.name === "fork");
+    const buttons = all.filter((each) => !isLess(each));
+    const rest = all.filter(isLess);
     put(
       this.actions,
       buttons.map(({ name, word, danger, act }) =>

@@ -8,12 +8,13 @@ import { may } from "../lib/session.js";
 import { nowMs } from "../lib/clock.js";
 import { runAddress } from "../lib/router.js";
 import { ageOf, moment } from "../lib/time.js";
-import { resumeRun, retryStep, signalDialog, skipStep, tryNow } from "./actions.js";
+import { approveRun, resumeRun, retryStep, signalDialog, skipStep, tryNow } from "./actions.js";
 import { errorView } from "./errors.js";
 import { TERMINAL } from "./event-tables.js";
 import { failuresToSettle, isPausedByError } from "./fold.js";
 
 const MOST_FAILED = 3;
+const AWAITING_APPROVAL = "AWAITING_APPROVAL";
 
 // Activities that have failed and are tried again: each with what it failed with, how often, and when it is next.
 export function retriedSteps(state) {
@@ -65,13 +66,29 @@ function queueCard({ head, signal }) {
     ([all, before, workflow]) => {
       const { RUNNING = 0, PAUSED = 0, APPROVED = 0 } = all.by_status;
       const most = workflow?.limit?.at_once;
-      put(more, `: ${RUNNING + PAUSED + APPROVED}${most ? ` of ${most}` : ""} inside, ${before.total + 1}. in line`);
+      const inside = RUNNING + PAUSED + APPROVED;
+      put(more, `: ${inside}${most ? ` of ${most}` : ""} ${inside === 1 && !most ? "is" : "are"} taken, ${ordinal(before.total + 1)} in line`);
     },
     (problem) => {
       if (problem.code === undefined && problem.name !== "AbortError") throw problem; // the rest of the card is true
     },
   );
-  return need("PENDING", h("span", {}, "Waits for a place since ", ageOf(head.queued_at), more));
+  return need("PENDING", h("span", {}, "Waits for a place, queued ", ageOf(head.queued_at), more));
+}
+
+const ordinals = new Intl.PluralRules("en", { type: "ordinal" });
+const ENDINGS = { one: "st", two: "nd", few: "rd", other: "th" };
+
+function ordinal(number) {
+  return `${number.toLocaleString()}${ENDINGS[ordinals.select(number)]}`;
+}
+
+function approvalCard({ runId }) {
+  return need(
+    "APPROVED",
+    h("span", {}, "Waits to be approved: it does not start before."),
+    may("runs:control") && h("button", { class: "button small primary", type: "button", onclick: () => approveRun(runId) }, "Approve"),
+  );
 }
 
 // The workflow has got a failure, and has not ended, because it still waits for a child.
@@ -121,6 +138,7 @@ export function needs(model, state) {
   const { head } = model;
   if (state.status === "PAUSED" && head.pause && cards.length === 0 && !isPausedByError(state)) cards.push(pauseCard(model));
   if (state.status === "PENDING" && head.queued_at) cards.push(queueCard(model));
+  if (state.substatus === AWAITING_APPROVAL) cards.push(approvalCard(model));
   if (state.status === "RUNNING") cards.push(...[failedBesideChild(state)].filter(Boolean));
   for (const step of retriedSteps(state).slice(0, MOST_FAILED)) cards.push(retryCard(model, step));
   for (const step of state.steps.values()) {

@@ -15,9 +15,16 @@ import { kindWord, nameOf, spokenStep } from "./words.js";
 
 const AXIS = 24;
 const DEEPEST = 8;
+const EDGE = 20;
 
 const MANY = 20;
 const WORST = ["FAILED", "RUNNING", "PENDING", "SUCCESS", "SKIPPED"];
+
+// The words of a mark stay inside: the first begin there, the last end there.
+function anchorOf(x, width) {
+  if (x < EDGE) return "start";
+  return x > width - EDGE ? "end" : "middle";
+}
 
 // Many steps of one name and kind are one row, until it is opened: `pick ×60`. One that is chosen opens its row.
 export function foldRepeated(steps, unfolded, selected = null) {
@@ -229,7 +236,7 @@ export class Timeline {
       ticks.map((tick) =>
         s(
           "text",
-          { x: scale.x(tick), y: 16, "text-anchor": scale.x(tick) < 16 ? "start" : "middle" },
+          { x: Math.min(scale.x(tick), scale.width - 2), y: 16, "text-anchor": anchorOf(scale.x(tick), scale.width) },
           tickWord(tick - this.whole.from, step),
         ),
       ),

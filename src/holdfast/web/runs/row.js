@@ -54,7 +54,7 @@ export function nowOf(run) {
   if (FINISHED.has(run.status)) return "";
   if (run.status === "PAUSED") return pausedWords(run);
   if (run.retrying) return retryWords(run.retrying, error);
-  if (run.queued_at) return h("span", { class: "row-waits" }, icon("WAITING"), h("span", {}, "Waits for a place since ", ageOf(run.queued_at)));
+  if (run.queued_at) return h("span", { class: "row-waits" }, icon("WAITING"), h("span", {}, "Waits for a place, queued ", ageOf(run.queued_at)));
   const kind = run.waiting_kind;
   if (!kind && run.node) return "Runs on " + run.node;
   if (!kind) return run.status === "RUNNING" ? h("span", { class: "row-waits" }, icon("signal"), h("span", {}, "Waits for a signal or an update")) : "";

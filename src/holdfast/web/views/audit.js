@@ -42,7 +42,7 @@ class AuditView {
       });
       return h("div", { class: "sift-field" }, h("label", { for: id }, word), input);
     });
-    return h("form", { class: "sift", onsubmit: (event) => event.preventDefault() }, fields);
+    return h("form", { class: "sift audit-bar", onsubmit: (event) => event.preventDefault() }, fields);
   }
 
   async load(cursor = "") {

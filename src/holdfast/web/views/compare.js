@@ -2,6 +2,7 @@
 
 import { call } from "../lib/api.js";
 import { h, put } from "../lib/dom.js";
+import { shortId } from "../lib/ids.js";
 import { statusBadge } from "../lib/icons.js";
 import { jsonView } from "../lib/json.js";
 import { render, runAddress } from "../lib/router.js";
@@ -42,7 +43,15 @@ class Comparison {
   }
 
   async begin() {
-    const titles = this.runs.map((run) => h("div", { class: "compared-run" }, h("h2", {}, h("a", { class: "mono", href: runAddress(run.run_id) }, run.run_id)), statusBadge(run.status), h("span", { class: "quiet" }, `${run.workflow}, ${run.last_event_seq} events`)));
+    const titles = this.runs.map((run) =>
+      h(
+        "div",
+        { class: "compared-run" },
+        h("h2", {}, h("a", { href: runAddress(run.run_id), title: run.run_id }, run.reference_key ?? shortId(run.run_id))),
+        statusBadge(run.status),
+        h("p", { class: "quiet" }, run.reference_key && [h("span", { class: "mono" }, shortId(run.run_id)), " "], `${run.workflow} version ${run.workflow_version}, ${run.last_event_seq.toLocaleString()} events`),
+      ),
+    );
     put(
       this.place,
       h("header", { class: "view-head" }, h("h1", {}, "Compare two runs")),
