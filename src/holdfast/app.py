@@ -743,7 +743,7 @@ class App:
         for delivered in started.signals:
             result_of(delivered)
         started_as = self.registry.workflows.get((definition.name, started.workflow_version))
-        return RunHandle(runtime, started.run_id, started_as, is_reused=started.is_reused)
+        return RunHandle(runtime, started.run_id, started_as, None, started.is_reused, connection is None)
 
     def runtime(self) -> Runtime:
         """Return the runtime of the node that is open: every verb, by definition and for a caller. For services."""

@@ -40,13 +40,15 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
     _caller: Caller | None = None
     is_reused: bool = False
     """Whether the start that returned this handle found a run of its id, by another request, and left it as it is."""
+    _is_known: bool = False
+    """Whether it was started here, so that it exists, or did."""
 
     # --- how it ends
 
     async def result(self) -> R:
         """Wait for the run to finish; return its result, or raise `RunFailed`, `RunTimedOut` or `RunCancelled`."""
         refuse_inside("a run's handle", "call a child, or wait for a signal")
-        body = (await self._runtime.wait_finished(self.run_id)).data
+        body = (await self._runtime.wait_finished(self.run_id, is_known=self._is_known)).data
         if isinstance(body, e.RunCompleted):
             codec.refuse_sealed(body.result)
             if self._definition is None:
@@ -62,7 +64,7 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
     async def last_event(self) -> Event:
         """Wait for the run to finish, on any node, and return its last event."""
         refuse_inside("a run's handle", "call a child, or wait for a signal")
-        return await self._runtime.wait_finished(self.run_id)
+        return await self._runtime.wait_finished(self.run_id, is_known=self._is_known)
 
     # --- what it is now
 

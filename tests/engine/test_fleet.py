@@ -69,7 +69,8 @@ async def test_histories_and_results_of_many_runs_are_read_together() -> None:
             assert here.reads["EventQuery"] <= 4, "the histories of 200 runs are one query"
         there.reads.clear()
         assert await asyncio.gather(*(starter.run(run.run_id).result() for run in runs)) == results
-        assert there.reads["load"] == 1, "one for 500 runs"
+        assert there.reads["EventQuery"] >= 1
+        assert there.reads["load"] == 0, "of runs that have finished only the ends are read"
         assert there.reads.total() <= 6, "a look for finished runs may come in between"
 
 

@@ -9,14 +9,14 @@ import holdfast as hf
 from holdfast.engine.observe.metrics import observer_of
 from holdfast.errors import InvalidInput
 from holdfast.store.memory import MemoryStore
-from holdfast.store.wakeups import LocalWakeups, Topic
+from holdfast.store.wakeups import Ended, LocalWakeups, Topic
 from tests.engine.harness import MOST_SECONDS
 
 
 class Silent(LocalWakeups):
     """A bell that nobody hears."""
 
-    def notify(self, topic: Topic = "runs") -> None:
+    def notify(self, topic: Topic = "runs", ended: Ended = None) -> None:
         """Do nothing."""
 
 

@@ -463,7 +463,7 @@ class Values:
     def event_query(self, run_ids: Sequence[str]) -> EventQuery:
         """Draw a question about events of several runs."""
         places = [(run_id, self.number(-1, 5)) for run_id in (*self.some(run_ids, 4), MISSING)]
-        return EventQuery(after=tuple(places), limit=self.limit())
+        return EventQuery(after=tuple(places), only_ends=self.happens(0.3), limit=self.limit())
 
     def task_query(self, run_ids: Sequence[str], tasks: Sequence[Task]) -> TaskQuery:
         """Draw a question about tasks."""

@@ -1,26 +1,28 @@
 """Callers that wait for runs to finish, on this node or on another.
 
 The waiters of a run that this node finishes are notified at once. Runs that it does not own (parked, or taken over by
-another node) are looked up together when the store notifies, and every `safety_poll_s`; never one by one. Looking takes
-at most a tenth of the time, however many runs are waited for, but it is never put off for longer than that period. What
-is read of a run that has finished is its last event, together with those of others.
+another node) are looked up together; never one by one. Notifications name the runs that have ended, so their ends are
+read at once, and nothing else is. All that are waited for are looked at every `safety_poll_s`, in case a notification
+was lost, and when one does not say which runs have ended. Such a look takes at most a tenth of the time, however many
+runs are waited for, but it is never put off for longer than that period. What is read of a run that has finished is its
+last event, together with those of others.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
-from operator import attrgetter
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
 from holdfast.engine.batcher import Batcher
-from holdfast.engine.history import last_events
+from holdfast.engine.history import find_ends
 from holdfast.errors import EngineError, StoreCorrupt
 from holdfast.store.decisions import no_such_run
-from holdfast.store.port import RunHead, RunQuery, Store
-from holdfast.store.types import load_each, pages
+from holdfast.store.port import LoadedRun, Store
+from holdfast.store.types import load_each
+from holdfast.store.wakeups import digest_of
 
 PAGE_RUNS = 500
 REST = 10
@@ -37,6 +39,13 @@ class Completion(Struct, frozen=True, gc=False):
     last: Event | None = None
 
 
+class Question(NamedTuple):
+    """Which run's end is asked for, and whether it is known that there was such a run."""
+
+    run_id: str
+    is_known: bool
+
+
 class CompletionWaiters:
     """The runs whose end callers in this process wait for."""
 
@@ -45,9 +54,12 @@ class CompletionWaiters:
         self._owns = owns
         self._poll_s = poll_s
         self._waiting: dict[str, list[asyncio.Future[Completion]]] = {}
+        self._by_digest: dict[int, list[str]] = {}
         self._has_waiters = asyncio.Event()
         self.problem: EngineError | None = None
-        self._ends: Batcher[str, Completion | None] = Batcher(self._look_up, self._stopped, PAGE_RUNS, "ends")
+        self._unverified: set[str] = set()
+        """Runs that this process has started, and that were not looked up since: one may be gone."""
+        self._ends: Batcher[Question, Completion | None] = Batcher(self._look_up, self._stopped, PAGE_RUNS, "ends")
 
     @property
     def runs_awaited(self) -> int:
@@ -59,8 +71,12 @@ class CompletionWaiters:
         if self.problem is not None:
             raise self.problem
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(run_id, []).append(future)
-        self._has_waiters.set()
+        if run_id in self._waiting:
+            self._waiting[run_id].append(future)
+        else:
+            self._waiting[run_id] = [future]
+            self._by_digest.setdefault(digest_of(run_id), []).append(run_id)
+            self._has_waiters.set()
         return future
 
     def let_go(self, run_id: str, future: "asyncio.Future[Completion]") -> None:
@@ -69,30 +85,41 @@ class CompletionWaiters:
         if future in futures:
             futures.remove(future)
             if not futures:
-                del self._waiting[run_id]
+                self._forget(run_id)
 
-    async def end_of(self, run_id: str) -> Completion | None:
-        """Return a run's end, or None if it goes on; looked up together with others that are asked for now."""
-        return await self._ends.ask(run_id)
+    def _forget(self, run_id: str) -> "list[asyncio.Future[Completion]]":
+        """Return the futures of a run that is waited for no longer."""
+        futures = self._waiting.pop(run_id, None)
+        if futures is None:
+            return []
+        digest = digest_of(run_id)
+        alike = self._by_digest[digest]
+        alike.remove(run_id)
+        if not alike:
+            del self._by_digest[digest]
+        return futures
 
-    async def _look_up(self, run_ids: list[str]) -> list[Completion | Exception | None]:
-        runs = await load_each(self._store.load, run_ids)
-        there = [run.head for run in runs if run is not None and not isinstance(run, StoreCorrupt)]
-        ends = await self._ends_of(there)
+    async def end_of(self, run_id: str, *, is_known: bool = False) -> Completion | None:
+        """Return a run's end, or None if it goes on; looked up together with others that are asked for now.
+
+        Raise `NotFound` if there is no such run. With `is_known` there was: if it is gone, the next look at all that
+        are waited for raises it in its callers.
+        """
+        return await self._ends.ask(Question(run_id, is_known))
+
+    async def _look_up(self, questions: list[Question]) -> list[Completion | Exception | None]:
+        ends, damaged = await find_ends(self._store, (run_id for run_id, _ in questions))
+        known = {run_id for run_id, is_known in questions if is_known and run_id not in ends}.difference(damaged)
+        self._unverified |= known
+        others = list(dict.fromkeys(run_id for run_id, _ in questions if run_id not in ends and run_id not in known))
+        runs = dict(zip(others, await load_each(self._store.load, others) if others else (), strict=True))
         return [
-            no_such_run(run_id) if run is None else run if isinstance(run, StoreCorrupt) else ends.get(run_id)
-            for run_id, run in zip(run_ids, runs, strict=True)
+            None if run_id in known else _answer(run_id, ends.get(run_id), runs.get(run_id)) for run_id, _ in questions
         ]
-
-    async def _ends_of(self, heads: Sequence[RunHead]) -> dict[str, Completion]:
-        """Return the ends of those runs that have finished."""
-        finished = [head for head in heads if head.status in TERMINAL]
-        last = await last_events(self._store, finished)
-        return {head.run_id: Completion(head.version, last.get(head.run_id)) for head in finished}
 
     def notify(self, run_id: str, version: int, last: Event | None = None) -> None:
         """Notify every caller that waits for this run that it has finished."""
-        for future in self._waiting.pop(run_id, ()):
+        for future in self._forget(run_id):
             if not future.done():
                 future.set_result(Completion(version, last))
 
@@ -105,7 +132,7 @@ class CompletionWaiters:
                 if not future.done():
                     future.set_exception(self.problem)
 
-    def _stopped(self, run_id: str) -> EngineError:
+    def _stopped(self, question: Question) -> EngineError:
         return self.problem or EngineError("the node was stopped")
 
     async def watch(self) -> None:
@@ -114,35 +141,71 @@ class CompletionWaiters:
         Those that this node owns are looked at less often: it may have lost a run without having noticed.
         """
         loop = asyncio.get_running_loop()
-        whole_at = loop.time()
-        listener = self._store.wakeups.listen()
+        looked_at = rested_at = whole_at = loop.time()
+        is_wanted = True  # what was heard before this began is unknown
+        listener = self._store.wakeups.listen("ends")
         try:
             while True:
                 if not self._waiting:
                     self._has_waiters.clear()
                     await self._has_waiters.wait()
-                await listener.wait(self._poll_s)
+                due_at = rested_at if is_wanted else looked_at + self._poll_s
+                is_notified = await listener.wait(max(0.0, due_at - loop.time()))
+                ended = listener.take_ended()
+                if ended:
+                    await self._look_for_ends(ended)
+                is_wanted |= ended is None or not is_notified
                 began = loop.time()
+                if not is_wanted or began < rested_at:
+                    continue
                 if is_whole := began >= whole_at + OWNED_POLLS * self._poll_s:
                     whole_at = began
+                is_wanted = False
                 await self._look(is_whole)
+                looked_at = loop.time()
                 # A look that took long because the store was away does not predict the next.
-                await asyncio.sleep(min(REST * (loop.time() - began), self._poll_s))
+                rested_at = looked_at + min(REST * (looked_at - began), self._poll_s)
         finally:
             listener.close()
+
+    async def _look_for_ends(self, digests: frozenset[int]) -> None:
+        """Look at the runs that are waited for and may be among those that have ended, by their digests."""
+        known = self._by_digest.keys() & digests
+        run_ids = [run_id for digest in known for run_id in self._by_digest[digest] if not self._owns(run_id)]
+        for start in range(0, len(run_ids), PAGE_RUNS):
+            await self._look_at(run_ids[start : start + PAGE_RUNS])
 
     async def _look(self, is_whole: bool) -> None:
         elsewhere = [run_id for run_id in self._waiting if is_whole or not self._owns(run_id)]
         for start in range(0, len(elsewhere), PAGE_RUNS):
             await self._look_at(elsewhere[start : start + PAGE_RUNS])
+        unverified, self._unverified = [run_id for run_id in self._unverified if run_id in self._waiting], set()
+        for start in range(0, len(unverified), PAGE_RUNS):
+            await self._verify(unverified[start : start + PAGE_RUNS])
 
-    async def _look_at(self, run_ids: list[str]) -> None:
+    async def _verify(self, run_ids: Sequence[str]) -> None:
+        """Raise `NotFound` in those who wait for a run that is gone."""
+        runs = await load_each(self._store.load, run_ids)
+        for run_id, run in zip(run_ids, runs, strict=True):
+            for future in self._forget(run_id) if run is None else ():
+                if not future.done():
+                    future.set_exception(no_such_run(run_id))
+
+    async def _look_at(self, run_ids: Sequence[str]) -> None:
         """Look which of these runs have finished; of the others nothing is read."""
-        query, left = RunQuery(run_ids=tuple(run_ids), finished_from=0, limit=len(run_ids)), len(run_ids)
-        async with aclosing(pages(self._store.find, query, attrgetter("run_id"))) as found:
-            async for page in found:
-                for run_id, end in (await self._ends_of(page)).items():
-                    self.notify(run_id, end.version, end.last)
-                left -= len(page)
-                if not left:
-                    return
+        ends, damaged = await find_ends(self._store, run_ids)
+        for run_id, end in ends.items():
+            self.notify(run_id, end.run_seq, end)
+        if damaged:  # its own caller reads it alone, and gets the error
+            for run in await load_each(self._store.load, damaged):
+                if isinstance(run, LoadedRun) and run.head.status in TERMINAL:
+                    self.notify(run.head.run_id, run.head.version)
+
+
+def _answer(run_id: str, end: Event | None, run: LoadedRun | StoreCorrupt | None) -> Completion | Exception | None:
+    """Return how a run ended, or None if it goes on. Of a last event that is damaged only the number is known."""
+    if end is not None:
+        return Completion(end.run_seq, end)
+    if isinstance(run, LoadedRun):
+        return Completion(run.head.version) if run.head.status in TERMINAL else None
+    return no_such_run(run_id) if run is None else run

@@ -1,6 +1,6 @@
 """Reads the history of a run: whole, or since its last rotation; finds events in it, and waits for them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.core.events import ContinuedAsNew, Event
 from holdfast.core.state import TERMINAL
@@ -99,12 +99,20 @@ def _place_of(head: RunHead) -> int:
     return head.snapshot.resume_pointer - 1 if head.snapshot is not None else 0
 
 
-async def last_events(store: Index, heads: Sequence[RunHead]) -> dict[str, Event]:
-    """Return the last events of finished runs, by one query; not of those that are gone or damaged."""
-    if not heads:
-        return {}
-    places = tuple((head.run_id, head.version - 1) for head in heads)
-    return {event.run_id: event for event in await store.find(EventQuery(after=places, limit=len(places)))}
+async def find_ends(store: Index, run_ids: Iterable[str]) -> tuple[dict[str, Event], list[str]]:
+    """Return the last events of those of the runs that have finished, and the runs whose last event is damaged."""
+    ends: dict[str, Event] = {}
+    damaged: list[str] = []
+    left = sorted(set(run_ids))
+    while left:
+        places = tuple((run_id, 0) for run_id in left)
+        found = await store.find(EventQuery(after=places, only_ends=True, limit=len(places)))
+        ends.update((event.run_id, event) for event in found)
+        damaged += found.unreadable
+        if not found or len(found) + len(found.unreadable) >= len(places):
+            break
+        left = [run_id for run_id in left if run_id > found[-1].run_id]  # the store's pages may be shorter
+    return ends, damaged
 
 
 def since_rotation(history: Sequence[Event]) -> Sequence[Event]:

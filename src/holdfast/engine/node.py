@@ -354,7 +354,7 @@ class Node:
         if self.turn_processor.fail_open is not None:
             await self.turn_processor.fail_open.reconcile()
         self.completion_key = self.owned_runs.executor.key = await completion_key(self.store)
-        self._listener = self.store.wakeups.listen()
+        self._listener = self.store.wakeups.listen("runs")
         extend = getattr(self.store, "extend_lease", None)
         if extend is not None:
             self._guard = LeaseGuard(extend, self.name, self.options.lease_ms, self.options.blocked_s)

@@ -1,9 +1,9 @@
 """Wake-ups through a NATS server, for nodes whose database cannot notify: no LISTEN, or a pooler in between.
 
-A notification is an empty message, or of a byte if it is about streams, on one subject, to which every listener is
-subscribed. The server stores nothing, and nothing is stored for it: while it is away a notification reaches only this
-process, other processes poll, and the connection is retried with growing pauses. A process that reconnects wakes its
-listeners at once, because it may have missed a notification.
+A notification is a short message on one subject, to which every listener is subscribed. The server stores nothing, and
+nothing is stored for it: while it is away a notification reaches only this process, other processes poll, and the
+connection is retried with growing pauses. A process that reconnects wakes its listeners at once, because it may have
+missed a notification.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from holdfast.clock import Rng, SystemRng
 from holdfast.errors import InvalidInput
 from holdfast.settings import without_password
-from holdfast.store.wakeups import OF_STREAMS, LocalListener, LocalWakeups, Topic
+from holdfast.store.wakeups import Ended, Interest, LocalListener, LocalWakeups, Pending, Topic, decoded, encoded
 
 SCHEMES = ("nats", "tls")
 CONNECT_S = 2
@@ -43,17 +43,17 @@ class NatsWakeups:
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
         self._closing = asyncio.Event()
-        self._topics: set[Topic] = set()
+        self._pending = Pending()
 
-    def notify(self, topic: Topic = "runs") -> None:
-        self._local.notify(topic)
-        self._topics.add(topic)
+    def notify(self, topic: Topic = "runs", ended: Ended = None) -> None:
+        self._local.notify(topic, ended)
+        self._pending.add(topic, ended)
         self._notified.set()
         self._connect()
 
-    def listen(self, topic: Topic = "runs") -> LocalListener:
+    def listen(self, interest: Interest = "changes") -> LocalListener:
         self._connect()
-        return self._local.listen(topic)
+        return self._local.listen(interest)
 
     def close(self) -> None:
         self._local.close()
@@ -97,8 +97,8 @@ class NatsWakeups:
     async def _publish(self, connection: Client) -> None:
         if self._notified.is_set() and connection.is_connected:
             self._notified.clear()
-            topics, self._topics = self._topics, set()
-            await connection.publish(self._subject, OF_STREAMS if topics == {"streams"} else b"")
+            for message in encoded(*self._pending.take()):
+                await connection.publish(self._subject, message)
 
     async def _open(self, connection: Client) -> None:
         async def lost() -> None:
@@ -124,7 +124,7 @@ class NatsWakeups:
             await connection.flush(CONNECT_S)
 
     async def _heard(self, message: Msg) -> None:
-        self._local.notify("streams" if message.data == OF_STREAMS else "runs")
+        self._local.notify(*decoded(message.data))
 
 
 def read_address(address: str) -> tuple[tuple[str, ...], str]:

@@ -595,10 +595,11 @@ class EventQuery(Query[Event], frozen=True, kw_only=True):
 
     Ordered by run id and run_seq. An answer that ends with `limit` events may have left out the last events of its last
     run, and all of the runs behind it; so may one that is as large as `most_bytes`. The name of a damaged event is that
-    of its run.
+    of its run. With `only_ends` these are the last events of those of the runs that have finished.
     """
 
     after: tuple[tuple[str, int], ...]
+    only_ends: bool = False
     most_bytes: int | None = None
 
 

@@ -2,6 +2,10 @@
 
 An idle node waits here until the next due instant, or until it is notified. Losing a wake-up costs latency, never
 correctness; a spurious one costs one query.
+
+A notification says what it is about, so that listeners that are not concerned sleep on, and which runs have ended, so
+that a caller of one of them reads its end at once, and nothing of the others. Runs are named by digests, because ids
+may be names of people, and every user of a database may listen there.
 """
 
 import asyncio
@@ -10,27 +14,62 @@ import itertools
 import os
 import socket
 import stat
+import struct
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol
+from zlib import crc32
 
 from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import DECISIONS
-from holdfast.store.types import Turn
+from holdfast.store.types import NewRun, Turn
 
 PRIVATE_FOLDER = 0o700
 PRIVATE_SOCKET = 0o600
 """Other users can neither wake the nodes of a file nor see who they are."""
 
+DATAGRAM_BYTES = 8_192
+
 LONGEST_ADDRESS = 100
 """Unix socket addresses are limited to some hundred bytes; a longer path is reached through the folder's descriptor."""
 
 
-Topic = Literal["runs", "streams"]
-"""What a notification is about. Who listens for streams hears all of them; nodes only those about runs."""
+Topic = Literal["runs", "changes", "streams"]
+"""What a notification is about: runs that may have become ready, or will be due; runs that have changed, and are not
+ready for it; or streams."""
 
-OF_STREAMS = b"s"
-"""The content of a notification about streams; any other one is about runs."""
+Interest = Literal["runs", "changes", "ends", "streams"]
+"""What wakes a listener. Nodes: `runs`. Callers that wait for runs to end: `ends`. Others: `changes`, which is all that
+is about runs, or `streams`, which is everything."""
+
+HEARD: dict[Interest, frozenset[Topic]] = {
+    "runs": frozenset({"runs"}),
+    "changes": frozenset({"runs", "changes"}),
+    "ends": frozenset({"runs", "changes"}),
+    "streams": frozenset({"runs", "changes", "streams"}),
+}
+
+NOTHING: frozenset[int] = frozenset()
+"""No run has ended."""
+
+MOST_ENDS = 20_000
+"""How many ended runs a listener, or what is about to be sent, remembers. More are as good as not known which."""
+
+Ended = frozenset[int] | None
+"""Digests of the runs that have ended; None if it is not known which have, if any."""
+
+
+News = tuple[Topic, Ended]
+"""What a notification says."""
+
+READY: News = "runs", NOTHING
+
+
+def digest_of(run_id: str) -> int:
+    """Return the number by which a notification names a run. Two runs may share one: that costs a query."""
+    return crc32(run_id.encode())
 
 
 class Listener(Protocol):
@@ -38,6 +77,10 @@ class Listener(Protocol):
 
     async def wait(self, timeout_s: float | None) -> bool:
         """Wait for a notification; return False on time-out. A notification since the last wait is not lost."""
+        ...
+
+    def take_ended(self) -> Ended:
+        """Return which runs have ended by the notifications that were waited for; of interest for `ends` only."""
         ...
 
     def close(self) -> None:
@@ -48,12 +91,12 @@ class Listener(Protocol):
 class Wakeups(Protocol):
     """The notifications of one store."""
 
-    def notify(self, topic: Topic = "runs") -> None:
-        """Wake the listeners of the topic, here and in other processes. Never blocks, never raises."""
+    def notify(self, topic: Topic = "runs", ended: Ended = None) -> None:
+        """Wake who is interested, here and in other processes. Never blocks, never raises."""
         ...
 
-    def listen(self, topic: Topic = "runs") -> Listener:
-        """Begin to listen: for what is about runs, or for everything (`streams`)."""
+    def listen(self, interest: Interest = "changes") -> Listener:
+        """Begin to listen."""
         ...
 
     def close(self) -> None:
@@ -61,22 +104,70 @@ class Wakeups(Protocol):
         ...
 
 
+class Pending:
+    """What is to be said, until it is: several notifications become one."""
+
+    def __init__(self) -> None:
+        self._topics: set[Topic] = set()
+        self._ended: set[int] | None = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._topics)
+
+    def add(self, topic: Topic, ended: Ended) -> None:
+        """Say this too."""
+        self._topics.add(topic)
+        if topic != "streams":
+            self._ended = _joined(self._ended, ended)
+
+    def take(self) -> News:
+        """Return what is to be said now."""
+        topics, ended = self._topics, self._ended
+        self._topics, self._ended = set(), set()
+        topic: Topic = "runs" if "runs" in topics else "changes" if "changes" in topics else "streams"
+        return topic, None if ended is None else frozenset(ended)
+
+
+def _joined(ended: set[int] | None, more: Ended) -> set[int] | None:
+    if ended is None or more is None or len(ended) > MOST_ENDS:
+        return None
+    if more:
+        ended.update(more)
+    return ended
+
+
 class LocalListener:
     """Waits for notifications in the same event loop."""
 
-    def __init__(self, wakeups: "LocalWakeups", topic: Topic = "runs") -> None:
+    def __init__(self, wakeups: "LocalWakeups", interest: Interest = "changes") -> None:
         self._wakeups = wakeups
-        self.topic = topic
+        self.interest = interest
         self.notified = asyncio.Event()
+        self._ended: set[int] | None = set()
+
+    def hear(self, topic: Topic, ended: Ended) -> None:
+        """Take a notification, if it is of interest."""
+        if topic not in HEARD[self.interest]:
+            return
+        if self.interest == "ends":
+            if ended is not None and not ended:
+                return
+            self._ended = _joined(self._ended, ended)
+        self.notified.set()
 
     async def wait(self, timeout_s: float | None) -> bool:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.notified.wait()
-        except TimeoutError:
-            return False
+        if not self.notified.is_set():
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self.notified.wait()
+            except TimeoutError:
+                return False
         self.notified.clear()
         return True
+
+    def take_ended(self) -> Ended:
+        ended, self._ended = self._ended, set()
+        return None if ended is None else frozenset(ended)
 
     def close(self) -> None:
         self._wakeups.listeners.pop(self, None)
@@ -88,13 +179,12 @@ class LocalWakeups:
     def __init__(self) -> None:
         self.listeners: dict[LocalListener, None] = {}
 
-    def notify(self, topic: Topic = "runs") -> None:
+    def notify(self, topic: Topic = "runs", ended: Ended = None) -> None:
         for listener in self.listeners:
-            if topic == "runs" or listener.topic == topic:
-                listener.notified.set()
+            listener.hear(topic, ended)
 
-    def listen(self, topic: Topic = "runs") -> LocalListener:
-        listener = LocalListener(self, topic)
+    def listen(self, interest: Interest = "changes") -> LocalListener:
+        listener = LocalListener(self, interest)
         self.listeners[listener] = None
         return listener
 
@@ -103,11 +193,51 @@ class LocalWakeups:
         self.listeners.clear()
 
 
+# --- what is sent to other processes
+
+_STREAMS, _RUNS, _CHANGES = b"s", b"r", b"c"
+_UNKNOWN = b""
+"""Runs may have become ready, and it is not known which have ended: all that earlier releases say of runs. They take
+whatever they do not know, of later ones, for this."""
+
+ENDS_A_MESSAGE = 1_400
+"""How many ended runs one message names: it stays below the 8,000 bytes that PostgreSQL allows."""
+
+
+def encoded(topic: Topic, ended: Ended) -> list[bytes]:
+    """Return the messages that say this to other processes."""
+    if topic == "streams":
+        return [_STREAMS]
+    if ended is None:
+        return [_UNKNOWN]
+    digests, letter = sorted(ended), _RUNS if topic == "runs" else _CHANGES
+    messages = []
+    for first in range(0, len(digests) or 1, ENDS_A_MESSAGE):
+        named = digests[first : first + ENDS_A_MESSAGE]
+        messages.append(letter + b64encode(struct.pack(f">{len(named)}I", *named)))
+        letter = _CHANGES
+    return messages
+
+
+def decoded(message: bytes) -> News:
+    """Return what a message of another process says."""
+    if message == _STREAMS:
+        return "streams", None
+    letter, named = message[:1], message[1:]
+    if letter not in (_RUNS, _CHANGES):
+        return "runs", None
+    try:
+        digests = [digest for (digest,) in struct.iter_unpack(">I", b64decode(named, validate=True))]
+    except (ValueError, struct.error):
+        return "runs", None
+    return "runs" if letter == _RUNS else "changes", frozenset(digests)
+
+
 class SocketWakeups:
     """Wake-ups between processes that share a file: a datagram to each of them, no scanning loop.
 
     Each process that listens binds a Unix datagram socket in the folder `NAME-wake` beside the file. A notification is
-    an empty datagram to every socket there, or one of a byte if it is about streams. A socket whose owner was killed
+    a datagram to every socket there. A socket whose owner was killed
     refuses it, and the sender removes the socket. Correctness does not depend on any of this, so errors of the
     operating system are ignored.
     """
@@ -120,23 +250,25 @@ class SocketWakeups:
         self._folder_fd = -1
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def notify(self, topic: Topic = "runs") -> None:
-        self._local.notify(topic)
+    def notify(self, topic: Topic = "runs", ended: Ended = None) -> None:
+        self._local.notify(topic, ended)
         try:
             with os.scandir(self._folder) as entries:
                 names = [entry.name for entry in entries if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)]
         except OSError:
             return  # there are no listeners
-        for name in names:
-            if name != self._name:
-                self._send(name, OF_STREAMS if topic == "streams" else b"")
+        messages = encoded(topic, ended) if len(names) > (self._name in names) else []
+        for message in messages:
+            for name in names:
+                if name != self._name:
+                    self._send(name, message)
 
-    def listen(self, topic: Topic = "runs") -> LocalListener:
+    def listen(self, interest: Interest = "changes") -> LocalListener:
         if self._socket is None:
             self._loop = asyncio.get_running_loop()
             with suppress(OSError):
                 self._bind()
-        return self._local.listen(topic)
+        return self._local.listen(interest)
 
     def close(self) -> None:
         self._local.close()
@@ -172,12 +304,12 @@ class SocketWakeups:
         self._loop.add_reader(wakeups, self._heard)
 
     def _heard(self) -> None:
-        topic: Topic = "streams"
+        heard = Pending()
         with suppress(OSError):
             while self._socket is not None:
-                if self._socket.recv(1) != OF_STREAMS:
-                    topic = "runs"
-        self._local.notify(topic)
+                heard.add(*decoded(self._socket.recv(DATAGRAM_BYTES)))
+        if heard:
+            self._local.notify(*heard.take())
 
     def _send(self, name: str, content: bytes) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -202,11 +334,44 @@ class SocketWakeups:
 # --- what others are notified of; of creations, see `creations_may_wake_others`
 
 
+def news_of(turns: Iterable[Turn]) -> News | None:
+    """Return what others than the owners of these runs can be waiting for, or None."""
+    topic: Topic | None = None
+    ended: list[int] = []
+    for turn in turns:
+        if turn.snapshot.status in TERMINAL:
+            ended.append(digest_of(turn.run_id))
+        if topic == "runs":
+            continue
+        if makes_ready(turn):
+            topic = "runs"
+        elif topic is None and (turn.snapshot.status in TERMINAL or _may_be_awaited(turn)):
+            topic = "changes"
+    return None if topic is None else (topic, frozenset(ended) if ended else NOTHING)
+
+
+def news_of_starts(runs: Iterable[NewRun]) -> News:
+    """Return what others can be waiting for of runs that were created. One may have ended a run of its id before."""
+    return ("runs", None) if any(new.reuse is not None for new in runs) else READY
+
+
 def may_wake_others(turn: Turn) -> bool:
     """Return whether another process than the run's owner can be waiting for what this turn does."""
-    if turn.release or turn.messages or turn.starts or turn.sends or turn.jobs or turn.streams:
+    return makes_ready(turn) or turn.snapshot.status in TERMINAL or _may_be_awaited(turn)
+
+
+def makes_ready(turn: Turn) -> bool:
+    """Return whether a turn gives other nodes something to do, now or when it is due.
+
+    A run that is let go while a signal comes in is ready: the owner has been notified of the signal, and claims it.
+    """
+    if turn.messages or turn.starts or turn.sends or turn.jobs:
         return True
-    if turn.snapshot.status in TERMINAL:
+    return turn.release and turn.snapshot.waiting_until is not None
+
+
+def _may_be_awaited(turn: Turn) -> bool:
+    if turn.release or turn.streams:
         return True
     for event in turn.events:  # noqa: SIM110 - a generator would take longer than the loop
         if event.data.IS_AWAITED or (turn.received and isinstance(event.data, DECISIONS)):

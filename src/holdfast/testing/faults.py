@@ -31,7 +31,7 @@ from holdfast.errors import HoldfastError, StoreUnavailable
 from holdfast.store import port
 from holdfast.store.health import Bounds, Facts
 from holdfast.store.joined import JoinedStore
-from holdfast.store.wakeups import Listener, Topic, Wakeups
+from holdfast.store.wakeups import Ended, Interest, Listener, Topic, Wakeups
 from holdfast.testing.sim_loop import current_process
 
 T = TypeVar("T")
@@ -311,11 +311,11 @@ class FaultyWakeups:
         self._weather = weather
         self._rng = rng
 
-    def notify(self, topic: Topic = "runs") -> None:
-        self._wakeups.notify(topic)
+    def notify(self, topic: Topic = "runs", ended: Ended = None) -> None:
+        self._wakeups.notify(topic, ended)
 
-    def listen(self, topic: Topic = "runs") -> Listener:
-        return FaultyListener(self._wakeups.listen(topic), self._weather, self._rng)
+    def listen(self, interest: Interest = "changes") -> Listener:
+        return FaultyListener(self._wakeups.listen(interest), self._weather, self._rng)
 
     def close(self) -> None:
         """Do nothing: the wake-ups are shared."""
@@ -335,7 +335,11 @@ class FaultyListener:
         while await self._listener.wait(None if end is None else max(0.0, end - loop.time())):
             if self._rng.random() >= self._weather.faults.unheard:
                 return True
+            self._listener.take_ended()
         return False
+
+    def take_ended(self) -> Ended:
+        return self._listener.take_ended()
 
     def close(self) -> None:
         self._listener.close()

@@ -81,8 +81,8 @@ class TestNode:
         runtime = self.app.runtime()
         wait_finished = runtime.wait_finished
 
-        async def wait_and_move_time(run_id: str) -> Event:
-            return await self._move_until_done(wait_finished(run_id), run_id)
+        async def wait_and_move_time(run_id: str, *, is_known: bool = False) -> Event:
+            return await self._move_until_done(wait_finished(run_id, is_known=is_known), run_id)
 
         update = runtime.update
 

@@ -815,15 +815,18 @@ class Runtime:
             await head_of(self.store, run_id)  # raises: there is no run without events
         return events
 
-    async def wait_finished(self, run_id: str) -> Event:
-        """Wait for a run to finish, on any node, and return its last event."""
+    async def wait_finished(self, run_id: str, *, is_known: bool = False) -> Event:
+        """Wait for a run to finish, on any node, and return its last event.
+
+        With `is_known` this process has started it, so that whether it exists need not be looked up before.
+        """
         node, waiters = self._node, self._node.completion_waiters
         if waiters.problem is not None and node.failure is None:
             return await self._last_event_after_close(run_id, waiters.problem)
         finished = waiters.wait(run_id)
         try:
             if not node.owns(run_id):
-                finish = await waiters.end_of(run_id) or await finished
+                finish = await waiters.end_of(run_id, is_known=is_known) or await finished
             else:
                 finish = await finished
         finally:

@@ -44,7 +44,7 @@ from holdfast.store.memory.run import NEVER, Run
 from holdfast.store.memory.schedules import Schedules
 from holdfast.store.memory.tokens import Tokens
 from holdfast.store.types import creations_may_wake_others, within
-from holdfast.store.wakeups import LocalWakeups
+from holdfast.store.wakeups import NOTHING, READY, LocalWakeups, news_of
 
 T = TypeVar("T")
 Row = TypeVar("Row")
@@ -241,7 +241,7 @@ class MemoryStore:
         validation.check_batch(items, self._limits)
         validation.require_for_signals(self, (item for item in items if isinstance(item, SignalRequest)))
         answers = [self._deliver(item, self._limits, now) for item in items]
-        self.wakeups.notify()
+        self.wakeups.notify(*READY)
         return answers
 
     def _deliver(self, item: SignalRequest | Message, limits: Limits, now: Instant) -> port.Delivered:
@@ -263,7 +263,7 @@ class MemoryStore:
         validation.check_batch(turns, self._limits)
         validation.require_for_records(self, turns)
         answers = [self._commit(turn, now) for turn in turns]
-        self.wakeups.notify()
+        self.wakeups.notify(*(news_of(turns) or ("changes", NOTHING)))
         return answers
 
     def _commit(self, turn: port.Turn, now: Instant) -> port.Committed | port.CommitConflict:

@@ -16,6 +16,7 @@ from holdfast.store import port, search, sql
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.pool import Db
 from holdfast.store.sql import Where, in_json, words_of
+from holdfast.store.types import within
 
 PREFIX = "holdfast."
 HEAD = ", ".join(f"l.{name.strip().rpartition('.')[2]}" for name in sql.HEAD.split(","))
@@ -34,6 +35,17 @@ EVENTS_OF_RUNS = f"""
 SELECT runs.run_id, {sql.EVENT} FROM unnest($1::text[], $2::bigint[]) AS places (place_id, place_seq)
 JOIN holdfast.runs ON runs.run_id = place_id JOIN holdfast.events ON events.run_no = runs.run_no AND run_seq > place_seq
 ORDER BY runs.run_id, run_seq LIMIT $3
+"""
+ENDS_OF_RUNS = f"""
+SELECT place_id, {", ".join(f"e.{each.strip()}" for each in sql.EVENT.split(","))}
+FROM unnest($1::text[], $2::bigint[]) AS places (place_id, place_seq)
+CROSS JOIN LATERAL (
+    SELECT run_no, version, finished_at FROM holdfast.runs WHERE runs.run_id = place_id LIMIT 1
+) r
+CROSS JOIN LATERAL (
+    SELECT * FROM holdfast.events x WHERE x.run_no = r.run_no AND x.run_seq = r.version LIMIT 1
+) e
+WHERE r.finished_at IS NOT NULL AND r.version > place_seq ORDER BY place_id COLLATE "C" LIMIT $3
 """
 EVENTS_WITHIN = f"""
 SELECT {", ".join(["run_id", *(f"e.{each.strip()}" for each in sql.EVENT.split(","))])} FROM (
@@ -130,6 +142,8 @@ async def find_events(db: Db, query: port.EventQuery, limit: int) -> port.Found[
     """Return the events that match the query."""
     places = {askable(run_id): after for run_id, after in query.after}
     asked = (list(places), list(places.values()), limit)
+    if query.only_ends:
+        return sql.found_events(within(await db.fetch(ENDS_OF_RUNS, *asked), query.most_bytes, sql.text_bytes))
     if query.most_bytes is None:
         return sql.found_events(await db.fetch(EVENTS_OF_RUNS, *asked))
     return sql.found_events(await db.fetch(EVENTS_WITHIN, *asked, query.most_bytes))

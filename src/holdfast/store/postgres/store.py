@@ -59,7 +59,7 @@ from holdfast.store.postgres.transfer import PostgresTransfer
 from holdfast.store.postgres.wakeups import NotifyWakeups
 from holdfast.store.transfer import Transfer
 from holdfast.store.types import creations_may_wake_others
-from holdfast.store.wakeups import Wakeups, may_wake_others
+from holdfast.store.wakeups import READY, News, Pending, Wakeups, news_of, news_of_starts
 
 T = TypeVar("T")
 Row = TypeVar("Row")
@@ -108,7 +108,7 @@ class PostgresStore:
         self._limits = limits
         self._starts = leases.Starts()
         self._is_migrated = False
-        self._will_notify = False
+        self._unsaid = Pending()
         self._named: str | None = None
         self._latest: Instant = 0
         self._heard: tuple[Instant, float] | None = None
@@ -182,7 +182,7 @@ class PostgresStore:
         async def create() -> list[port.Created | port.Existing | port.Refused]:
             answers = await create_on(pool, runs, claim_for, self._limits, self._asked())
             if creations_may_wake_others(runs, answers):
-                self._notify_soon()
+                self._notify_soon(news_of_starts(runs))
             return answers
 
         return await self._pool.finished(create())
@@ -223,8 +223,8 @@ class PostgresStore:
             self._check_migrated()
             return []
         work = Committing(self._ready(), turns, self._limits, self._asked())
-        notifies = any(may_wake_others(turn) for turn in turns)
-        answers = await self._pool.finished(self._then_notify(work.run()) if notifies else work.run())
+        news = news_of(turns)
+        answers = await self._pool.finished(work.run() if news is None else self._then_notify(work.run(), news))
         if work.heard is not None:
             self._hear(work.heard)
         return answers
@@ -610,18 +610,17 @@ class PostgresStore:
             self._heard = (now, loop_time)
         self._starts.heard(now)
 
-    async def _then_notify(self, work: Awaitable[T]) -> T:
+    async def _then_notify(self, work: Awaitable[T], news: News = READY) -> T:
         answer = await work
-        self._notify_soon()
+        self._notify_soon(news)
         return answer
 
-    def _notify_soon(self) -> None:
+    def _notify_soon(self, news: News = READY) -> None:
         """Notify once for all the work of this iteration of the event loop."""
-        if not self._will_notify:
-            self._will_notify = True
+        if not self._unsaid:
             asyncio.get_running_loop().call_soon(self._notify)
+        self._unsaid.add(*news)
 
     def _notify(self) -> None:
-        if self._will_notify:
-            self._will_notify = False
-            self.wakeups.notify()
+        if self._unsaid:
+            self.wakeups.notify(*self._unsaid.take())

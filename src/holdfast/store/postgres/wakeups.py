@@ -13,16 +13,13 @@ from typing import Any
 from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.faults import fault_of
 from holdfast.store.postgres.pool import connect
-from holdfast.store.wakeups import OF_STREAMS, LocalListener, LocalWakeups, Topic
+from holdfast.store.wakeups import Ended, Interest, LocalListener, LocalWakeups, Pending, Topic, decoded, encoded
 
 DEAF_S = 1.0
 """How often listeners poll while LISTEN does not work, and how often it is retried."""
 
 PAUSE_S = 0.002
 """The least time between two NOTIFYs: all calls in between are one."""
-
-
-_OF_STREAMS = f", '{OF_STREAMS.decode()}'"
 
 
 def channel_of(schema: str) -> str:
@@ -43,19 +40,19 @@ class NotifyWakeups:
         self._sent = asyncio.Event()
         self._sent.set()
         self._is_closed = False
-        self._topics: set[Topic] = set()
+        self._pending = Pending()
 
-    def notify(self, topic: Topic = "runs") -> None:
-        self._local.notify(topic)
+    def notify(self, topic: Topic = "runs", ended: Ended = None) -> None:
+        self._local.notify(topic, ended)
         if not self._is_closed:
-            self._topics.add(topic)
+            self._pending.add(topic, ended)
             self._sent.clear()
             self._notified.set()
             self._begin()
 
-    def listen(self, topic: Topic = "runs") -> LocalListener:
+    def listen(self, interest: Interest = "changes") -> LocalListener:
         self._begin()
-        return self._local.listen(topic)
+        return self._local.listen(interest)
 
     def close(self) -> None:
         self._is_closed = True
@@ -105,16 +102,15 @@ class NotifyWakeups:
             if self._connection.is_closed():
                 return
             self._notified.clear()
-            topics, self._topics = self._topics, set()
-            is_of_streams = topics == {"streams"}
-            await self._connection.execute(f"NOTIFY {self._channel}{_OF_STREAMS if is_of_streams else ''}")
+            messages = [message.decode() for message in encoded(*self._pending.take())]
+            await self._connection.execute("; ".join(f"NOTIFY {self._channel}, '{message}'" for message in messages))
             if not self._notified.is_set():
                 self._sent.set()
             await asyncio.sleep(PAUSE_S)
 
     def _heard(self, connection: Any, pid: int, channel: str, payload: str) -> None:
         if pid != connection.get_server_pid():
-            self._local.notify("streams" if payload.encode() == OF_STREAMS else "runs")
+            self._local.notify(*decoded(payload.encode()))
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None

@@ -10,7 +10,7 @@ from asyncio import sleep
 from collections.abc import Awaitable, Callable
 
 from holdfast.errors import HoldfastError
-from holdfast.store.wakeups import Listener, LocalWakeups, Topic, Wakeups
+from holdfast.store.wakeups import Ended, Interest, Listener, LocalWakeups, Topic, Wakeups
 
 FIRST_LOOK_S = 1.0
 LOOK_S = 5.0
@@ -45,13 +45,13 @@ class PollingWakeups:
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    def notify(self, topic: Topic = "runs") -> None:
-        self._wakeups.notify(topic)
+    def notify(self, topic: Topic = "runs", ended: Ended = None) -> None:
+        self._wakeups.notify(topic, ended)
 
-    def listen(self, topic: Topic = "runs") -> Listener:
+    def listen(self, interest: Interest = "changes") -> Listener:
         if self._task is None and not self._is_closed:
             self._task = asyncio.create_task(self._poll(), name="look for changes in the bucket")
-        return self._wakeups.listen(topic)
+        return self._wakeups.listen(interest)
 
     def close(self) -> None:
         self._is_closed = True

@@ -32,6 +32,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
+from holdfast.core.state import TERMINAL
 from holdfast.core.streams import Appended, NamedStream, StreamAppend, StreamPage, StreamRead
 from holdfast.errors import CallerError, StoreCorrupt, StoreUnavailable
 from holdfast.limits import Limits
@@ -74,7 +75,7 @@ from holdfast.store.s3.streams import StreamParts, append_all
 from holdfast.store.s3.summary import Summary
 from holdfast.store.s3.transfer import S3Transfer
 from holdfast.store.transfer import Transfer
-from holdfast.store.types import REMOTE_QUERIES, creations_may_wake_others, within
+from holdfast.store.types import REMOTE_QUERIES, creations_may_wake_others, load_each, within
 from holdfast.store.wakeups import Wakeups, may_wake_others
 
 T = TypeVar("T")
@@ -439,12 +440,22 @@ class S3Store(WithoutBus):
     async def _find_events(self, query: port.EventQuery) -> port.Found[Event]:
         places = sorted(dict(query.after).items())
         most = min(query.limit, self._limits.page_items)
+        if query.only_ends:
+            places = await self._ends_behind(places)
         read = await asyncio.gather(*(self.read_events(run_id, after, most) for run_id, after in places))
         return port.Found(event for events in read for event in events)
 
     async def _find_streams(self, query: port.StreamQuery) -> port.Found[NamedStream]:
         held = await self._mirror.fetch(query.run_id)
         return port.Found([] if held is None else held.run.streams.named(query.run_id, query.after))
+
+    async def _ends_behind(self, places: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Return the places right before the last events of the runs that have finished, where those are behind."""
+        known = self._mirror.summaries
+        finished = [run_id for run_id, _ in places if run_id in known and known[run_id].status in TERMINAL]
+        runs = await load_each(self.load, finished) if finished else []
+        ends = {run.head.run_id: run.head.version for run in runs if isinstance(run, port.LoadedRun)}
+        return [(run_id, ends[run_id] - 1) for run_id, after in places if after < ends.get(run_id, after)]
 
     async def find_nodes(self) -> list[port.NodePlans]:
         now = await self._now()

@@ -264,10 +264,11 @@ def read_events(
 
 def find_events(db: sqlite3.Connection, query: port.EventQuery, limit: int) -> port.Found[Event]:
     """Return the events that match the query."""
+    ends = "AND runs.finished_at IS NOT NULL AND run_seq = runs.version " if query.only_ends else ""
     found = db.execute(
         f"SELECT runs.run_id, {sql.EVENT} FROM json_each(?) AS places "
         "CROSS JOIN runs ON runs.run_id = json_extract(places.value, '$[0]') "
-        "CROSS JOIN events ON events.run_no = runs.run_no AND run_seq > json_extract(places.value, '$[1]') "
+        f"CROSS JOIN events ON events.run_no = runs.run_no AND run_seq > json_extract(places.value, '$[1]') {ends}"
         "ORDER BY runs.run_id, run_seq LIMIT ?",
         (encode_text(list(dict(query.after).items())), limit),
     )

@@ -61,7 +61,7 @@ from holdfast.store.sqlite.readers import Readers
 from holdfast.store.sqlite.transfer import SqliteTransfer
 from holdfast.store.transfer import Transfer
 from holdfast.store.types import creations_may_wake_others
-from holdfast.store.wakeups import SocketWakeups, Wakeups, may_wake_others
+from holdfast.store.wakeups import READY, News, Pending, SocketWakeups, Wakeups, news_of, news_of_starts
 
 T = TypeVar("T")
 Row = TypeVar("Row")
@@ -98,7 +98,7 @@ class SqliteStore:
         self._clock = clock
         self._limits = limits
         self._is_migrated = False
-        self._will_notify = False
+        self._unsaid = Pending()
         self._watching: set[asyncio.Task[None]] = set()
         self._short_cut = commit.ShortCut()
         self._readers = Readers(database.path)
@@ -148,7 +148,7 @@ class SqliteStore:
                 queries.check_node(db, claim_for, now)
             answers = create.create(db, runs, claim_for, self._limits, now)
             if creations_may_wake_others(runs, answers):
-                self._notify_soon()  # which comes after the commit: nothing is awaited before
+                self._notify_soon(news_of_starts(runs))  # which comes after the commit: nothing is awaited before
             return answers
 
         return await self._write(work)
@@ -170,7 +170,7 @@ class SqliteStore:
         self, items: Sequence[SignalRequest | Message]
     ) -> list[port.Accepted | port.Duplicate | port.Refused]:
         validation.check_batch(items, self._limits)
-        return await self._write(lambda db, now: inbox.deliver(db, items, self._limits, now), notifies=True)
+        return await self._write(lambda db, now: inbox.deliver(db, items, self._limits, now), says=READY)
 
     def joined(self, connection: Any) -> JoinedStore:
         self._check_migrated()
@@ -184,9 +184,9 @@ class SqliteStore:
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         validation.check_batch(turns, self._limits)
-        notifies = any(may_wake_others(turn) for turn in turns)
+        says = news_of(turns)
         return await self._write(
-            lambda db, now: commit.commit(db, turns, self._limits, now, self._short_cut), notifies=notifies
+            lambda db, now: commit.commit(db, turns, self._limits, now, self._short_cut), says=says
         )
 
     async def claim(self, node: str, limit: int, plans: Sequence[port.Plan] | None = None) -> list[port.LoadedRun]:
@@ -200,7 +200,7 @@ class SqliteStore:
     ) -> Instant:
         validation.check_lease(node, lease_ms, plans)
         return await self._write(
-            lambda db, now: leases.renew(db, node, lease_ms, plans, is_start, now), notifies=is_start
+            lambda db, now: leases.renew(db, node, lease_ms, plans, is_start, now), says=READY if is_start else None
         )
 
     def extend_lease(self, node: str, lease_ms: int) -> None:
@@ -215,12 +215,12 @@ class SqliteStore:
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
         validation.check_values(node=node)
         validation.check_ids(run_ids or ())
-        return await self._write(lambda db, now: leases.release(db, node, run_ids, now), notifies=True)
+        return await self._write(lambda db, now: leases.release(db, node, run_ids, now), says=READY)
 
     async def hand_over(self, node: str, run_ids: Sequence[str], to: str) -> list[str]:
         validation.check_values(node=node, to=to)
         validation.check_ids(run_ids, self._limits)
-        return await self._write(lambda db, now: leases.hand_over(db, node, run_ids, to, now), notifies=True)
+        return await self._write(lambda db, now: leases.hand_over(db, node, run_ids, to, now), says=READY)
 
     async def next_due(
         self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()
@@ -245,7 +245,7 @@ class SqliteStore:
 
     async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
         validation.check_release(node, jobs, self._limits)
-        return await self._write(lambda db, now: job_queue.release(db, node, jobs, now), notifies=True)
+        return await self._write(lambda db, now: job_queue.release(db, node, jobs, now), says=READY)
 
     async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], visible_ms: int) -> list[bool]:
         validation.check_heartbeats(node, beats, visible_ms, self._limits)
@@ -355,7 +355,7 @@ class SqliteStore:
     ) -> list[Settled | port.Refused]:
         validation.check_settlement(ids, action, actor, self._limits)
         validation.check_audit(() if audit is None else (audit,), self._limits)
-        return await self._write(lambda db, now: dead_letters.settle(db, ids, action, actor, now, audit), notifies=True)
+        return await self._write(lambda db, now: dead_letters.settle(db, ids, action, actor, now, audit), says=READY)
 
     async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
         validation.check_audit(entries, self._limits)
@@ -440,7 +440,7 @@ class SqliteStore:
             audit_log.append(db, [] if audit is None else [replace(audit, at=now)])
             return stored
 
-        return await self._write(work, notifies=True)
+        return await self._write(work, says=READY)
 
     async def remove_sink(self, name: str, audit: AuditEntry | None = None) -> bool:
         validation.check_sink_name(name, audit, self._limits)
@@ -464,24 +464,24 @@ class SqliteStore:
             audit_log.append(db, [] if audit is None else [replace(audit, at=now)])
             return replayed
 
-        return await self._write(work, notifies=True)
+        return await self._write(work, says=READY)
 
     async def raise_alerts(self, alerts: Sequence[BusAlert]) -> int:
         validation.check_alerts(alerts, self._limits)
-        return await self._write(lambda db, now: bus.raise_alerts(db, alerts, now), notifies=True)
+        return await self._write(lambda db, now: bus.raise_alerts(db, alerts, now), says=READY)
 
     async def settle_bus_dead_letters(
         self, ids: Sequence[str], action: Settlement, audit: AuditEntry | None = None
     ) -> list[Settled | port.Refused]:
         validation.check_settlement(ids, action, "", self._limits)
         validation.check_audit(() if audit is None else (audit,), self._limits)
-        return await self._write(lambda db, now: bus.settle_letters(db, ids, action, now, audit), notifies=True)
+        return await self._write(lambda db, now: bus.settle_letters(db, ids, action, now, audit), says=READY)
 
     # --- BulletinStore
 
     async def put_bulletins(self, kind: str, bodies: Mapping[str, Raw], keep_ms: int) -> list[bool]:
         validation.check_bulletins(kind, bodies, keep_ms, self._limits)
-        return await self._write(lambda db, now: bulletins.put(db, kind, bodies, keep_ms, now), notifies=True)
+        return await self._write(lambda db, now: bulletins.put(db, kind, bodies, keep_ms, now), says=READY)
 
     async def find_bulletins(self, query: port.BulletinQuery) -> port.Found[port.Bulletin]:
         validation.check_query(query)
@@ -520,7 +520,7 @@ class SqliteStore:
             audit_log.append(db, [] if audit is None else [replace(audit, at=now)])
             return stored, create.create(db, starts, None, self._limits, now) if starts else []
 
-        return await self._write(work, notifies=True)
+        return await self._write(work, says=READY)
 
     async def delete_schedule(
         self, place: tuple[str, str, str, str], expected_revision: int, audit: AuditEntry | None = None
@@ -549,11 +549,11 @@ class SqliteStore:
         now = self._clock.now()
         return await self._readers.read(lambda db: work(db, now))
 
-    async def _write(self, work: Callable[[sqlite3.Connection, Instant], T], *, notifies: bool = False) -> T:
+    async def _write(self, work: Callable[[sqlite3.Connection, Instant], T], *, says: News | None = None) -> T:
         """Do the work in a transaction. The time is read while the lock is held, so that it grows with the commits."""
         self._check_migrated()
         return await self._database.write(
-            lambda db: work(db, self._clock.now()), then=self._notify_soon if notifies else None
+            lambda db: work(db, self._clock.now()), then=None if says is None else lambda: self._notify_soon(says)
         )
 
     def _check_migrated(self) -> None:
@@ -561,13 +561,12 @@ class SqliteStore:
         if not self._is_migrated:
             raise not_migrated(self._database.path)
 
-    def _notify_soon(self) -> None:
+    def _notify_soon(self, news: News = READY) -> None:
         """Notify once for all the work of this iteration of the event loop."""
-        if not self._will_notify:
-            self._will_notify = True
+        if not self._unsaid:
             asyncio.get_running_loop().call_soon(self._notify)
+        self._unsaid.add(*news)
 
     def _notify(self) -> None:
-        if self._will_notify:
-            self._will_notify = False
-            self.wakeups.notify()
+        if self._unsaid:
+            self.wakeups.notify(*self._unsaid.take())

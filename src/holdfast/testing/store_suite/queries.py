@@ -217,8 +217,24 @@ class QuerySuite(SuiteBase):
         assert await store.find(EventQuery(after=places, most_bytes=1)) == found[:1]
         assert await store.find(EventQuery(after=places, most_bytes=10**6)) == found
         assert await store.find(EventQuery(after=())) == []
+        assert await store.find(EventQuery(after=places, only_ends=True)) == [], "none of them has finished"
         with pytest.raises(InvalidInput):
             await store.find(EventQuery(after=(("a", None),)))  # type: ignore[arg-type]
+
+    @pytest.mark.contract("EVT-6")
+    async def test_the_ends_of_runs_that_have_finished_are_found_together(self, store: Store, node: SampleNode) -> None:
+        """Those of the others are left out, and so are those that are not behind their places."""
+        for run_id in ("b", "a", "c"):
+            await node.start(run_id, complete())
+        await node.start("d", wait("go"))
+        ends = [(await store.read_events(run_id))[-1] for run_id in ("a", "b", "c")]
+
+        places = (("c", 0), ("missing", 0), ("a", -1), ("b", ends[1].run_seq - 1), ("d", 0))
+        assert await store.find(EventQuery(after=places, only_ends=True)) == ends
+        assert await store.find(EventQuery(after=places, only_ends=True, limit=2)) == ends[:2]
+        assert await store.find(EventQuery(after=places, only_ends=True, most_bytes=1)) == ends[:1]
+        behind = (("a", ends[0].run_seq), ("b", ends[1].run_seq - 1), ("c", ends[2].run_seq + 5))
+        assert await store.find(EventQuery(after=behind, only_ends=True)) == ends[1:2]
 
     # --- the mailbox
 
