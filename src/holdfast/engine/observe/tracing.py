@@ -164,13 +164,6 @@ class RunSpans:
         return _span(name, context, above, begun, ended, about, self._resource, links, attempts)
 
 
-def spans_of(history: Sequence[Event], resource: Resource) -> Iterator[ReadableSpan]:
-    """Return the spans of a run that has ended, from its whole history."""
-    spans = RunSpans(history[0], resource)
-    yield from spans.take(history)
-    yield from spans.end()
-
-
 def _starter(queued: e.RunQueued) -> SpanContext | None:
     return span_of(texts_of(queued.context).get(TRACE_KEY, ""))
 

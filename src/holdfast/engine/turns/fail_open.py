@@ -126,7 +126,6 @@ class FailOpen:
         self.journal = Journal(Path(folder), node)
         self._unordered: dict[str, Begun] = {}
         self._files: list[Path] = []
-        self.begun_early = 0
         """How many steps were begun before their start was durable."""
 
     # --- what a former life has begun
@@ -226,7 +225,6 @@ class FailOpen:
             return set()
         for place in chosen:
             owned, _, draft = drafts[place]
-            self.begun_early += len(draft.dispatch)
             self._owned_runs.begin_steps(owned, draft, now)
         logger.warning("node %s: the steps of %d runs begin before their start is durable", self._node, len(chosen))
         return set(chosen)

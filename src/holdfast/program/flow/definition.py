@@ -98,7 +98,6 @@ class Node:
         "options",
         "parent",
         "path",
-        "returns_state",
         "step",
         "steps",
         "ways",
@@ -119,7 +118,6 @@ class Node:
         self.call: Call | None = None
         self.options = ActivityOptions()
         self.key: str | None = None
-        self.returns_state = True
         self.compensation: Node | None = None
         self.form: tuple[Raw, msgspec.json.Decoder[Any]] | None = None
 
@@ -267,7 +265,6 @@ class _Tree:
                 f"{codec.type_name(self._state)} or None; it needs `apply`",
                 field="apply",
             )
-        node.returns_state = step.apply is None
         if step.compensate is not None:
             undo = node.compensation = Node(step.compensate, f"{node.path}:{COMPENSATE}", node)
             called = step.compensate.activity
