@@ -15,7 +15,7 @@ from obstore.store import LocalStore
 from obstore.store import MemoryStore as ObjectsInMemory
 
 import holdfast as hf
-from holdfast.clock import SystemClock
+from holdfast.clock import SystemClock, SystemSecrets
 from holdfast.core.admission import AdmissionRequest, RunLimit
 from holdfast.core.bus import Sink
 from holdfast.core.codec import format_instant
@@ -45,6 +45,7 @@ from holdfast.store.port import (
 )
 from holdfast.store.s3 import S3Store
 from holdfast.store.s3.bucket import Bucket, Stored
+from holdfast.store.s3.documents import Document, LocksDocument
 from holdfast.store.s3.head import TAIL_EVENTS
 from holdfast.store.s3.server_time import ServerTime
 from holdfast.testing import VirtualClock
@@ -176,6 +177,42 @@ async def test_a_write_whose_answer_is_lost_and_that_others_follow_is_found_by_i
     await asyncio.gather(store.deliver([signal("run-1", "go")]), other.deliver([signal("run-1", "stop")]))
     names = [each.name for each in await store.find(MailboxQuery(run_id="run-1"))]
     assert sorted(names) == ["go", "stop"]
+
+
+@pytest.mark.contract("TMR-2", "OWN-4", "INV")
+async def test_what_one_reads_is_not_changed_by_a_late_answer_to_another(
+    objects: FaultyObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the runs of a tick would be taken for created, and be lost, and a lock that is held for free."""
+    document = Document(Bucket(objects), SystemSecrets(), "locks.json", LocksDocument())
+    get, held = obstore.get_async, list[tuple[asyncio.Event, asyncio.Event]]()
+
+    async def get_held(*args: Any, **options: Any) -> Any:
+        is_served, may_arrive = asyncio.Event(), asyncio.Event()
+        held.append((is_served, may_arrive))
+        try:
+            return await get(*args, **options)
+        finally:
+            is_served.set()
+            await may_arrive.wait()
+
+    async def begin_to_read() -> tuple[asyncio.Task[LocksDocument], asyncio.Event]:
+        monkeypatch.setattr(obstore, "get_async", get_held)
+        reading = asyncio.create_task(document.read())
+        while not held:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        is_served, may_arrive = held.pop()
+        await is_served.wait()
+        monkeypatch.setattr(obstore, "get_async", get)
+        return reading, may_arrive
+
+    early, early_may_arrive = await begin_to_read()
+    await document.change(lambda before, mark: (LocksDocument(released=("sweep",), mark=mark), None))
+    late, late_may_arrive = await begin_to_read()
+    early_may_arrive.set()
+    assert (await early).released == ()
+    late_may_arrive.set()
+    assert (await late).released == ("sweep",)
 
 
 @pytest.mark.contract("OWN-3")

@@ -79,13 +79,15 @@ class Document(Generic[D]):
         self._etag: str | None = None
 
     async def read(self) -> D:
-        """Return the document as it is."""
-        found = await self._bucket.get_newer(self._key, self._etag)
+        """Return the document as it is: what this request was answered, whatever others were answered meanwhile."""
+        content, etag = self._content, self._etag
+        found = await self._bucket.get_newer(self._key, etag)
         if found is None:
-            self._content, self._etag = self._empty, None
+            content, etag = self._empty, None
         elif not isinstance(found, Unchanged):
-            self._content, self._etag = _decode(found.data, type(self._empty), self._key), found.etag
-        return self._content
+            content, etag = _decode(found.data, type(self._empty), self._key), found.etag
+        self._content, self._etag = content, etag
+        return content
 
     async def read_listed(self, etag: str) -> D:
         """Return the document as a listing has shown it, which is not read again if it has not changed since."""
