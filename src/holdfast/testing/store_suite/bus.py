@@ -144,6 +144,16 @@ class BusSuite(SuiteBase):
         await store.put_sink(HOOK)
         assert await entries(store) == []
 
+    @pytest.mark.contract("BUS-1")
+    async def test_sinks_are_numbered_as_they_are_made(self, store: Store) -> None:
+        """To replace one leaves no number out, and one that is made again gets another."""
+        for name in ("hook", "hook", "other"):
+            await store.put_sink(replace(HOOK, name=name))
+        await store.remove_sink("hook")
+        await store.put_sink(HOOK)
+        found = {status.sink.name: status.number for status in await store.find(SinkQuery())}
+        assert found == {"hook": 3, "other": 2}
+
     async def test_sinks_are_found_by_name_and_tenant(self, store: Store) -> None:
         """In order of their names."""
         for name, tenant in (("b", None), ("a", "acme"), ("c", "acme")):
