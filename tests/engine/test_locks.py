@@ -10,9 +10,16 @@ import pytest
 import holdfast as hf
 from holdfast.core.state import RunStatus
 from holdfast.errors import ChildFailed, InvalidInput, RunFailed
+from holdfast.run import RunHandle
 from holdfast.store.port import RunQuery, Store
 from holdfast.testing import explore
-from tests.engine.harness import EngineVariant, wait_for_event, wait_for_status
+from tests.engine.harness import (
+    MOST_SECONDS,
+    EngineVariant,
+    store_with_virtual_time,
+    wait_for_event,
+    wait_for_status,
+)
 from tests.s3_server import Endpoint
 
 pytestmark = pytest.mark.contract("WF-9")
@@ -186,11 +193,21 @@ async def test_a_rate_bounds_how_many_enter(variant: EngineVariant) -> None:
         async with calls(str(number)):
             return hf.now().timestamp()
 
-    async with variant.node(app):
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store, safety_poll_s=0.005):
         runs = [await app.start(call, number) for number in range(4)]
+        await _completed(runs, 2)
+        clock.advance(ms=200)
+        await _completed(runs, 4)
         times = sorted([await run.result() for run in runs])
-        assert times[2] - times[0] >= 0.19
+    assert [round(time - times[0], 3) for time in times] == [0.0, 0.0, 0.2, 0.2]
     assert seen == []
+
+
+async def _completed(runs: list[RunHandle[float]], count: int) -> None:
+    """Wait until so many of these runs have completed."""
+    async with asyncio.timeout(MOST_SECONDS):
+        while [await run.status() for run in runs].count(RunStatus.COMPLETED) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
 
 
 async def test_tenants_do_not_wait_for_each_other(variant: EngineVariant) -> None:

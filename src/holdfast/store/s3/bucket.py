@@ -154,7 +154,8 @@ class Bucket:
 
     def __init__(self, objects: Any, *, patience_s: float = 30.0, rng: Rng | None = None) -> None:
         self._objects = objects
-        self._patience_s = patience_s
+        self.patience_s = patience_s
+        """For how long a request is sent again while the server cannot answer."""
         self._rng = rng or SystemRng()
         self._slots = asyncio.Semaphore(OPEN_REQUESTS)
         self._answer_time = AnswerTime()
@@ -330,7 +331,7 @@ class Bucket:
         An answer may take as long as follows from the last ones, doubled as often as `slower` says. The time in which
         a request waits for others of this process does not count.
         """
-        pause, left_s, tries = FIRST_PAUSE_S, self._patience_s, 0
+        pause, left_s, tries = FIRST_PAUSE_S, self.patience_s, 0
         while True:
             async with self._slots:
                 self.requests[kind] += 1
