@@ -154,18 +154,23 @@ def _case_of(item: pytest.Item) -> str:
 
 
 def slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Return the tests in an order in which each worker begins with its share of the slow ones.
+    """Return the tests in an order in which each worker begins with slow ones and ends with quick ones.
 
-    `--dist worksteal` splits the list into one stretch a worker. A slow test that begins last would keep one worker
-    busy while the others have nothing left to do.
+    `--dist worksteal` splits the list into one stretch a worker; one that has nothing left gets the end of another's. A
+    slow test that begins last would keep one worker busy while the others have nothing left to do. What needs a server,
+    a browser or a process may be slow as well: it comes next, in stretches, because many of them share what they need.
     """
     once = [item for item in items if item.path.name == READ_ONCE]
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    short = [item for item in items if item.path.name != READ_ONCE and not item.get_closest_marker("slow")]
+    slow = [item for item in items if item.path.name != READ_ONCE and item.get_closest_marker("slow")]
+    rest = [item for item in items if item.path.name != READ_ONCE and not item.get_closest_marker("slow")]
+    far = [item for item in rest if any(map(item.get_closest_marker, LONG))]
+    short = [item for item in rest if not any(map(item.get_closest_marker, LONG))]
     ordered: list[pytest.Item] = []
     for worker in range(workers):
         stretch = (len(items) - len(ordered)) // (workers - worker)
-        own = slow[worker::workers] if worker else once + slow[::workers]
+        share = -(-len(far) // (workers - worker))
+        own = (once if worker == 0 else []) + slow[worker::workers] + far[:share]
+        del far[:share]
         ordered += own + short[: max(0, stretch - len(own))]
         del short[: max(0, stretch - len(own))]
     return ordered + short

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.forked_commands import ForkedCommands
 from tests.incident import ALL, MAILS, PARCELS, incident
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 TROUBLE = ("paused runs", "retries", "tasks", "failed runs", "dead letters", "stuck runs")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.examples.page_session import PageSession, is_like
 
 TOP = Path(__file__).parents[2]
@@ -18,6 +20,7 @@ def test_the_comparison_can_fail() -> None:
     assert not is_like(["a", "b", "…"], ["a"])
 
 
+@pytest.mark.slow
 def test_every_line_of_the_page_does_what_it_shows(tmp_path: Path) -> None:
     assert shutil.which("curl"), "the page uses curl: make commands"
     shutil.copytree(TOP / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))

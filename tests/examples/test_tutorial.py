@@ -11,7 +11,7 @@ from tests.examples.page_session import PageSession
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "tutorial").glob("*.md"))
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 def test_there_are_five() -> None:

@@ -76,3 +76,26 @@ def test_what_is_there_once_is_played() -> None:
     assert kinds.left_to_soak(alone) == set()
     long = made("test_long", "soak", seed=1)
     assert kinds.left_to_soak([*alone, long]) == {long}
+
+
+def rank_of(item: pytest.Item) -> int:
+    """Return 0 for a slow test, 1 for one that needs a server, a browser or a process, 2 for others."""
+    return 0 if item.get_closest_marker("slow") else 1 if any(map(item.get_closest_marker, kinds.LONG)) else 2
+
+
+def test_a_worker_begins_with_what_may_take_long_and_ends_with_quick_tests() -> None:
+    """So that at the end, when workers take tests from each other, there are many short ones left."""
+    kinds_of_tests = ["", "slow", "", "process", "", "browser", "slow", "postgres", "", ""] * 40
+    items = []
+    for number, kind in enumerate(kinds_of_tests):
+        item = cast("Any", made(f"test_{number}", kind))
+        item.path = SimpleNamespace(name="test_tidy.py" if number == 7 else "test_some.py")
+        items.append(item)
+    ordered = kinds.slow_first(items, 4)
+    assert sorted(map(id, ordered)) == sorted(map(id, items))
+    assert ordered[0] is items[7]
+    for worker in range(4):
+        stretch = ordered[100 * worker : 100 * (worker + 1)]
+        found = [rank_of(item) for item in stretch[1 if worker == 0 else 0 :]]
+        assert found == sorted(found)
+        assert min(map(found.count, range(3))) >= 15

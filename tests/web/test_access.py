@@ -24,6 +24,7 @@ async def two_runs(site: Site) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "scheme"), SCREENS)
 async def test_no_page_has_a_barrier(browser: Browser, site: Site, scheme: str, size: dict[str, int]) -> None:
     runs = await two_runs(site)

@@ -10,7 +10,7 @@ from playwright.async_api import Browser, Locator, Page, expect
 from tests.incident import MAILS, PARCELS, PAYMENTS, REVIEWS, Incident, incident
 from tests.web.browser import open_page
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 def finding(page: Page, words: str) -> Locator:
