@@ -371,7 +371,8 @@ async def test_an_idle_process_sends_as_many_requests_in_an_hour_as_it_says(
     await is_over.wait()
     sent = store.bucket.requests - before
     said = store.idle_requests_per_hour()
-    assert abs(sent.total() - said) <= 4, f"{sent} with {runs} parked runs, and it says {said}"
+    once = sent.total() - 2 * sent["again"]  # a busy machine sends some again
+    assert abs(once - said) <= 4, f"{sent} with {runs} parked runs, and it says {said}"
     assert sent["GET"] < 200, "none of them is for a run"
     assert len(store._mirror.summaries) == runs + 1
     listener.close()

@@ -366,29 +366,43 @@ class Bucket:
     async def check_conditions(self) -> None:
         """Prove that the server honours the conditions of writes, or raise with what it did instead."""
         mine = SystemSecrets().new_secret()[:16]
-        await asyncio.gather(*(self._probe(f"probe/{mine}-{number}") for number in range(PROBES)))
-
-    async def _probe(self, key: str) -> None:
+        probes = (self._probe_creation, self._probe_replacement, self._probe_race)
+        keys = {f"probe/{mine}-{place}": probes[place % len(probes)] for place in range(PROBES * len(probes))}
         try:
-            first = await self._tried(key, b"first", "create")
-            if first is None:
-                raise unsafe("it refused to create an object that was not there", "If-None-Match")
-            if await self._tried(key, b"second", "create") is not None:
-                raise unsafe("it created an object over one that was there", "If-None-Match")
-            second = await self._tried(key, b"third", {"e_tag": first})
-            if second is None:
-                raise unsafe("it refused to replace an object that had not changed", "If-Match")
-            if await self._tried(key, b"fourth", {"e_tag": first}) is not None:
-                raise unsafe("it replaced an object that had changed", "If-Match")
-            rivals = [self._tried(key, b"rival %d" % each, {"e_tag": second}) for each in range(4)]
-            won = [etag for etag in await asyncio.gather(*rivals) if etag is not None]
-            if len(won) != 1:
-                raise unsafe(f"of four replacements at the same time it accepted {len(won)}", "If-Match")
-            found = await self.get(key)
-            if found is None or found.etag != won[0]:
-                raise unsafe("it did not return what was written last", "read after write")
+            found = await asyncio.gather(*(probe(key) for key, probe in keys.items()), return_exceptions=True)
         finally:
-            await self.delete([key])
+            await self.delete(list(keys))
+        for problem in found:
+            if problem is not None:
+                raise problem
+
+    async def _probe_creation(self, key: str) -> None:
+        await self._probe_created(key)
+        if await self._tried(key, b"second", "create") is not None:
+            raise unsafe("it created an object over one that was there", "If-None-Match")
+
+    async def _probe_replacement(self, key: str) -> None:
+        first = await self._probe_created(key)
+        if await self._tried(key, b"second", {"e_tag": first}) is None:
+            raise unsafe("it refused to replace an object that had not changed", "If-Match")
+        if await self._tried(key, b"third", {"e_tag": first}) is not None:
+            raise unsafe("it replaced an object that had changed", "If-Match")
+
+    async def _probe_race(self, key: str) -> None:
+        first = await self._probe_created(key)
+        rivals = [self._tried(key, b"rival %d" % each, {"e_tag": first}) for each in range(4)]
+        won = [etag for etag in await asyncio.gather(*rivals) if etag is not None]
+        if len(won) != 1:
+            raise unsafe(f"of four replacements at the same time it accepted {len(won)}", "If-Match")
+        found = await self.get(key)
+        if found is None or found.etag != won[0]:
+            raise unsafe("it did not return what was written last", "read after write")
+
+    async def _probe_created(self, key: str) -> str:
+        etag = await self._tried(key, b"first", "create")
+        if etag is None:
+            raise unsafe("it refused to create an object that was not there", "If-None-Match")
+        return etag
 
     async def _tried(self, key: str, data: bytes, mode: Any) -> str | None:
         """Write an object under a condition; return its etag, or None if the write was refused."""

@@ -126,8 +126,8 @@ class Objects:
     async def put_key(self, name: str, key: str) -> str:
         """Store a key unless there is one; return the one that is stored."""
         place = storage_key("keys", name)
-        stored = await self._bucket.create(place, key.encode(), key.encode())
-        if stored is None:
+        stored = await self._bucket.get(place)  # it is there but for the first process
+        if stored is None and await self._bucket.create(place, key.encode(), key.encode()) is None:
             stored = await self._bucket.get(place)
         return key if stored is None else stored.data.decode()
 

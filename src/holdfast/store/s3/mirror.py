@@ -336,10 +336,9 @@ class Mirror:
     async def _load(self, now: Instant) -> None:
         """Read the index, and the heads that have changed since it was written.
 
-        The names are listed first, so that whatever changes from now on is named later.
+        The names are listed before the heads, so that whatever changes from now on is named later.
         """
-        names = await self._recent_names(now)
-        index = await self._bucket.get(INDEX)
+        names, index = await asyncio.gather(self._recent_names(now), self._bucket.get(INDEX))
         listed = () if index is None else decode_index(index.data)
         self._indexed = {summary.run_id: summary.etag for summary in listed}
         self._announced_etags = self._indexed | self._announced_etags
