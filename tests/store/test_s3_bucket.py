@@ -23,6 +23,7 @@ from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.keys import signal_storage_key, signal_suffix
 from holdfast.errors import (
     CheckpointOwnershipCapabilityError,
+    Conflict,
     InvalidInput,
     NotFound,
     StoreCorrupt,
@@ -31,6 +32,7 @@ from holdfast.errors import (
 )
 from holdfast.limits import Limits
 from holdfast.settings import Settings
+from holdfast.store.health import Bounds
 from holdfast.store.open import open_store
 from holdfast.store.port import (
     Accepted,
@@ -39,6 +41,7 @@ from holdfast.store.port import (
     Created,
     DeadLetterQuery,
     MailboxQuery,
+    PurgePolicy,
     Refused,
     RunQuery,
     Store,
@@ -350,6 +353,54 @@ async def test_a_head_of_a_newer_format_or_a_damaged_one_is_a_typed_error(object
             await opened(objects).load(["run-1"])
 
 
+@pytest.mark.contract("FMT-1", "MSG-3", "OWN-3")
+@pytest.mark.parametrize("harm", [b"{", b"newer"])
+async def test_a_run_whose_head_cannot_be_read_stops_no_other(objects: FaultyObjects, harm: bytes) -> None:
+    """In processes that knew it and in those that start; it is named, refused for itself, and goes on once mended."""
+    clock = VirtualClock()
+    store = opened(objects, clock)
+    node = SampleNode(store)
+    bad, fine = await node.start("bad", wait("go")), await node.start("fine", wait("go"))
+    found = await store.bucket.get("heads/bad")
+    assert found is not None
+    turns = [await node.turn(run, marker("late")) for run in (bad, fine)]
+    newer = json.dumps(json.loads(found.data) | {"format": 99}).encode()
+    await store.bucket.put("heads/bad", newer if harm == b"newer" else harm)
+    lost, committed = await store.commit(turns)
+    assert isinstance(lost, CommitConflict)
+    assert isinstance(committed, Committed)
+    clock.advance(ms=60_000)
+    for process in (store, opened(objects, clock)):
+        refused, accepted = await process.deliver([signal("bad", "go"), signal("fine", "go")])
+        assert isinstance(refused, Refused)
+        assert isinstance(refused.error, Conflict)
+        assert isinstance(accepted, Accepted)
+        runs = await process.find(RunQuery())
+        assert ([run.run_id for run in runs], runs.unreadable) == (["fine"], ("bad",))
+        assert (await process.find(RunQuery(run_ids=("fine",)))).unreadable == ()
+        assert await process._look(True) in (True, False)
+        assert await process.purge(PurgePolicy(finished_run_ms=1)) is not None
+        facts = await process.health(Bounds())
+        [finding] = [each for each in facts.findings if each.subject == "heads"]
+        assert (finding.level, finding.run_ids) == ("wrong", ("bad",))
+        with pytest.raises(StoreTooNew if harm == b"newer" else StoreCorrupt):
+            await process.load(["bad"])
+        other = SampleNode(process, f"node-{process._writer}")
+        await other.renew()
+        assert {run.head.run_id for run in await other.claim()} <= {"fine"}
+        before = len(objects.log)
+        await other.claim()
+        await process.next_due(other.name)
+        assert not any("heads/bad" in request for request in objects.log[before:]), "it is read once"
+        await process.release(other.name)
+    await store.bucket.put("heads/bad", found.data)
+    await store._look(True)
+    other = SampleNode(store, "node-z")
+    await other.renew()
+    assert {run.head.run_id for run in await other.claim()} == {"bad", "fine"}
+    assert (await store.find(RunQuery())).unreadable == ()
+
+
 # --- the bus
 
 
@@ -440,9 +491,69 @@ async def test_a_signal_to_a_run_that_is_not_there_waits_for_it(objects: FaultyO
     key, data = _object("run-1", "go", clock.now(), "early", 1)
     await store.bucket.put(key, data)
     await store._look(False)
+    before = store.bucket.requests.copy()
+    await store._look(False)
+    assert store.bucket.requests - before == Counter(LIST=2), "waiting costs nothing"
     await store.create([new_run("run-1")])
     await store._look(False)
     assert [each.signal_id for each in await store.find(MailboxQuery(run_id="run-1"))] == ["early"]
+
+
+@pytest.mark.contract("SIG-1", "SIG-2", "SIG-5", "MSG-3")
+async def test_whatever_is_put_into_the_bucket_as_a_signal_harms_nothing(
+    objects: FaultyObjects, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What can be accepted is, once; the rest is reported; and those that come after are consumed as ever."""
+    clock = VirtualClock()
+    store = opened(objects, clock)
+    node = SampleNode(store)
+    await node.start("run-1", wait("go"))
+    await node.start("ü / %2F", wait("go"))
+    await node.start("done")
+    await node.step("done", complete())
+    far = clock.now() + 200 * 365 * 86_400_000_000
+    good = [
+        _object("run-1", "go", far, "future", 1),
+        _object("run-1", "go", clock.now() - 86_400_000_000, "past", 2),
+        _object("run-1", "g/o ü", clock.now(), "odd-name", None),
+        _object("ü / %2F", "go", clock.now(), "odd-run", [1]),
+        _object("run-1", "go", clock.now(), "future", "earlier"),
+    ]
+    prefix = f"workflow/run-1/signals/go/{signal_suffix(clock.now(), 'x')}"
+    bad = [
+        (f"{prefix}1.json", b""),
+        (f"{prefix}2.json", b"[" * 50_000),
+        (f"{prefix}3.json", b'{"id": "x3", "name": "go", "payload": NaN}'),
+        (f"{prefix}4.json", b'{"id": "x4", "name": "stop", "payload": 1}'),
+        (f"{prefix}5.json", b'{"id": "x5", "name": "go", "payload": "\xff"}'),
+        (f"{prefix}6.json", b'{"id": "x6", "payload": 1}'),
+        (f"{prefix}7.json", b"x" * 10_000_000),
+        ("workflow/run-1/signals/go/x.json", good[0][1]),
+        (f"workflow/run-1/signals/%FF/{signal_suffix(clock.now(), 'x')}8.json", good[0][1]),
+        _object("run-1", "holdfast.outcome", clock.now(), "x9", {}),
+        _object("run-1", "x" * 300, clock.now(), "x10", {}),
+        _object("done", "go", clock.now(), "x11", {}),
+    ]
+    left_alone = [
+        ("workflow/run-1/signals/go", b"{}"),
+        ("workflow/run-1/signals/go/deeper/x.json", b"{}"),
+        (f"{prefix}12.txt", good[0][1]),
+        ("workflow/nothing/signals/go/x.json", b"{}"),
+        ("workflow/%FF/signals/go/x.json", b"{}"),
+    ]
+    for key, data in good + bad + left_alone:
+        await store.bucket.put(key, data)
+    for process in (store, opened(objects, clock), store):
+        await process._look(False)
+    mailbox = {each.signal_id: json.loads(bytes(each.payload)) for each in await store.find(MailboxQuery())}
+    assert mailbox == {"future": "earlier", "past": 2, "odd-name": None, "odd-run": [1]}
+    letters = await store.find(DeadLetterQuery())
+    assert {letter.detail.split(": ")[0].removeprefix("signal ") for letter in letters} == {key for key, _ in bad}
+    assert caplog.text.count("its key is not that of a signal") == 2 * 3
+    clock.advance(ms=1)
+    await store.deliver([signal("run-1", "go", "after", signal_id="after")])
+    run = await node.load("run-1")
+    assert [each.signal_id for each in run.signals if each.name == "go"][-1] == "after"
 
 
 # --- the time

@@ -19,7 +19,7 @@ from holdfast.errors import StoreCorrupt
 from holdfast.store import port
 from holdfast.store.s3.bucket import Bucket
 from holdfast.store.s3.head import OlderEventsNeeded, StoredRun, decode_run, decode_segment, encode_run
-from holdfast.store.s3.mirror import Held, Mirror, head_key
+from holdfast.store.s3.mirror import UNREADABLE, Held, Mirror, head_key
 
 T = TypeVar("T")
 
@@ -74,6 +74,15 @@ class Heads:
                 elif await self._replace(run, held):
                     return answer
                 held, is_fresh = await self._mirror.fetch(run_id), True
+            return None
+
+    async def change_readable(self, run_id: str, decide: Callable[[StoredRun], T]) -> T | None:
+        """Decide on a run as `change` does. One whose head cannot be read is left alone, as if there were none."""
+        try:
+            return await self.change(run_id, decide)
+        except UNREADABLE:
+            if run_id not in self._mirror.unreadable:
+                raise
             return None
 
     async def _replace(self, run: StoredRun, held: Held) -> bool:
@@ -195,8 +204,8 @@ class Heads:
 
     async def _announce(self, changed: dict[str, str], grown: list[port.Change], nodes: dict[str, None]) -> None:
         for run_id in [run_id for run_id, etag in changed.items() if etag == UNKNOWN]:
-            held = await self._mirror.fetch(run_id)
-            changed[run_id] = "" if held is None else held.etag
+            held = await self._mirror.fetch_readable(run_id)
+            changed[run_id] = self._mirror.unreadable.get(run_id, "") if held is None else held.etag
         run_ids = list(changed)
         for first in range(0, max(1, len(run_ids)), AT_ONCE):
             some = {run_id: changed[run_id] for run_id in run_ids[first : first + AT_ONCE]}

@@ -24,7 +24,9 @@ class Jobs:
         """Acquire visible jobs for a node, the longest visible first. They are invisible until then."""
 
         async def take(run_id: str, step_ids: Sequence[str]) -> list[port.Job] | None:
-            return await self._heads.change(run_id, lambda run: _acquire(run, step_ids, activities, node, until, now))
+            return await self._heads.change_readable(
+                run_id, lambda run: _acquire(run, step_ids, activities, node, until, now)
+            )
 
         taken: list[port.Job] = []
         wanted = self._visible(queues, activities, now)
@@ -61,7 +63,7 @@ class Jobs:
                 run.work[job.step_id] = work.returned(job.engine_attempt_id, now)
                 return True
 
-            return bool(await self._heads.change(job.run_id, decide))
+            return bool(await self._heads.change_readable(job.run_id, decide))
 
         return sum(await asyncio.gather(*map(give_back, taken)))
 
@@ -73,7 +75,7 @@ class Jobs:
             by_run.setdefault(beat.run_id, []).append(place)
 
         async def beat_in(run_id: str, places: list[int]) -> None:
-            found = await self._heads.change(
+            found = await self._heads.change_readable(
                 run_id, lambda run: [run.beat(node, beats[place], until) for place in places]
             )
             for place, is_kept in zip(places, found or [False] * len(places), strict=True):

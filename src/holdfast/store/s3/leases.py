@@ -119,7 +119,7 @@ class Leases:
             for work in self._mirror.summaries[run_id].work
             if work.taken_by is not None and decisions.is_another_life(node, work.taken_by)
         ]
-        await asyncio.gather(*(self._heads.change(run_id, show) for run_id in dict.fromkeys(busy)))
+        await asyncio.gather(*(self._heads.change_readable(run_id, show) for run_id in dict.fromkeys(busy)))
 
     async def _drop_nodes(self, now: Instant) -> None:
         """Delete what is left of nodes that have no lease and own nothing."""
@@ -179,7 +179,7 @@ class Leases:
             run.wake(now)
             return run.loaded(now)
 
-        return await self._heads.change(run_id, decide)
+        return await self._heads.change_readable(run_id, decide)
 
     def _shares(self, node: str, now: Instant) -> Shares:
         """Return how the nodes share the runs now, as this node sees it."""
@@ -215,7 +215,7 @@ class Leases:
             for run_id in named
             if run_id in self._mirror.summaries and self._mirror.summaries[run_id].lease_owner == node
         ]
-        released = await asyncio.gather(*(self._heads.change(run_id, decide) for run_id in owned))
+        released = await asyncio.gather(*(self._heads.change_readable(run_id, decide) for run_id in owned))
         if run_ids is None:
             await self._bucket.delete([node_key(node)])
             self._mirror.nodes.pop(node, None)
@@ -236,7 +236,7 @@ class Leases:
             return True
 
         named = [run_id for run_id in dict.fromkeys(run_ids) if run_id in self._mirror.summaries]
-        given = await asyncio.gather(*(self._heads.change(run_id, decide) for run_id in named))
+        given = await asyncio.gather(*(self._heads.change_readable(run_id, decide) for run_id in named))
         return sorted(run_id for run_id, is_given in zip(named, given, strict=True) if is_given)
 
     async def next_due(self, node: str, plans: Plans, queues: Sequence[str], now: Instant) -> Instant | None:

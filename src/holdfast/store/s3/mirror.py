@@ -18,16 +18,20 @@ that it had not changed.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Struct
 
 from holdfast.core.instants import Instant
 from holdfast.core.keys import storage_key
+from holdfast.errors import StoreCorrupt, StoreTooNew
 from holdfast.store import decisions, port
-from holdfast.store.s3.bucket import Bucket, Unchanged, for_each
+from holdfast.store.s3.bucket import Bucket, Stored, Unchanged, for_each
 from holdfast.store.s3.head import StoredRun, decode_run
 from holdfast.store.s3.summary import Summary, decode_index, encode_index, summary_of
 
@@ -54,10 +58,16 @@ ENDING = 2_000_000
 CHECKED = 15_000_000
 """How often a run whose owner is gone is read anew for a caller that asks for it by its id, in microseconds."""
 
+UNREADABLE = (StoreCorrupt, StoreTooNew)
+"""What a head raises that this version cannot read."""
+
 HEADS = "heads"
 NODES = "nodes"
 CHANGES = "changes"
 INDEX = "index"
+
+
+logger = logging.getLogger("holdfast.store")
 
 
 class Held(NamedTuple):
@@ -119,6 +129,8 @@ class Mirror:
         self._announced_etags: dict[str, str] = {}
         self._checked: dict[str, Instant] = {}
         self._gone: dict[str, int] = {}
+        self.unreadable: dict[str, str] = {}
+        """The runs whose heads cannot be read, damaged or written by a newer version, and the etags of those."""
         self._indexed: dict[str, str] = {}
         self._last_order = 0
         self._ordered: dict[str, StoredRun] | None = None
@@ -165,7 +177,7 @@ class Mirror:
             return
         self.summaries[run_id] = summary
         self._last_order = max(self._last_order, summary.order)
-        if summary.is_active:
+        if summary.is_active and self.unreadable.get(run_id) != summary.etag:
             self.active[run_id] = None
         else:
             self.active.pop(run_id, None)
@@ -180,6 +192,7 @@ class Mirror:
                 del self._gone[next(iter(self._gone))]
         self.active.pop(run_id, None)
         self._announced_etags.pop(run_id, None)
+        self.unreadable.pop(run_id, None)
         if self._held.pop(run_id, None) is not None:
             self._ordered = None
 
@@ -198,8 +211,9 @@ class Mirror:
     async def read(self, run_ids: Iterable[str]) -> dict[str, StoredRun]:
         """Read those of these heads that have changed, and return the runs in the order of their creation."""
         wanted = list(run_ids)
-        await for_each(self.fetch, [run_id for run_id in wanted if self.held(run_id) is None])
-        runs = [held.run for run_id in wanted if (held := self._held.get(run_id)) is not None]
+        await for_each(self.fetch_readable, [run_id for run_id in wanted if self.held(run_id) is None])
+        readable = [run_id for run_id in wanted if run_id not in self.unreadable]
+        runs = [held.run for run_id in readable if (held := self._held.get(run_id)) is not None]
         return {run.head.run_id: run for run in sorted(runs, key=lambda run: (run.order, run.head.run_id))}
 
     def next_order(self, now: Instant) -> int:
@@ -224,7 +238,29 @@ class Mirror:
             if self.summaries.get(run_id) is known:
                 self.forget(run_id)
             return None
-        return self.put(decode_run(found.data, head_key(run_id)), found.etag)
+        return self._read(run_id, found)
+
+    async def fetch_readable(self, run_id: str) -> Held | None:
+        """Read a run anew, if it has changed; None also if its head cannot be read."""
+        try:
+            return await self.fetch(run_id)
+        except UNREADABLE:
+            return None
+
+    def _read(self, run_id: str, found: Stored) -> Held:
+        """Keep a run as it was read. One that cannot be read is left alone until its head changes."""
+        try:
+            run = decode_run(found.data, head_key(run_id))
+        except UNREADABLE as problem:
+            if self.unreadable.get(run_id) != found.etag:
+                logger.warning("run %s is left alone: %s", run_id, problem)
+            self.unreadable[run_id] = found.etag
+            self.active.pop(run_id, None)
+            if self._held.pop(run_id, None) is not None:
+                self._ordered = None
+            raise
+        self.unreadable.pop(run_id, None)
+        return self.put(run, found.etag)
 
     def _confirmed(self, run_id: str, read: Held) -> Held:
         """Return a run whose head was found unchanged, or the later one that is known meanwhile."""
@@ -276,7 +312,7 @@ class Mirror:
         abandoned = [run_id for run_id, owner in doubtful if self.lease_end(owner, now) <= now]
         self._checked = {run_id: at for run_id, at in self._checked.items() if at + CHECKED > now}
         self._checked |= dict.fromkeys(abandoned, now)
-        await asyncio.gather(*map(self.fetch, abandoned))
+        await for_each(self.fetch_readable, abandoned)
 
     def may_be_alive(self, node: str, now: Instant) -> bool:
         """Return whether a node has a lease, or had one when it was read last, not about to end, not long ago."""
@@ -299,7 +335,7 @@ class Mirror:
             found = await for_each(self._announced, new)
             unknown = {run_id: None for each in found for run_id in self._take(each)}
             nodes = {node for each in found for node in each.nodes}
-            await for_each(self.fetch, unknown)
+            await for_each(self.fetch_readable, unknown)
             await self.fetch_nodes(nodes, now)
             for name, each in zip(new, found, strict=True):
                 self._remember(name, each.grown)
@@ -365,20 +401,22 @@ class Mirror:
         """List all heads and nodes, and read those that this process does not know so. Return how many heads."""
         heads, nodes = await asyncio.gather(self._bucket.list(HEADS), self._bucket.list(NODES))
         known = {head_key(run_id): summary.etag for run_id, summary in self.summaries.items()}
+        known |= {head_key(run_id): etag for run_id, etag in self.unreadable.items()}
         listed = {each.key for each in heads}
         changed = [each.key for each in heads if known.get(each.key) != each.etag]
-        gone = [run_id for run_id in list(self.summaries) if head_key(run_id) not in listed]
+        gone = [run_id for run_id in self.summaries | self.unreadable if head_key(run_id) not in listed]
         leases = {node_key(node): held.etag for node, held in self.nodes.items()}
         renewed = [each.key for each in nodes if leases.get(each.key) != each.etag]
         await for_each(lambda key: self._load_node(key, now), renewed)
         await for_each(self._load_head, changed)
-        await for_each(self.fetch, gone)
+        await for_each(self.fetch_readable, gone)
         return len(changed)
 
     async def _load_head(self, key: str) -> None:
         found = await self._bucket.get(key)
         if found is not None:
-            self.put(decode_run(found.data, key), found.etag)
+            with suppress(*UNREADABLE):
+                self._read(unquote(key.rpartition("/")[2]), found)
 
     async def _load_node(self, key: str, now: Instant) -> None:
         found = await self._bucket.get(key)

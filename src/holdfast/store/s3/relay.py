@@ -33,11 +33,11 @@ class Relay:
 
     async def relay(self, run_id: str, now: Instant) -> None:
         """Relay all that a run has to send."""
-        held = self._mirror.held(run_id) or await self._mirror.fetch(run_id)
+        held = self._mirror.held(run_id) or await self._mirror.fetch_readable(run_id)
         for entry in () if held is None else held.run.outgoing:
             assert held is not None
             left = await self._relay(held.run, entry, now)
-            await self._heads.change(run_id, partial(_finish, entry=entry, left=left, now=now))
+            await self._heads.change_readable(run_id, partial(_finish, entry=entry, left=left, now=now))
 
     async def relay_abandoned(self, now: Instant) -> None:
         """Relay what the processes that committed it have not relayed for long."""

@@ -63,15 +63,21 @@ class SignalObjects:
         return [each.key for each in await self._bucket.list(storage_key(WORKFLOW, run_id))]
 
     async def collect(self, now: Instant) -> bool:
-        """Accept all signals that are new in the bucket; return whether there were some."""
+        """Accept all signals that are new in the bucket; return whether there were some.
+
+        Those of runs that are not known wait, and cost nothing.
+        """
         listed = {each.key: each.size for each in await self._bucket.list(WORKFLOW)}
         self._done &= listed.keys()
         by_run: dict[str, list[str]] = {}
-        for key in listed.keys() - self._done:
-            parts = key.split("/")
-            if len(parts) == 5 and parts[2] == "signals" and parts[4].endswith(".json"):
-                by_run.setdefault(unquote(parts[1]), []).append(key)
-        taken = await for_each(lambda each: self._accept(each[0], sorted(each[1]), listed, now), by_run.items())
+        for key in sorted(listed.keys() - self._done):
+            run_id = _run_of(key)
+            if run_id is None:
+                logger.warning("the object %s is left alone: its key is not that of a signal", key)
+                self._done.add(key)
+            elif run_id in self._mirror.summaries and run_id not in self._mirror.unreadable:
+                by_run.setdefault(run_id, []).append(key)
+        taken = await for_each(lambda each: self._accept(*each, listed, now), by_run.items())
         return any(taken)
 
     async def _accept(self, run_id: str, keys: list[str], sizes: Mapping[str, int], now: Instant) -> bool:
@@ -84,7 +90,7 @@ class SignalObjects:
         def decide(run: StoredRun) -> list[DeadLetter]:
             return [letter for key, data in objects.items() if (letter := self._take(run, key, data, now)) is not None]
 
-        letters = await self._heads.change(run_id, decide) if new else None
+        letters = await self._heads.change_readable(run_id, decide) if new else None
         if letters is None:  # there are none, or the run may still be created: its signals are looked at again
             return False
         self._done |= set(objects)
@@ -148,6 +154,12 @@ class SignalObjects:
         if suffix <= cursor:
             return _refused(f"it lies behind the cursor {cursor}: later ones were consumed before it was written")
         return None
+
+
+def _run_of(key: str) -> str | None:
+    """Return the run of a signal by its key; None if it is no signal's."""
+    parts = key.split("/")
+    return unquote(parts[1]) if len(parts) == 5 and parts[2] == "signals" and parts[4].endswith(".json") else None
 
 
 def _names_in(key: str) -> tuple[str, str]:

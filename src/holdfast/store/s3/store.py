@@ -34,9 +34,10 @@ from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
 from holdfast.core.state import TERMINAL
 from holdfast.core.streams import Appended, NamedStream, StreamAppend, StreamPage, StreamRead
-from holdfast.errors import CallerError, StoreCorrupt, StoreUnavailable
+from holdfast.errors import CallerError, Conflict, StoreCorrupt, StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.store import decisions, health, port, validation
+from holdfast.store.health import Finding
 from holdfast.store.joined import JoinedStore, no_transactions
 from holdfast.store.memory import queries
 from holdfast.store.memory.health import examine
@@ -90,6 +91,9 @@ SWEEP = "sweep of the bucket"
 
 STREAMS_ANNOUNCED = 1_000_000
 """How often, in microseconds, a process announces that streams have grown: others look no more often than that."""
+
+FROM_HEADS = (port.RunQuery, port.WaitQuery, port.TaskQuery, port.MailboxQuery, port.DeadLetterQuery)
+"""The lists that are answered from heads."""
 
 LOOKED = 4_000_000
 """How recently, in microseconds, a node must have claimed for a look of its own to be spared."""
@@ -314,7 +318,7 @@ class S3Store(WithoutBus):
             has_moved = run.is_finished or run.has_begun != was_begun
             return answer, run if run.admission is not None and has_moved else None
 
-        decided = await self._heads.change(turn.run_id, decide)
+        decided = await self._heads.change_readable(turn.run_id, decide)
         if decided is None:
             return port.CommitConflict("no such run")
         answer, moved = decided
@@ -431,11 +435,18 @@ class S3Store(WithoutBus):
         most = min(validation.check_page(query.limit), self._limits.page_items)
         if isinstance(query, port.RunCountQuery) or getattr(query, "order", None) is not None:
             found = await finder(replace(query, limit=most))  # it has a bound, and a cursor of its own
-            return port.Found(found, found.cursor, as_of=self._mirror.followed_at)
+            return port.Found(found, found.cursor, self._unreadable(query), self._mirror.followed_at)
         found = await finder(query)
         page = queries.page_of(found, query, most)
         cursor = found.cursor if len(page) == len(found) < query.limit else None
-        return port.Found(page, cursor, as_of=self._mirror.followed_at)
+        return port.Found(page, cursor, self._unreadable(query), self._mirror.followed_at)
+
+    def _unreadable(self, query: port.Query[Any]) -> tuple[str, ...]:
+        """Return the runs that a list lacks because their heads cannot be read."""
+        if not isinstance(query, FROM_HEADS):
+            return ()
+        wanted = query.run_ids if isinstance(query, port.RunQuery) else None
+        return tuple(sorted(run_id for run_id in self._mirror.unreadable if wanted is None or run_id in wanted))
 
     async def _find_events(self, query: port.EventQuery) -> port.Found[Event]:
         places = sorted(dict(query.after).items())
@@ -535,8 +546,17 @@ class S3Store(WithoutBus):
                     f"its server honours conditional writes; this process has sent {self.bucket.requests.total()} "
                     f"requests; waiting, it sends {self.idle_requests_per_hour()} an hour, beside those of leases",
                 ),
+                *self._findings(),
             ),
         )
+
+    def _findings(self) -> list[Finding]:
+        unread = sorted(self._mirror.unreadable)
+        if not unread:
+            return []
+        sentence = f"the heads of {len(unread)} runs cannot be read, and the runs are left alone"
+        advice = "upgrade Holdfast if a newer version has written them; else put them back from a backup"
+        return [health.wrong("heads", sentence, advice, unread[:10])]
 
     def idle_requests_per_hour(self) -> int:
         """Return how many requests a process sends in an hour in which nothing happens, beside those of leases."""
@@ -794,8 +814,9 @@ class S3Store(WithoutBus):
 
         async def on_run(run_id: str, places: list[int]) -> None:
             mine = [items[place] for place in places]
-            given = await self._heads.change(run_id, lambda run: decide(run, mine))
-            missing = port.Refused(decisions.no_such_run(run_id))
+            given = await self._heads.change_readable(run_id, lambda run: decide(run, mine))
+            is_there = run_id in self._mirror.unreadable
+            missing = port.Refused(unreadable_run(run_id) if is_there else decisions.no_such_run(run_id))
             for place, answer in zip(places, given or [missing] * len(places), strict=True):
                 answers[place] = answer
 
@@ -844,6 +865,12 @@ class S3Store(WithoutBus):
 
 def _find_finished(runs: dict[str, Run], query: port.FinishedRunQuery) -> port.Found[port.RunHead]:
     return find_finished(runs, lambda run_id, after: is_held(runs[run_id], after), query)
+
+
+def unreadable_run(run_id: str) -> Conflict:
+    """Return the refusal of what is for a run whose head cannot be read."""
+    words = "its head is damaged, or of a newer version of Holdfast: repair it, or upgrade"
+    return Conflict(f"run {run_id!r} cannot be read: {words}", run_id=run_id)
 
 
 def _narrowed(query: Any) -> Callable[[Summary], bool] | None:
