@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -505,3 +506,35 @@ async def test_many_heads_are_read_however_long_they_take_together(monkeypatch: 
     assert len(await late.find(RunQuery(status=RUNNING, limit=10_000))) == 1_000
     assert len(late._mirror.summaries) == 2_501
     assert late.bucket.requests["again"] == 0
+
+
+@pytest.mark.contract("STO-2", "STO-1")
+async def test_a_listing_that_lags_makes_changes_late_and_loses_none(
+    objects: FaultyObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever order the names appear in: each is shown some seconds after it was written, up to six."""
+    clock = VirtualClock()
+    shown_at: dict[str, int] = {}
+    rng = random.Random(7)
+    put, listing = obstore.put_async, obstore.list
+
+    async def noted(store: Any, path: str, data: bytes, **options: Any) -> Any:
+        shown_at.setdefault(path, clock.now() + rng.randrange(6_000_000))
+        return await put(store, path, data, **options)
+
+    async def lagging(*given: Any, **options: Any) -> Any:
+        async for page in listing(*given, **options):
+            yield [each for each in page if shown_at[each["path"]] <= clock.now()]
+
+    monkeypatch.setattr(obstore, "put_async", noted)
+    monkeypatch.setattr(obstore, "list", lagging)
+    store, other = opened(objects, clock), opened(objects, clock)
+    await other.find(RunQuery())
+    for number in range(30):
+        await store.create([new_run(f"run-{number}")])
+        clock.advance(ms=rng.randrange(1_500))
+        await other.find(RunQuery())
+    clock.advance(ms=6_000)
+    assert len(await other.find(RunQuery())) == 30
+    await SampleNode(other).renew()
+    assert len(await SampleNode(other).claim(30)) == 30
