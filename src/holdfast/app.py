@@ -717,24 +717,24 @@ class App:
         runtime = self.runtime()
         definition = self._known(workflow, workflow_version)
         bounds = (execution_timeout, run_timeout, cleanup_timeout)
-        options = StartOptions(
-            request_id=request_id,
-            run_id=run_id,
-            reference_key=reference_key,
-            tags=tags,
-            tenant=tenant,
-            project=project,
-            environment=environment,
-            priority=priority,
-            with_signal=with_signal,
-            names_version=workflow_version is not None or definition.is_external,
-            reference_parts=reference_parts or {},
-            attributes=attributes or {},
-            at=None if at is None else instant_of("at", at),
-            after_ms=None if after is None else milliseconds(after),
-            timeouts=None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),
-            reuse=reuse,
-            context=context or {},
+        options = StartOptions(  # by position: see `runtime_snapshot`
+            request_id,
+            run_id,
+            tenant,
+            project,
+            environment,
+            reference_key,
+            tags,
+            priority,
+            with_signal,
+            workflow_version is not None or definition.is_external,
+            reference_parts or {},
+            attributes or {},
+            None if at is None else instant_of("at", at),
+            None if after is None else milliseconds(after),
+            None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),
+            reuse,
+            context or {},
         )
         if not _START_OPTIONS.isdisjoint(definition.signature.names):
             _refuse_ambiguous(definition, options, connection)

@@ -203,30 +203,9 @@ def head_of(row: tuple[Any, ...]) -> RunHead:
 
 @_reading
 def _head_of(row: tuple[Any, ...]) -> RunHead:
-    return RunHead(
-        run_id=row[1],
-        tenant=row[2],
-        project=row[3],
-        environment=row[4],
-        plan_id=row[5],
-        plan_version=row[6],
-        run_request_id=row[7],
-        parent_run_id=row[8],
-        reference_key=row[9],
-        tags=_names.decode(row[10]),
-        status=RunStatus(row[11]),
-        version=row[12],
-        snapshot=_snapshots.decode(row[13]) if row[13] is not None else None,
-        created_at=row[14],
-        updated_at=row[15],
-        finished_at=row[16],
-        inbox_seq=row[17],
-        ready_at=row[18],
-        lease_owner=row[19],
-        lease_epoch=row[20],
-        queued_at=row[21],
-        losses=row[22],
-    )
+    snapshot = _snapshots.decode(row[13]) if row[13] is not None else None
+    fields = (*row[1:10], _names.decode(row[10]), RunStatus(row[11]), row[12], snapshot, *row[14:23])
+    return RunHead(*fields)
 
 
 @_reading

@@ -340,7 +340,7 @@ class CommitConflict(Struct, frozen=True):
     existing: Event | None = None
 
 
-class RunHead(Struct, frozen=True, kw_only=True, gc=False):
+class RunHead(Struct, frozen=True, gc=False):
     """A run without its history."""
 
     run_id: str
@@ -392,27 +392,27 @@ class LoadedRun(Struct, frozen=True, kw_only=True, gc=False):
 
 def new_head(new: NewRun, owner: str | None, now: Instant) -> RunHead:
     """Return a run as it is when it is created, before anything makes it ready."""
-    return RunHead(
-        run_id=new.run_id,
-        tenant=new.tenant,
-        project=new.project,
-        environment=new.environment,
-        plan_id=new.plan_id,
-        plan_version=new.plan_version,
-        run_request_id=new.run_request_id,
-        parent_run_id=new.parent_run_id,
-        reference_key=new.reference_key,
-        tags=new.tags,
-        status=new.snapshot.status,
-        version=len(new.events),
-        snapshot=new.snapshot,
-        created_at=now,
-        updated_at=now,
-        finished_at=None,
-        inbox_seq=0,
-        ready_at=None,
-        lease_owner=owner,
-        lease_epoch=1 if owner else 0,
+    return RunHead(  # by position: see `runtime_snapshot`
+        new.run_id,
+        new.tenant,
+        new.project,
+        new.environment,
+        new.plan_id,
+        new.plan_version,
+        new.run_request_id,
+        new.parent_run_id,
+        new.reference_key,
+        new.tags,
+        new.snapshot.status,
+        len(new.events),
+        new.snapshot,
+        now,
+        now,
+        None,
+        0,
+        None,
+        owner,
+        1 if owner else 0,
     )
 
 

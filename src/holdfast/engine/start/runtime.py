@@ -101,7 +101,7 @@ from holdfast.store.types import REMOTE_QUERIES, STREAMS, DeadLetterQuery
 logger = logging.getLogger("holdfast.node")
 
 
-class StartOptions(Struct, frozen=True, kw_only=True):
+class StartOptions(Struct, frozen=True):
     """How a run is started, beside its workflow and input.
 
     A request with the same `request_id` gives the same run, within tenant, project, environment and workflow; with
