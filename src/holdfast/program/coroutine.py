@@ -705,8 +705,11 @@ class CoroutineProgram:
     def _run(self) -> None:
         """Run until nothing is ready and no further condition holds."""
         self.loop.run_until_idle()
-        while self._settle_conditions() or (self.loop.deferred_callback is not None and self._run_deferred()):
-            self.loop.run_until_idle()
+        loop = self.loop
+        while (self.conditions and self._settle_conditions()) or (
+            loop.deferred_callback is not None and self._run_deferred()
+        ):
+            loop.run_until_idle()
         if self._rotating is not None:
             self._forget_stray_rotation()
         if self._answering:
@@ -719,28 +722,27 @@ class CoroutineProgram:
             self._answering = self._in_progress() or _NOTHING
             if not self._answering:
                 self._owned = self.loop.after_each = None
-        self._end_if_done()
+        if self._main is not None and self._main.done():
+            self._end(self._main)
 
     def _settle_conditions(self) -> bool:
         """Resolve the futures whose condition holds; an exception of a condition is raised where it is awaited."""
-        if not self.conditions:
-            return False
+        assert self.conditions is not None
         waiting = [(condition, future) for condition, future in self.conditions if not future.done()]
         with running(self.loop):
             self.watch.run(lambda: settle(waiting))
         self.conditions = [(condition, future) for condition, future in waiting if not future.done()]
         return len(self.conditions) < len(waiting)
 
-    def _end_if_done(self) -> None:
-        if self._main is None or not self._main.done():
-            return
-        outcome, raised = self._outcome(self._main)
+    def _end(self, main: asyncio.Task[Any]) -> None:
+        """Note how the function has ended, unless its end has to wait."""
+        outcome, raised = self._outcome(main)
         if isinstance(outcome, c.CancelRun) or self._is_given_up:
             outcome = c.CancelRun(reason=self._reason)
         if self._is_given_up:
             self.problem = None
         elif not self.accepts_end:
-            found = self._unhandled(self._main, outcome, raised)
+            found = self._unhandled(main, outcome, raised)
             if found is not None or isinstance(outcome, c.CancelRun):
                 self.problem = found
             if self.problem is not None:

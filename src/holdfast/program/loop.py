@@ -80,7 +80,7 @@ class Timer(asyncio.TimerHandle):
 
 
 class _Numbered:
-    """Hashes by the order in which it was first put into a set, not by its address; a task, when it is made."""
+    """Hashes by the order in which it was first put into a set, not by its address; a task, by that of its making."""
 
     __slots__ = ()
     number: int
@@ -145,6 +145,12 @@ class NumberedTask(_Numbered, asyncio.Task[T]):
     """A task of the deterministic loop."""
 
     __slots__ = ("number",)
+
+    def __init__(
+        self, coro: Any, loop: "DeterministicLoop", name: str | None = None, context: Context | None = None
+    ) -> None:
+        self.number = loop.next_number()  # before asyncio puts the task into its set of all tasks
+        super().__init__(coro, loop=loop, name=name, context=context)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop. `asyncio.all_tasks` calls this for each task, and is refused inside a workflow."""
@@ -325,9 +331,13 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """Run the callback after those that are ready."""
-        self.check_open()
+        if self._is_closed:
+            self.check_open()
         handle = _Ready(callback, args, self, context)
-        self._add(handle)
+        if self._ready is None:
+            self._ready = [handle]
+        else:
+            self._ready.append(handle)
         return handle
 
     def call_later(  # type: ignore[override]

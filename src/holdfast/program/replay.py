@@ -144,9 +144,14 @@ class Replay:
         Raises `UnhandledError` if the program's code did: of the outcomes that a resumption delivers, after the last
         one, because a cancellation among them takes the program further.
         """
-        commands = self._advance(event)
-        if self.program is not None and self.program.problem is not None:
-            raise self.program.problem
+        program = self.program
+        if program is not None and not self._is_paused and type(event.data) in _HANDED_ON:
+            commands = program.handle(event)  # the usual event, on a short path
+        else:
+            commands = self._advance(event)
+            program = self.program
+        if program is not None and program.problem is not None:
+            raise program.problem
         return commands
 
     def _advance(self, event: Event) -> list[c.Command]:
@@ -306,6 +311,8 @@ def _is_stuck(event: Event, following: Event) -> bool:
 
 
 _SOME_WITHHELD = frozenset({e.UpdateAccepted, e.TaskCompleted})
+_HANDED_ON = frozenset(e.OUTCOMES) - _SOME_WITHHELD
+"""The outcomes that a program which is not paused gets whatever they say."""
 
 
 def _is_withheld(event: Event) -> bool:
