@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw
 
-from holdfast.core.events import BODIES, Body, EngineRunRef, UnknownBody
+from holdfast.core.events import BODIES, NULL, Body, EngineRunRef, UnknownBody
 from holdfast.core.instants import EPOCH, Instant, instant_of
 from holdfast.errors import CorruptHistory, InvalidInput, PayloadTooLarge, PayloadUnreadable
 from holdfast.limits import JSON_DEPTH
@@ -94,15 +94,13 @@ SEAL = "$holdfast"
 SEALED = b'{"$holdfast":['
 """How a sealed value begins."""
 
-_NULL = Raw(b"null")
-
 _UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 def encode(value: object, using: Encoders = _PLAIN) -> Raw:
     """Return the value as JSON, in its own order."""
     if value is None:
-        return _NULL
+        return NULL
     try:
         raw = using.canonical.encode(value)  # which also refuses keys that are no text
         # `in` would ask first whether what is looked for is a number, by way of an error: `find` does not.
@@ -229,6 +227,8 @@ def value_digest(raw: Raw) -> str:
 
 def check(raw: Any, field: str) -> InvalidInput | None:
     """Return why raw JSON from outside cannot be kept, or None: it must be JSON, and not nested too deep."""
+    if raw is NULL:  # as in most messages
+        return None
     if type(raw) is not Raw:
         return InvalidInput(
             f"{field} must be encoded JSON (see codec.encode), not {type(raw).__qualname__}", field=field
@@ -315,6 +315,7 @@ def decode_body(event_type: str, version: int, text: str | bytes) -> Body:
 _ref_decoder = msgspec.json.Decoder(EngineRunRef)
 
 
+@lru_cache(maxsize=1_024)
 def encode_ref(ref: EngineRunRef) -> str:
     """Return the JSON text of an engine run reference."""
     return _encoder.encode(ref).decode()

@@ -12,6 +12,7 @@ from holdfast.core import messages as m
 from holdfast.core.codec import SCHEMA_VERSIONS
 from holdfast.core.events import (
     ADAPTER_VERSION,
+    BODIES,
     Body,
     CallerRef,
     EngineRunRef,
@@ -46,6 +47,9 @@ class Refusal(Struct, frozen=True):
 
 NOTHING = Decision()
 
+_TYPES = {body: (name, body.KEYED_BY == "step") for name, body in BODIES.items()}
+"""The type of an event by that of its body, and whether a step keys it."""
+
 
 class EventWriter(Struct, gc=False, eq=False):
     """Writes the events of one decision, with their keys, and collects its messages, dispatches and signals.
@@ -79,11 +83,11 @@ class EventWriter(Struct, gc=False, eq=False):
         cause: str | None = None,
         parent: str | None = None,
     ) -> Event:
-        event_type = type(body).__name__
+        event_type, is_keyed_by_step = _TYPES[type(body)]
         state = self.state
         if self.caller is not None:
             body = replace(body, by=self.caller)
-        if body.KEYED_BY == "step":
+        if is_keyed_by_step:
             position, attempt = step_id or "", logical_attempt_id or 1
         else:
             position, attempt = cause or self._occurrence(event_type), 0

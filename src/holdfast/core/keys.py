@@ -199,12 +199,13 @@ def request_key(
     tenant: str, project: str, environment: str, plan_id: str, plan_version: str, run_request_id: str
 ) -> str:
     """Return the key under which a start request is recognised: 64 hex digits."""
-    _refuse_separator(
-        tenant=tenant, project=project, environment=environment, plan_id=plan_id, plan_version=plan_version
-    )
-    parts = (tenant, project, environment, plan_id, plan_version, run_request_id)
+    place = f"{tenant}|{project}|{environment}|{plan_id}|{plan_version}"
+    if place.count(SEPARATOR) > 4:
+        _refuse_separator(
+            tenant=tenant, project=project, environment=environment, plan_id=plan_id, plan_version=plan_version
+        )
     try:
-        return sha256(SEPARATOR.join(parts).encode()).hexdigest()
+        return sha256(f"{place}|{run_request_id}".encode()).hexdigest()
     except UnicodeEncodeError as problem:
         raise _not_unicode(run_request_id) from problem
 

@@ -333,7 +333,7 @@ class Signature:
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if not kwargs and len(args) == self._all_positional:
-            return dict(zip(self._positional, args, strict=True))  # the usual call, on a short path
+            return dict(zip(self._positional, args))  # noqa: B905 - the usual call; `strict` would take longer than all
         if not args and self.required <= kwargs.keys() <= self._known:  # the usual call of a service
             return {name: kwargs[name] for name in self.names if name in kwargs}
         try:

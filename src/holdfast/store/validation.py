@@ -835,14 +835,17 @@ def check_message(message: Message) -> CallerError | None:
     problem = check_name("run_id", message.run_id) or check_name("signal_id", message.signal_id)
     if problem is None and message.type not in _DELIVERABLE:
         problem = InvalidInput(f"a message of type {message.type!r} cannot be delivered", field="type")
-    for field in ("occurred_at", "due_at", "expected_version"):
-        problem = problem or check_integer(field, getattr(message, field), optional=field != "occurred_at")
-    for field in ("waiting_token", "step_id"):
-        if problem is None and getattr(message, field) is not None:
-            problem = check_name(field, getattr(message, field))
-    for field in ("attempts", "opened_at"):
-        problem = problem or check_integer(field, getattr(message, field))
-    problem = problem or codec.check(message.payload, "payload")
+    problem = (
+        problem
+        or check_integer("occurred_at", message.occurred_at)
+        or (None if message.due_at is None else check_integer("due_at", message.due_at))
+        or (None if message.expected_version is None else check_integer("expected_version", message.expected_version))
+        or (None if message.waiting_token is None else check_name("waiting_token", message.waiting_token))
+        or (None if message.step_id is None else check_name("step_id", message.step_id))
+        or check_integer("attempts", message.attempts)
+        or check_integer("opened_at", message.opened_at)
+        or codec.check(message.payload, "payload")
+    )
     kind = PAYLOADS.get(message.type)
     return problem or (None if kind is None else codec.check_as(message.payload, kind))
 
