@@ -225,24 +225,24 @@ def test_it_finds_updates_that_are_answered_after_the_arguments_of_a_rotation_we
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(CoroutineProgram, "after_callback", lambda self, number: None)
-    monkeypatch.setattr(CoroutineProgram, "_end_if_done", end_when_all_is_answered)
+    monkeypatch.setattr(CoroutineProgram, "_end", end_when_all_is_answered)
     assert "was answered, and its effect is there 0 times" in first_finding()
 
 
-def end_when_all_is_answered(self: CoroutineProgram) -> None:
+def end_when_all_is_answered(self: CoroutineProgram, main: asyncio.Task[Any]) -> None:
     """End as a program did that let updates finish after its function had."""
     if not self._answering:
-        END(self)
+        END(self, main)
 
 
-END = CoroutineProgram._end_if_done
+END = CoroutineProgram._end
 
 
 @pytest.mark.contract("WF-6")
 def test_it_finds_updates_that_are_taken_after_the_function_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CoroutineProgram, "takes_updates", True)
     monkeypatch.setattr(CoroutineProgram, "after_callback", lambda self, number: None)
-    monkeypatch.setattr(CoroutineProgram, "_end_if_done", end_when_all_is_answered)
+    monkeypatch.setattr(CoroutineProgram, "_end", end_when_all_is_answered)
     assert "was answered, and its effect is there 0 times" in first_finding()
 
 
