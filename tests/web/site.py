@@ -227,6 +227,34 @@ def _make_app(orchard: Orchard) -> App:
         await reserve(text)
         raise ValueError(text)
 
+    @app.activity(retry=hf.Retry(max_attempts=2, initial_ms=1))
+    async def speak(sentences: list[str]) -> int:
+        out = hf.stream("answer")
+        for sentence in sentences:
+            for word in sentence.split(" "):
+                await out.write(word + " ")
+            await out.write("\n")
+            if hf.activity_context().attempt == 1:
+                raise ConnectionError("the model went away")
+        return len(sentences)
+
+    @app.workflow
+    async def agent(sentences: list[str]) -> int:
+        progress = hf.stream("progress")
+        await progress.write({"asked": len(sentences), "hostile": HOSTILE})
+        count = await speak(sentences)
+        await progress.write({"answered": count})
+        await hf.wait_signal("more")
+        await hf.stream("answer").write("One more thing.")
+        await hf.wait_signal("end")
+        return count
+
+    @app.workflow
+    async def lengthy(count: int) -> None:
+        out = hf.stream("numbers")
+        for number in range(count):
+            await out.write(number)
+
     @app.workflow
     async def wide(steps: int = 10) -> int:
         """Do many steps at once."""

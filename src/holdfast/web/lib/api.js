@@ -25,6 +25,7 @@ const OPERATIONS = {
   "runs.fork": "POST /v1/runs/{run_id}/fork",
   "runs.count": "GET /v1/run-counts",
   "runs.command_many": "POST /v1/run-commands",
+  "streams.list": "GET /v1/runs/{run_id}/streams",
   "signals.send": "POST /v1/runs/{run_id}/signals/{name}",
   "signals.send_many": "POST /v1/signals",
   "signals.receipt": "GET /v1/runs/{run_id}/signals/{name}/{signal_id}",

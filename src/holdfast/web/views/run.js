@@ -15,6 +15,7 @@ import { RunHead } from "../run/head.js";
 import { EventLog } from "../run/log.js";
 import { RunModel } from "../run/model.js";
 import { FlowState, inputPanel, mailboxPanel, needs, outcomePanel } from "../run/panels.js";
+import { RunStreams } from "../run/streams.js";
 import { Timeline } from "../run/timeline.js";
 import { travelBar } from "../run/travel.js";
 import { showTree } from "../run/tree.js";
@@ -79,12 +80,15 @@ class RunPage {
     this.log = new EventLog({ onOpen: (event) => this.pickEvent(event), signal });
     this.logCard = card("Events", this.log.element);
     this.detail = h("section", { class: "card detail", tabindex: "-1", "aria-label": "Detail", hidden: true });
-    const bodies = [1, 2, 3, 4, 5].map(() => h("div", { class: "card-body" }));
-    [this.input, this.outcome, this.family, this.mail, this.questions] = bodies;
+    const bodies = [1, 2, 3, 4, 5, 6].map(() => h("div", { class: "card-body" }));
+    [this.input, this.outcome, this.family, this.mail, this.questions, this.written] = bodies;
     this.inputCard = card("Input", this.input);
     this.outcomeCard = card("Result", this.outcome, { hidden: true });
     this.treeCard = card("Family", this.family, { hidden: true });
     this.mailCard = card("Mailbox", this.mail, { hidden: true });
+    this.streamCard = card("Streams", this.written, { hidden: true });
+    const shown = { card: this.streamCard.element, place: this.written, model: this.model, signal };
+    this.streams = new RunStreams(shown);
     this.askCard = card("Queries and updates", this.questions, { hidden: true });
     this.asking = new Asking(this.askCard.element, this.questions, this.model, signal);
     this.graphCard = card("Graph", this.graph.element, { hidden: true, extra: this.graph.tools });
@@ -109,6 +113,7 @@ class RunPage {
           this.graphCard.element,
           this.stateCard.element,
           timeline.element,
+          this.streamCard.element,
           this.pair,
           this.askCard.element,
           this.mailCard.element,
@@ -245,6 +250,7 @@ class RunPage {
         mailboxPanel(this.mailCard.element, this.mail, model.runId, signal),
         this.asking.load(),
         this.flowState.load(),
+        this.streams.load(),
       ]);
     } catch (problem) {
       if (problem.code === undefined && problem.name !== "AbortError") throw problem;
