@@ -111,6 +111,7 @@ soak: $(DEV_STAMP) ## Play simulated crashes for twenty minutes, kill 1,000 writ
 	@TEST_PARKED_RUNS=100000 $(BIN)/pytest -q -n 0 tests/store/test_s3_finding.py -k idle_process
 	@$(BIN)/python -m tests.chaos --store s3 --nodes 8 --runs 320 --works 62 --seconds 600 --to-the-end --killed-every-s 1 --patience-s 180 --turns 20000
 	@TEST_PAYMENTS=5000 $(BIN)/pytest -q -s tests/payments/test_schedules.py
+	@TEST_STREAM_CHUNKS=1000000 TEST_STREAM_KILLS=10 TEST_STREAM_READERS=500 $(BIN)/pytest -q -s -n 0 tests/service/test_streams_at_scale.py
 	@TEST_EXAMPLES=20 $(BIN)/pytest -q tests/service/test_openapi.py tests/core/test_redaction.py
 	@TEST_SCHEMES=light,dark $(BIN)/pytest -q tests/web/test_pictures.py
 

@@ -39,6 +39,11 @@ class Server:
             self._process.kill()
             await self._process.wait()
 
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal of the operating system."""
         self._process.send_signal(number)

@@ -98,7 +98,8 @@ class Metrics:
     def _of_process(self, context: RequestContext) -> Iterator[Metric]:
         counts, service = observer_of(context.runtime.store).counts, self._service
         yield _gauge("activities_running", "Activities running here.", _one(context.runtime.activities_running))
-        yield _gauge("event_streams", "Event streams that are open here.", _one(service.change_feeds.subscribers))
+        open_streams = service.change_feeds.subscribers + context.runtime.streams.readers
+        yield _gauge("event_streams", "Event streams that are open here.", _one(open_streams))
         yield _counter("runs_created_total", "Runs created here.", _one(counts.runs_created))
         yield _counter("runs_finished_total", "Runs finished here.", _by("status", counts.finished))
         yield _counter("events_total", "Events recorded here, by type.", _by("type", counts.events))

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from holdfast.core import codec
 from holdfast.core.streams import NamedStream
 from holdfast.engine.history import head_of
 from holdfast.engine.stream_reading import StreamChunk, StreamPart
@@ -95,7 +96,7 @@ def chunk_view(chunk: StreamChunk) -> ChunkView:
     value: Raw = chunk.value
     return ChunkView(
         seq=chunk.seq,
-        value=concealed(value),
+        value=concealed(value) if codec.is_sealed(value) else value,
         step_id=chunk.step_id,
         attempt=chunk.attempt,
         at=moment(chunk.at),

@@ -1,7 +1,7 @@
 """Event streams: what happens in a run, what it writes to its streams, and what changes in lists, as it happens."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -36,7 +36,8 @@ STOPPED = frame({}, event="stopped")
 """The service stops: go on elsewhere, or here when it is back."""
 
 CHUNK_BYTES = 64 * 1024
-SHARED_CHUNKS = 1_000
+SHARED_CHUNKS = 5_000
+"""How many chunks are kept encoded for other readers of the same part of a stream. Of more each encodes its own."""
 OF_A_STREAM = (*OF_A_RUN, RateLimited)
 KINDS = {"runs": "runs:read", "tasks": "tasks:read", "letters": "letters:read"}
 """What can be watched, and what it takes to be allowed to."""
@@ -172,25 +173,29 @@ class ChunkStream:
         self.wake.set()
 
 
-def blocks_of(part: StreamPart) -> Iterator[bytes]:
-    """Yield the chunks as they go over the wire, many together. A small part is encoded once, for all its readers."""
+def blocks_of(part: StreamPart) -> Iterable[bytes]:
+    """Return the chunks as they go over the wire, many together. They are encoded once, for all readers of a part."""
     if part.derived is not None:
-        yield part.derived
-        return
+        shared: list[bytes] = part.derived
+        return shared
+    if part.count <= SHARED_CHUNKS:
+        part.derived = list(_encoded(part))
+        return part.derived  # type: ignore[no-any-return]
+    return _encoded(part)
+
+
+def _encoded(part: StreamPart) -> Iterator[bytes]:
     frames: list[bytes] = []
-    size, is_shared = 0, part.count <= SHARED_CHUNKS
+    size = 0
     for chunk in part.chunks():
         frames.append(frame(chunk_view(chunk), id=str(chunk.seq)))
         size += len(frames[-1])
         if size >= CHUNK_BYTES:
             yield b"".join(frames)
-            is_shared, size = False, 0
+            size = 0
             frames.clear()
-    block = b"".join(frames)
-    if is_shared:
-        part.derived = block
-    if block:
-        yield block
+    if frames:
+        yield b"".join(frames)
 
 
 @operation(
