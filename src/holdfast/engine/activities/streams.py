@@ -25,6 +25,9 @@ LINGER_S = 0.02
 RETRY_S = 0.2
 BUFFER_BYTES = 4 * SEGMENT_BYTES
 """How many bytes a writer has in memory before it waits for the store."""
+BUFFER_CHUNKS = 2 * SEGMENT_CHUNKS
+"""How many chunks at most: code that only writes lets others have their turn by then."""
+
 WRITERS_AT_ONCE = 200
 
 logger = logging.getLogger("holdfast.streams")
@@ -138,7 +141,7 @@ class ActivityStream(Stream):
         self._chunks.append(chunk)
         self._size += len(chunk) + 1
         self._sender.send(self, is_urgent=self.is_urgent)
-        while self._size >= BUFFER_BYTES:
+        while self._size >= BUFFER_BYTES or len(self._chunks) >= BUFFER_CHUNKS:
             await self._settled()
 
     def write_blocking(self, value: Any) -> None:

@@ -158,8 +158,8 @@ export class RunStreams {
   beginAnew({ seq, step_id: step, attempt, restarted_from: from }) {
     for (const part of this.body.children)
       if (part.dataset.step === step && Number(part.dataset.first) >= from) part.dataset.void = "true";
-    const told = `${step} begins anew with attempt ${attempt}: what it wrote before does not count any more`;
-    this.body.append(h("div", { class: "stream-mark", dataset: { kind: "mark", last: seq - 1 } }, told));
+    const mark = `${step} begins anew with attempt ${attempt}: what it wrote before does not count any more`;
+    this.body.append(h("div", { class: "stream-mark", dataset: { kind: "mark", last: seq - 1 } }, mark));
     this.last = null;
   }
 }
