@@ -107,6 +107,22 @@ async def test_a_field_of_the_path_is_not_said_twice() -> None:
         assert check_problem(response, 422, "InvalidInput")["details"] == {"field": "run_id"}
 
 
+@pytest.mark.contract("API-1", "API-2")
+async def test_a_field_that_is_not_there_is_named_with_those_that_are() -> None:
+    async with serve_in_process() as server:
+        call = {"jsonrpc": "2.0", "id": 1, "method": "runs.start", "params": {**START, "inputs": {}}}
+        answers = [
+            (await server.http.post("/v1/runs", json={**START, "inputs": {}})).json(),
+            (await server.http.post("/rpc", json=call)).json()["error"]["data"],
+            (await server.http.get("/v1/runs?inputs=1")).json(),
+        ]
+        for answer, field in zip(answers, ("input", "input", "status"), strict=True):
+            assert (answer["code"], answer["details"]) == ("InvalidInput", {"field": "inputs"})
+            assert answer["detail"].startswith("inputs: there is no such field; the fields are: ")
+            assert field in answer["detail"].rpartition(": ")[2].split(", ")
+        assert (await server.http.get("/v1/runs")).json()["items"] == []
+
+
 async def test_media_types() -> None:
     async with serve_in_process() as server:
         body = msgspec.json.encode(START)

@@ -261,6 +261,16 @@ def _make_app(orchard: Orchard) -> App:
         await asyncio.gather(*(reserve(str(number)) for number in range(steps)))
         return steps
 
+    @app.workflow(requires_approval=True)
+    async def weighty(cents: int = 0) -> int:
+        """Start when somebody has approved it."""
+        return cents
+
+    @app.workflow(at_once=1)
+    async def narrow(customer: str) -> Any:
+        """Wait, one at a time."""
+        return await hf.wait_signal("go")
+
     @app.workflow
     async def packing(items: int = 5) -> int:
         """Pack items, one for each signal, and publish how far it has come."""

@@ -120,6 +120,30 @@ async def test_a_run_is_paused_resumed_and_cancelled(page: Page, site: Site) -> 
     await expect(page.locator(".run-head-card").get_by_role("button", name="Retry")).to_be_visible()
 
 
+@pytest.mark.contract("SIG-13")
+async def test_a_run_that_waits_to_be_approved_says_so_and_is_approved_there(page: Page, site: Site) -> None:
+    run_id = await site.start("weighty", cents=7)
+    await page.goto(f"/runs/{run_id}")
+    need = page.locator(".need")
+    await expect(need).to_contain_text("Waits to be approved")
+    await expect(page.locator(".head-marks")).to_contain_text("waits for approval")
+    await expect(page.locator(".run-head-card .button.primary")).to_have_text("Approve")
+    await need.get_by_role("button", name="Approve").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Approve").click()
+    await expect(page.locator(".head-marks")).to_contain_text("Completed")
+    await expect(need).to_have_count(0)
+    await expect(page.locator(".run-head-card .button.primary")).to_have_count(0)  # nothing more needs to be done
+
+
+@pytest.mark.contract("QUE-2")
+async def test_a_queued_run_says_how_many_places_are_taken_and_which_one_it_is_in_line(page: Page, site: Site) -> None:
+    runs = [await site.start("narrow", customer=name) for name in "abcd"]
+    await page.goto(f"/runs/{runs[3]}")
+    await expect(page.locator(".need")).to_contain_text("1 of 1 are taken, 3rd in line")
+    await page.goto("/runs?status=PENDING")
+    await expect(page.locator(".run-row").filter(has_text="Waits for a place, queued")).to_have_count(3)
+
+
 async def test_a_menu_stays_open_when_the_run_goes_on(page: Page, site: Site) -> None:
     run_id = await site.start("patient")
     await page.goto(f"/runs/{run_id}")

@@ -270,7 +270,7 @@ class RequestBinder:
         try:
             return self._decoder.decode(text or b"{}")
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as problem:
-            raise refusal(problem) from problem
+            raise refusal(problem, self._kind) from problem
 
     def from_body(self, values: dict[str, str], body: bytes) -> Any:
         """Read the fields that the path names from there, and the others from the body."""
@@ -279,7 +279,7 @@ class RequestBinder:
         try:
             fields = _object.decode(body or b"{}")
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as problem:
-            raise refusal(problem) from problem
+            raise refusal(problem, self._kind) from problem
         for field in values:
             if field in fields:
                 raise InvalidInput(f"{field}: the path says it already", field=field)
@@ -310,7 +310,7 @@ class RequestBinder:
         try:
             return msgspec.convert(fields, self._kind)
         except (msgspec.MsgspecError, RecursionError) as problem:
-            raise refusal(problem) from problem
+            raise refusal(problem, self._kind) from problem
 
 
 @cache
@@ -319,15 +319,20 @@ def binder_of(operation: Operation) -> RequestBinder:
     return RequestBinder(operation)
 
 
-def refusal(problem: Exception) -> InvalidInput | MalformedRequest:
-    """Return the error for a request that cannot be read."""
+def refusal(problem: Exception, kind: type[Request] | None = None) -> InvalidInput | MalformedRequest:
+    """Return the error for a request, of this kind, that cannot be read."""
     if not isinstance(problem, msgspec.ValidationError):
         return MalformedRequest("this is no JSON, or it is cut short")
     where, reason = explain_unfit(problem)
-    if not where and str(problem).startswith("Object contains unknown field"):
-        reason = str(problem)[:FIELD_CHARS]  # the name of a field, which is no payload
+    if kind is not None and not where and (unknown := _UNKNOWN.fullmatch(str(problem))):
+        name = unknown[1][:FIELD_CHARS]  # of a field, which is no payload
+        fields = ", ".join(kind.__struct_fields__) or "none"
+        return InvalidInput(f"{name}: there is no such field; the fields are: {fields}", field=name)
     field = where.removeprefix(".")
     return InvalidInput(f"{field}: {reason}" if field else reason, **({"field": field} if field else {}))
+
+
+_UNKNOWN = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
 
 
 def _parameters(query: bytes) -> list[tuple[str, str]]:

@@ -53,7 +53,8 @@ function label(step, left, right, scale, end) {
   if (open + LABEL_ROOM < scale.width) return s("text", { class: "took", x: open + 8, y: ROW / 2 + 4 }, text);
   if (left > LABEL_ROOM) return s("text", { class: "took", x: left - 8, y: ROW / 2 + 4, "text-anchor": "end" }, text);
   if (clip(open, scale) - clip(left, scale) < LABEL_ROOM) return null;
-  const isThin = step.kind === "timer" || step.attempts.length > 1; // then it stands above what is thin
+  const last = clip(scale.x(step.attempts.at(-1)?.from ?? step.from), scale);
+  const isThin = step.kind === "timer" || open - last < LABEL_ROOM; // then it stands above what is thin
   return s("text", { class: "took inside", x: Math.min(open, scale.width) - 8, y: ROW / 2 + (isThin ? -4 : 4), "text-anchor": "end" }, text);
 }
 

@@ -190,7 +190,7 @@ class RunPage {
   showNeeds(state) {
     const toSettle = new Set(failuresToSettle(state));
     const open = [...state.steps.values()].filter((step) => step.status === "RUNNING" || toSettle.has(step));
-    const stamp = `${this.isPast}:${state.status}:${open.map((step) => `${step.id} ${step.status} ${step.attempts.length}`)}:${this.model.head.pause?.since}:${this.model.head.queued_at}`;
+    const stamp = `${this.isPast}:${state.status}:${state.substatus}:${open.map((step) => `${step.id} ${step.status} ${step.attempts.length}`)}:${this.model.head.pause?.since}:${this.model.head.queued_at}`;
     if (stamp === this.needed) return;
     this.needed = stamp;
     put(this.needs, this.isPast ? [] : needs(this.model, state));
