@@ -31,6 +31,7 @@ from holdfast.engine.stream_reading import StreamChunk, StreamReader
 from holdfast.errors import WorkflowFailed
 from holdfast.limits import DeadLetterPolicy, Limits
 from holdfast.lock import Lock
+from holdfast.program.activity_limits import ActivityLimit
 from holdfast.program.api import (
     RunInfo,
     Saga,
@@ -98,6 +99,7 @@ __all__ = [
     "Act",
     "Activity",
     "ActivityCall",
+    "ActivityLimit",
     "Actor",
     "App",
     "Artifact",

@@ -48,6 +48,7 @@ from holdfast.engine.start.runtime import OpenRuntimes, Runtime, StartOptions
 from holdfast.errors import CallerError, InvalidInput, NotDurable
 from holdfast.limits import Limits
 from holdfast.lock import LOCK_PREFIX, Lock, hold, limit_key
+from holdfast.program.activity_limits import ActivityLimit, limited_calls
 from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import (
     NO_TIMEOUTS,
@@ -340,6 +341,7 @@ class App:
         verify_retry: Retry | None = None,
         raises: Failures = (),
         retry_if: Callable[[Exception], bool] | None = None,
+        limit: ActivityLimit | None = None,
         **options: Any,
     ) -> RegistersActivity: ...
 
@@ -354,6 +356,7 @@ class App:
         verify_retry: Retry | None = None,
         raises: Failures = (),
         retry_if: Callable[[Exception], bool] | None = None,
+        limit: ActivityLimit | None = None,
         **options: Any,
     ) -> Any:
         """Register a function as an activity. Use as `@app.activity` or `@app.activity(retry=…, timeout=…)`.
@@ -365,6 +368,7 @@ class App:
         `raises` are exceptions that a workflow can catch around a call by their own classes: what it gets is both an
         `ActivityFailed` and that. `retry_if`, a plain function of the exception, says whether it is tried again at all.
         With `cancel="wait"` in `options` a cancellation waits for the outcome of a call that is under way.
+        `limit` bounds how many calls are under way, and how often they begin, over all nodes: see `ActivityLimit`.
         """
         call = call_options(PLAIN_CALL, options)
 
@@ -383,6 +387,7 @@ class App:
                 retry_if,
             )
             require_step_name("an activity's name", definition.name)
+            definition.limited = limited_calls(limit, definition)
             self.registry.add_activity(definition)
             return Activity(definition, None, call)
 

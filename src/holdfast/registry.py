@@ -13,6 +13,7 @@ from msgspec import Raw
 from holdfast.core import events as e
 from holdfast.core.attributes import AttributeType
 from holdfast.core.bus import Sink, check_sink
+from holdfast.core.call_limits import CallLimit
 from holdfast.core.plans import ANY_PLAN, with_levels
 from holdfast.core.schedules import Schedule
 from holdfast.errors import InvalidInput, NotFound
@@ -40,6 +41,7 @@ class Registry:
         "approvals",
         "attributes",
         "built_in",
+        "call_limits",
         "claimable",
         "definitions",
         "lacks_streams",
@@ -77,6 +79,8 @@ class Registry:
         """The version of each workflow that was registered last, by name."""
         self.activities: dict[str, ActivityDefinition] = {}
         """The activities, by name."""
+        self.call_limits: dict[str, CallLimit] = {}
+        """The numbers of the limits on activities, by the names of the limits."""
         self.built_in: dict[str, ActivityDefinition] = {}
         """The engine's own activities, by name, as a runtime provides them."""
         self.plans = PlanCache()
@@ -120,6 +124,7 @@ class Registry:
         bounded.workflows, bounded.definitions, bounded.newest = self.workflows, self.definitions, self.newest
         bounded.claimable = self.claimable
         bounded.activities = self.activities
+        bounded.call_limits = self.call_limits
         bounded.plans = self.plans
         bounded.workflow_limits = self.workflow_limits
         bounded.approvals = self.approvals
@@ -153,6 +158,10 @@ class Registry:
         """Add an activity."""
         if definition.name in self.activities:
             raise InvalidInput(f"activity {definition.name!r} is registered twice")
+        limited = definition.limited
+        if limited is not None and self.call_limits.setdefault(limited.name, limited.numbers) != limited.numbers:
+            problem = f"limit {limited.name!r} is declared with other numbers by another activity: declare it once"
+            raise InvalidInput(problem, field="limit")
         self.activities[definition.name] = definition
 
     def add_sink(self, sink: Sink, projection: Callable[[list[dict[str, Any]]], Any] | None = None) -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Raw
 from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core import commands
 from holdfast.core.messages import ActivityDetached
+from holdfast.engine.abilities import Abilities
 from holdfast.engine.observe.doctor import Report, examine
 from holdfast.errors import RunFailed
 from holdfast.store.health import Bounds, Finding
@@ -232,6 +234,25 @@ async def test_a_queue_that_nobody_takes_from_is_named(case: DoctorCase) -> None
     assert "--queue mail" in untaken.advice
     await case.store.acquire_jobs("node-b", ["mail"], ["charge"], 10, HOUR)
     assert await case.found("queues") == []
+
+
+@pytest.mark.contract("ACT-7")
+async def test_calls_that_wait_under_a_limit_are_as_they_should_be_while_a_node_takes_them(case: DoctorCase) -> None:
+    options = Raw(b'{"limit":{"name":"bank API"}}')
+    calls = [replace(samples.job("run-1", step, "limited:"), options=options) for step in ("first", "second")]
+    node = SampleNode(case.store, lease_ms=HOUR)
+    await node.start("run-1", samples.wait("go"))
+    loaded = await node.load("run-1")
+    await node.commit(replace(await node.turn(loaded, samples.marker("mark")), jobs=tuple(calls)))
+    case.clock.advance(ms=3 * MINUTE)
+    [waiting] = await case.found("queues")
+    assert waiting.sentence == (
+        "2 calls of charge wait for a place under the limit, the oldest for 3 minutes, and no node takes them"
+    )
+    assert not (await case.report()).is_fine
+    await case.store.renew("node-b", HOUR, Abilities(activities=frozenset({"charge"})).encode())
+    [waiting] = await case.found("queues")
+    assert (waiting.level, "raise the limit" in waiting.advice) == ("note", True)
 
 
 @pytest.mark.contract("MSG-3")

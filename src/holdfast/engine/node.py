@@ -65,6 +65,8 @@ from holdfast.program.port import EndDeferred
 from holdfast.registry import Registry
 from holdfast.store.artifacts import Artifacts, place_of
 from holdfast.store.port import CommitConflict, Committed, LoadedRun, Store, Turn
+from holdfast.store.types import CALL_LIMITS
+from holdfast.store.validation import lacks
 
 RETRY_S = 0.2
 
@@ -116,8 +118,10 @@ class Node:
         self.run_queue = RunQueue(store, registry, self.definition_filter, self._owner_of_queued, self._accept, options)
         self._slots = Slots(options.activities_at_once)
         self._queue_worker = QueueWorker(
-            name, store, registry, options.queues, options.visible_ms, self._slots, rng, limits
+            *(name, store, registry, options.queues, options.visible_ms, self._slots, rng, limits),
+            takes_runs=options.takes_runs,
         )
+        self._has_call_limits = bool(registry.call_limits)
         self.owned_runs = OwnedRuns(
             name,
             registry,
@@ -348,6 +352,8 @@ class Node:
 
     async def start(self) -> None:
         """Take a lease, and with it the runs that earlier processes of this node owned; begin to work."""
+        if self.works and self._has_call_limits and CALL_LIMITS in self.store.capabilities.lacking:
+            raise lacks(self.store, CALL_LIMITS, "a limit on an activity")
         with self._lease.renewing():
             await self.store.renew(self.name, self.options.lease_ms, self.definition_filter.published(), True)
         await self.definition_filter.take_over()
@@ -483,7 +489,7 @@ class Node:
             self.owned_runs.should_claim = True
             self.owned_runs.should_offer |= bool(self.definition_filter.lacking)
             self.owned_runs.changed.set()
-            if self.options.queues:
+            if self._queue_worker.is_taking:
                 self._queue_worker.notify()
 
     async def _watch(self) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from holdfast.core.call_limits import is_limited, shown_queue
 from holdfast.core.keys import check_name
 from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS, check_types
@@ -111,3 +112,6 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
             problem = check_name("queues", queue)
             if problem is not None:
                 raise problem
+            if is_limited(queue):
+                text = f"queue {queue!r}: calls under a limit are taken from it by nodes of {shown_queue(queue)!r}"
+                raise InvalidInput(text, field="queues")

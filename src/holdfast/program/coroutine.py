@@ -66,6 +66,7 @@ from holdfast.program.definitions import (
     UpdateRequest,
     WorkflowDefinition,
     child_run_id,
+    decode_options,
     encode_options,
     note_handler,
 )
@@ -360,6 +361,9 @@ class CoroutineProgram:
             self._note_signature(step_id, activity.signature)
         if idempotency_key is None and activity.key_function is not None and step_id not in self.known_markers:
             idempotency_key = activity.key_of(input)  # once: a history that has the step has its key
+        if activity.limited is not None:
+            limited = activity.limited.applied(decode_options(options), input)
+            queue, options = limited.queue, encode_options(limited)
         command = c.RunActivity(
             name=activity.name,
             input=input,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache, cached_property, lru_cache
 from math import inf
-from typing import Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import msgspec
 from msgspec import Raw
@@ -13,6 +13,7 @@ from msgspec import Raw
 from holdfast.core import codec
 from holdfast.core.admission import AdmissionRequest, Overload, RunLimit, check_admission_request, check_limit
 from holdfast.core.attributes import AttributeType
+from holdfast.core.call_limits import LimitedBy
 from holdfast.core.events import NULL, RunTimeouts
 from holdfast.core.graph import Graph
 from holdfast.core.keys import check_idempotency_key, check_name, check_step_name, require_step_name
@@ -24,6 +25,9 @@ from holdfast.program.fingerprint import fingerprint
 from holdfast.program.middleware import Middleware, WorkflowCall
 from holdfast.program.secrets import Secret, without_secrets
 from holdfast.program.values import PLAIN, Signature, Values
+
+if TYPE_CHECKING:
+    from holdfast.program.activity_limits import LimitedCalls
 
 
 class WorkflowDefinition:
@@ -215,6 +219,8 @@ class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The secrets that are resolved for each attempt, beside those among the arguments."""
     plan_retry: Retry | None = None
     """How often a plan begins the step anew before it pauses the run; see `StepOptions`."""
+    limit: LimitedBy | None = None
+    """By what the call is limited: set when it is scheduled. Its queue is the one in which it waits for a place."""
 
     @property
     def is_without_limits(self) -> bool:
@@ -394,6 +400,8 @@ class ActivityDefinition:
         if verify_retry is not None and (not isinstance(verify_retry, Retry) or not verify_retry.max_attempts):
             problem = "verify_retry is a Retry with max_attempts: after so many failures an operator is asked"
             raise InvalidInput(problem, field="verify_retry")
+        self.limited: LimitedCalls | None = None
+        """The limit of its calls, if it has one."""
         self.key_function = idempotency_key
         self._key_names: list[str] = []
         if idempotency_key is not None:

@@ -33,6 +33,7 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry
+from holdfast.core.call_limits import CallLimit
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import Body, ErrorInfo, Event
 from holdfast.core.instants import Instant
@@ -578,6 +579,18 @@ class SealingStore(StoreProxy):
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
     ) -> list[port.Job]:
         return await self._opened(await self._store.acquire_jobs(node, queues, activities, limit, visible_ms))
+
+    async def acquire_limited_jobs(
+        self,
+        node: str,
+        queues: Sequence[str],
+        activities: Sequence[str],
+        limits: Mapping[str, CallLimit],
+        limit: int,
+        visible_ms: int,
+    ) -> tuple[list[port.Job], Instant | None]:
+        jobs, again_at = await self._store.acquire_limited_jobs(node, queues, activities, limits, limit, visible_ms)
+        return await self._opened(jobs), again_at
 
     async def admit(
         self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None

@@ -64,6 +64,9 @@ clock that was ahead. It counts as expired, so that a clock which is corrected h
 a while, and is handed out again if no heartbeat arrives: at least once. The commit that closes its step deletes it, so
 its outcome is recorded once. Like what goes to other runs, a job becomes durable with its turn.
 
+Jobs of activities that have a **limit** stand in queues of their own, and are acquired there in the order and as far as
+`core/call_limits.py` says.
+
 **Admission** (`core/admission.py`). A run that is created with an `AdmissionRequest` is queued until its workflow
 admits it. Until then it has no owner and its messages are held back. It leaves, admitted or queued, with the commit
 that finishes it.
@@ -106,6 +109,7 @@ from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry
 from holdfast.core.bus import BusAlert, OutboxReplay, OutboxSettlement, Replayed, Sink, SinkProgress
+from holdfast.core.call_limits import CallLimit
 from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -307,6 +311,24 @@ class JobQueue(Protocol):
         """
         ...
 
+    async def acquire_limited_jobs(
+        self,
+        node: str,
+        queues: Sequence[str],
+        activities: Sequence[str],
+        limits: Mapping[str, CallLimit],
+        limit: int,
+        visible_ms: int,
+    ) -> tuple[list[Job], Instant | None]:
+        """Acquire up to `limit` jobs of these activities from these queues that have room under their limits.
+
+        `core/call_limits.py` decides, in the transaction that acquires them. A limit that is not named in `limits` has
+        no numbers. Also return when to call again even if no place becomes free by an outcome: when a rate allows the
+        next call, a job is due, or a place that others wait for expires. A store that cannot count over all runs
+        raises `CheckpointOwnershipCapabilityError`.
+        """
+        ...
+
     async def release_jobs(self, node: str, jobs: Sequence[Job]) -> int:
         """Give back jobs that this node has acquired and not begun. Return how many were given back.
 
@@ -317,7 +339,8 @@ class JobQueue(Protocol):
     async def heartbeat(self, node: str, beats: Sequence[Heartbeat], visible_ms: int) -> list[bool]:
         """Keep jobs that this node has acquired for `visible_ms` more, and store the details of their progress.
 
-        False: the node no longer has the job. Its step is closed, or another node has acquired it.
+        False: the node no longer has the job. Its step is closed, or another node has acquired it; or it has a limit,
+        and its time-out is over.
         """
         ...
 

@@ -9,6 +9,7 @@ from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry
 from holdfast.core.bus import BusAlert, OutboxReplay, OutboxSettlement, Replayed, Sink, SinkProgress
+from holdfast.core.call_limits import CallLimit
 from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -99,6 +100,17 @@ class StoreProxy:
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
     ) -> Answer[list[port.Job]]:
         return self._store.acquire_jobs(node, queues, activities, limit, visible_ms)
+
+    def acquire_limited_jobs(
+        self,
+        node: str,
+        queues: Sequence[str],
+        activities: Sequence[str],
+        limits: Mapping[str, CallLimit],
+        limit: int,
+        visible_ms: int,
+    ) -> Answer[tuple[list[port.Job], Instant | None]]:
+        return self._store.acquire_limited_jobs(node, queues, activities, limits, limit, visible_ms)
 
     def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> Answer[int]:
         return self._store.release_jobs(node, jobs)

@@ -742,6 +742,9 @@ REMOTE_QUERIES = "remote queries"
 STREAMS = "streams"
 """What a store that keeps no streams has in `Capabilities.lacking`."""
 
+CALL_LIMITS = "limits on activities"
+"""What a store that decides nothing over all activities has in `Capabilities.lacking`."""
+
 BULLETINS_WITH_PAYLOADS = frozenset({"question", "answer"})
 """The kinds of bulletins whose bodies hold values of runs."""
 

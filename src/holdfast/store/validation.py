@@ -25,6 +25,7 @@ from holdfast.core.bus import (
     SinkProgress,
     check_sink,
 )
+from holdfast.core.call_limits import LIMITED, CallLimit, check_call_limit, is_limited
 from holdfast.core.codec import check_integer
 from holdfast.core.dead_letters import DeadLetter, Reason, Settlement
 from holdfast.core.declarations import check_declaration
@@ -275,6 +276,26 @@ def check_acquire(
     check_names("activities", activities, limits)
     check_page(limit)
     check_visible(visible_ms)
+
+
+def check_acquire_limited(
+    node: str,
+    queues: Sequence[str],
+    activities: Sequence[str],
+    call_limits: Mapping[str, CallLimit],
+    limit: int,
+    visible_ms: int,
+    limits: Limits,
+) -> None:
+    """Refuse malformed arguments of `acquire_limited_jobs`."""
+    check_acquire(node, queues, activities, limit, visible_ms, limits)
+    check_names("limits", list(call_limits), limits)
+    if not all(map(is_limited, queues)):
+        raise InvalidInput(f"jobs with limits are in queues whose names begin with {LIMITED!r}", field="queues")
+    for call_limit in call_limits.values():
+        problem = check_call_limit(call_limit)
+        if problem is not None:
+            raise problem
 
 
 def check_heartbeats(node: str, beats: Sequence[Heartbeat], visible_ms: int, limits: Limits) -> None:

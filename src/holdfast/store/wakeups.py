@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 from zlib import crc32
 
+from holdfast.core.events import StepCompleted
 from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import DECISIONS
 from holdfast.store.types import NewRun, Turn
@@ -373,6 +374,8 @@ def makes_ready(turn: Turn) -> bool:
 def _may_be_awaited(turn: Turn) -> bool:
     if turn.release or turn.streams:
         return True
+    if turn.jobs_closed and not any(isinstance(event.data, StepCompleted) for event in turn.events):
+        return True  # a call with a limit may be closed that somebody still works on: its place is free
     for event in turn.events:  # noqa: SIM110 - a generator would take longer than the loop
         if event.data.IS_AWAITED or (turn.received and isinstance(event.data, DECISIONS)):
             return True

@@ -58,7 +58,8 @@ async def dump(address: str) -> str:
         await connection.execute(f"SET search_path = {parse_address(address).schema}")
         for table in TABLES:
             names = await connection.fetch(
-                "SELECT attname FROM pg_attribute WHERE attrelid = $1::text::regclass AND attnum > 0 ORDER BY attnum",
+                "SELECT attname FROM pg_attribute WHERE attrelid = $1::text::regclass AND attnum > 0 "
+                "AND attgenerated = '' ORDER BY attnum",
                 table,
             )
             columns = [name for (name,) in names]

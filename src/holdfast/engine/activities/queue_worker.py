@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from holdfast.clock import Rng
 from holdfast.core import codec
+from holdfast.core.call_limits import limited_queue
 from holdfast.core.events import ErrorInfo, StepStarted
 from holdfast.core.instants import Instant
 from holdfast.core.messages import (
@@ -39,6 +40,7 @@ from holdfast.program.definitions import ActivityOptions, decode_options
 from holdfast.program.outcomes import error_info
 from holdfast.registry import Registry
 from holdfast.store.port import Heartbeat, Job, Refused, Store
+from holdfast.store.types import CALL_LIMITS
 
 DELIVER = 500
 RETRY_S = 0.2
@@ -61,11 +63,18 @@ class QueueWorker:
         slots: Slots,
         rng: Rng,
         limits: Limits,
+        *,
+        takes_runs: bool = True,
     ) -> None:
+        """Calls that have a limit are for the nodes of their queue, or if they have none for those that take runs."""
         self._node = node
         self._store = store
         self._registry = registry
         self._queues = tuple(queues)
+        self._limited_queues = tuple(limited_queue(queue) for queue in (*queues, *([""] if takes_runs else [])))
+        self._takes_limited = bool(self._limited_queues) and CALL_LIMITS not in store.capabilities.lacking
+        self._limited_first = False
+        self._ask_limited_at: Instant | None = None
         self._visible_ms = visible_ms
         self._slots = slots
         self._slots.on_free = self.notify
@@ -98,7 +107,7 @@ class QueueWorker:
         """Begin to work, with the store's key for tokens, and return what is to be cancelled in the end."""
         self._executor.key = key
         loops = {"heartbeats": self.heartbeats.run}
-        if self._queues:
+        if self._limited_queues:
             loops |= {"queues": self._take_on, "outcomes": self._report_on}
         tasks = [asyncio.create_task(self._live(name, loop), name=name) for name, loop in loops.items()]
         self._reporting = [task for task in tasks if task.get_name() == "outcomes"]
@@ -116,6 +125,17 @@ class QueueWorker:
         self._notified.set()
         if self._is_stopping:
             self._to_report.set()
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether there may be anything here to take."""
+        return bool(self._queues) or self._takes_limited
+
+    def expect_limited(self) -> None:
+        """Note that calls with a limit are in the queues, also if no activity here has one any more."""
+        if self._limited_queues:
+            self._takes_limited = True
+            self.notify()
 
     def cancel(self, run_id: str, step_id: str) -> None:
         """Stop to carry out a job that is no longer this node's."""
@@ -179,13 +199,11 @@ class QueueWorker:
     async def _take(self) -> bool:
         """Take what there is room for, and return whether there may be more at once."""
         limit, activities = self._slots.free, self._takable()
-        if limit == 0 or not activities:
+        if limit == 0 or not activities or not self.is_taking:
             return False
         await self.heartbeats.catch_up()
         # A task of its own: what it has taken is known even if this one is cancelled meanwhile.
-        self._taking = asyncio.ensure_future(
-            self._store.acquire_jobs(self._node, self._queues, activities, limit, self._visible_ms)
-        )
+        self._taking = asyncio.ensure_future(self._acquire(activities, limit))
         jobs = self._unbegun = await asyncio.shield(self._taking)
         self._taking = None
         if jobs:
@@ -202,6 +220,34 @@ class QueueWorker:
             if self._unbegun:
                 await self._return_sealed(self._unbegun)
         return len(jobs) == limit
+
+    async def _acquire(self, activities: Sequence[str], limit: int) -> list[Job]:
+        """Acquire jobs with limits and without, in turns those first."""
+        self._limited_first = not self._limited_first
+        jobs: list[Job] = []
+        for is_limited in (self._limited_first, not self._limited_first):
+            if len(jobs) == limit or not (self._takes_limited if is_limited else self._queues):
+                continue
+            acquire = self._acquire_limited if is_limited else self._acquire_plain
+            try:
+                jobs += await acquire(activities, limit - len(jobs))
+            except StoreError:
+                if not jobs:  # else what was acquired is begun first
+                    raise
+                logger.exception("node %s could not take jobs; trying again", self._node)
+        return jobs
+
+    async def _acquire_plain(self, activities: Sequence[str], limit: int) -> list[Job]:
+        return await self._store.acquire_jobs(self._node, self._queues, activities, limit, self._visible_ms)
+
+    async def _acquire_limited(self, activities: Sequence[str], limit: int) -> list[Job]:
+        limits = self._registry.call_limits
+        jobs, self._ask_limited_at = await self._store.acquire_limited_jobs(
+            self._node, self._limited_queues, activities, limits, limit, self._visible_ms
+        )
+        if not jobs and self._ask_limited_at is None and not limits:  # until a run here has such a call
+            self._takes_limited = False
+        return jobs
 
     def _takable(self) -> Sequence[str]:
         """Return the activities whose jobs are taken now."""
@@ -237,10 +283,17 @@ class QueueWorker:
         if self._slots.free == 0 or self._is_stopping:
             await self._notified.wait()
             return
-        due_at, now = await self._store.next_due(self._node, (), self._queues), await self._store.now()
+        if not self.is_taking:
+            await self._notified.wait()
+            return
+        due_at = await self._store.next_due(self._node, (), self._queues) if self._queues else None
+        now = await self._store.now()
         is_left = due_at is not None and due_at <= now and not self._notified.is_set()
         self._note_unknown_jobs(is_left and not self._avoided)
         timeout_s = (due_at - now) / 1_000_000 if due_at is not None and due_at > now else None
+        if self._takes_limited and self._ask_limited_at is not None:
+            limited_s = max(0.0, (self._ask_limited_at - now) / 1_000_000)
+            timeout_s = limited_s if timeout_s is None else min(limited_s, timeout_s)
         if self._avoided:
             again_s = max(0.0, min(self._avoided.values()) - asyncio.get_running_loop().time())
             timeout_s = again_s if timeout_s is None else min(again_s, timeout_s)

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from holdfast.clock import Clock
 from holdfast.core.bus import SinkStatus
+from holdfast.core.call_limits import is_limited, shown_queue
 from holdfast.core.instants import Instant
 from holdfast.core.invariants import RunView, check
 from holdfast.core.keys import FORK_TAG, RETRY_TAG, fork_tag, retry_tag
@@ -29,6 +30,7 @@ from holdfast.store.health import (
     Bounds,
     Facts,
     Finding,
+    Untaken,
     fine,
     note,
     time_words,
@@ -198,12 +200,29 @@ def _unclaimed(picture: Picture) -> Iterator[Finding]:
 
 def _untaken(picture: Picture) -> Iterator[Finding]:
     for kind in picture.facts.untaken:
+        if is_limited(kind.queue):
+            yield from _waiting_for_places(picture, kind)
+            continue
         sentence = (
             f"{kind.jobs} jobs of {kind.activity} wait in the queue {kind.queue}, the oldest for "
             f"{picture.since(kind.since)}"
         )
         advice = f"start a node that knows it, or more of them: `holdfast node --queue {kind.queue}`"
         yield wrong("queues", sentence, advice)
+
+
+def _waiting_for_places(picture: Picture, kind: Untaken) -> Iterator[Finding]:
+    """Judge calls that wait for a place under their limit: as it should be, if there is a node that would take them."""
+    queue = shown_queue(kind.queue)
+    what = f"call of {kind.activity} waits" if kind.jobs == 1 else f"calls of {kind.activity} wait"
+    sentence = f"{kind.jobs} {what} for a place under the limit, the oldest for {picture.since(kind.since)}"
+    able = [each.abilities for each in abilities_of(picture.nodes)]
+    if any(queue in each.queues if queue else kind.activity in each.activities for each in able):
+        yield note("queues", sentence, "raise the limit in the code, if what it protects allows more")
+    else:
+        more = f" --queue {queue}" if queue else ""
+        sentence += ", and no node takes them"
+        yield wrong("queues", sentence, f"start a node that knows it: `holdfast node{more}`")
 
 
 def _lacking(picture: Picture) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from holdfast.clock import Rng
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.admission import AdmissionRequest
+from holdfast.core.call_limits import is_limited
 from holdfast.core.decide import Input
 from holdfast.core.instants import Instant
 from holdfast.core.messages import (
@@ -373,6 +374,8 @@ class OwnedRuns:
                 self._queue_worker.let_go(run_id, step_id)
         if self._workflow_limits:
             self._run_queue.notice_starts_of(state.plan_id, draft.events)
+        if turn.jobs and any(is_limited(job.queue) for job in turn.jobs):
+            self._queue_worker.expect_limited()
         if not LOGGED.isdisjoint(draft.kinds):
             log_events(draft.events)
             if self._hooks:

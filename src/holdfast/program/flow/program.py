@@ -45,7 +45,13 @@ from holdfast.errors import (
     UnhandledError,
 )
 from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS, EVENT_BYTES, NESTED_RUNS, Limits
-from holdfast.program.definitions import WorkflowDefinition, child_run_id, milliseconds
+from holdfast.program.definitions import (
+    WorkflowDefinition,
+    child_run_id,
+    decode_options,
+    encode_options,
+    milliseconds,
+)
 from holdfast.program.flow.cursor import Frame, Position, Undoing, restored, saved
 from holdfast.program.flow.definition import Call, FlowDefinition, Node
 from holdfast.program.flow.merge import merged
@@ -571,14 +577,23 @@ class FlowProgram:
             if error is not None:
                 return self._note_error(node.path, "input", error)
             key = codec.decode(found, str)
+        queue, options = node.options.queue, node.encoded_options
+        limited = activity.limited
+        if limited is not None and not self.is_replaying:
+            options, error = self._called(
+                node.path, "limit", lambda: encode_options(limited.applied(node.options, input))
+            )
+            if error is not None:
+                return self._note_error(node.path, "input", error)
+            queue = decode_options(options).queue
         self._size += len(input)
         self._commands[node.path] = c.RunActivity(
             name=activity.name,
             input=input,
             step_id=node.path,
-            queue=node.options.queue,
+            queue=queue,
             idempotency_key=key,
-            options=node.encoded_options,
+            options=options,
         )
         return None
 

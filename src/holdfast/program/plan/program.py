@@ -528,6 +528,8 @@ class PlanProgram:
         if definition is not None and definition.key_function is not None and key is None:
             key = None if path in self.known_markers else definition.key_of(input)
         chosen = replace(options, **changes)
+        if definition is not None and definition.limited is not None:
+            chosen = definition.limited.applied(chosen, input)
         return c.RunActivity(
             step_id=path,
             name=name,

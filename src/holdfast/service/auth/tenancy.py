@@ -132,6 +132,7 @@ class TenantView:
     hand_over = _refused("hand_over")
     next_due = _refused("next_due")
     acquire_jobs = _refused("acquire_jobs")
+    acquire_limited_jobs = _refused("acquire_limited_jobs")
     release_jobs = _refused("release_jobs")
     heartbeat = _refused("heartbeat")
     admit = _refused("admit")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from holdfast.core.call_limits import is_limited
 from holdfast.core.codec import INTEGER_LIMIT
 from holdfast.core.dead_letters import DeadLetter, Settled, Settlement
 from holdfast.core.events import Event
@@ -255,11 +256,13 @@ class Run:
         return Settled(letter.letter_id, action)
 
     # --- jobs and heartbeats
-    def beat(self, node: str, beat: port.Heartbeat, visible_until: Instant) -> bool:
+    def beat(self, node: str, beat: port.Heartbeat, visible_until: Instant, now: Instant = 0) -> bool:
         """Extend a step's job if the node has it, and store the details of its progress."""
         work = self.work.get(beat.step_id)
         if beat.queue:
             if work is None or not work.is_taken_by(node, beat.engine_attempt_id):
+                return False
+            if is_limited(beat.queue) and work.is_visible(now):  # it has lost its place
                 return False
             self.work[beat.step_id] = work.kept_until(visible_until, beat.details)
             return True

@@ -18,6 +18,7 @@ from holdfast.core.access import AccessToken
 from holdfast.core.admission import AdmissionRequest, RunLimit
 from holdfast.core.audit import AuditEntry, letter_entry, run_entry
 from holdfast.core.bus import BusAlert, OutboxReplay, OutboxSettlement, Replayed, Sink, SinkProgress
+from holdfast.core.call_limits import CallLimit, limited_by
 from holdfast.core.dead_letters import DeadLetter, Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -36,6 +37,7 @@ from holdfast.store.memory.admission import AdmissionQueue
 from holdfast.store.memory.audit import AuditLog
 from holdfast.store.memory.bulletins import Bulletins
 from holdfast.store.memory.bus import Bus
+from holdfast.store.memory.call_limits import Call, CallLimits
 from holdfast.store.memory.health import examine
 from holdfast.store.memory.host_locks import HostLocks
 from holdfast.store.memory.jobs import acquire
@@ -84,6 +86,7 @@ class MemoryStore:
         self._host_locks = HostLocks()
         self._schedules = Schedules()
         self._changefeed = _Changefeed()
+        self._call_limits = CallLimits()
         self._admission_queues: dict[str, AdmissionQueue] = {}
         self._is_closed = False
         self._archive = retention.Archive()
@@ -432,6 +435,35 @@ class MemoryStore:
             taken.append(given)
         return taken
 
+    async def acquire_limited_jobs(
+        self,
+        node: str,
+        queues: Sequence[str],
+        activities: Sequence[str],
+        limits: Mapping[str, CallLimit],
+        limit: int,
+        visible_ms: int,
+    ) -> tuple[list[port.Job], Instant | None]:
+        validation.check_acquire_limited(node, queues, activities, limits, limit, visible_ms, self._limits)
+        now = self._now()
+        calls, jobs = dict[str, list[Call]](), dict[tuple[int, str], tuple[Run, port.Job]]()
+        for number, (run, job) in enumerate(self._jobs()):
+            limited, work = limited_by(job.queue, job.options), run.work[job.step_id]
+            if limited is not None and work.visible_at is not None:
+                is_wanted = job.queue in queues and job.activity in activities
+                call = Call(
+                    *((number, job.step_id), job.tenant, limited.key),
+                    *(work.visible_at, work.taken_by is not None, is_wanted),
+                )
+                calls.setdefault(limited.name, []).append(call)
+                jobs[call.id] = run, job
+        places, again_at = self._call_limits.acquire(calls, limits, limit, now, now + visible_ms * 1_000)
+        taken = []
+        for run, job in (jobs[place] for place in places):
+            run.work[job.step_id], given = acquire(run.work[job.step_id], job, node, now + visible_ms * 1_000)
+            taken.append(given)
+        return taken, again_at
+
     async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
         validation.check_release(node, jobs, self._limits)
         now = self._now()
@@ -447,8 +479,9 @@ class MemoryStore:
 
     async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], visible_ms: int) -> list[bool]:
         validation.check_heartbeats(node, beats, visible_ms, self._limits)
-        visible_until = self._now() + visible_ms * 1_000
-        return [beat.run_id in self._runs and self._runs[beat.run_id].beat(node, beat, visible_until) for beat in beats]
+        now = self._now()
+        until = now + visible_ms * 1_000
+        return [beat.run_id in self._runs and self._runs[beat.run_id].beat(node, beat, until, now) for beat in beats]
 
     async def admit(
         self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None

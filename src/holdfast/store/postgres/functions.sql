@@ -28,7 +28,7 @@ $$;
 -- nodes that understand the level ask for it. Nodes of older releases call these functions too, and do not.
 CREATE OR REPLACE FUNCTION holdfast.level_1(p_snapshot text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN strpos(p_snapshot, '"needs":') > 0
-        THEN coalesce(E'\n' || (p_snapshot::jsonb ->> 'needs'), '') ELSE '' END
+        THEN coalesce(E'\n' || (replace(p_snapshot, '\u0000', '\u0001')::jsonb ->> 'needs'), '') ELSE '' END
 $$;
 
 -- Enter runs into the agenda as they now are, or take them off it. The locks of the runs are held.
@@ -596,6 +596,7 @@ $$;
 -- Messages of which some carry outcomes of attempts: that of the attempt which acquired a job last takes the job from its
 -- queue. The attempt before the next has acquired it, unless the run has just put it there for the next one. L: the job was acquired again, and the message is for the latest attempt only. O: the step was opened at another time,
 -- so the message is of a deleted run that had this id. What is known, or comes too late for its run, is answered by deliver_2.
+-- A job may hold a NUL that somebody wrote, which JSON functions refuse: none of it is looked at here.
 CREATE OR REPLACE FUNCTION holdfast.deliver_outcomes_2(
     p_now bigint, p_retention bigint, p_most bigint,
     s_ord bigint[], s_run text[], s_name text[], s_signal text[], s_step text[], s_payload text[], s_digest bytea[],
@@ -622,7 +623,8 @@ BEGIN
                 AND NOT EXISTS (
                     SELECT 1 FROM holdfast.messages m WHERE (m.run_no, m.signal_id) = (r.run_no, m_signal[i])
                 );
-            SELECT j.next_attempt - 1, (j.job::json ->> 'scheduled_at')::bigint INTO v_acquired, v_scheduled
+            SELECT j.next_attempt - 1, (replace(j.job, '\u0000', '\u0001')::json ->> 'scheduled_at')::bigint
+            INTO v_acquired, v_scheduled
             FROM holdfast.jobs j
             WHERE j.run_no = v_run AND j.step_id = m_step[i] AND j.queue <> '' FOR UPDATE;
         END IF;
@@ -635,7 +637,7 @@ BEGIN
             IF v_acquired = m_attempt[i] THEN
                 UPDATE holdfast.jobs j SET visible_at = NULL, taken_by = NULL
                 WHERE j.run_no = v_run AND j.step_id = m_step[i] AND CASE WHEN j.taken_by IS NOT NULL THEN true
-                    ELSE (j.job::jsonb ->> 'queued_attempt_id')::bigint BETWEEN 1 AND m_attempt[i] END;
+                    ELSE (replace(j.job, '\u0000', '\u0001')::jsonb ->> 'queued_attempt_id')::bigint BETWEEN 1 AND m_attempt[i] END;
             END IF;
         END IF;
     END LOOP;
@@ -747,6 +749,161 @@ BEGIN
 END
 $$;
 
+-- Acquire jobs that have room under their limits, in order of the limits' names: `core/call_limits.py` has the rule, and a
+-- test compares the two. Each limit is decided under the lock of its row, so that no two count at the same time. Its lines
+-- are looked at in the order of their turns, each by a look into an index, until one has room. The last row has no job.
+CREATE OR REPLACE FUNCTION holdfast.take_limited_1(
+    p_now bigint, p_node text, p_queues text[], p_activities text[], p_limit bigint, p_visible bigint,
+    p_names text[], p_at_once bigint[], p_per_key bigint[], p_calls bigint[], p_period bigint[],
+    p_key_calls bigint[], p_key_period bigint[]
+) RETURNS TABLE (o_now bigint, o_next bigint, o_attempt bigint, o_details text, o_job text) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
+SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_now bigint := holdfast.time_1(p_now);
+    v_next bigint;
+    v_left bigint := p_limit;
+    v_name text := '';
+    v_of int;
+    v_last text;
+    v_last_key text;
+    v_tenant text;
+    v_key text;
+    v_found text;
+    v_is_second boolean;
+    v_is_second_key boolean;
+    v_inside bigint;
+    v_expires bigint;
+    v_free bigint;
+    v_line_free bigint;
+    v_earliest bigint;
+    v_is_given boolean;
+    v_run bigint;
+    v_step text;
+BEGIN
+    WHILE v_left > 0 LOOP
+        SELECT j.limit_name INTO v_found FROM holdfast.jobs j
+        WHERE j.limit_name > v_name AND j.visible_at IS NOT NULL ORDER BY j.limit_name LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        v_name := v_found;
+        INSERT INTO holdfast.limit_turns (name, tenant, last) VALUES (v_name, '', '') ON CONFLICT DO NOTHING;
+        PERFORM 1 FROM holdfast.limit_turns t WHERE t.name = v_name AND t.tenant = '' FOR UPDATE;
+        v_now := holdfast.time_1(p_now);
+        v_of := array_position(p_names, v_name);
+        <<calls>>
+        WHILE v_left > 0 LOOP
+            v_is_given := false;
+            v_earliest := NULL;
+            v_free := 0;
+            v_expires := NULL;
+            IF p_at_once[v_of] IS NOT NULL OR p_per_key[v_of] IS NOT NULL THEN
+                SELECT count(*), min(j.visible_at) INTO v_inside, v_expires FROM holdfast.jobs j
+                WHERE j.limit_name = v_name AND j.visible_at > v_now AND j.taken_by IS NOT NULL;
+                IF v_inside >= p_at_once[v_of] THEN
+                    v_next := least(v_next, v_expires);
+                    EXIT calls;
+                END IF;
+            END IF;
+            IF p_calls[v_of] IS NOT NULL THEN
+                SELECT b.begun_at + p_period[v_of] INTO v_free FROM holdfast.limit_begins b
+                WHERE b.name = v_name ORDER BY b.begun_at DESC LIMIT 1 OFFSET p_calls[v_of] - 1;
+                v_free := coalesce(v_free, 0);
+            END IF;
+            SELECT t.last INTO v_last FROM holdfast.limit_turns t WHERE t.name = v_name AND t.tenant = '';
+            v_tenant := v_last;
+            v_is_second := false;
+            <<tenants>>
+            LOOP
+                SELECT j.limit_tenant INTO v_found FROM holdfast.jobs j
+                WHERE j.limit_name = v_name AND j.limit_tenant > v_tenant AND j.visible_at IS NOT NULL
+                ORDER BY j.limit_tenant LIMIT 1;
+                IF NOT FOUND OR (v_is_second AND v_found > v_last) THEN
+                    EXIT tenants WHEN v_is_second;
+                    v_is_second := true;
+                    v_tenant := '';
+                    CONTINUE tenants;
+                END IF;
+                v_tenant := v_found;
+                SELECT t.last INTO v_last_key FROM holdfast.limit_turns t WHERE t.name = v_name AND t.tenant = v_tenant;
+                v_key := v_last_key;
+                v_is_second_key := v_last_key IS NULL;
+                <<keys>>
+                LOOP
+                    SELECT j.limit_key INTO v_found FROM holdfast.jobs j
+                    WHERE j.limit_name = v_name AND j.limit_tenant = v_tenant AND j.visible_at IS NOT NULL
+                        AND CASE WHEN v_key IS NULL THEN true ELSE j.limit_key > v_key END
+                        AND j.limit_key >= coalesce(v_key, '')
+                    ORDER BY j.limit_key LIMIT 1;
+                    IF NOT FOUND OR (v_is_second_key AND v_found > v_last_key) THEN
+                        EXIT keys WHEN v_is_second_key;
+                        v_is_second_key := true;
+                        v_key := NULL;
+                        CONTINUE keys;
+                    END IF;
+                    v_key := v_found;
+                    PERFORM 1 FROM holdfast.jobs j
+                    WHERE j.limit_name = v_name AND j.limit_tenant = v_tenant AND j.limit_key = v_key
+                        AND j.visible_at <= v_now AND j.queue = ANY (p_queues) AND j.activity = ANY (p_activities)
+                    ORDER BY j.visible_at LIMIT 1;
+                    CONTINUE keys WHEN NOT FOUND;
+                    IF p_per_key[v_of] IS NOT NULL THEN
+                        SELECT count(*) INTO v_inside FROM holdfast.jobs j
+                        WHERE j.limit_name = v_name AND j.limit_tenant = v_tenant AND j.limit_key = v_key
+                            AND j.visible_at > v_now AND j.taken_by IS NOT NULL;
+                        CONTINUE keys WHEN v_inside >= p_per_key[v_of];
+                    END IF;
+                    v_line_free := v_free;
+                    IF p_key_calls[v_of] IS NOT NULL THEN
+                        SELECT greatest(v_free, b.begun_at + p_key_period[v_of]) INTO v_line_free
+                        FROM holdfast.limit_begins b
+                        WHERE b.name = v_name AND b.tenant = v_tenant AND b.key = v_key
+                        ORDER BY b.begun_at DESC LIMIT 1 OFFSET p_key_calls[v_of] - 1;
+                        v_line_free := coalesce(v_line_free, v_free);
+                    END IF;
+                    IF v_line_free > v_now THEN
+                        v_earliest := least(v_earliest, v_line_free);
+                        EXIT tenants WHEN v_earliest = v_free;
+                        CONTINUE keys;
+                    END IF;
+                    SELECT j.run_no, j.step_id INTO v_run, v_step FROM holdfast.jobs j
+                    WHERE j.limit_name = v_name AND j.limit_tenant = v_tenant AND j.limit_key = v_key
+                        AND j.visible_at <= v_now AND j.queue = ANY (p_queues) AND j.activity = ANY (p_activities)
+                    ORDER BY j.visible_at, j.run_no, j.step_id LIMIT 1 FOR UPDATE SKIP LOCKED;
+                    v_is_given := FOUND;
+                    EXIT tenants WHEN v_is_given;
+                END LOOP;
+            END LOOP;
+            IF NOT v_is_given THEN
+                v_next := least(v_next, coalesce(v_earliest, v_expires));
+                EXIT calls;
+            END IF;
+            RETURN QUERY
+            UPDATE holdfast.jobs j
+            SET visible_at = v_now + p_visible, taken_by = p_node, next_attempt = j.next_attempt + 1
+            WHERE j.run_no = v_run AND j.step_id = v_step
+            RETURNING v_now, NULL::bigint, j.next_attempt - 1, j.details, j.job;
+            v_left := v_left - 1;
+            INSERT INTO holdfast.limit_turns AS t (name, tenant, last)
+            VALUES (v_name, '', v_tenant), (v_name, v_tenant, v_key)
+            ON CONFLICT (name, tenant) DO UPDATE SET last = excluded.last;
+            IF p_calls[v_of] IS NOT NULL OR p_key_calls[v_of] IS NOT NULL THEN
+                DELETE FROM holdfast.limit_begins b
+                WHERE b.name = v_name AND b.begun_at <= v_now - greatest(p_period[v_of], p_key_period[v_of]);
+                INSERT INTO holdfast.limit_begins (name, begun_at, tenant, key)
+                VALUES (v_name, v_now, v_tenant, v_key);
+            END IF;
+        END LOOP;
+    END LOOP;
+    RETURN QUERY SELECT v_now, least(v_next, (
+        SELECT min(d.visible_at) FROM unnest(p_queues) AS q (queue) CROSS JOIN LATERAL (
+            SELECT x.visible_at FROM holdfast.jobs x
+            WHERE x.queue = q.queue AND x.visible_at > v_now AND x.activity = ANY (p_activities)
+            ORDER BY x.visible_at LIMIT 1
+        ) d
+    )), NULL::bigint, NULL::text, NULL::text;
+END
+$$;
+
 -- Heartbeats: keep the jobs and steps that the node still has.
 CREATE OR REPLACE FUNCTION holdfast.beat_1(
     p_now bigint, p_node text, p_visible bigint,
@@ -769,7 +926,8 @@ BEGIN
             UPDATE holdfast.jobs j
             SET visible_at = o_now + p_visible, details = coalesce(b_details[i], j.details)
             WHERE j.run_no = v_run AND j.step_id = b_step[i]
-                AND j.taken_by = p_node AND j.next_attempt = b_attempt[i] + 1;
+                AND j.taken_by = p_node AND j.next_attempt = b_attempt[i] + 1
+                AND (j.limit_name IS NULL OR j.visible_at > o_now);  -- one that is late has lost its place
             o_kept := o_kept || FOUND;
         ELSE
             PERFORM 1 FROM holdfast.jobs j WHERE j.run_no = v_run AND j.step_id = b_step[i] AND j.queue <> '';

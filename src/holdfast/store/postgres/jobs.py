@@ -1,9 +1,10 @@
 """`acquire_jobs`, `release_jobs` and `heartbeat`: jobs in queues, and the progress of activities."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET
 
+from holdfast.core.call_limits import CallLimit
 from holdfast.core.instants import Instant
 from holdfast.errors import StoreCorrupt
 from holdfast.store import port, sql
@@ -11,6 +12,10 @@ from holdfast.store.postgres.columns import columns
 from holdfast.store.postgres.pool import Db, Pool
 
 ACQUIRE = "SELECT o_attempt, o_details, o_job FROM holdfast.take_1($1, $2, $3, $4, $5, $6)"
+ACQUIRE_LIMITED = """
+SELECT o_now, o_next, o_attempt, o_details, o_job
+FROM holdfast.take_limited_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+"""
 RELEASE = """
 WITH locked AS (
     SELECT run_no, run_id FROM holdfast.runs WHERE run_id = ANY ($3::text[]) ORDER BY run_id FOR UPDATE
@@ -41,6 +46,37 @@ async def acquire(
         except StoreCorrupt:  # it stays invisible like any other: a damaged job never stops other runs
             continue
     return acquired
+
+
+async def acquire_limited(
+    pool: Pool,
+    node: str,
+    queues: Sequence[str],
+    activities: Sequence[str],
+    limits: Mapping[str, CallLimit],
+    most: int,
+    visible_ms: int,
+    now: Instant | None,
+) -> tuple[list[port.Job], Instant | None]:
+    """Acquire up to `most` jobs that have room under their limits, in order of the limits' names."""
+    rows = [(name, *_numbers(limit)) for name, limit in limits.items()]
+    *found, last = await pool.fetch(
+        ACQUIRE_LIMITED, now, node, list(queues), list(activities), most, visible_ms * 1_000, *columns(rows, 7)
+    )
+    acquired = []
+    for row in found:
+        try:
+            acquired.append(sql.job_of(tuple(row)[2:]))
+        except StoreCorrupt:  # its place is free when it is visible again
+            continue
+    return acquired, last[1]
+
+
+def _numbers(limit: CallLimit) -> tuple[int | None, ...]:
+    return (
+        *(limit.at_once, limit.per_key, limit.calls, limit.period_ms * 1_000),
+        *(limit.key_calls, limit.key_period_ms * 1_000),
+    )
 
 
 async def release(pool: Pool, node: str, jobs: Sequence[port.Job], now: Instant | None) -> int:

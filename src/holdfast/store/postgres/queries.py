@@ -297,9 +297,10 @@ async def find_mailbox(db: Db, query: port.MailboxQuery, limit: int) -> port.Fou
 
 
 # The whole text is searched first, because parsing the JSON takes longer.
+_TASK = r"replace(task, '\u0000', '\u0001')::json"  # what people wrote may hold a NUL, which JSON functions refuse
 _MENTIONS = (
-    """(strpos(lower(task COLLATE "C"), ?) > 0 AND (strpos(lower((task::json ->> 'name') COLLATE "C"), ?) > 0 """
-    """OR strpos(lower((task::json -> 'payload')::text COLLATE "C"), ?) > 0))"""
+    f"""(strpos(lower(task COLLATE "C"), ?) > 0 AND (strpos(lower(({_TASK} ->> 'name') COLLATE "C"), ?) > 0 """
+    f"""OR strpos(lower(({_TASK} -> 'payload')::text COLLATE "C"), ?) > 0))"""
 )
 
 

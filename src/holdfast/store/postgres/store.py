@@ -17,6 +17,7 @@ from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry
 from holdfast.core.bus import BusAlert, OutboxReplay, OutboxSettlement, Replayed, Sink, SinkProgress
+from holdfast.core.call_limits import CallLimit
 from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -290,6 +291,21 @@ class PostgresStore:
         return await self._pool.finished(
             job_queue.acquire(self._ready(), node, queues, activities, limit, visible_ms, self._asked())
         )
+
+    async def acquire_limited_jobs(
+        self,
+        node: str,
+        queues: Sequence[str],
+        activities: Sequence[str],
+        limits: Mapping[str, CallLimit],
+        limit: int,
+        visible_ms: int,
+    ) -> tuple[list[port.Job], Instant | None]:
+        validation.check_acquire_limited(node, queues, activities, limits, limit, visible_ms, self._limits)
+        work = job_queue.acquire_limited(
+            self._ready(), node, queues, activities, limits, limit, visible_ms, self._asked()
+        )
+        return await self._pool.finished(work)
 
     async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
         validation.check_release(node, jobs, self._limits)

@@ -25,6 +25,7 @@ from holdfast.core import codec
 from holdfast.core.access import AccessToken, is_expired_session, merge_tokens
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry, letter_entry, run_entry
+from holdfast.core.call_limits import CallLimit
 from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -76,7 +77,7 @@ from holdfast.store.s3.streams import StreamParts, append_all
 from holdfast.store.s3.summary import Summary
 from holdfast.store.s3.transfer import S3Transfer
 from holdfast.store.transfer import Transfer
-from holdfast.store.types import REMOTE_QUERIES, creations_may_wake_others, load_each, within
+from holdfast.store.types import CALL_LIMITS, REMOTE_QUERIES, creations_may_wake_others, load_each, within
 from holdfast.store.wakeups import Wakeups, may_wake_others
 
 T = TypeVar("T")
@@ -116,7 +117,7 @@ class S3Store(WithoutBus):
             atomic_batch=False,
             read_after_write=True,
             scan_consistency="eventual",
-            lacking=frozenset({OUTBOX, REMOTE_QUERIES}),
+            lacking=frozenset({CALL_LIMITS, OUTBOX, REMOTE_QUERIES}),
         )
         self.extend_lease = None  # a lease is renewed by a request, which needs the loop
         self.bucket = bucket
@@ -397,6 +398,18 @@ class S3Store(WithoutBus):
         taken = await self._jobs.acquire(node, queues, activities, limit, now + visible_ms * 1_000, now)
         await self._announce(notify=False)
         return taken
+
+    async def acquire_limited_jobs(
+        self,
+        node: str,
+        queues: Sequence[str],
+        activities: Sequence[str],
+        limits: Mapping[str, CallLimit],
+        limit: int,
+        visible_ms: int,
+    ) -> tuple[list[port.Job], Instant | None]:
+        validation.check_acquire_limited(node, queues, activities, limits, limit, visible_ms, self._limits)
+        raise validation.lacks(self, CALL_LIMITS, "a limit on an activity")
 
     async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
         validation.check_release(node, jobs, self._limits)

@@ -28,6 +28,7 @@ HEARTBEAT = """
 UPDATE jobs SET visible_at = :visible_until, details = coalesce(:details, details)
 WHERE run_no = (SELECT run_no FROM runs WHERE run_id = :run_id) AND step_id = :step_id
     AND taken_by = :node AND next_attempt = :engine_attempt_id + 1
+    AND (limit_name IS NULL OR visible_at > :now)
 """
 RELEASE = """
 UPDATE jobs SET visible_at = ?, taken_by = NULL, next_attempt = ?
@@ -58,13 +59,13 @@ def acquire(
     for queue in set(queues):
         found += db.execute(VISIBLE, {**asked, "queue": queue})
     taken = [
-        _acquire_one(db, node, run_no, step_id, now + visible_ms * 1_000, now)
+        acquire_one(db, node, run_no, step_id, now + visible_ms * 1_000, now)
         for _, run_no, step_id in sorted(found)[:limit]
     ]
     return [job for job in taken if job is not None]
 
 
-def _acquire_one(
+def acquire_one(
     db: sqlite3.Connection, node: str, run_no: int, step_id: str, visible_until: Instant, now: Instant
 ) -> port.Job | None:
     """Acquire a job; None if its row is damaged, or if a node of an older version finished its run."""
@@ -92,13 +93,16 @@ def heartbeat(
 ) -> list[bool]:
     """Keep the jobs and steps that the node still has; store the details of their progress."""
     visible_until = now + visible_ms * 1_000
-    return [_beat_taken(db, node, beat, visible_until) if beat.queue else _beat_owned(db, node, beat) for beat in beats]
+    return [
+        _beat_taken(db, node, beat, visible_until, now) if beat.queue else _beat_owned(db, node, beat) for beat in beats
+    ]
 
 
-def _beat_taken(db: sqlite3.Connection, node: str, beat: port.Heartbeat, visible_until: Instant) -> bool:
+def _beat_taken(db: sqlite3.Connection, node: str, beat: port.Heartbeat, visible_until: Instant, now: Instant) -> bool:
     changed = db.execute(
         HEARTBEAT,
         {
+            "now": now,
             "visible_until": visible_until,
             "details": None if beat.details is UNSET else sql.text_of(beat.details),
             "run_id": beat.run_id,

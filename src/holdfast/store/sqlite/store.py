@@ -20,6 +20,7 @@ from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry
 from holdfast.core.bus import BusAlert, OutboxReplay, OutboxSettlement, Replayed, Sink, SinkProgress
+from holdfast.core.call_limits import CallLimit
 from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
@@ -37,6 +38,7 @@ from holdfast.store.sqlite import (
     admission,
     bulletins,
     bus,
+    call_limits,
     changefeed,
     commit,
     create,
@@ -241,6 +243,22 @@ class SqliteStore:
             return []
         return await self._write(
             lambda db, now: job_queue.acquire(db, node, queues, activities, limit, visible_ms, now)
+        )
+
+    async def acquire_limited_jobs(
+        self,
+        node: str,
+        queues: Sequence[str],
+        activities: Sequence[str],
+        limits: Mapping[str, CallLimit],
+        limit: int,
+        visible_ms: int,
+    ) -> tuple[list[port.Job], Instant | None]:
+        validation.check_acquire_limited(node, queues, activities, limits, limit, visible_ms, self._limits)
+        if not await self._read(lambda db, _: call_limits.are_there(db, queues)):
+            return [], None
+        return await self._write(
+            lambda db, now: call_limits.acquire(db, node, queues, activities, limits, limit, visible_ms, now)
         )
 
     async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:

@@ -19,6 +19,7 @@ from holdfast.testing.store_suite.admission import AdmissionSuite
 from holdfast.testing.store_suite.audit import AuditSuite
 from holdfast.testing.store_suite.bulletins import BulletinSuite
 from holdfast.testing.store_suite.bus import BusSuite
+from holdfast.testing.store_suite.call_limits import CallLimitSuite
 from holdfast.testing.store_suite.changefeed import ChangefeedSuite
 from holdfast.testing.store_suite.commit import CommitSuite
 from holdfast.testing.store_suite.create import CreateSuite
@@ -65,6 +66,7 @@ class StoreSuite(
     StoredPlanSuite,
     ScheduleSuite,
     JobSuite,
+    CallLimitSuite,
     AdmissionSuite,
     HeartbeatSuite,
     DeadLetterSuite,
