@@ -184,6 +184,6 @@ async def _start_the_deadly(client: Client) -> None:
     """Start the run that ends its process, and wait until it is set aside."""
     status = ""
     while status != "PAUSED":
-        with suppress(Unreachable):  # the server is gone, and comes again
+        with suppress(Unreachable):  # the server is gone, and is started again
             await client.runs.start(workflow="thumbnail", run_id="thumbnail")
             status = (await client.runs.get(run_id="thumbnail")).status

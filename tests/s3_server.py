@@ -87,7 +87,7 @@ class Endpoint:
         return httpx.request(method, self.url + path, headers=headers, content=content, timeout=60)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables by which a process finds the server and is let in."""
+        """Return the variables by which a process finds the server and is admitted."""
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ALLOW_HTTP": "true",

@@ -136,7 +136,7 @@ def remove_shared_memory(path: Path) -> None:
 
 
 def can_be_reached(path: Path) -> bool:
-    """Say whether every user of the machine may go through all the folders above the path."""
+    """Return whether every user of the machine may go through all the folders above the path."""
     return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.absolute().parents)
 
 

@@ -50,7 +50,7 @@ def segment_of(data: Path) -> int:
 
 
 def is_there(segment: int) -> bool:
-    """Say whether there is such shared memory."""
+    """Return whether there is such shared memory."""
     return bool(ctypes.CDLL(None).shmctl(segment, IPC_STAT, ctypes.create_string_buffer(1_000)) == 0)
 
 

@@ -355,6 +355,10 @@ def test_code_and_docs_are_written_in_the_words_of_the_field() -> None:
     pages += [(PurePosixPath(page.name), page.read_text()) for page in ROOT.glob("*.md") if page.stem != "CHANGELOG"]
     texts = [*text_files("src"), *(page for page in pages if page[0].stem != "contract")]  # whose words are agreed on
     assert_clean(problem for path, text in texts for problem in rules.dialect(path, text))
+    others = [file for folder in ("tests", "tools", "bench", "examples") for file in python_files(folder)]
+    others = [file for file in others if file.path.name not in {"test_tidy.py", "tidy_rules.py"}]
+    phrases = rules.DIALECT_OF_TESTS
+    assert_clean(problem for file in others for problem in rules.dialect(file.path, file.text, phrases))
 
 
 @pytest.mark.parametrize(

@@ -366,7 +366,7 @@ class App:
         returns `NotCompleted`, `Completed`, `CompletedWithoutResult` or `Indeterminate`, within `verify_timeout`.
         One that raises or takes too long is asked again as `verify_retry` says, before an operator is asked.
         `raises` are exceptions that a workflow can catch around a call by their own classes: what it gets is both an
-        `ActivityFailed` and that. `retry_if`, a plain function of the exception, says whether it is tried again at all.
+        `ActivityFailed` and that. `retry_if`, a plain function of the exception, returns whether it is retried at all.
         With `cancel="wait"` in `options` a cancellation waits for the outcome of a call that is under way.
         `limit` bounds how many calls are under way, and how often they begin, over all nodes: see `ActivityLimit`.
         """

@@ -55,7 +55,7 @@
         ├── InternalError           an error of the service; the log has it, under the same correlation id
         ├── SecretsUnavailable      a provider of secrets failed, or there is none
         ├── RequestTimedOut         the answer took longer than a service waits; what was asked may still be done
-        ├── ServiceStopping         the service is being stopped; `outcome` says whether what was asked was done
+        ├── ServiceStopping         the service is being stopped; `outcome` is whether what was asked was done
         └── StoreError
             ├── StoreBusy           another process has held the store for longer than the limit
             ├── StoreCorrupt        the file is damaged, cut short, or not a Holdfast store
@@ -397,7 +397,7 @@ class RunawayWorkflow(RunError):
 class SecretNotFound(RunError):
     """A provider does not have a secret that an activity needs. The attempt fails before the function is called.
 
-    `retryable` says whether the secret may be there later, as far as the provider knows.
+    `retryable` is whether the secret may be there later, as far as the provider knows.
 
     What to do: Add the secret to the provider under the name that the message has.
     """

@@ -79,7 +79,7 @@ class Clients:
             self._progress.set()  # also for whoever waits for the last one
 
     async def watch(self, store: Store) -> None:
-        """Note, without end, that runs go on, though no client hears of it."""
+        """Note, without end, that runs go on, though no client is answered."""
         cursor = ""
         while True:
             with suppress(EngineError):

@@ -82,7 +82,7 @@ class Chronicle:
                 self.delays.append((asked, now_us()))
 
     def is_out(self, at: int, within_s: float = 5.0) -> bool:
-        """Say whether the database was away at an instant, or shortly before."""
+        """Return whether the database was away at an instant, or shortly before."""
         return any(begin <= at <= end + within_s * 1e6 for begin, end in self.outages)
 
 

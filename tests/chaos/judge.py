@@ -91,7 +91,7 @@ class Judge:
             if received[told.signal_id, f"signal {told.signal_id}"] != 1 and view.status is COMPLETED:
                 self.wrong.append(f"{view.run_id}: signal {told.signal_id} was acknowledged, and not received once")
         if promise.result is None:
-            self.wrong.append(f"{view.run_id} is {view.status}, and its client has heard of no end")
+            self.wrong.append(f"{view.run_id} is {view.status}, and its client was answered no end")
         elif promise.result != results.get(view.run_id):
             self.wrong.append(f"{view.run_id}: a client was told another result than the history has")
         self.counts["signals"] += len(promise.signals)

@@ -30,7 +30,7 @@ class HarmedStore(Protocol):
     """What there is to be counted of the server once it is closed."""
 
     def is_held(self) -> bool:
-        """Say whether a process that was frozen in the middle of a write holds up all the others."""
+        """Return whether a process that was frozen in the middle of a write holds up all the others."""
         ...
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class File(Address):
         self._path = path
 
     def is_held(self) -> bool:
-        """Say whether nobody can write for a while."""
+        """Return whether no process can write for a while."""
         with closing(sqlite3.connect(self._path, timeout=1.0, isolation_level=None)) as database:
             try:
                 database.execute("BEGIN IMMEDIATE")

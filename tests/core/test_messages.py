@@ -1,4 +1,4 @@
-"""What is checked before a signal or a message is let in, whatever the state of its run."""
+"""What is checked before a signal or a message is accepted, whatever the state of its run."""
 
 from typing import Any
 

@@ -594,7 +594,7 @@ def test_an_answer_that_cannot_be_read_is_refused() -> None:
 def test_an_unresolved_step_has_one_question_whatever_else_is_reported(attempt: int) -> None:
     unsure = r.indeterminate("the bank is still closed")
     run = unresolved(queue="payments")
-    heard = ["TaskCommented"] if attempt == 3 else []  # the operator hears of an attempt that was under way
+    heard = ["TaskCommented"] if attempt == 3 else []  # the operator is notified of an attempt that was under way
     assert types(run.tell(outcome(run, "charge", attempt, error=unsure))) == heard
     assert types(run.tell(outcome(run, "charge", attempt, error=BROKEN))) == heard
     assert run.tell(NodeLost("charge")) == NOTHING

@@ -1,4 +1,4 @@
-"""Updates: let in once by their id, answered once, and never taken by a run that cannot answer them yet."""
+"""Updates: accepted once by their id, answered once, and never taken by a run that cannot answer them yet."""
 
 import pytest
 from msgspec import Raw
@@ -39,7 +39,7 @@ def test_an_update_has_an_answer_in_every_status(status: RunStatus) -> None:
 
 
 @pytest.mark.contract("WF-6")
-def test_an_update_that_is_being_answered_is_not_let_in_again() -> None:
+def test_an_update_that_is_being_answered_is_not_accepted_again() -> None:
     run = Driver().start()
     run.tell(RENAME)
     assert run.tell(RENAME) == NOTHING

@@ -142,7 +142,7 @@ class KillLoop:
                     assert self._listen(lane), "a victim ended by itself; see its traceback above"
 
     def _listen(self, lane: Lane) -> bool:
-        """Take what the victim has said; say whether it may say more."""
+        """Take what the victim has said; return whether it may say more."""
         data = os.read(lane.pipe, 1 << 20)
         notes, lane.buffer = unpack(lane.buffer + data)
         for note in notes:

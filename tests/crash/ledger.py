@@ -91,7 +91,7 @@ class Ledger:
         self._enter_events(turn.run_id, turn.expected_version, turn.events)
 
     def _enter_events(self, run_id: str, version: int, events: tuple[Event, ...]) -> None:
-        """Note where the events are. Lanes are heard in any order, so a run's beginning may be heard of last."""
+        """Note where the events are. Lanes are read in any order, so a run's beginning may be read last."""
         keys = self.events.setdefault(run_id, {})
         for run_seq, event in enumerate(events, version + 1):
             assert run_seq not in keys, f"run {run_id}: two were told that they wrote event {run_seq}"

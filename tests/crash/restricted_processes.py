@@ -37,7 +37,7 @@ async def write_without_rights(contender: Contender, path: Path) -> str:
 async def create_until_refused(contender: Contender, path: Path, most_bytes: int) -> tuple[list[str], str, bool]:
     """Create runs while no file may grow past a size; return those acknowledged, and the error's code.
 
-    Then try to read what was acknowledged, with the same store, and say whether it was there.
+    Then try to read what was acknowledged, with the same store, and print whether it was there.
     """
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
     acknowledged: list[str] = []

@@ -632,7 +632,7 @@ async def test_of_many_callers_with_one_token_exactly_one_is_acknowledged(varian
 
 
 def _is_of_first(event: Event) -> bool:
-    """Say whether the event records what was reported with the first token."""
+    """Return whether the event records what was reported with the first token."""
     if isinstance(event.data, e.StepCompleted):
         return bytes(event.data.result) != b'"last"'
     return True

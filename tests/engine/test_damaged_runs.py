@@ -1,4 +1,4 @@
-"""A run whose history makes no sense is put aside; every other run goes on, and nothing that it was told is lost."""
+"""A run whose history makes no sense is set aside; every other run goes on, and nothing that it was sent is lost."""
 
 import sqlite3
 from collections.abc import Callable

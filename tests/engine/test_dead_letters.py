@@ -1,4 +1,4 @@
-"""Dead letters: what nobody can handle comes again a few times, is then kept for an operator, and stops nobody else."""
+"""Dead letters: what cannot be handled is retried a few times, is then kept for an operator, and stops no other run."""
 
 import asyncio
 import sqlite3
@@ -68,7 +68,7 @@ class Scene:
                 await asyncio.sleep(0.01)
 
     async def is_dead(self) -> bool:
-        """Say whether there is a dead letter."""
+        """Return whether there is a dead letter."""
         return bool((await self.store.stats()).dead_letters)
 
     async def check_others(self) -> None:

@@ -1,4 +1,4 @@
-"""Families are of one tenant, parents hear of children that cannot be, and what is refused elsewhere is not lost."""
+"""Families are of one tenant, parents learn of children that cannot be, and what is refused elsewhere is not lost."""
 
 import asyncio
 from typing import Any

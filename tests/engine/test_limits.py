@@ -283,7 +283,7 @@ async def test_queued_runs_are_admitted_by_the_next_node_with_its_own_limit(vari
 
 @pytest.mark.contract("QUE-3")
 async def test_dequeue_and_start_says_what_became_of_each_run(variant: EngineVariant) -> None:
-    """Anybody may call it, at any time and however often; here somebody who takes no runs."""
+    """Any process may call it, at any time and however often; here one that takes no runs."""
     app, visit, _ = crowd(at_once=1)
     async with variant.opened() as store:
         async with app.connect(store):

@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 
 
 def vanish(node: Node) -> None:
-    """End a node as a killed process ends: without a word to anybody."""
+    """End a node as a killed process ends: without a word to any other."""
     for task in node._tasks:
         task.cancel()
     node.owned_runs.executor.cancel_all()

@@ -54,7 +54,7 @@ class Shop:
         return self.place.node(app, self.store, **{**WORKER, **options})
 
     async def take(self, node: str = "ghost", visible_ms: int = 1) -> Job:
-        """Take the job as a worker would that is never heard of again."""
+        """Take the job as a worker would that sends nothing any more."""
         async with asyncio.timeout(60):
             while not (jobs := await self.store.acquire_jobs(node, ["gpu"], ["render"], 1, visible_ms)):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)

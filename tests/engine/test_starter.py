@@ -117,7 +117,7 @@ class Scene:
         self.begun.append(new.run_id)
 
     def owns(self, run_id: str) -> bool:
-        """Say whether it was begun."""
+        """Return whether it was begun."""
         return run_id in self.begun
 
     def find(self, run_id: str) -> None:

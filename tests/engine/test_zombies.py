@@ -21,7 +21,7 @@ class Zombie:
         self.began, self.may_end, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def __call__(self, fails: bool) -> str:
-        """Go on, whatever anybody says."""
+        """Go on, whatever is asked of it."""
         self.began.set()
         while not self.may_end.is_set():
             try:

@@ -1,7 +1,7 @@
 """Random flows: a shape is data; it becomes a flow, and a naive interpreter says what has to come of it.
 
 The interpreter knows nothing of turns, events or histories: it walks the shape once. Which branch of a chorus ends
-first is left open, so it only says whether the flow succeeds, with which state, and which errors a failure may have.
+first is left open, so it only returns whether the flow succeeds, with which state, and which errors a failure may have.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ async def write_hard(contender: Contender, path: Path | str, seconds: float) -> 
 
 
 def _is_accepted(answer: Delivered) -> bool:
-    """Say whether a signal was accepted. If not, then because another contender has finished the run already."""
+    """Return whether a signal was accepted. If not, then because another contender has finished the run already."""
     is_too_late = isinstance(answer, port.Refused) and isinstance(answer.error, RunTerminal)
     assert isinstance(answer, port.Accepted) or is_too_late, answer
     return not is_too_late

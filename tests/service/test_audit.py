@@ -100,7 +100,7 @@ async def test_code_of_this_process_is_no_caller() -> None:
 
 @pytest.mark.contract("API-4", "SIG-5")
 async def test_a_retry_by_another_token_is_the_same_request() -> None:
-    """What is compared is what is asked, and not who asks."""
+    """What is compared is the request, and not its caller."""
     async with serve_with_tokens() as server:
         ann, bob = [bearer_header(await token_for(server, name=name)) for name in ("ann", "bob")]
         fields: dict[str, Any] = {"workflow": "patient", "request_id": "r-1"}

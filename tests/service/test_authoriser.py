@@ -1,4 +1,4 @@
-"""The app's authoriser decides on everything that comes to a run through a surface, and is told who asks (API-4)."""
+"""The app's authoriser decides on everything that comes to a run through a surface, and is given the caller (API-4)."""
 
 from typing import Any
 

@@ -44,7 +44,7 @@ def test_only_proxies_that_are_named_are_believed() -> None:
     assert settled("10.0.0.1", said, **trusted)[:2] == ("1.2.3.4", "https")
     assert settled("::1", said, **trusted)[:2] == ("1.2.3.4", "https")
     assert settled("9.9.9.9", said, **trusted)[:2] == ("9.9.9.9", "http")
-    assert settled("127.0.0.1", said)[:2] == ("127.0.0.1", "http"), "nobody is believed by default"
+    assert settled("127.0.0.1", said)[:2] == ("127.0.0.1", "http"), "no proxy is trusted by default"
     by_the_rfc = {"forwarded": 'for=6.6.6.6;proto=http, for="[2001:db8::1]:4711";proto=https;by=10.0.0.1'}
     assert settled("10.0.0.1", by_the_rfc, **trusted)[:2] == ("2001:db8::1", "https")
     for nonsense in ("unknown", "_hidden", "1.2.3.4.5", "", ",,,", "x" * 10_000):

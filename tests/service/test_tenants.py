@@ -22,7 +22,7 @@ from tests.service.operation_cases import dead_letter
 
 
 async def by_header(headers: Headers) -> Principal:
-    """Say who asks: the name and the tenant are in headers, which a real service would not believe."""
+    """Return the caller: the name and the tenant are in headers, which a real service would not trust."""
     name = headers.get(b"x-name", b"ann").decode()
     tenant = headers.get(b"x-tenant", b"").decode() or None
     scopes = headers.get(b"x-scopes")
@@ -195,7 +195,7 @@ async def test_nobody_acts_for_somebody_else() -> None:
         status, problem = await server.rest("runs.cancel", {"run_id": run_id, "actor": "ann"}, **{"x-name": "bob"})
         assert (status, problem["code"]) == (403, "NotPermitted")
         task = (await server.rest("tasks.claim", {"task_id": task_id}, **{"x-name": "bob"}))[1]
-        assert task["assignee"] == "bob", "with the roles of who asks"
+        assert task["assignee"] == "bob", "with the roles of the caller"
 
 
 @pytest.mark.contract("API-4")

@@ -34,7 +34,7 @@ SOMETIMES: dict[str, frozenset[str]] = {
     | {"unpaid: ReconciliationFailed", "unpaid: ConnectionError"}
     | {"takes", "reports", "late reports", "lost workers", "lost nodes"}
     | {"TaskCompleted", "TaskReminded", "TaskAssigned", "TaskRefused", "escalations"}
-    | {"settled steps", "dead letters", "refused", "sent by runs", "deadlines", "let in", "let in later: STARTED"}
+    | {"settled steps", "dead letters", "refused", "sent by runs", "deadlines", "admitted", "admitted later: STARTED"}
     | {"updates with 1 effects"},
     "flows": HARM,
     "plans": HARM | {"plans: RunCompleted", "plans: RunFailed", "plans: RunCancelled"},

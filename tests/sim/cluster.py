@@ -85,7 +85,7 @@ class Member:
 
     @property
     def is_open(self) -> bool:
-        """Say whether it takes requests."""
+        """Return whether it takes requests."""
         return (
             self.process.is_alive and self.node is not None and not self._should_leave.done() and not self.is_superseded
         )

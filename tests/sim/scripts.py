@@ -90,7 +90,7 @@ def draw_payments(rng: Random, number: int) -> Script:
 def register(app: App, world: World, *, is_first: bool = True) -> dict[str, Any]:
     """Register the workflows that play scripts, and their activity, with an app. Return the workflows.
 
-    Only few runs of `narrow` are let in at once. It starts no children: they could wait for the place of their parent.
+    Only few runs of `narrow` are admitted at once. It starts no children: they could wait for their parent's place.
     """
 
     @app.activity(retry=hf.Retry(max_attempts=3, initial_ms=200, most_ms=2_000))

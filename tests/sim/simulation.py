@@ -398,7 +398,7 @@ class Simulation:
             await self._control(run_id, "RESUME")
 
     async def _wait_for_results(self) -> None:
-        """Let those who wait for a run's end hear of it, and let the nodes come to rest."""
+        """Let those who wait for a run's end have it, and let the nodes come to rest."""
         waiting = [task for some in self._waiting.values() for member, task in some if member.is_open]
         if waiting:
             await asyncio.wait(waiting, timeout=TOLD_WITHIN_S)
@@ -456,7 +456,7 @@ class Simulation:
         answered = {event.step_id for event in history if isinstance(event.data, e.UpdateCompleted)}
         for event in history:
             if isinstance(event.data, e.UpdateAccepted) and event.step_id not in answered:
-                world.violate(f"{run_id}: {event.step_id} was let in and never answered")
+                world.violate(f"{run_id}: {event.step_id} was accepted and never answered")
             if isinstance(event.data, e.StepCancelled):
                 await self._judge_child(run_id, event)
             if isinstance(event.data, e.SignalSent) and not is_copied(event, history):

@@ -346,7 +346,7 @@ class World:
     def _check_room(self) -> None:
         """No more runs are under way than the workflow allows, nor of one key of one tenant."""
         inside = self.store.under_way("narrow")
-        self.note(f"inside {' '.join(sorted(inside))}", "let in")
+        self.note(f"inside {' '.join(sorted(inside))}", "admitted")
         keys = Counter(
             (queued.tenant, key_of(codec.decode(queued.input, dict[str, list[object]])["script"]))
             for queued in inside.values()
@@ -542,10 +542,10 @@ class WatchedStore(MemoryStore):
     async def admit(
         self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
     ) -> tuple[list[port.Admitted], int | None]:
-        """Let in who waits, and note it."""
+        """Admit who waits, and note it."""
         admitted, next_at = await super().admit(limits, limit, claim_for)
         for each in admitted:
-            self._world.note(f"let in {each.run_id} {each.status}", f"let in later: {each.status}")
+            self._world.note(f"admitted {each.run_id} {each.status}", f"admitted later: {each.status}")
         return admitted, next_at
 
     async def renew(

@@ -203,7 +203,7 @@ class World:
             await self.hold(node, run)
 
     def is_current(self, held: Held) -> bool:
-        """Say whether nothing has happened to a run since it was loaded."""
+        """Return whether nothing has happened to a run since it was loaded."""
         there = {(head.run_id, head.version, head.lease_epoch) for head in self.heads}
         return (held.run.head.run_id, held.run.head.version, held.run.head.lease_epoch) in there
 

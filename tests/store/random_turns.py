@@ -158,7 +158,7 @@ def _varied(values: Values, turn: Turn, now: Instant) -> Turn:
         turn = replace(turn, waits_opened=(*turn.waits_opened, wait_again))
     if values.happens(0.15):
         turn = replace(turn, tasks=(*turn.tasks, values.task_in_hand(turn.run_id, now)))
-    if turn.events and values.happens(0.4):  # only a turn with events is recognised when it comes again
+    if turn.events and values.happens(0.4):  # only a turn with events is recognised when it is sent again
         jobs = tuple(values.job(turn.run_id, now) for _ in range(values.number(0, 3)))
         turn = replace(turn, jobs=jobs, jobs_closed=tuple(values.some(STEPS, 2)))
     if values.happens(0.15):

@@ -139,7 +139,7 @@ async def test_backlog_is_worked_off_by_each_node_from_its_own_shards_on(
 ) -> None:
     """Runs that are overdue, as after an outage, may be claimed by all, and still hardly two ask for the same."""
     processes.clock.advance(ms=5_000)
-    for limit in range(1, len(RUNS)):  # a run that a node has claimed comes again until a turn is committed
+    for limit in range(1, len(RUNS)):  # a run that a node has claimed is found again until a turn is committed
         await processes.claim(limit=limit)
         if len(processes.owned()) >= len(RUNS):
             break

@@ -23,7 +23,7 @@ from tests.web.site import MOST_SECONDS, Approval, Orchard, Site
 
 
 class Refund(Struct, frozen=True):
-    """Say whether the money goes back. What a UUID is the service knows, and the page does not."""
+    """Return whether the money goes back. What a UUID is the service knows, and the page does not."""
 
     approved: bool
     reason: Literal["damaged", "late", "goodwill"]
@@ -142,7 +142,7 @@ class InboxSite(Site):
         return run_id
 
     async def dead_letter(self) -> str:
-        """Return the run of a message that nobody can handle, when it is put aside for good."""
+        """Return the run of a message that cannot be handled, when it is a dead letter."""
         run_id = await self.waiting("order", order_id="o-dead")
         store = self.orchard.app.runtime().store
         await store.deliver([replace(message(run_id, "poison"), expected_version=99)])

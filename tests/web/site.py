@@ -120,7 +120,7 @@ def document(version: str) -> dict[str, Any]:
 
 
 class Orchard:
-    """The app, and what its activities do: `is_zoned` says whether a courier can be booked."""
+    """The app, and what its activities do: `is_zoned` is whether a courier can be booked."""
 
     def __init__(self) -> None:
         self.is_zoned = False

@@ -99,7 +99,7 @@ async def test_who_comes_second_is_told_who_was_first_and_when(screen: Page, inb
         await route.abort()
 
     task = await inbox.task("refund", order="o-1", customer="Ada")
-    await screen.route("**/v1/stream**", silence)  # the page does not hear of the other's answer
+    await screen.route("**/v1/stream**", silence)  # the page is not notified of the other's answer
     await screen.goto(f"/inbox/{task['task_id']}")
     pane = pane_of(screen)
     await fill_refund(pane)

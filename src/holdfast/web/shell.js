@@ -19,7 +19,7 @@ const NEEDS = { "/plans": "workflows:read", "/schedules": "runs:read", "/audit":
 
 const banner = h("div", { class: "banner", role: "status", hidden: true });
 
-// Says whether what is shown is live. Views with a stream call it with the stream's state.
+// Shows whether what is shown is live. Views with a stream call it with the stream's state.
 export function showConnection(state) {
   banner.hidden = state !== "lost";
   if (state === "lost")

@@ -100,7 +100,7 @@ async def test_orders_with_signals_timers_and_children_are_carried_out(store: St
 
 @pytest.mark.contract("QUE-2", "QUE-3", "INV")
 async def test_runs_of_a_limited_workflow_get_their_turn_on_two_nodes(address: str, store: Store) -> None:
-    """Nobody polls: whoever ends a run lets in the next. Children come to the same gate."""
+    """No node polls: the one that ends a run admits the next. Children pass the same limit."""
     app = hf.App("crowd")
     inside: set[int] = set()
     most = 0
@@ -210,7 +210,7 @@ async def test_signals_around_the_deadline_of_their_waits_go_by_the_time_of_the_
         return await hf.wait_signal("go", str, timeout=0.8, on_timeout=lambda: "nobody")  # type: ignore[no-any-return]
 
     class Behind(PostgresStore):
-        """A store that heard of the time a while ago."""
+        """A store that read the time a while ago."""
 
         async def now(self) -> int:
             return await super().now() - 30_000

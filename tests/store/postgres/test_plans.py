@@ -120,7 +120,7 @@ class Recorder:
         ]
 
     def _is_looked_up(self, node: dict[str, Any]) -> bool:
-        """Say whether a place in an index is found. A condition on a later column alone is checked at every place."""
+        """Return whether a place in an index is found. A condition on a later column is checked at every place."""
         if "Index Name" in node:
             return self._first_columns[node["Index Name"]] in node.get("Index Cond", "")
         return not node["Node Type"].endswith("Seq Scan")

@@ -179,7 +179,7 @@ async def test_a_fresh_schema_is_migrated_once_whoever_comes_first(address: str)
 
 @pytest.mark.contract("STO-1")
 async def test_whoever_waited_for_another_ones_migration_finds_it_done(address: str) -> None:
-    """A session of the server remembers that there is no such schema, and may hear of a new one late."""
+    """A session of the server remembers that there is no such schema, and may notice a new one late."""
     schema = parse_address(address).schema
     newer = latest_version() + 1
     store = await PostgresStore.open(address)

@@ -47,7 +47,7 @@ function closeButton(onclick) {
   return h("button", { class: "icon-button", type: "button", "aria-label": "Close", onclick }, icon("close"));
 }
 
-// A field for why something is done. It is kept in the run's history. `check` says whether it is there if it must be.
+// A field for why something is done. It is kept in the run's history. `check` returns whether it is there if it must be.
 export function reasonField({ needed = false } = {}) {
   const id = newId("reason");
   const input = h("textarea", {

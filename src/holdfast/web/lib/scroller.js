@@ -5,7 +5,7 @@ import { h, on, perFrame, placeBehind } from "./dom.js";
 const SPARE = 4;
 
 export class Scroller {
-  // `make(index)` returns a row's element; `stampOf(index)` says whether one that is there is still right.
+  // `make(index)` returns a row's element; `stampOf(index)` changes when one that is there is no longer right.
   constructor({ rowHeight, make, stampOf, label, role = "list", onDraw = () => {}, signal }) {
     Object.assign(this, { rowHeight, make, stampOf, onDraw });
     this.count = 0;
