@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -15,7 +16,7 @@ import pytest
 from tests import kinds, open_transports, process_state
 from tests.postgres_server import Databases, Installation
 from tests.s3_server import S3Server
-from tests.seaweed_server import SeaweedServer
+from tests.seaweed_server import SharedSeaweed
 from tests.server_folder import memory_folder
 from tools import contract
 
@@ -135,10 +136,15 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
 @pytest.fixture(scope="session")
 def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
     """Return the PostgreSQL server that all tests of a session share, whichever of its processes they are in."""
-    own = tmp_path_factory.getbasetemp()
-    databases = Databases.shared(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
+    databases = Databases.shared(_meeting_place(tmp_path_factory))
     yield databases
     databases.leave()
+
+
+def _meeting_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that all processes of a session know."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture
@@ -165,12 +171,11 @@ def s3_server() -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="session")
-def seaweed() -> Iterator[SeaweedServer]:
-    """Return a real object storage that the tests of this process share. Each makes buckets of its own."""
-    server = SeaweedServer()
-    server.start()
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedSeaweed]:
+    """Return a real object storage that all tests of a session share. Each makes buckets of its own."""
+    server = SharedSeaweed.join(_meeting_place(tmp_path_factory))
     yield server
-    server.remove()
+    server.leave()
 
 
 @pytest.fixture

@@ -1,11 +1,12 @@
 """A real object storage for tests: SeaweedFS, whose program is in the wheel of the development tools.
 
-`SeaweedServer().start()` starts it, on a disk or in memory; it dies with the test session. What was written is there
-when it starts again.
+`SeaweedServer().start()` starts one to stop and to kill, in memory; it dies with the test session. What was written is
+there when it starts again. `SharedSeaweed.join` is for tests that only write to it: a session has one of these.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import signal
@@ -45,8 +46,34 @@ class SeaweedServer(Endpoint):
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"http://127.0.0.1:{self._ports['s3.port']}"
 
+    @property
+    def folder(self) -> ServerFolder:
+        """Where its files are. It ends with the last one who holds the folder."""
+        return self._folder
+
     def start(self) -> None:
         """Start it, and wait until it takes requests."""
+        log = self._folder.path / "log"
+        with log.open("wb") as said:
+            self._process = subprocess.Popen(self._command(), stderr=said, stdout=subprocess.DEVNULL)
+        self._wait(log)
+
+    def start_apart(self) -> None:
+        """Start it as no child of this process, which may end before it."""
+        log = self._folder.path / "log"
+        apart = ["/bin/sh", "-c", '"$@" > /dev/null 2> "$0" &', str(log)]
+        subprocess.run([*apart, *self._command()], check=True)
+        self._wait(log)
+
+    def _wait(self, log: Path) -> None:
+        until = time.monotonic() + OPENED_WITHIN_S
+        while not self._answers():
+            said = log.read_text()[-2_000:]
+            assert self._process is None or self._process.poll() is None, f"the server ended: {said}"
+            assert time.monotonic() < until, f"the server does not answer: {said}"
+
+    def _command(self) -> list[str]:
+        """Write its configuration, and return how it is started."""
         folder = self._folder.path
         identity = {"accessKey": KEY_ID, "secretKey": self.secret}
         known = {"identities": [{"name": "tests", "credentials": [identity], "actions": ALL_RIGHTS}]}
@@ -68,18 +95,8 @@ class SeaweedServer(Endpoint):
             "volume.max": 10_000,  # each bucket takes some
             **self._ports,
         }
-        log = folder / "log"
-        with log.open("wb") as said:
-            self._process = subprocess.Popen(
-                [str(self._program), "-logtostderr", "server", "-filer", "-s3"]
-                + [f"-{name}={value}" for name, value in options.items()],
-                stderr=said,
-                stdout=subprocess.DEVNULL,
-            )
-        until = time.monotonic() + OPENED_WITHIN_S
-        while not self._answers():
-            assert self._process.poll() is None, f"the server ended: {log.read_text()[-2_000:]}"
-            assert time.monotonic() < until, f"the server does not answer: {log.read_text()[-2_000:]}"
+        words = [f"-{name}={value}" for name, value in options.items()]
+        return [str(self._program), "-logtostderr", "server", "-filer", "-s3", *words]
 
     def _answers(self) -> bool:
         """Return whether it makes a bucket. It takes connections some time before it can."""
@@ -112,3 +129,32 @@ class SeaweedServer(Endpoint):
         if self._process is not None:
             self.kill()
         self._folder.remove()
+
+
+class SharedSeaweed(Endpoint):
+    """A part in the server that several processes share. It dies with the last of them."""
+
+    def __init__(self, url: str, secret: str, folder: ServerFolder) -> None:
+        super().__init__(url, secret)
+        self._folder = folder
+
+    @classmethod
+    def join(cls, meeting_place: Path) -> SharedSeaweed:
+        """Return the server of those who know this folder. The first one starts it."""
+        with (meeting_place / "seaweed").open("a+") as notes:
+            fcntl.flock(notes, fcntl.LOCK_EX)
+            notes.seek(0)
+            url, _, rest = notes.read().partition(" ")
+            secret, _, path = rest.partition(" ")
+            folder = ServerFolder.join(Path(path)) if path else None
+            if folder is None:
+                server = SeaweedServer()
+                server.start_apart()
+                url, secret, folder = server.url, server.secret, server.folder
+                notes.truncate(0)
+                notes.write(f"{url} {secret} {folder.path}")
+            return cls(url, secret, folder)
+
+    def leave(self) -> None:
+        """Use it no longer."""
+        self._folder.leave()

@@ -25,7 +25,7 @@ from holdfast.store.s3 import S3Store
 from holdfast.store.s3.bucket import Bucket
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import VirtualClock
-from tests.seaweed_server import SeaweedServer
+from tests.s3_server import Endpoint
 from tests.store.differential import LIMITS, Subject, World
 from tests.store.s3_tampering import lose_record as lose_s3_record
 from tests.store.sqlite_tampering import lose_record
@@ -184,7 +184,7 @@ async def test_a_bucket_answers_as_the_reference_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.contract("STO-1", "EVT-1", "OWN-1", "SIG-5", "INV")
-async def test_a_bucket_of_a_real_server_answers_as_the_reference_does(tmp_path: Path, seaweed: SeaweedServer) -> None:
+async def test_a_bucket_of_a_real_server_answers_as_the_reference_does(tmp_path: Path, seaweed: Endpoint) -> None:
     bucket = seaweed.make_bucket()
     for seed in range(1, 1 + int(os.environ.get("TEST_S3_SEQUENCES", "1"))):
         folder = tmp_path / str(seed)

@@ -58,7 +58,6 @@ from holdfast.testing.store_suite.families import CHILD, child
 from holdfast.testing.store_suite.host_locks import HostLockSuite
 from tests.fault_proxy import FaultProxy, Weather
 from tests.s3_server import Endpoint
-from tests.seaweed_server import SeaweedServer
 from tests.store.faulty_objects import FaultyObjects, Killed, kill_at, opened
 from tests.store.s3_tampering import lose_record
 
@@ -604,7 +603,7 @@ class TestRealServer(CommitSuite, HostLockSuite):
     objects: Any
 
     @pytest.fixture(autouse=True)
-    def _bucket(self, seaweed: SeaweedServer) -> None:
+    def _bucket(self, seaweed: Endpoint) -> None:
         self.objects = seaweed.store(seaweed.make_bucket(), prefix="my/prefix", retry_config={"max_retries": 0})
 
     async def make_store(self, clock: VirtualClock, limits: Limits) -> Store:
@@ -634,7 +633,7 @@ def server(request: pytest.FixtureRequest) -> Endpoint:
     ],
 )
 async def test_a_real_server_that_ignores_a_condition_is_refused(
-    seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch, header: str, words: str
+    seaweed: Endpoint, monkeypatch: pytest.MonkeyPatch, header: str, words: str
 ) -> None:
     proxy = FaultProxy(seaweed, Weather(drops=header))
     for name, value in proxy.environment().items():
@@ -758,7 +757,7 @@ async def test_a_prefix_counts_towards_the_length_of_a_key(objects: FaultyObject
     assert too_long.error.details["most"] == 1_024
 
 
-async def test_a_real_server_that_takes_no_long_names_is_a_typed_refusal(seaweed: SeaweedServer) -> None:
+async def test_a_real_server_that_takes_no_long_names_is_a_typed_refusal(seaweed: Endpoint) -> None:
     store = S3Store(Bucket(seaweed.store(seaweed.make_bucket(), prefix="p", retry_config={"max_retries": 0})))
     [refused, made] = await store.create([new_run(LONG, request_id="1"), new_run("x" * 240, request_id="2")])
     assert isinstance(refused, Refused)
