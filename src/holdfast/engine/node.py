@@ -13,7 +13,7 @@ delegated: `OwnedRuns` knows the runs and what comes in for them, `Starter` crea
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
 from msgspec.structs import replace
@@ -169,10 +169,6 @@ class Node:
     # --- the loop: claim, turn, commit, effects
 
     async def _work(self) -> None:
-        with tuned_gc() if self.options.tune_gc else nullcontext():
-            await self._loop()
-
-    async def _loop(self) -> None:
         while True:
             try:
                 batch = await self._gather()
@@ -375,6 +371,7 @@ class Node:
             *self._queue_worker.start(self.completion_key),
             *self.definition_filter.start(self.run_cache.fits),
             *self._working,
+            *([asyncio.create_task(_tune_gc(), name="garbage collector")] if self.options.tune_gc else []),
             *(asyncio.create_task(duty.run(), name=f"duty {duty.name}") for duty in self.duties),
             *self._sampling(),
             *(asyncio.create_task(work(), name="background") for work in self.background),
@@ -499,6 +496,12 @@ class Node:
             except StoreError:
                 logger.warning("node %s could not look for finished runs", self.name, exc_info=True)
                 await asyncio.sleep(self.options.safety_poll_s)
+
+
+async def _tune_gc() -> None:
+    """Let the collector run less often until this is cancelled: also where runs are only started and waited for."""
+    with tuned_gc():
+        await asyncio.get_running_loop().create_future()
 
 
 # --- the turns of a batch

@@ -479,7 +479,8 @@ BEGIN
                 bool_or(p.is_uncounted) OVER run AS is_mixed
             FROM paced p WINDOW run AS (PARTITION BY p.run_no)
         ), decided AS MATERIALIZED (
-            SELECT l.*, greatest(v_now, l.last_accepted_at + 1) + l.seq - l.base - 1 AS accepted_at,
+            SELECT l.*, coalesce(l.signal_id, holdfast.inbox_uuid_1(l.run_id, l.seq)) AS known_as,
+                greatest(v_now, l.last_accepted_at + 1) + l.seq - l.base - 1 AS accepted_at,
                 max(CASE WHEN l.seq = l.first_over THEN l.counted_from END) OVER (PARTITION BY l.run_no) AS over_from,
                 CASE
                     WHEN l.first_over IS NULL OR l.seq < l.first_over THEN 'A'
@@ -490,14 +491,12 @@ BEGIN
         ), accepted AS (
             INSERT INTO holdfast.signals
                 (run_no, inbox_seq, name, signal_id, step_id, accepted_at, received_at, payload, by_caller)
-            SELECT d.run_no, d.seq, d.name, coalesce(d.signal_id, holdfast.inbox_uuid_1(d.run_id, d.seq)),
-                d.step_id, d.accepted_at, v_now, d.payload, d.by_caller
+            SELECT d.run_no, d.seq, d.name, d.known_as, d.step_id, d.accepted_at, v_now, d.payload, d.by_caller
             FROM decided d WHERE d.code = 'A'
         ), recorded AS (
             INSERT INTO holdfast.acceptance_records
                 (run_no, name, signal_id, inbox_seq, payload_sha256, accepted_at, expires_at)
-            SELECT d.run_no, d.name, coalesce(d.signal_id, holdfast.inbox_uuid_1(d.run_id, d.seq)), d.seq,
-                d.digest, d.accepted_at, d.accepted_at + p_retention
+            SELECT d.run_no, d.name, d.known_as, d.seq, d.digest, d.accepted_at, d.accepted_at + p_retention
             FROM decided d WHERE d.code = 'A'
             ON CONFLICT (run_no, name, signal_id) DO UPDATE
             SET inbox_seq = excluded.inbox_seq, payload_sha256 = excluded.payload_sha256,
@@ -1549,7 +1548,8 @@ BEGIN
         FROM (
             SELECT y.inbox_seq, y.name, y.signal_id, y.step_id, y.accepted_at, y.payload, y.received_at,
                 y.by_caller
-            FROM holdfast.signals y WHERE f.is_full IS NULL AND y.run_no = r.run_no AND y.consumed_seq IS NULL
+            FROM holdfast.signals y
+            WHERE f.is_full IS NULL AND r.inbox_seq > 0 AND y.run_no = r.run_no AND y.consumed_seq IS NULL
             UNION ALL
             SELECT z.* FROM (
                 SELECT w.name FROM holdfast.waits w WHERE f.is_full AND w.run_no = r.run_no
@@ -1635,7 +1635,6 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_safe bigint;
-    v_changed bigint[];
 BEGIN
     o_now := holdfast.time_1(p_now);
     PERFORM 1 FROM holdfast.nodes WHERE node = p_node AND holdfast.lease_end_1(lease_until, o_now) > o_now FOR KEY SHARE;
@@ -1664,12 +1663,12 @@ BEGIN
             SET lease_owner = p_node, lease_epoch = lease_epoch + 1, ready_at = least(ready_at, o_now),
                 losses = losses + (lease_owner IS NOT NULL AND losses < 2)::int  -- limits.SUSPECT_LOSSES
             WHERE run_no = ANY (o_runs) AND lease_owner IS DISTINCT FROM p_node
-            RETURNING run_no
+            RETURNING run_no, ready_at
         )
-        SELECT array_agg(run_no) INTO v_changed FROM taken;
-        IF v_changed IS NOT NULL THEN
-            PERFORM holdfast.enter_1(v_changed, o_now);
-        END IF;
+        UPDATE holdfast.agenda a  -- as enter_1 would, without reading the runs again
+        SET owner = p_node, ready_at = t.ready_at, lane = (t.ready_at < o_now - 1000000)::int,
+            place = CASE WHEN t.ready_at < o_now - 1000000 THEN o_now ELSE t.ready_at END
+        FROM taken t WHERE a.run_no = t.run_no;
     END IF;
 END
 $$;

@@ -103,17 +103,17 @@ def kind_of(node: str, plans: Sequence[port.Plan] | None) -> Kind:
 
 async def claim(
     pool: Pool, starts: Starts, node: str, limit: int, plans: Sequence[port.Plan] | None, now: Instant | None
-) -> list[port.LoadedRun]:
-    """Claim and load up to `limit` eligible runs."""
+) -> tuple[Instant, list[port.LoadedRun]]:
+    """Claim and load up to `limit` eligible runs; return the server's time too."""
     kind = kind_of(node, plans)
     found = await pool.fetch(CLAIM, now, kind[0], limit, kind[1], starts.of(kind))
     heard, places = found[0][0], found[0][1]
     if places is None:
         raise decisions.lease_expired(node)
-    starts.heard(heard)
+    starts.heard(heard)  # before: a time that was set back makes places of no use
     starts.note(kind, places, heard)
     loaded = [await readable(pool, tuple(row)[2:], node, heard) for row in found if row[2] is not None]
-    return [run for run in loaded if run is not None]
+    return heard, [run for run in loaded if run is not None]
 
 
 async def readable(pool: Pool, row: tuple[Any, ...], node: str, now: Instant) -> port.LoadedRun | None:
@@ -149,13 +149,11 @@ async def next_due(
     plans: Sequence[port.Plan] | None,
     queues: Sequence[str],
     now: Instant | None,
-) -> Instant | None:
-    """Return the next instant at which a claim by this node, or `acquire_jobs` here, may find something."""
+) -> tuple[Instant, Instant | None]:
+    """Return the time, and the next instant at which a claim here, or `acquire_jobs`, may find something."""
     kind = kind_of(node, plans)
     [row] = await pool.fetch(NEXT_DUE, now, kind[0], kind[1], list(queues), starts.of(kind))
-    starts.heard(row[0])
-    due_at: Instant | None = row[1]
-    return due_at
+    return row[0], row[1]
 
 
 async def renew(

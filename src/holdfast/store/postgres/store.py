@@ -234,7 +234,10 @@ class PostgresStore:
         validation.check_values(node=node)
         validation.check_plans(plans)
         validation.check_page(limit)
-        return await self._pool.finished(leases.claim(self._ready(), self._starts, node, limit, plans, self._asked()))
+        work = leases.claim(self._ready(), self._starts, node, limit, plans, self._asked())
+        now, claimed = await self._pool.finished(work)
+        self._hear(now)
+        return claimed
 
     async def renew(
         self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None, is_start: bool = False
@@ -275,9 +278,10 @@ class PostgresStore:
         validation.check_values(node=node)
         validation.check_plans(plans)
         validation.check_names("queues", queues, self._limits)
-        return await self._pool.finished(
-            leases.next_due(self._ready(), self._starts, node, plans, queues, self._asked())
-        )
+        work = leases.next_due(self._ready(), self._starts, node, plans, queues, self._asked())
+        now, due_at = await self._pool.finished(work)
+        self._hear(now)
+        return due_at
 
     # --- JobQueue
 
