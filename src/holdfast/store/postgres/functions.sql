@@ -1635,6 +1635,7 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_safe bigint;
+    v_changed bigint[];
 BEGIN
     o_now := holdfast.time_1(p_now);
     PERFORM 1 FROM holdfast.nodes WHERE node = p_node AND holdfast.lease_end_1(lease_until, o_now) > o_now FOR KEY SHARE;
@@ -1663,12 +1664,13 @@ BEGIN
             SET lease_owner = p_node, lease_epoch = lease_epoch + 1, ready_at = least(ready_at, o_now),
                 losses = losses + (lease_owner IS NOT NULL AND losses < 2)::int  -- limits.SUSPECT_LOSSES
             WHERE run_no = ANY (o_runs) AND lease_owner IS DISTINCT FROM p_node
-            RETURNING run_no, ready_at
+            RETURNING run_no
         )
-        UPDATE holdfast.agenda a  -- as enter_1 would, without reading the runs again
-        SET owner = p_node, ready_at = t.ready_at, lane = (t.ready_at < o_now - 1000000)::int,
-            place = CASE WHEN t.ready_at < o_now - 1000000 THEN o_now ELSE t.ready_at END
-        FROM taken t WHERE a.run_no = t.run_no;
+        SELECT array_agg(run_no) INTO v_changed FROM taken;
+        UPDATE holdfast.agenda  -- as enter_1 would, without reading the runs again
+        SET owner = p_node, ready_at = least(ready_at, o_now), lane = CASE WHEN ready_at < o_now - 1000000 THEN 1 ELSE 0 END,
+            place = CASE WHEN ready_at < o_now - 1000000 THEN o_now ELSE least(ready_at, o_now) END
+        WHERE run_no = ANY (v_changed);
     END IF;
 END
 $$;
