@@ -1,7 +1,8 @@
 """The shape of production: a process that starts runs, such as a web server, apart from the nodes that execute them.
 
-One and two nodes, on SQLite and on PostgreSQL (`bench/postgres.py` says which server), beside one process alone.
-CPU is what all these processes use per run; that of a server is not in it.
+One and two nodes, on SQLite and on PostgreSQL (`bench/postgres.py` says which server), beside one process alone: runs
+of three steps, and signals to parked runs, all at once and one at a time, until their results are there.
+CPU is what all these processes use per run or signal; that of a server is not in it.
 """
 
 import asyncio
@@ -16,11 +17,13 @@ from pathlib import Path
 
 import asyncpg
 
+import holdfast as hf
 from bench.effort import Effort
 from bench.engine import STARTS_AT_ONCE, app, steps
-from bench.postgres import SCHEMA, WARM_RUNS, server
-from bench.report import Row, Rows, progress
+from bench.postgres import SCHEMA, WARM_RUNS, server, signalled
+from bench.report import Row, Rows, percentile, progress
 from bench.stores import as_the_command
+from holdfast.store.port import WaitQuery
 
 FLEETS = (0, 1, 2)
 """How many nodes there are beside the starter; with none, the starter executes the runs itself."""
@@ -69,10 +72,16 @@ async def _measure(address: str, nodes: int, effort: Effort) -> Row:
             began = time.perf_counter()
             await asyncio.gather(*(app.run(run_id).result() for run_id in run_ids))
             fetched_s.append(time.perf_counter() - began)
+        rate, cpu_us_a_signal = await _signal_all(effort.signalled_runs, others)
+        delays_ms = await _signal_each(effort.engine_sequential)
     return {
         "runs/s": statistics.median(rates),
         "CPU µs/run": statistics.median(cpu_us),
         "results fetched/s": count / statistics.median(fetched_s),
+        "signals/s": rate,
+        "CPU µs/signal": cpu_us_a_signal,
+        "signal to result, median ms": statistics.median(delays_ms),
+        "p99 ms": percentile(delays_ms, 99),
     }
 
 
@@ -88,6 +97,42 @@ async def _finished(count: int) -> list[str]:
     for first in range(0, count, STARTS_AT_ONCE):
         await asyncio.gather(*(one() for _ in range(min(STARTS_AT_ONCE, count - first))))
     return run_ids
+
+
+async def _park(count: int) -> "list[hf.RunHandle[bool]]":
+    """Start runs, and return once all of them wait for a signal."""
+    parked: list[hf.RunHandle[bool]] = []
+    for first in range(0, count, STARTS_AT_ONCE):
+        starts = (app.start(signalled) for _ in range(min(STARTS_AT_ONCE, count - first)))
+        parked += await asyncio.gather(*starts)
+    find = app.runtime().store.find
+    for run in parked:
+        while not await find(WaitQuery(run_id=run.run_id)):  # noqa: ASYNC110 - another process opens it
+            await asyncio.sleep(0.01)
+    return parked
+
+
+async def _signal_all(count: int, others: list[Connection]) -> tuple[float, float]:
+    """Signal parked runs at once and wait for their results; return the rate, and the CPU for each."""
+    parked = await _park(count)
+    before_s, began = _cpu_s(others), time.perf_counter()
+    await asyncio.gather(*(_signal(run) for run in parked))
+    return count / (time.perf_counter() - began), (_cpu_s(others) - before_s) / count * 1e6
+
+
+async def _signal_each(count: int) -> list[float]:
+    """Signal parked runs one at a time; return the milliseconds until each result is there."""
+    delays_ms: list[float] = []
+    for run in await _park(count):
+        began = time.perf_counter()
+        await _signal(run)
+        delays_ms.append((time.perf_counter() - began) * 1e3)
+    return delays_ms
+
+
+async def _signal(run: "hf.RunHandle[bool]") -> None:
+    await run.signal("go", True)
+    assert await run.result()
 
 
 # --- the nodes, which are processes

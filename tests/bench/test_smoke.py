@@ -36,7 +36,10 @@ FIGURES = {
             for store in ("SQLite", "PostgreSQL")
             for fleet in ("starter is the node", "starter and 1 node", "starter and 2 nodes")
         },
-        {"runs/s", "CPU µs/run", "results fetched/s"},
+        {
+            *("runs/s", "CPU µs/run", "results fetched/s", "signals/s", "CPU µs/signal"),
+            *("signal to result, median ms", "p99 ms"),
+        },
     ),
     "commit": ({"batch 1", "batch 10", "batch 100", "batch 1000"}, {"turns/s", "floor turns/s", "ratio"}),
     "open": ({"10 open", "100 open", "1,000 open", "10,000 open"}, {"µs/turn", "growth", "µs/commit"}),
