@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from bench.search import SEARCHES, fill
 from holdfast.core.admission import Overload, RunLimit
-from holdfast.core.events import NULL
+from holdfast.core.commands import PauseRun
+from holdfast.core.events import NULL, ErrorInfo, RunStatus
 from holdfast.store import search
 from holdfast.store.port import FinishedRunQuery, Heartbeat, MailboxQuery, PurgePolicy, RunQuery, TaskQuery
 from holdfast.store.sqlite import SqliteStore, queries
@@ -102,6 +103,27 @@ async def test_hot_statements_use_their_indexes(tmp_path: Path) -> None:
     db.close()
     assert len(recorder.statements) > 25
     assert walked == []
+
+
+@pytest.mark.contract("STO-1")
+async def test_a_turn_within_a_status_writes_no_index_of_runs(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "store.db")
+    await store.migrate()
+    node, database = SampleNode(store), store._database.connection
+    await node.start("run-1", activity("charge"))
+    recorder = Recorder()
+    database.set_trace_callback(recorder)
+    await node.step("run-1", activity("ship"))
+    within = [each for each in recorder.statements if each.lstrip().startswith("UPDATE runs")]
+    await node.step("run-1", PauseRun(error=ErrorInfo("VersionMismatch", "its code is missing")))
+    database.set_trace_callback(None)
+    [update] = within
+    opened = [row for row in database.execute(f"EXPLAIN {update}") if row[1] == "OpenWrite"]
+    assert len(opened) == 1  # the table
+    for status, found in ((RunStatus.RUNNING, []), (RunStatus.PAUSED, ["run-1"])):
+        assert [run.run_id for run in await store.find(RunQuery(status=status))] == found
+    assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    await store.close()
 
 
 @pytest.mark.contract("STO-1", "TSK-1")

@@ -59,10 +59,13 @@ UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?, losses = 
 """
 
 _UPDATE_STATE = f"""
-UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?, losses = 0
-{_AS_EXPECTED} AND finished_at IS NULL AND ready_at IS NULL AND inbox_seq <= ?
+UPDATE runs SET version = ?, snapshot = ?, updated_at = ?, losses = 0
+{_AS_EXPECTED} AND finished_at IS NULL AND ready_at IS NULL AND inbox_seq <= ? AND status = ?
 """
-"""For a turn after which its run has the same readiness and owner: no index has to be changed."""
+"""For a turn after which its run has the same status, readiness and owner: no index has to be changed.
+
+SQLite writes the entry of an index anew for each column that is set, also to the value that it has.
+"""
 
 _NUMBERS = "SELECT run_id, run_no FROM runs WHERE run_id IN (SELECT value FROM json_each(?))"
 
@@ -96,6 +99,7 @@ class _Head(Struct, gc=False):
     inbox_seq: int
     is_finished: int
     is_ready: int
+    status: str
 
 
 class ShortCut:
@@ -239,7 +243,7 @@ def _whose(db: sqlite3.Connection, sends: list[tuple[port.Turn, SignalRequest | 
 def _heads(db: sqlite3.Connection, turns: Sequence[port.Turn]) -> dict[str, _Head]:
     found = db.execute(
         "SELECT run_id, run_no, version, lease_owner, lease_epoch, inbox_seq, finished_at IS NOT NULL, "
-        "ready_at IS NOT NULL FROM runs WHERE run_id IN (SELECT value FROM json_each(?))",
+        "ready_at IS NOT NULL, status FROM runs WHERE run_id IN (SELECT value FROM json_each(?))",
         (queries.listing({turn.run_id for turn in turns}),),
     )
     return {row[0]: _Head(*row[1:]) for row in found}
@@ -307,6 +311,7 @@ def _advance(head: _Head, turn: port.Turn) -> None:
     head.lease_owner = _owner_after(head, turn)
     head.is_finished = head.is_finished or turn.snapshot.status in TERMINAL
     head.is_ready = head.is_ready or not _is_as_ready(head, turn)
+    head.status = str(turn.snapshot.status)
 
 
 def _write_alone(db: sqlite3.Connection, head: _Head, turn: port.Turn, now: Instant) -> port.CommitConflict | None:
@@ -372,16 +377,17 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
             others.append((run_no, turn))
         if turn.attributes is not None:
             attributes.append((run_no, turn.attributes))
-        state = str(turn.snapshot.status), turn.expected_version + len(turn.events), encode_text(turn.snapshot), now
+        status = str(turn.snapshot.status)
+        state = turn.expected_version + len(turn.events), encode_text(turn.snapshot), now
         expected, seen = (run_no, turn.run_id, turn.expected_version, turn.epoch), turn.seen_inbox_seq
         if is_light:
-            states.append((*state, *expected, seen))
+            states.append((*state, *expected, seen, status))
         elif is_finished:
             has_no_events = 0 if turn.events else 1
-            runs.append((*state, now, 0, NEVER, now, run_no, *expected, has_no_events, seen, seen))
+            runs.append((status, *state, now, 0, NEVER, now, run_no, *expected, has_no_events, seen, seen))
         else:
             keeps_owner = 0 if turn.release else 1
-            runs.append((*state, queries.NULL_VALUE, keeps_owner, seen, now, run_no, *expected, 0, seen, seen))
+            runs.append((status, *state, queries.NULL_VALUE, keeps_owner, seen, now, run_no, *expected, 0, seen, seen))
     queries.insert_events(db, events)
     if consumed:
         db.executemany("DELETE FROM messages WHERE run_no = ? AND signal_id = ?", consumed)
@@ -453,10 +459,16 @@ def _winner(head: _Head, turn: port.Turn) -> tuple[int, port.Turn, bool]:
 
 
 def _may_be_light(turn: port.Turn) -> bool:
-    """Return whether the turn leaves its run as ready as before, unless something is delivered to it."""
-    return not (turn.consumed or turn.messages or turn.release or turn.snapshot.status in TERMINAL)
+    """Return whether the turn leaves its run in its status, and as ready as before unless something is delivered."""
+    if turn.consumed or turn.messages or turn.release or turn.snapshot.status in TERMINAL:
+        return False
+    for event in turn.events:  # noqa: SIM110 - a generator would take longer than the loop
+        if event.data.LEADS_TO is not None:
+            return False
+    return True
 
 
 def _is_as_ready(head: _Head, turn: port.Turn) -> bool:
-    """Return whether nothing is due for the run, before the turn and after it, and its owner stays."""
-    return _may_be_light(turn) and not head.is_ready and head.inbox_seq <= turn.seen_inbox_seq
+    """Return whether nothing is due for the run, before the turn and after it, and its status and its owner stay."""
+    is_same = _may_be_light(turn) and head.status == turn.snapshot.status
+    return is_same and not head.is_ready and head.inbox_seq <= turn.seen_inbox_seq
