@@ -114,7 +114,7 @@ export class Chart {
   }
 
   key(event) {
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
     if (step === undefined || this.points.length === 0) return;
     event.preventDefault();
     const now = this.at === null ? this.points.length : this.points.indexOf(this.at);

@@ -5,6 +5,7 @@
 
 import { call } from "../lib/api.js";
 import { nowMs } from "../lib/clock.js";
+import { may } from "../lib/session.js";
 import { buckets, by, one, quantile, readMetrics } from "./metrics.js";
 
 export const EVERY_MS = 5000;
@@ -39,10 +40,11 @@ export class Samples {
     this.isTaking = true;
     try {
       const since = new Date(nowMs() - DAY_MS).toISOString();
-      const [families, nodes, locks, takeovers] = await Promise.all([readMetrics(), call("system.nodes"), call("system.locks"), call("system.takeovers", { since })]);
+      const retried = may("runs:read") ? call("runs.count", { retrying: true }) : null;
+      const [families, nodes, locks, takeovers, again] = await Promise.all([readMetrics(), call("system.nodes"), call("system.locks"), call("system.takeovers", { since }), retried]);
       this.locks = locks.items;
       this.takeovers = takeovers.items.reverse();
-      this.add(reading(families, nowMs()));
+      this.add({ ...reading(families, nowMs()), retrying: again?.total });
       this.see(nodes.items);
       await this.hear();
       if (nowMs() - this.storedAt >= STORED_MS) await this.readStored();
@@ -155,7 +157,7 @@ function point(before, now) {
     return found === null ? null : found * 1000;
   };
   return {
-    at: now.at, every: LIVE_MS, running: now.runs.RUNNING ?? 0, paused: now.runs.PAUSED ?? 0, finished: rate("finished"), started: rate("created"), steps: rate("steps"), lost: rate("lost"),
+    at: now.at, every: LIVE_MS, running: now.runs.RUNNING ?? 0, paused: now.runs.PAUSED ?? 0, retrying: now.retrying, finished: rate("finished"), started: rate("created"), steps: rate("steps"), lost: rate("lost"),
     commitHalf: commit(0.5), commitMost: commit(0.99), lag: now.lag, ready: now.ready, jobs: sum(now.queues), queued: now.queued,
   };
 }
