@@ -270,7 +270,8 @@ def _sinks(picture: Picture) -> Iterator[Finding]:
         waits = "" if oldest is None else f"; {status.backlog} entries wait, the oldest for {picture.since(oldest)}"
         if status.dead_letters:
             sentence = f"sink {name} has {status.dead_letters} dead letters"
-            yield wrong("bus", sentence, f"`holdfast bus letters --sink {name}`, then requeue or drop each of them")
+            again = f"`holdfast bus bulk requeue --sink {name}` sends all of them again"
+            yield wrong("bus", sentence, f"`holdfast bus letters --sink {name}` shows them, {again}")
         if status.failures:
             sentence = f"sink {name} has failed {status.failures} times in a row: {status.error}{waits}"
             yield wrong("bus", sentence, f"mend it; `holdfast sink resume {name}` tries it at once")
@@ -284,7 +285,8 @@ def _letters(picture: Picture) -> Iterator[Finding]:
     if picture.stats.dead_letters:
         count = picture.stats.dead_letters
         sentence = f"{count} dead {'letter is' if count == 1 else 'letters are'} not settled"
-        yield wrong("dead letters", sentence, "`holdfast dead-letter list`, then requeue or drop each of them")
+        again = "`holdfast dead-letter bulk requeue` has all of them handled again"
+        yield wrong("dead letters", sentence, f"`holdfast dead-letter list` shows them, {again}")
 
 
 def _mailbox(picture: Picture) -> Iterator[Finding]:
@@ -471,7 +473,8 @@ async def _overdue(store: Store, picture: Picture) -> Finding:
     more = "at least " if len(tasks) >= LISTED_ROWS else ""
     are, which = ("task is", "") if len(tasks) == 1 else ("tasks are", "one of them ")
     sentence = f"{more}{len(tasks)} {are} overdue, {which}for {picture.since(oldest)}"
-    advice = "`holdfast task bulk reassign --overdue --to NAME` gives them to somebody"
+    give = "`holdfast task bulk reassign --overdue --to NAME` gives them to somebody"
+    advice = f"`holdfast task list --overdue` shows them, {give}"
     return note("tasks", sentence, advice, dict.fromkeys(task.run_id for task in tasks[: picture.bounds.listed]))
 
 

@@ -10,6 +10,7 @@ import { toast } from "../lib/toast.js";
 import { ageOf, elapsedOf, moment } from "../lib/time.js";
 import { commandsFor, othersFor } from "./actions.js";
 import { TERMINAL } from "./event-tables.js";
+import { failuresToSettle } from "./fold.js";
 
 const iso = (ms) => new Date(ms).toISOString();
 const IN_MENU = new Set(["raise", "terminate", "again"]);
@@ -44,7 +45,7 @@ export class RunHead {
     put(
       this.marks,
       statusBadge(state.status),
-      state.substatus && h("span", { class: "tag", title: state.substatus }, SUBSTATUS[state.substatus] ?? state.substatus),
+      state.substatus && failuresToSettle(state).length === 0 && h("span", { class: "tag", title: state.substatus }, SUBSTATUS[state.substatus] ?? state.substatus),
       model.isStale && h("span", { class: "stale", title: "Events are missing" }, "STALE"),
       isPast && h("span", { class: "past" }, `as it was at event ${state.seq}`),
     );
