@@ -426,6 +426,17 @@ def len_of(user: str) -> int:
     return len(user)
 
 
+async def test_limits_hold_where_payloads_are_encrypted(variant: EngineVariant) -> None:
+    """What the store decides by is not sealed."""
+    bank = Bank()
+    app, order = shop(bank, hf.ActivityLimit(per_key=1, key=lambda user: user))
+    app.codecs = (hf.Encryption({"k1": b"1" * 32}),)
+    async with variant.node(app, **PATIENT):
+        runs = [await app.start(order, user, 3) for user in ("ann", "bob")]
+        assert [await run.result() for run in runs] == [3, 3]
+    assert (bank.most["ann"], bank.most["bob"]) == (1, 1)
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["other", "killed"])
 async def test_place_of_a_killed_process_is_free_again(tmp_path: Path, name: str) -> None:

@@ -28,7 +28,7 @@ $$;
 -- nodes that understand the level ask for it. Nodes of older releases call these functions too, and do not.
 CREATE OR REPLACE FUNCTION holdfast.level_1(p_snapshot text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN strpos(p_snapshot, '"needs":') > 0
-        THEN coalesce(E'\n' || (replace(p_snapshot, '\u0000', '\u0001')::jsonb ->> 'needs'), '') ELSE '' END
+        THEN coalesce(E'\n' || (p_snapshot::jsonb ->> 'needs'), '') ELSE '' END
 $$;
 
 -- Enter runs into the agenda as they now are, or take them off it. The locks of the runs are held.

@@ -37,6 +37,8 @@ export function stepDetail(place, { step, model, actions, until, onClose, onEven
   const opened = step.first.data ?? {};
   const closed = step.status === "RUNNING" ? {} : (step.last.data ?? {});
   const answer = closed.result ?? closed.payload ?? closed.answer;
+  const limit = opened.options?.limit;
+  const queue = limit ? opened.queue.replace(/^limited:/, "") : opened.queue;
   put(
     place,
     head(h("span", { class: "mono" }, step.id), onClose),
@@ -54,7 +56,8 @@ export function stepDetail(place, { step, model, actions, until, onClose, onEven
         opened.until && ["Until", exact(micros(opened.until))],
         step.attempts.length > 1 && ["Attempts", String(step.attempts.length)],
         step.logical > 1 && ["Retries", `Retry #${step.logical - 1}`],
-        opened.queue && ["Queue", opened.queue],
+        queue && ["Queue", queue],
+        limit && ["Limit", limit.key ? `${limit.name}, key ${limit.key}` : limit.name],
         opened.idempotency_key && ["Key", h("code", {}, opened.idempotency_key)],
         opened.roles?.length && ["Roles", opened.roles.join(", ")],
         closed.actor && ["By", closed.actor],
