@@ -10,7 +10,7 @@ from holdfast.core import codec
 from holdfast.core.events import ChildStarted, RunQueued
 from holdfast.core.state import CANCELLED
 from holdfast.engine.turns.draft import prepare_run
-from holdfast.errors import RunCancelled
+from holdfast.errors import InvalidInput, RunCancelled, RunFailed
 from holdfast.limits import NAME_BYTES
 from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
 
@@ -48,7 +48,15 @@ async def test_a_result_goes_up_and_a_cancellation_goes_down_whatever_the_ids(
 ) -> None:
     app, parent = family()
     async with variant.node(app):
+        if variant.store.startswith("s3:") and run_id in LONGEST[2:]:  # this server takes 255 bytes, percent-encoded
+            with pytest.raises(InvalidInput, match="the name is too long"):
+                await app.start(parent, run_id=run_id)
+            return
         run = await app.start(parent, run_id=run_id)
+        if variant.store.startswith("s3:") and run_id == LONGEST[1]:  # its child's has /, encoded
+            with pytest.raises(RunFailed, match="the name is too long"):
+                await run.result()
+            return
         child = await child_of(app, run)
         await child.signal("go", "word")
         assert await run.result() == "word of the child"

@@ -288,8 +288,11 @@ class QueueWorker:
             return
         due_at = await self._store.next_due(self._node, (), self._queues) if self._queues else None
         now = await self._store.now()
-        is_left = due_at is not None and due_at <= now and not self._notified.is_set()
-        self._note_unknown_jobs(is_left and not self._avoided)
+        is_left = due_at is not None and due_at <= now
+        if not is_left:
+            self._unknown_jobs_seen = 0
+        elif not self._notified.is_set() and not self._avoided:
+            self._note_unknown_jobs()
         timeout_s = (due_at - now) / 1_000_000 if due_at is not None and due_at > now else None
         if self._takes_limited and self._ask_limited_at is not None:
             limited_s = max(0.0, (self._ask_limited_at - now) / 1_000_000)
@@ -303,9 +306,9 @@ class QueueWorker:
         except TimeoutError:
             return
 
-    def _note_unknown_jobs(self, are_there: bool) -> None:
+    def _note_unknown_jobs(self) -> None:
         """Report once that jobs are left to others. A single look may only have come before the jobs."""
-        self._unknown_jobs_seen = self._unknown_jobs_seen + 1 if are_there else 0
+        self._unknown_jobs_seen += 1
         if self._unknown_jobs_seen == 2:
             names = ", ".join(self._queues)
             logger.warning("node %s: jobs of activities not known here are left in the queues %s", self._node, names)
