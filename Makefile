@@ -1,9 +1,13 @@
 # Every target makes the virtual environment it needs, once, and again when pyproject.toml changes.
-#   make test PYTEST_ARGS='-k signal'     PYTHON=python3.12 make dev
+#   make test PYTEST_ARGS='-k signal'     PYTHON=python3.12 make dev     make pythons PYTHONS='3.12 3.13'
 
 PYTHON ?= python3
+# What `make dev` and all tests install: the versions of `requirements-dev.lock`, checked by their hashes.
+# `make dev LOCKED=no` takes the newest that pyproject.toml allows.
+LOCKED ?= yes
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
+PYTHONS ?=
 # Many tests wait for a time rather than for the machine, so there are more workers than cores.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS = $(shell expr 2 '*' $(CORES))
@@ -12,6 +16,7 @@ PARALLEL ?= -n $(WORKERS) --dist worksteal
 VENV := .venv
 DEMO := build/demo
 BIN := $(VENV)/bin
+VENV_STAMP := $(VENV)/.made
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 PEERS := build/peers
@@ -27,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test coverage browser commands pictures style lint format bench bench-peers sim soak chaos dev contract diagram tables docs release clean
+.PHONY: help demo quick test coverage browser commands pictures style lint format bench bench-peers sim soak chaos dev contract diagram tables docs lock pythons release clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -140,10 +145,22 @@ tables: $(DEV_STAMP) ## Write what is derived: tables of the page and of the doc
 	@$(BIN)/ruff format --quiet src/holdfast/client/resources.pyi
 	@$(BIN)/python -m tools.reference
 	@$(BIN)/python -m tools.commands
+	@$(BIN)/python -m tools.diagrams
 
 docs: $(DEV_STAMP) ## Build the documentation site into build/site; a broken link fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "Open build/site/index.html, or, with search:  $(BIN)/python -m http.server --directory build/site"
+
+# A registry that pip is told of is not written down: the file has names, versions and hashes.
+lock: $(RUN_STAMP) ## Write requirements-dev.lock: the newest versions that pyproject.toml allows, with their hashes
+	@$(BIN)/python -m pip install --quiet --group lock
+	@SSL_CERT_FILE="$${SSL_CERT_FILE:-$$PIP_CERT}" $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
+	  --generate-hashes --no-annotate --no-header --group pyproject.toml:dev pyproject.toml \
+	  --output-file requirements-dev.lock > /dev/null
+	@echo "$$(grep -c == requirements-dev.lock) packages are in requirements-dev.lock"
+
+pythons: $(DEV_STAMP) ## Run the quick tests on each Python from 3.11 to 3.14 that is installed, and say which is missing
+	@$(BIN)/python -m tools.pythons $(PYTHONS)
 
 release: $(DEV_STAMP) ## Build the package into dist/ and check it: a pure wheel, its files, hashes, an SBOM; uploads nothing
 	@$(BIN)/python -m pip install --quiet --group release
@@ -153,22 +170,31 @@ clean: ## Remove the virtual environment and everything generated
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find $(CODE) -type d -name __pycache__ -prune -exec rm -rf {} +
 
-# The package alone: enough for the demo, and a matter of seconds.
-$(RUN_STAMP): pyproject.toml
+$(VENV_STAMP):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Holdfast needs Python 3.11 or newer, and '$(PYTHON)' is not." >&2; \
 	  echo "Name another one:  make $(or $(MAKECMDGOALS),dev) PYTHON=python3.12" >&2; exit 1; }
 	@echo "Setting up $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "Could not make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@touch $@
+
+# The package alone: enough for the demo, and a matter of seconds.
+$(RUN_STAMP): $(VENV_STAMP) pyproject.toml
 	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
-$(DEV_STAMP): $(RUN_STAMP)
+$(DEV_STAMP): $(VENV_STAMP) pyproject.toml requirements-dev.lock
 	@echo "Installing the development tools ..."
-	@$(BIN)/python -m pip install --quiet --editable . --group dev
-	@touch $@
+ifeq ($(LOCKED),yes)
+	@$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-dev.lock
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+else
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable . --group dev
+endif
+	@touch $@ $(RUN_STAMP)
 
 $(PEERS_STAMP): bench/peers/requirements.txt bench/peers/package.json
 	@echo "Installing the engines that Holdfast is compared with into $(PEERS) ..."

@@ -14,7 +14,7 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-from tools import reference_pages
+from tools import diagrams, reference_pages
 
 ROOT = Path(__file__).parents[1]
 PROJECT = {
@@ -31,6 +31,9 @@ FOLDERS = {"examples": "Examples", "deploy": "Files for deployment"}
 CODE = re.compile(r"(```.*?^\s*```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 LANGUAGES = {".py": "python", ".json": "json", ".yml": "yaml", ".yaml": "yaml", ".toml": "toml"}
+
+MERMAID = re.compile(r"^```mermaid\n.*?^```$", re.DOTALL | re.MULTILINE)
+STATES = "pictures/states.svg"
 
 log = logging.getLogger("mkdocs.hooks.site")
 
@@ -87,6 +90,7 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File.generated(config, target, content=page_of(path)))
     for target, text in reference_pages.pages().items():
         files.append(File.generated(config, target, content=text))
+    files.append(File.generated(config, STATES, content=diagrams.states()))
     return files
 
 
@@ -97,4 +101,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     target = page.file.src_uri
     if target.startswith("reference/"):
         return markdown
+    if target == "states.md":  # Mermaid would be drawn by a script from another host
+        return MERMAID.sub(f"![The life of a run]({STATES})", markdown)
     return rewritten(markdown, sources.get(target, f"docs/{target}"), pages)

@@ -22,6 +22,7 @@ PORT = "8321"
 
 _SERVES = ("holdfast dev", "holdfast server", "holdfast node")
 _KILL = "pkill -9 -f holdfast"
+_STOP = "pkill -INT -f holdfast"
 _READY = ("is served at", " works on ")
 
 
@@ -86,6 +87,10 @@ class PageSession:
             for server in self._servers:
                 os.killpg(server.pid, signal.SIGKILL)
                 server.communicate(timeout=MOST_SECONDS)
+            self._servers.clear()
+            return []
+        if line == _STOP:
+            self.close()
             self._servers.clear()
             return []
         if line.startswith("export "):

@@ -19,6 +19,8 @@ DOCS = Path(__file__).parents[2] / "docs"
             "streams.md",
             "1 'It'\n2 ' is'\n3 ' durable'\n4 '.'\nIt is durable.\n['done']\n",
         ),
+        ("artifacts.md", "mailed 988890 bytes, True\n"),
+        ("secrets.md", "charged 4200 with [redacted: stripe/key]\n"),
         ("middleware.md", "950 cents, asked for by ann\n950\n"),
     ],
 )

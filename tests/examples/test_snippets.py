@@ -1,0 +1,105 @@
+"""What pages show in passing is true as well: code parses, `hf.…` exists, and so do commands and their options."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from functools import reduce
+from pathlib import Path
+
+import holdfast as hf
+from holdfast.cli.main import commands
+
+TOP = Path(__file__).parents[2]
+PAGES = [TOP / "README.md", *sorted((TOP / "docs").rglob("*.md"))]
+GLOBAL = {"--help", "-h", "--version"}
+
+
+def written_commands(text: str) -> Iterator[str]:
+    """Return each `holdfast …` on a page: typed in a terminal, or within a sentence."""
+    for block in re.findall(r"^```(?:console|sh)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        for line in block.splitlines():
+            yield from re.findall(
+                r"\bholdfast [^|;&)]*", line if line.startswith("$") else re.sub(r"^holdfast:.*", "", line)
+            )
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    yield from re.findall(r"`(holdfast [^`]+)`", prose)
+
+
+def problem_of(line: str) -> str | None:
+    """Say which command or option of a line does not exist."""
+    try:
+        words = shlex.split(line.partition(" # ")[0], comments=False)[1:]
+    except ValueError:
+        words = line.split()[1:]
+    names: list[str] = []
+    app = commands
+    while words and not words[0].startswith("-"):
+        # `pause|resume` and `pause`, `…` or ID stand for several, or for any.
+        alternatives = words[0].strip("…").split("|")
+        missing = [each for each in alternatives if each and each not in app]
+        if missing:
+            is_group = bool([each for each in app if not each.startswith("-")])
+            return (
+                f"there is no command {' '.join([*names, *missing])!r}" if is_group and missing[0].islower() else None
+            )
+        if not alternatives[0]:
+            return None
+        names.append(words.pop(0))
+        app = app[alternatives[0]]
+    return None
+
+
+def options_of(line: str) -> Iterator[str]:
+    """Return the options of a line that its command does not have."""
+    words = line.split()[1:]
+    app = commands
+    while words and words[0] in app and not words[0].startswith("-"):
+        app = app[words.pop(0)]
+    if app.default_command is None:
+        return
+    known = GLOBAL | {name for argument in app.assemble_argument_collection() for name in argument.names}
+    for word in words:
+        option = re.match(r"--[a-z][a-z-]*", word)
+        if option and option[0] not in known:
+            yield option[0]
+
+
+def test_code_on_the_pages_parses() -> None:
+    for page in PAGES:
+        for block in re.findall(r"^```python[^\n]*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+            compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
+
+
+def test_every_name_of_the_package_on_the_pages_exists() -> None:
+    wrong = []
+    for page in PAGES:
+        for name in set(re.findall(r"\bhf\.([A-Za-z_][\w.]*\w)", page.read_text())):
+            try:
+                reduce(getattr, name.split("."), hf)
+            except AttributeError:
+                wrong.append(f"{page.name}: hf.{name}")
+    assert wrong == []
+
+
+def test_every_command_on_the_pages_exists() -> None:
+    count, wrong = 0, []
+    for page in PAGES:
+        for line in written_commands(page.read_text()):
+            count += 1
+            problems = [problem_of(line), *(f"there is no option {option}" for option in options_of(line))]
+            wrong += [f"{page.name}: {line}: {problem}" for problem in problems if problem]
+    assert count > 200
+    assert wrong == []
+
+
+def test_the_checks_can_fail() -> None:
+    assert list(written_commands("```console\n$ holdfast run lst | cat\n```\nand `holdfast store cpy A B`")) == [
+        "holdfast run lst ",
+        "holdfast store cpy A B",
+    ]
+    assert problem_of("holdfast run lst") is not None
+    assert problem_of("holdfast run list") is None
+    assert list(options_of("holdfast run list --sttus X --status=PAUSED")) == ["--sttus"]
