@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test coverage browser commands pictures style lint format bench bench-peers sim soak chaos dev contract diagram tables docs lock pythons release clean
+.PHONY: help demo quick test coverage browser commands pictures style lint format bench bench-peers sim soak chaos dev contract diagram tables docs lock audit pythons release clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -158,6 +158,14 @@ lock: $(RUN_STAMP) ## Write requirements-dev.lock: the newest versions that pypr
 	  --generate-hashes --no-annotate --no-header --group pyproject.toml:dev pyproject.toml \
 	  --output-file requirements-dev.lock > /dev/null
 	@echo "$$(grep -c == requirements-dev.lock) packages are in requirements-dev.lock"
+
+# The database of vulnerabilities is asked for each package: this needs more of the network than the registry of packages.
+audit: $(RUN_STAMP) ## Look for known vulnerabilities in what is locked, and in the oldest versions that are allowed
+	@$(BIN)/python -m pip install --quiet --group audit
+	@mkdir -p build; SSL_CERT_FILE="$${SSL_CERT_FILE:-$$PIP_CERT}" $(BIN)/uv pip compile --quiet --resolution lowest-direct \
+	  --python-version 3.11 --all-extras pyproject.toml --output-file build/floors.txt > /dev/null
+	@for file in requirements-dev.lock build/floors.txt; do echo "$$file:"; \
+	  $(BIN)/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement $$file || exit 1; done
 
 pythons: $(DEV_STAMP) ## Run the quick tests on each Python from 3.11 to 3.14 that is installed, and say which is missing
 	@$(BIN)/python -m tools.pythons $(PYTHONS)

@@ -130,11 +130,11 @@ def states() -> str:
         between[status, following].append(event_type)
     drawn = [_arrow(15, 50, 105, 50), _text(55, 42, "small", RunQueued.__name__)]
     assert PLACES.keys() == {status for pair in between for status in pair}, "a status has no place"
-    for (status, following), events in between.items():
-        drawn += _connection(PLACES[status], PLACES[following], (following, status) in between, events)
-    for status, (x, y) in PLACES.items():
-        is_final = not any(status == first for first, _ in between)
-        drawn += _box(x - 65, y - 20, 130, 40, "kept" if is_final else "ours" if status != PENDING else "box", status)
+    for (first, second), events in between.items():
+        drawn += _connection(PLACES[first], PLACES[second], (second, first) in between, events)
+    for name, (x, y) in PLACES.items():
+        is_final = not any(name == first for first, _ in between)
+        drawn += _box(x - 65, y - 20, 130, 40, "kept" if is_final else "box" if name == PENDING else "ours", name)
     return _svg(800, 285, "The life of a run", drawn)
 
 

@@ -37,6 +37,7 @@ NOBODY = 65534
     [
         ["hadolint", "Dockerfile"],
         ["yamllint", "--strict", "-d", "{extends: relaxed, rules: {line-length: disable}}", "."],
+        ["kubernetes-validate", "--strict", "--quiet", "kubernetes.yaml"],
         ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", "compose.yaml"],
     ],
     ids=lambda lint: str(lint[0]),

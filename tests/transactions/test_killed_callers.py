@@ -12,7 +12,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.client import Client
-from tests.transactions.callers import drop_table, make_table, rows_of
+from tests.transactions.callers import SQLITE, drop_table, make_table, rows_of
 from tests.transactions.killed_caller import app
 
 KILLS = int(os.environ.get("TEST_CALLER_KILLS", "5"))
@@ -21,7 +21,8 @@ KILLS = int(os.environ.get("TEST_CALLER_KILLS", "5"))
 LOOKED_AT = 20
 """Of how many runs the results are awaited."""
 
-DRIVERS = ["sqlite3", *(pytest.param(each, marks=pytest.mark.postgres) for each in ("asyncpg", "psycopg"))]
+ON_POSTGRES = ("asyncpg", "psycopg", "SQLAlchemy's Session", "SQLAlchemy's AsyncSession")
+DRIVERS = ["sqlite3", "Session on SQLite", *(pytest.param(each, marks=pytest.mark.postgres) for each in ON_POSTGRES)]
 
 
 def kill_callers(url: str, driver: str, seed: int) -> None:
@@ -49,11 +50,12 @@ async def test_no_run_without_its_row_and_no_row_without_its_run(
 ) -> None:
     seed = int(os.environ.get("TEST_SEED", random.randrange(10**6)))
     print(f"TEST_SEED={seed}")
-    url = f"sqlite:///{tmp_path}/shop.db" if driver == "sqlite3" else request.getfixturevalue("postgres_url")
+    url = f"sqlite:///{tmp_path}/shop.db" if driver in SQLITE else request.getfixturevalue("postgres_url")
     async with app.connect(url):
         await make_table(url)
     kill_callers(url, driver, seed)
     rows = await rows_of(url)
+    print(f"{driver}: {KILLS} callers were killed, {len(rows)} rows are there")
     async with app.node(url, options=hf.NodeOptions(safety_poll_s=0.2)):
         client = Client(app)
         runs: dict[str, str] = {}
