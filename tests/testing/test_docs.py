@@ -19,3 +19,14 @@ def test_the_tests_on_the_page_pass_and_the_table_is_as_shown(tmp_path: Path) ->
     assert "5 passed" in done.stdout
     [table] = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
     assert table in done.stdout
+
+
+@pytest.mark.process
+def test_the_tests_of_tasks_on_their_page_pass(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+    [text] = re.findall(r'```python title="test_expense.py"\n(.*?)```', page, re.DOTALL)
+    (tmp_path / "test_expense.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "asyncio_mode=auto", "test_expense.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout

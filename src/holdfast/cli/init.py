@@ -21,6 +21,7 @@ dev = ["pytest>=8", "pytest-asyncio>=1.0"]
 
 [tool.pytest.ini_options]
 asyncio_mode = "auto"
+asyncio_default_fixture_loop_scope = "function"
 pythonpath = ["."]
 """,
     "app.py": '''\

@@ -124,19 +124,23 @@ def is_effective(assignee: str | None, roles: Iterable[str], actor: m.Actor) -> 
     return assignee == actor.name or not roles.isdisjoint(actor.roles) or (not roles and assignee is None)
 
 
+def _without_role(roles: Iterable[str], actor: m.Actor) -> str:
+    return f"{actor.name!r} has none of the task's roles ({', '.join(sorted(roles))}), and it is not assigned to them"
+
+
 def _objection(step: OpenStep, operation: m.TaskOperation) -> CallerError | None:
     request, task = operation.request, _created(step)
     actor, action, holder = request.actor, request.action, task.assignee
     concerns = is_effective(holder, task.roles, actor)
     if action in ("assign", "reassign", "comment"):
         if not concerns and not actor.is_admin:
-            return NotPermitted(f"{actor.name!r} has no role of the task, and is no administrator")
+            return NotPermitted(f"{_without_role(task.roles, actor)}, and is no administrator")
         if action == "assign" and holder:
             return Conflict(f"the task is {holder!r}'s; reassign it", by=holder)
         return None if action == "comment" else _objection_to_person(step, request.assignee)
     if holder != actor.name:
         if not concerns:
-            return NotPermitted(f"{actor.name!r} has no role of the task")
+            return NotPermitted(_without_role(task.roles, actor))
         if holder is not None and action == "claim":
             return Conflict(f"the task is {holder!r}'s", by=holder)
         if holder is not None or action == "release":
