@@ -1,8 +1,8 @@
 """Builds a release and checks it: `python -m tools.release`, or `make release`. It uploads nothing.
 
 In `dist/` are then the source archive, the wheel, the hashes of all, and an SBOM (CycloneDX) of what it installs.
-A release is refused where the changelog has no entry of its version, where the wheel is not pure Python or misses
-files of the package, or where an installation of it in a new environment does not work.
+A release is refused if the changelog has no entry of its version, if the wheel is not pure Python or misses files of
+the package, if a second build gives other bytes, or if an installation in a new environment does not work.
 """
 
 import hashlib
@@ -49,6 +49,15 @@ def problems_of_changelog(text: str, version: str) -> Iterator[str]:
         yield f"CHANGELOG.md has no entry [{version}]"
 
 
+def problems_of_second_build(first: Path, second: Path) -> Iterator[str]:
+    """Which files of two builds differ: a release that is built again must have the same bytes."""
+    names = sorted({file.name for folder in (first, second) for file in folder.iterdir()})
+    for name in names:
+        builds = [folder / name for folder in (first, second)]
+        if not all(file.exists() for file in builds) or builds[0].read_bytes() != builds[1].read_bytes():
+            yield f"a second build gives another {name}"
+
+
 def sbom(python: Path) -> dict[str, object]:
     """Return the packages of an environment as a CycloneDX document."""
     code = "import importlib.metadata as m, json; print(json.dumps([[d.name, d.version] for d in m.distributions()]))"
@@ -73,9 +82,13 @@ def main() -> None:
     if DIST.exists() and any(DIST.iterdir()):
         raise SystemExit("dist/ is not empty: move what is in it away first")
     subprocess.run([sys.executable, "-m", "build", "--outdir", DIST, ROOT], check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-m", "build", "--outdir", folder, ROOT], check=True)
+        differences = list(problems_of_second_build(DIST, Path(folder)))
     (wheel,) = DIST.glob("*.whl")
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *DIST.iterdir()], check=True)
     problems = [
+        *differences,
         *problems_of_wheel(wheel, version),
         *problems_of_changelog((ROOT / "CHANGELOG.md").read_text(), version),
     ]

@@ -1,5 +1,8 @@
 """A release is refused where something is missing."""
 
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from zipfile import ZipFile
@@ -48,6 +51,37 @@ def test_a_wheel_is_refused(name: str, version: str, leave_out: str, add: str, p
 def test_a_version_without_an_entry_in_the_changelog_is_refused() -> None:
     assert list(release.problems_of_changelog("## [1.0] - 2026-01-01", "1.0")) == []
     assert list(release.problems_of_changelog("## [Unreleased]", "1.0")) == ["CHANGELOG.md has no entry [1.0]"]
+
+
+def test_a_second_build_must_give_the_same_bytes(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder, text in ((first, "a"), (second, "b")):
+        folder.mkdir()
+        (folder / "same").write_text("same")
+        (folder / "other").write_text(text)
+    (second / "more").touch()
+    assert list(release.problems_of_second_build(first, second)) == [
+        "a second build gives another more",
+        "a second build gives another other",
+    ]
+
+
+@pytest.mark.process
+def test_the_package_is_built_the_same_from_copies_of_other_times(tmp_path: Path) -> None:
+    built = []
+    for number in range(2):
+        copy = tmp_path / f"copy{number}"
+        shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, copy / name)
+        for path in copy.rglob("*"):
+            os.utime(path, (1_000_000_000 + number, 1_000_000_000 + number))
+        command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path / f"dist{number}")]
+        done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        built.append(tmp_path / f"dist{number}")
+    assert {file.suffix for file in built[0].iterdir()} == {".whl", ".gz"}
+    assert list(release.problems_of_second_build(*built)) == []
 
 
 @pytest.mark.process
