@@ -38,7 +38,7 @@ def find(version: str) -> Path | None:
 
 
 def test(version: str, program: Path) -> bool:
-    """Make an environment, run the quick tests in it, and say whether they pass."""
+    """Make an environment, run the quick tests in it, and return whether they pass."""
     venv = FOLDER / version
     python = venv / "bin" / "python"
     subprocess.run([program, "-m", "venv", venv], check=True)
