@@ -106,6 +106,21 @@ async def test_a_run_has_few_objects_that_the_garbage_collector_walks_through() 
     assert (under_way - parked) / count < 25
 
 
+async def test_a_start_that_waits_has_few_objects_that_the_garbage_collector_walks_through() -> None:
+    measuring, count = Measuring(), 200
+    async with asyncio.timeout(60), measuring.app.node("memory://", options=hf.NodeOptions(lease_ms=600_000)):
+        measuring.gate.set()
+        await measuring.to_their_end(20)
+        before = tracked()
+        starting = [asyncio.ensure_future(measuring.app.start(measuring.wait)) for _ in range(count)]
+        await asyncio.sleep(0)  # each has asked for its run, and none has an answer
+        waiting = tracked()
+        runs = await asyncio.gather(*starting)
+        await asyncio.gather(*(run.signal("go", 1) for run in runs))
+        await asyncio.gather(*(run.result() for run in runs))
+    assert (waiting - before) / count < 11
+
+
 async def test_finished_runs_leave_the_garbage_collector_nothing_to_free() -> None:
     measuring = Measuring()
     measuring.gate.set()

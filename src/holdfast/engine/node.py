@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from msgspec.structs import replace
 
@@ -609,7 +609,7 @@ class TurnProcessor:
             for owned, cached, _ in prepared:
                 if cached is not None:
                     owned.admission = await self._run_queue.request_of(owned.loaded, cached.state)
-        return [(owned, cached, problem) for owned, cached, problem in prepared if cached is not None]
+        return cast(list[Prepared], [each for each in prepared if each[1] is not None])
 
     async def _take_in_halves(self, ready: Sequence[Prepared], now: Instant) -> list[tuple[OwnedRun, RunError]]:
         """Take and commit turns in two halves: while the store commits the first, the second is taken here.
