@@ -123,6 +123,8 @@ def test_imports_point_downwards_only() -> None:
         ("holdfast/errors.py", "from holdfast import limits"),
         ("holdfast/client.py", "from holdfast.web import page"),
         ("holdfast/settings.py", "from holdfast.core import codec"),
+        ("holdfast/agents/pydantic_ai.py", "from holdfast.service import rest"),
+        ("holdfast/engine/node.py", "from holdfast.agents import pydantic_ai"),
         ("holdfast/novelty.py", ""),
     ],
 )

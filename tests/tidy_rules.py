@@ -29,7 +29,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"workflow", "activity", "app_plans"}),
     frozenset({"app_schedules", "lock"}),
     frozenset({"app"}),
-    frozenset({"service"}),
+    frozenset({"service", "agents"}),
     frozenset({"client"}),
     frozenset({"cli", "web", "testing"}),
     frozenset({"django"}),

@@ -25,6 +25,7 @@ SHOWN = {
     "agent_inbox": ["done: book a hotel in Lisbon\ndone: rent a car in Venice"],
     "approval": ["ann: 42.00 paid to ann, approved by carol", "bob: nobody answered in time"],
     "crash_explorer": ["deposit ran twice, and without a crash once", "the check gives 50", "findings: 0"],
+    "durable_agent": ["4200 cents?", '{"refund":"gave back 4200 cents to ann"}', "approve refund, refund, model#2"],
     "etl": ["{'day': '2026-01-28', 'rows': 48}"],
     "fan_out": ["100 pictures", "100 results recorded; 1 attempt was repeated"],
     "flow": ["20.00 paid", "gave back what was taken: 4000.00 paid\nnot delivered: step ship: NonRetryable: a piano"],
