@@ -87,6 +87,15 @@ async def grave() -> str:
 
 
 @app.workflow
+async def telling() -> str:
+    story = hf.stream("story")
+    await story.write("To ")
+    await story.write("be")
+    await story.write({"page": 2})
+    return "told"
+
+
+@app.workflow
 async def far() -> str:
     return await render()
 '''

@@ -622,6 +622,23 @@ def test_a_schedule_is_made_paused_triggered_and_deleted(setup: CommandSetup) ->
     assert setup.json("schedule", "delete", "yearly")["schedule_id"] == "yearly"
 
 
+@pytest.mark.contract("STR-1", "API-1")
+def test_streams_of_a_run_are_listed_read_and_followed(setup: CommandSetup) -> None:
+    run_id = start(setup, "telling", run_id="told")
+    setup.hf("run", "result", run_id, "--wait-s", "10")
+    [stream] = setup.json("run", "streams", run_id)["items"]
+    assert (stream["name"], stream["last_seq"]) == ("story", 3)
+    assert [chunk["value"] for chunk in setup.json("run", "chunks", run_id, "story", "--after", "1")["items"]] == [
+        "be",
+        {"page": 2},
+    ]
+    for follow in ([], ["--follow"]):
+        assert setup.hf("run", "stream", run_id, "story", *follow).stdout == 'To be\n{"page":2}\n'
+    assert setup.json("run", "stream", run_id, "story", "--after", "2")["value"] == {"page": 2}
+    assert setup.hf("run", "stream", run_id, "nothing").stdout == ""
+    assert "there is no run" in setup.hf("run", "stream", "nobody", "story", code=3).stderr
+
+
 def test_every_derived_command_is_run_in_this_file() -> None:
     resources = {spec_of(operation).words.split()[0] for operation in OPERATIONS.values()}
     known = {(resource, verb) for resource in resources for verb in commands[resource] if not verb.startswith("-")}
