@@ -12,12 +12,13 @@ from typing import Any
 
 import obstore
 import pytest
+from msgspec.structs import replace
 from obstore.exceptions import GenericError
 from obstore.store import MemoryStore as ObjectsInMemory
 
 from holdfast.core.state import PAUSED, RUNNING
 from holdfast.errors import StoreUnavailable
-from holdfast.store.port import PurgePolicy, RunQuery
+from holdfast.store.port import Duplicate, Existing, PurgePolicy, RunQuery
 from holdfast.store.s3 import S3Store
 from holdfast.store.s3 import bucket as bucket_module
 from holdfast.store.s3.bucket import FIRST_REQUEST_S, LEAST_REQUEST_S, REQUEST_S, AnswerTime, Bucket, Stored, Unchanged
@@ -250,6 +251,65 @@ async def test_a_node_that_finds_what_another_could_not_announce_announces_it(ob
     assert await SampleNode(next_one, "node-b").claim() == []
     assert [change.run_id for change in (await third.changes(cursor)).runs] == ["run-1"]
     assert [str(head.status) for head in await third.find(RunQuery())] == ["COMPLETED"]
+
+
+@pytest.mark.contract("OWN-3", "MSG-2")
+async def test_what_a_killed_process_has_sent_is_found_without_a_sweep(objects: FaultyObjects) -> None:
+    """Another one relays it once more, finds it arrived, and goes on with the receiver, which belongs to no node."""
+    clock = VirtualClock()
+    store, other = opened(objects, clock), opened(objects, clock)
+    await _parked(store)
+    node = SampleNode(store)
+    run = await node.start("run-2", wait("go"))
+    await other.find(RunQuery())
+    turn = await node.turn(run)
+    kill_at(objects, "PUT changes/")
+    with pytest.raises(Killed):
+        await store.commit([replace(turn, sends=(signal("run-1", signal_id="sent"),))])
+    objects.plan = lambda request: None
+    next_one = SampleNode(other, "node-b")
+    clock.advance(ms=30_000)
+    taken = await next_one.claim()
+    clock.advance(ms=3_000)
+    taken += await next_one.claim()
+    assert "run-1" in [loaded.head.run_id for loaded in taken]
+
+
+@pytest.mark.contract("SIG-5", "OWN-3")
+async def test_a_signal_that_is_sent_again_wakes_its_run_although_the_first_process_was_killed(
+    objects: FaultyObjects,
+) -> None:
+    clock = VirtualClock()
+    store, client, other = (opened(objects, clock) for _ in range(3))
+    await _parked(store)
+    await other.find(RunQuery())
+    await client.find(RunQuery())
+    kill_at(objects, "PUT changes/")
+    with pytest.raises(Killed):
+        await store.deliver([signal("run-1", signal_id="sent")])
+    objects.plan = lambda request: None
+    [again] = await client.deliver([signal("run-1", signal_id="sent")])
+    assert isinstance(again, Duplicate)
+    clock.advance(ms=3_000)
+    assert [loaded.head.run_id for loaded in await SampleNode(other, "node-b").claim()] == ["run-1"]
+
+
+@pytest.mark.contract("QUE-1", "OWN-3")
+async def test_a_run_that_is_asked_for_again_begins_although_the_first_process_was_killed(
+    objects: FaultyObjects,
+) -> None:
+    clock = VirtualClock()
+    store, client, other = (opened(objects, clock) for _ in range(3))
+    await other.find(RunQuery())
+    await client.find(RunQuery())
+    kill_at(objects, "PUT changes/")
+    with pytest.raises(Killed):
+        await store.create([new_run("run-1")])
+    objects.plan = lambda request: None
+    [again] = await client.create([new_run("run-1")])
+    assert isinstance(again, Existing)
+    clock.advance(ms=3_000)
+    assert [loaded.head.run_id for loaded in await SampleNode(other, "node-b").claim()] == ["run-1"]
 
 
 # --- the sweep, and the index

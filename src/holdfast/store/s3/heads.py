@@ -174,6 +174,14 @@ class Heads:
             summary = self._mirror.summaries.get(run_id)
             self._changed[run_id] = "" if summary is None else summary.etag
 
+    def note_unannounced(self, run_id: str) -> None:
+        """Note a run to be announced, unless it is known to be as its last announcement has it.
+
+        For what was asked for before: who changed the run then may have been killed before announcing it.
+        """
+        if not self._mirror.is_announced(run_id):
+            self.note_found(run_id)
+
     def note_node(self, node: str) -> None:
         """Note that a node's lease was given or ended, to be announced with others."""
         self._nodes[node] = None

@@ -216,6 +216,11 @@ class Mirror:
         runs = [held.run for run_id in readable if (held := self._held.get(run_id)) is not None]
         return {run.head.run_id: run for run in sorted(runs, key=lambda run: (run.order, run.head.run_id))}
 
+    def is_announced(self, run_id: str) -> bool:
+        """Return whether this process has seen an announcement of a run as it knows it."""
+        known = self.summaries.get(run_id)
+        return known is not None and self._announced_etags.get(run_id) == known.etag
+
     def next_order(self, now: Instant) -> int:
         """Return a place in the order after all runs that are known."""
         return max(now, self._last_order + 1)

@@ -32,11 +32,17 @@ class Relay:
         self._limits = decisions.without_rate(limits)
 
     async def relay(self, run_id: str, now: Instant) -> None:
-        """Relay all that a run has to send."""
+        """Relay all that a run has to send.
+
+        What has arrived is announced before the sender forgets that it has sent it: else, if the process is killed in
+        between, nobody would look at the receivers before the next sweep.
+        """
         held = self._mirror.held(run_id) or await self._mirror.fetch_readable(run_id)
-        for entry in () if held is None else held.run.outgoing:
-            assert held is not None
-            left = await self._relay(held.run, entry, now)
+        if held is None or not held.run.outgoing:
+            return
+        arrived = [(entry, await self._relay(held.run, entry, now)) for entry in held.run.outgoing]
+        await self._heads.announce()
+        for entry, left in arrived:
             await self._heads.change_readable(run_id, partial(_finish, entry=entry, left=left, now=now))
 
     async def relay_abandoned(self, now: Instant) -> None:

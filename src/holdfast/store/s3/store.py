@@ -252,6 +252,9 @@ class S3Store(WithoutBus):
         for new, answer in zip(runs, answers, strict=True):
             if getattr(new, "reuse", None) is not None and not isinstance(answer, port.Refused):
                 await self._relay.relay(answer.run_id, now)
+        for answer in answers:
+            if isinstance(answer, port.Existing):
+                self._heads.note_unannounced(answer.run_id)
         await self._announce(creations_may_wake_others(runs, answers))
         return answers
 
@@ -290,6 +293,9 @@ class S3Store(WithoutBus):
             lambda item: validation.check_item(item, self._limits),
             lambda run, mine: deliver_all(run, mine, self._limits, now),
         )
+        for item, answer in zip(items, answers, strict=True):
+            if isinstance(answer, port.Duplicate):
+                self._heads.note_unannounced(item.run_id)
         await self._announce()
         return answers
 
