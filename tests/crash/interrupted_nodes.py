@@ -27,7 +27,7 @@ from tests.sqlite_template import put_empty_store
 
 LEASE_MS = 60_000
 PATIENCE_S = 60.0
-WRITES = ("create", "deliver", "claim", "commit")
+WRITES = ("create", "deliver", "claim", "commit", "acquire_limited_jobs")
 OTHERS = (
     *(
         "now",
