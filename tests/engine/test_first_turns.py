@@ -221,7 +221,7 @@ async def test_a_run_that_is_let_go_while_it_is_looked_for_is_claimed_before_it_
     clock = VirtualClock()
     store, app = SlowLook(clock), hf.App("shop")
     ring = store.wakeups.notify
-    monkeypatch.setattr(store.wakeups, "notify", lambda: None)  # wake-ups may get lost
+    monkeypatch.setattr(store.wakeups, "notify", lambda *topics: None)  # wake-ups may get lost
     tries: list[int] = []
 
     @app.activity(retry=hf.Retry(max_attempts=2, initial_ms=3_000, most_ms=3_000))

@@ -57,7 +57,7 @@ class LimitedBy(Struct, frozen=True, omit_defaults=True):
     key: str = ""
 
 
-class _Options(Struct):
+class _Options(Struct, frozen=True):
     limit: LimitedBy | None = None
 
 

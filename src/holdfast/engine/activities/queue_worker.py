@@ -72,7 +72,10 @@ class QueueWorker:
         self._registry = registry
         self._queues = tuple(queues)
         self._limited_queues = tuple(limited_queue(queue) for queue in (*queues, *([""] if takes_runs else [])))
-        self._takes_limited = bool(self._limited_queues) and CALL_LIMITS not in store.capabilities.lacking
+        can_take_limited = bool(self._limited_queues) and CALL_LIMITS not in store.capabilities.lacking
+        self._takes_limited = can_take_limited and bool(registry.activity_names())
+        self.is_taking = bool(self._queues) or self._takes_limited
+        """Whether there may be anything here to take."""
         self._limited_first = False
         self._ask_limited_at: Instant | None = None
         self._visible_ms = visible_ms
@@ -126,15 +129,10 @@ class QueueWorker:
         if self._is_stopping:
             self._to_report.set()
 
-    @property
-    def is_taking(self) -> bool:
-        """Whether there may be anything here to take."""
-        return bool(self._queues) or self._takes_limited
-
     def expect_limited(self) -> None:
         """Note that calls with a limit are in the queues, also if no activity here has one any more."""
         if self._limited_queues:
-            self._takes_limited = True
+            self._takes_limited = self.is_taking = True
             self.notify()
 
     def cancel(self, run_id: str, step_id: str) -> None:
@@ -246,7 +244,7 @@ class QueueWorker:
             self._node, self._limited_queues, activities, limits, limit, self._visible_ms
         )
         if not jobs and self._ask_limited_at is None and not limits:  # until a run here has such a call
-            self._takes_limited = False
+            self._takes_limited, self.is_taking = False, bool(self._queues)
         return jobs
 
     def _takable(self) -> Sequence[str]:

@@ -137,7 +137,12 @@ def _responses(operation: Operation, answer: Json) -> Json:
 
 def _piece(data: Json) -> Json:
     """Return the schema of one piece of an event stream, whose data is JSON in a text. Pieces with an event differ."""
-    text = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    of_event = {
+        "type": "object",
+        "title": "OfEvent",
+        "description": "What a piece with an `event` says, such as `end`.",
+    }
+    text = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": [data, of_event]}}
     fields = {"id": {"type": "string"}, "event": {"type": "string"}, "data": text}
     return {"type": "object", "properties": fields, "required": ["data"]}
 

@@ -35,7 +35,7 @@ class Relay:
         """Relay all that a run has to send.
 
         What has arrived is announced before the sender forgets that it has sent it: else, if the process is killed in
-        between, nobody would look at the receivers before the next sweep.
+        between, the receivers would be looked at by the next sweep only.
         """
         held = self._mirror.held(run_id) or await self._mirror.fetch_readable(run_id)
         if held is None or not held.run.outgoing:
