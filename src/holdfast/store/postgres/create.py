@@ -19,6 +19,7 @@ from holdfast.store.postgres.columns import (
     EVENT_KINDS,
     MESSAGE_KINDS,
     More,
+    askable,
     event_rows,
     is_too_much,
     literals,
@@ -47,6 +48,14 @@ CREATE_AUDITED = audit.with_audit(CREATE, 40, "C", is_known=False)
 ADMISSION_AUDITED = audit.with_audit(CREATE_LIMITED, 47, "C", is_known=False)
 
 
+LOCK_IDS = """
+SELECT
+    $2::text IS NULL OR EXISTS (
+        SELECT 1 FROM holdfast.nodes n CROSS JOIN holdfast.time_1($1) AS t (now)
+        WHERE n.node = $2 AND holdfast.lease_end_1(n.lease_until, t.now) > t.now
+    ),
+    ARRAY(SELECT pg_advisory_xact_lock(hashtextextended('holdfast id ' || id, 0))::text FROM unnest($3::text[]) AS id)
+"""
 LAST_WITHIN = "SELECT run_id FROM holdfast.runs WHERE run_id > $1 AND run_id < $2 ORDER BY run_id DESC LIMIT 1"
 TAKEN = """
 SELECT run_id, tenant, project, environment, plan_id, status FROM holdfast.runs WHERE run_id = $1 FOR NO KEY UPDATE
@@ -96,8 +105,9 @@ async def _create_reusing(
     """Create runs of which the ids of some may be taken, in a transaction: one after the other, under their locks."""
     unfit = [validation.check_new_run(new) for new in new_runs]
     ids = {new.reuse.run_id for new, problem in zip(new_runs, unfit, strict=True) if problem is None and new.reuse}
-    for run_id in sorted(ids):
-        await db.fetch("SELECT pg_advisory_xact_lock(hashtextextended('holdfast id ' || $1, 0))", run_id)
+    [[has_lease, _]] = await db.fetch(LOCK_IDS, now, askable(owner), sorted(ids))
+    if not has_lease:  # this is checked once more with what is created
+        raise decisions.lease_expired(str(owner))
     answers: list[Answer] = []
     for new, problem in zip(new_runs, unfit, strict=True):
         answer: Answer | None = None if problem is None else port.Refused(problem)
@@ -275,7 +285,7 @@ def _arguments(now: Instant | None, owner: str | None, new_runs: Sequence[port.N
             more.add_records(number, new.records)
     return [
         now,
-        owner,
+        askable(owner),
         *literals(runs, RUN_KINDS),
         *literals(events, EVENT_KINDS),
         *literals(messages, MESSAGE_KINDS),

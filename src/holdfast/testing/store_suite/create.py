@@ -1,6 +1,7 @@
 """The store suite, creating runs: idempotent requests, refusals, and runs that are claimed as they are written."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from msgspec import UNSET
@@ -256,10 +257,12 @@ class CreateSuite(SuiteBase):
     @pytest.mark.contract("OWN-1")
     async def test_creating_for_a_node_without_a_lease_creates_nothing(self, store: Store, clock: VirtualClock) -> None:
         """Not for one that never had a lease, and not for one whose lease has just run out."""
+        bad: Any = None
         await store.renew("node-b", 1_000)
         clock.advance(ms=1_000)
-        for name in ("node-a", "node-b"):
-            async with unchanged(store):
-                with pytest.raises(LeaseExpired) as raised:
-                    await store.create([new_run("run-1")], claim_for=name)
-            assert raised.value.details == {"node": name}
+        for name in ("node-a", "node-b", "node\x00"):
+            for batch in ([new_run("run-1")], [new_run("run-1", plan_id=bad)], []):
+                async with unchanged(store):
+                    with pytest.raises(LeaseExpired) as raised:
+                        await store.create(batch, claim_for=name)
+                assert raised.value.details == {"node": name}

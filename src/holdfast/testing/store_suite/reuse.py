@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from holdfast.core.messages import CONTROL_SIGNAL, SignalRequest, control_request
 from holdfast.core.state import TERMINAL
-from holdfast.errors import Conflict, InvalidInput
+from holdfast.errors import Conflict, InvalidInput, LeaseExpired
 from holdfast.store.port import Created, Existing, NewRun, PurgePolicy, Refused, Store
 from holdfast.store.types import Reuse, ReusePolicy
+from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, complete, new_run, read_mailbox, signal
 from holdfast.testing.store_suite.base import SuiteBase, check_refused, kinds, unchanged
 
@@ -170,6 +171,27 @@ class ReuseSuite(SuiteBase):
         assert isinstance(three, Created)
         assert kinds(three.signals) == ["Accepted"]
         assert [bytes(found.payload) for found in await read_mailbox(store, "cart~000002")] == [b"3"]
+
+    @pytest.mark.contract("QUE-5", "OWN-1")
+    async def test_a_node_without_a_lease_is_not_answered(self, store: Store, clock: VirtualClock) -> None:
+        """Also if nothing would be created: the id is taken, the request is known, or the start is malformed."""
+        bad: Any = None
+        await store.create([asked("cart", request_id="first")])
+        await store.renew("node-b", 1_000)
+        clock.advance(ms=1_000)
+        add = signal("x", "add", 1, signal_id="item")
+        taken, known = replace(asked("cart", "return"), signals=(add,)), asked("cart", request_id="first")
+        malformed = replace(asked("dog", of="dog"), plan_id=bad)
+        batches = [[taken], [known], [malformed], [malformed, taken], [new_run("cat", plan_id=bad), taken, known]]
+        for name in ("node-a", "node-b", "node\x00"):
+            for batch in batches:
+                async with unchanged(store):
+                    with pytest.raises(LeaseExpired) as raised:
+                        await store.create(batch, claim_for=name)
+                assert raised.value.details == {"node": name}
+        await store.renew("node-a", 1_000)
+        answers = await store.create(batches[-1], claim_for="node-a")
+        assert kinds(answers) == ["InvalidInput", "Existing", "Existing"]
 
     @pytest.mark.contract("QUE-5", "API-2")
     async def test_what_cannot_be_reused_is_refused(self, store: Store) -> None:
