@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Generator
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import pytest
@@ -570,6 +571,67 @@ def test_whatever_a_program_waits_for_it_is_let_go_at_once(function: Callable[..
     assert time.process_time() - began < 1.5
 
 
+marked: ContextVar[str] = ContextVar("marked", default="unmarked")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_program_that_is_let_go_ends_each_task_as_the_current_one_in_its_context() -> None:
+    left: list[tuple[str, str, bool]] = []
+
+    async def leaves(name: str) -> None:
+        task, token = asyncio.current_task(), marked.set(name)
+        try:
+            await act(1)
+        finally:
+            left.append((name, marked.get(), asyncio.current_task() is task))
+            marked.reset(token)  # raises in any other context
+            left.append((name, marked.get(), asyncio.current_task() is task))
+
+    async def has_others() -> None:
+        own = copy_context()
+        own.run(marked.set, "given")
+        asyncio.create_task(leaves("helper"))  # noqa: RUF006
+        asyncio.create_task(leaves("of its own"), context=own)  # noqa: RUF006
+        await leaves("main")
+
+    run = start_core_run(has_others)
+    loop, outside = run.program.loop, marked.set("outside")
+    run.close()
+    assert left == [
+        *(("of its own", "of its own", True), ("of its own", "given", True)),
+        *(("helper", "helper", True), ("helper", "unmarked", True)),
+        *(("main", "main", True), ("main", "unmarked", True)),
+    ]
+    assert marked.get() == "outside"
+    assert asyncio.current_task(loop) is None
+    marked.reset(outside)
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_waits_again_when_its_program_is_let_go_is_ended_there_and_not_by_the_garbage_collector() -> None:
+    left: list[tuple[str, bool]] = []
+
+    async def waits_again(task: "asyncio.Task[Any] | None") -> None:
+        try:
+            await act(1)
+        except BaseException:
+            try:
+                await asyncio.sleep(0)
+            finally:
+                left.append((marked.get(), asyncio.current_task() is task))
+
+    async def awaits_it() -> None:
+        marked.set("main")
+        await waits_again(asyncio.current_task())
+
+    run = start_core_run(awaits_it)
+    with no_collections():
+        run.close()
+        assert left == [("main", True)]
+    gc.collect()
+    assert left == [("main", True)]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_program_that_refuses_to_be_let_go_is_told_again_but_not_for_ever() -> None:
     caught: list[str] = []
@@ -584,7 +646,7 @@ def test_a_program_that_refuses_to_be_let_go_is_told_again_but_not_for_ever() ->
 
     run = start_core_run(insists)
     run.close()
-    assert set(caught) == {"GeneratorExit", "ProgramClosed"}
+    assert set(caught) == {"ProgramClosed"}
     has_given_in = True  # it is closed once more when the interpreter ends
 
 

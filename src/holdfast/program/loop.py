@@ -14,8 +14,8 @@ for. Everything that could differ between two executions is removed:
 
 A program that does not become idle is stopped: by the number of its callbacks, and by the watchdog.
 
-A loop can be disposed of half-way. Python runs the `finally` blocks of coroutines that are closed; so from then on
-every call to the loop raises `ProgramClosed`, and no coroutine gets any further.
+A loop can be disposed of half-way. `ProgramClosed` is raised where coroutines wait, in each task's own context. Their
+`finally` blocks run; so from then on every call to the loop raises it too, and no coroutine gets any further.
 
 Sets of strings in user code still iterate differently between processes; replay notices it as a divergence.
 """
@@ -26,7 +26,7 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextvars import Context, copy_context
 from math import ceil
 from threading import get_ident
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 CLOSING_ATTEMPTS = 10
-"""How often a coroutine that does not end when it is closed is closed again."""
+"""How often `ProgramClosed` is raised in a coroutine that does not end by it."""
 
 _NO_CALLBACKS: frozenset[int] = frozenset()
 _NO_TASKS: Mapping[int, "asyncio.Task[Any]"] = MappingProxyType({})
@@ -144,13 +144,14 @@ class StepFuture(NumberedFuture[Any]):
 class NumberedTask(_Numbered, asyncio.Task[T]):
     """A task of the deterministic loop."""
 
-    __slots__ = ("number",)
+    __slots__ = ("context", "number")
 
     def __init__(
         self, coro: Any, loop: "DeterministicLoop", name: str | None = None, context: Context | None = None
     ) -> None:
         self.number = loop.next_number()  # before asyncio puts the task into its set of all tasks
-        super().__init__(coro, loop=loop, name=name, context=context)
+        self.context = copy_context() if context is None else context  # a task of Python 3.11 does not give it
+        super().__init__(coro, loop=loop, name=name, context=self.context)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop. `asyncio.all_tasks` calls this for each task, and is refused inside a workflow."""
@@ -242,7 +243,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self._is_closed = False
         self._closed_errors = 0
         self._name = 0
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._tasks: list[NumberedTask[Any]] = []
         self._completing: Mapping[int, asyncio.Task[Any]] = _NO_TASKS
         self._most_tasks = FEW_TASKS
         self._collected: list[AsyncGenerator[Any, Any]] | None = None
@@ -388,7 +389,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
             raise ProgramClosed
         if (given := _given_to_as_completed()) is not None:
             return self._task_of(coro, given)
-        task: asyncio.Task[T] = NumberedTask(coro, loop=self, name=name or self._next_name(), context=context)
+        task: NumberedTask[T] = NumberedTask(coro, loop=self, name=name or self._next_name(), context=context)
         self._tasks.append(task)
         if len(self._tasks) > self._most_tasks:
             self._tasks = [task for task in self._tasks if not task.done() or _is_unretrieved(task)]
@@ -410,7 +411,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
                 )
             for each in dict.fromkeys(given):
                 if asyncio.iscoroutine(each):
-                    made: asyncio.Task[Any] = NumberedTask(each, loop=self, name=self._next_name())
+                    made: NumberedTask[Any] = NumberedTask(each, loop=self, name=self._next_name())
                     self._tasks.append(made)
                     self._completing = {**self._completing, id(each): made}
         task = self._completing[id(coro)]
@@ -462,9 +463,8 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         if not all(task.done() for task in self._tasks):
             with running(self):
                 for task in reversed(self._tasks):
-                    coro = task.get_coro()
-                    if not task.done() and coro is not None:
-                        _dispose_of(coro, self.watch)
+                    if not task.done():
+                        _dispose_of(task, self)
         _untie(self._tasks)
         self._tasks = []
         self._collected = None
@@ -572,22 +572,27 @@ def _note_collection(phase: str, info: object) -> None:
     _here.is_collecting = phase == "start"
 
 
-def _dispose_of(coro: Any, watch: Watch) -> None:
-    """Close a coroutine. Code that goes on is closed again some times, and then left alone."""
-    for _ in range(CLOSING_ATTEMPTS):
-        try:
-            watch.run(coro.close)
-        except RuntimeError:  # it awaits something else
-            continue
-        except RunawayWorkflow:  # it blocks
-            break
-        except BaseException:  # what it raises while it is closed changes nothing for its run
-            pass
+def _dispose_of(task: NumberedTask[Any], loop: DeterministicLoop) -> None:
+    """Raise `ProgramClosed` in a task, as the current one and in its context: libraries restore it when code leaves.
+
+    It is raised again some times in code that goes on, which is then left alone. `close` would take a coroutine out of
+    those that await it: what is left of it would be closed anywhere and at any time.
+    """
+    coro: Any = task.get_coro()
+    asyncio.tasks._enter_task(loop, task)
+    try:
+        for _ in range(CLOSING_ATTEMPTS):
+            loop.watch.run(lambda: task.context.run(coro.throw, ProgramClosed()))
+    except RunawayWorkflow:  # it blocks
+        pass
+    except BaseException:  # it has ended; what it raises changes nothing for its run
         return
+    finally:
+        asyncio.tasks._leave_task(loop, task)
     _stubborn.append(coro)
 
 
-def _untie(tasks: list[asyncio.Task[Any]]) -> None:
+def _untie(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Break the cycles between tasks and the futures they await, so that no garbage collection is needed."""
     tied = {id(future): future for task in tasks for future in (task, task._fut_waiter)}  # type: ignore[attr-defined]
     for future in tied.values():
