@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -44,7 +45,11 @@ from tests.sim.sealed_values import Bucket
 from tests.sim.simulation import PAYERS, simulate
 from tests.sim.world import LOST_TURNS, World
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    # A planted fault can leave a program that nothing closes; what its clean-up meets later is no finding.
+    pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"),
+]
 
 SEEDS = 120
 OPEN_SEEDS = (0, 18, 36, 43)
@@ -68,6 +73,7 @@ def first_finding(*known: int, payers: int = PAYERS, flows: int = 0) -> str:
     """Play seeds until one finds something; return what. Known ones, which have found it before, come first."""
     for seed in (*known, *range(SEEDS)):
         violations = simulate(seed, runs=2 if flows else 8, payers=payers, flows=flows).violations
+        gc.collect()  # here, and not in another test
         if violations:
             print(f"found by seed {seed}")
             return violations[0]
@@ -157,7 +163,7 @@ def _die_always(self: World, bomb: str, times: int) -> None:
 @pytest.mark.contract("OWN-3")
 def test_it_finds_runs_that_were_created_and_are_never_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Starter, "_look_for", lambda self, run_ids: None)
-    assert "is stuck" in first_finding(19, payers=0)
+    assert "is stuck" in first_finding(41, payers=0)
 
 
 @pytest.mark.contract("SIG-4")
@@ -202,7 +208,7 @@ def test_it_finds_outcomes_that_are_dropped_when_the_store_fails(monkeypatch: py
         return await self._store.commit(turns)
 
     monkeypatch.setattr(TurnProcessor, "_commit", commit_once)
-    assert first_finding(42) != "nothing"
+    assert first_finding(41) != "nothing"
 
 
 @pytest.mark.contract("ACT-1")
@@ -296,7 +302,7 @@ def test_it_finds_a_rate_that_counts_admissions_and_not_starts(monkeypatch: pyte
 
     monkeypatch.setattr(AdmissionQueue, "decide", note_time)
     monkeypatch.setattr(AdmissionQueue, "admit", count_at_once)
-    assert "runs have started within" in first_finding(38, payers=0)
+    assert "runs have started within" in first_finding(31, payers=0)
 
 
 @pytest.mark.contract("QUE-2")
