@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 import holdfast as hf
 from bench import engine, postgres
-from bench.engine import _elsewhere, run_all_here
+from bench.engine import elsewhere, run_all_here
 from bench.report import Rows, progress, table
 from bench.stores import as_the_command, opened
 
@@ -99,7 +99,7 @@ def measure(folder: Path, count: int, rounds: int, dsn: str | None = None) -> Ro
         for kind in KINDS:
             with tempfile.TemporaryDirectory(dir=folder) as place:
                 work = (on_file, Path(place)) if dsn is None else (on_server, dsn)
-                found[kind].append(_elsewhere(*work, kind, count))
+                found[kind].append(elsewhere(*work, kind, count))
     bare = found[KINDS[0]]
     return {kind: _row(each, bare, count) for kind, each in found.items()}
 

@@ -80,7 +80,7 @@ async def measure_parked(effort: Effort, folder: Path) -> Rows:
     for count, cached_runs in ((effort.parked_runs, many), (effort.parked_runs, 1), (most, many), (most, 1)):
         progress(f"parked: {count:,} runs")
         label = f"{count:,} runs, at most {cached_runs:,} cached"
-        rows[label] = _elsewhere(_parked, folder, count, cached_runs, effort.idle_s)
+        rows[label] = elsewhere(_parked, folder, count, cached_runs, effort.idle_s)
     return rows
 
 
@@ -99,10 +99,10 @@ async def _short_runs(folder: Path, count: int, rounds: int) -> Row:
     row_rates: list[float] = []
     floor_rates: list[float] = []
     noted = folder / "transactions"
-    rows, transactions = _elsewhere(_note, folder, count, noted)
+    rows, transactions = elsewhere(_note, folder, count, noted)
     for _ in range(rounds):
-        took_s = _elsewhere(_timed_runs, folder, count)
-        floor_s = _elsewhere(_timed_floor, folder, noted)
+        took_s = elsewhere(_timed_runs, folder, count)
+        floor_s = elsewhere(_timed_floor, folder, noted)
         run_rates.append(count / took_s)
         row_rates.append(rows / took_s)
         floor_rates.append(rows / floor_s)
@@ -188,7 +188,7 @@ async def _sequential(folder: Path, times: int) -> Row:
 # --- parked runs
 
 
-def _elsewhere(work: Callable[..., Awaitable[T]], *args: Any) -> T:
+def elsewhere(work: Callable[..., Awaitable[T]], *args: Any) -> T:
     """Measure in a new process, whose memory nothing else has used."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         result: T = pool.submit(_run, work, *args).result()
@@ -205,10 +205,10 @@ async def _parked(folder: Path, count: int, cached_runs: int, idle_s: float) -> 
         metered = MeteredStore(store)
         async with app.node(metered, options=as_the_command(cached_runs=1)):
             await _park(metered, STARTS_AT_ONCE)  # what the starting needs for a while, and caches, are not counted
-        before = _resident_bytes()
+        before = resident_bytes()
         async with app.node(metered, options=as_the_command(cached_runs=cached_runs)):
             await _park(metered, count)
-            added = _resident_bytes() - before
+            added = resident_bytes() - before
             metered.calls.clear()
             began = time.process_time()
             await asyncio.sleep(idle_s)
@@ -244,7 +244,7 @@ async def _until(store: Any, condition: Callable[[], Awaitable[object]]) -> None
         await store.committed.wait()
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

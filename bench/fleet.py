@@ -65,10 +65,10 @@ async def _measure(address: str, nodes: int, effort: Effort) -> Row:
         await _finished(WARM_RUNS)
         for _ in range(effort.engine_rounds):
             gc.collect()
-            before_s, began = _cpu_s(others), time.perf_counter()
+            before_s, began = cpu_s(others), time.perf_counter()
             run_ids = await _finished(count)
             rates.append(count / (time.perf_counter() - began))
-            cpu_us.append((_cpu_s(others) - before_s) / count * 1e6)
+            cpu_us.append((cpu_s(others) - before_s) / count * 1e6)
             began = time.perf_counter()
             await asyncio.gather(*(app.run(run_id).result() for run_id in run_ids))
             fetched_s.append(time.perf_counter() - began)
@@ -115,9 +115,9 @@ async def _park(count: int) -> "list[hf.RunHandle[bool]]":
 async def _signal_all(count: int, others: list[Connection]) -> tuple[float, float]:
     """Signal parked runs at once and wait for their results; return the rate, and the CPU for each."""
     parked = await _park(count)
-    before_s, began = _cpu_s(others), time.perf_counter()
+    before_s, began = cpu_s(others), time.perf_counter()
     await asyncio.gather(*(_signal(run) for run in parked))
-    return count / (time.perf_counter() - began), (_cpu_s(others) - before_s) / count * 1e6
+    return count / (time.perf_counter() - began), (cpu_s(others) - before_s) / count * 1e6
 
 
 async def _signal_each(count: int) -> list[float]:
@@ -160,7 +160,7 @@ async def node_processes(address: str, count: int) -> AsyncIterator[list[Connect
             await asyncio.to_thread(process.join)
 
 
-def _cpu_s(others: list[Connection]) -> float:
+def cpu_s(others: list[Connection]) -> float:
     used_s = time.process_time()
     for connection in others:
         connection.send(None)

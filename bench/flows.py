@@ -14,7 +14,7 @@ from typing import Any
 
 import holdfast as hf
 from bench.effort import Effort
-from bench.engine import STARTS_AT_ONCE, WARM_RUNS, _elsewhere
+from bench.engine import STARTS_AT_ONCE, WARM_RUNS, elsewhere
 from bench.report import Row, Rows, progress
 from bench.stores import as_the_command, opened
 
@@ -55,7 +55,7 @@ async def measure(effort: Effort, folder: Path) -> Rows:
     for number in range(effort.engine_rounds):
         progress(f"flows: round {number + 1}")
         for name in list(WAYS) if number % 2 == 0 else reversed(list(WAYS)):
-            took[name].append(_elsewhere(_timed, folder, count, name))
+            took[name].append(elsewhere(_timed, folder, count, name))
     return {f"3 steps as {name}": _row(count, figures, took["code"]) for name, figures in took.items()}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bench.effort import Effort
-from bench.engine import _elsewhere, _timed_runs
+from bench.engine import _timed_runs, elsewhere
 from bench.report import Row, Rows, progress
 from holdfast.engine.activities.task_pool import TaskPool
 from holdfast.engine.start.starter import FirstTurns
@@ -48,7 +48,7 @@ async def measure(effort: Effort, folder: Path) -> Rows:
     for number in range(effort.engine_rounds):
         progress(f"special paths: round {number + 1}")
         for name, figures in took.items():
-            figures.append(_elsewhere(_timed, folder, count, name))
+            figures.append(elsewhere(_timed, folder, count, name))
     return {name: _row(count, figures, took[ALL]) for name, figures in took.items()}
 
 

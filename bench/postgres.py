@@ -19,6 +19,7 @@ import asyncpg
 import holdfast as hf
 from bench.effort import Effort
 from bench.engine import STARTS_AT_ONCE, app, steps
+from bench.filled import fill_schema
 from bench.report import Row, Rows, percentile, progress
 from bench.stores import as_the_command
 from bench.workload import LIMITS
@@ -28,23 +29,6 @@ from tests.postgres_server import Installation
 
 SCHEMA = "holdfast_bench"
 WARM_RUNS = 500
-
-# Finished runs with nine events each, as the engine leaves them, but made by the server itself.
-FILL = """
-INSERT INTO holdfast_bench.runs (run_no, run_id, tenant, project, environment, plan_id, plan_version, run_request_id,
-    request_key, input_sha256, tags, status, version, snapshot, created_at, updated_at, finished_at, lease_epoch)
-SELECT -n, 'filled-' || n, 'default', 'default', 'default', 'steps', '1', 'filled-' || n,
-    sha256(('key ' || n)::bytea), sha256('null'::bytea), '[]', 'COMPLETED', 9,
-    '{"status":"COMPLETED","state_version":9,"last_executed_by":"bench"}', n, n, n, 1
-FROM generate_series($1::bigint, $2::bigint) n
-"""
-FILL_EVENTS = """
-INSERT INTO holdfast_bench.events
-SELECT -n, seq, gen_random_uuid()::text, 'StepCompleted', 'nothing#' || seq, 1, 1, '{"result":' || n || '}',
-    sha256((n || '|' || seq)::bytea), n, n, 'holdfast/1', '{"node":"bench","epoch":1}', NULL, NULL, 1
-FROM generate_series($1::bigint, $2::bigint) n, generate_series(1, 9) seq
-"""
-CHUNK = 20_000
 
 
 @app.workflow
@@ -63,7 +47,7 @@ async def measure(effort: Effort, folder: Path) -> Rows:
             filled = 0
             for finished in (0, effort.postgres_finished):
                 progress(f"postgres: filling up to {finished:,} finished runs")
-                await fill(connection, filled, finished)
+                await fill_schema(connection, SCHEMA, filled + 1, finished)
                 filled = finished
                 progress(f"postgres: {finished:,} finished runs")
                 rows[f"{finished:,} finished runs"] = await _all(store, count, effort)
@@ -97,16 +81,6 @@ async def opened(dsn: str) -> AsyncIterator[tuple[PostgresStore, Any]]:
         await store.close()
         await connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
         await connection.close()
-
-
-async def fill(connection: Any, first: int, last: int) -> None:
-    for start in range(first + 1, last + 1, CHUNK):
-        for statement in (FILL, FILL_EVENTS):
-            await connection.execute(statement, start, min(start + CHUNK - 1, last), timeout=600)
-    if last > first:  # else the server would begin to do so on its own, in the middle of the measurement
-        for table in ("runs", "events"):
-            await connection.execute(f"VACUUM ANALYZE {SCHEMA}.{table}", timeout=600)
-    await connection.execute("CHECKPOINT", timeout=600)
 
 
 async def _all(store: Any, count: int, effort: Effort) -> Row:

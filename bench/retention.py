@@ -6,14 +6,13 @@ The file is as large as before once as many new runs have ended as were deleted:
 """
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 from bench import postgres
 from bench.effort import Effort
+from bench.filled import fill_file, fill_schema
 from bench.report import Row, Rows, percentile, progress
 from bench.stores import opened
 from bench.workload import NODE, Sleepers, create_all, new_runs
@@ -24,23 +23,6 @@ from holdfast.store.port import Store
 BATCH = 20
 RUNS = 2_000
 PAUSE_S = 0.005
-CHUNK = 20_000
-
-# Finished runs with nine events each, as the engine leaves them.
-FILL = """
-WITH RECURSIVE numbers (n) AS (SELECT ? UNION ALL SELECT n + 1 FROM numbers WHERE n < ?)
-INSERT INTO runs (run_no, run_id, tenant, project, environment, plan_id, plan_version, run_request_id, request_key,
-    input_sha256, tags, status, version, snapshot, created_at, updated_at, finished_at, lease_epoch)
-SELECT n, 'filled-' || n, 'default', 'default', 'default', 'steps', '1', 'filled-' || n, randomblob(32), x'00', '[]',
-    'COMPLETED', 9, '{"status":"COMPLETED","state_version":9,"last_executed_by":"bench"}', n, n, n, 1 FROM numbers
-"""
-FILL_EVENTS = """
-WITH RECURSIVE numbers (n) AS (SELECT ? UNION ALL SELECT n + 1 FROM numbers WHERE n < ?),
-    seqs (seq) AS (SELECT 1 UNION ALL SELECT seq + 1 FROM seqs WHERE seq < 9)
-INSERT INTO events SELECT n, seq, lower(hex(randomblob(16))), 'StepCompleted', 'nothing#' || seq, 1, 1,
-    '{"result":' || n || '}', randomblob(32), n, n, 'holdfast/1', '{"node":"bench","epoch":1}', NULL, NULL, 1
-FROM numbers, seqs
-"""
 
 
 async def measure(effort: Effort, folder: Path) -> Rows:
@@ -49,24 +31,14 @@ async def measure(effort: Effort, folder: Path) -> Rows:
     rows: Rows = {}
     async with opened(path) as store:
         progress(f"retention: a file with {effort.retention_runs:,} finished runs")
-        fill(path, 0, effort.retention_runs)
+        fill_file(path, 1, effort.retention_runs)
         rows["SQLite"] = await _both(store, effort, lambda: path.stat().st_size)
     with postgres.server() as dsn:
         async with postgres.opened(dsn) as (store, connection):
             progress(f"retention: a server with {effort.retention_runs:,} finished runs")
-            await postgres.fill(connection, 0, effort.retention_runs)
+            await fill_schema(connection, postgres.SCHEMA, 1, effort.retention_runs)
             rows["PostgreSQL"] = await _both(store, effort, lambda: 0)
     return rows
-
-
-def fill(path: Path, start: int, end: int) -> None:
-    """Put finished runs into a file."""
-    with closing(sqlite3.connect(path, timeout=60)) as db:
-        for first in range(start, end, CHUNK):
-            numbers = (first + 1, min(first + CHUNK, end))
-            db.execute(FILL, numbers)
-            db.execute(FILL_EVENTS, numbers)
-            db.commit()
 
 
 async def _both(store: Store, effort: Effort, size: Callable[[], int]) -> Row:

@@ -1,0 +1,391 @@
+"""`python -m bench.scale`: what a store costs that holds ten million finished runs and a million waiting ones; bursts.
+
+A store is filled in stages (`--finished`, `--parked` are its last). At each stage a new process opens it, as a node
+would, and measures: how long until it has done something, runs of three steps, signals to waiting runs at random, pages
+of a list, counts, and what it does with nothing to do. Figures of CPU time are of that process alone, so a machine that
+is busy with something else changes them little; of PostgreSQL the server's part is not in them.
+
+Finished runs are written by the store itself (`bench/filled.py`); those that wait are started as any run. Then, in
+stores of their own: `--timers` that are due at one instant, `--signals` to one run, a `--fan-out`, fleets of
+`--nodes`.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import asyncpg
+
+import holdfast as hf
+from bench import filled
+from bench.disk import default_folder
+from bench.engine import STARTS_AT_ONCE, app, elsewhere, nothing, resident_bytes, steps
+from bench.fleet import cpu_s, node_processes
+from bench.postgres import SCHEMA, server
+from bench.report import Row, Rows, percentile, progress, table
+from bench.stores import as_the_command
+from holdfast.core.state import RunStatus
+from holdfast.store.port import RunQuery
+from holdfast.store.types import RunCountQuery
+
+WARM_RUNS = 300
+ONE_BY_ONE = 50
+REPEATS = 9
+IDLE_S = 5.0
+FLEETS = [1, 2, 4, 8]
+TIMERS_WAIT_S = 5.0
+"""How long after the last start the timers are due."""
+
+
+@app.workflow
+async def waiting() -> bool:
+    """Wait for a signal, and complete."""
+    return await hf.wait_signal("go", bool)
+
+
+@app.workflow(entity=True)
+async def counting(count: int, counted: int = 0) -> int:
+    """Take so many signals, one after the other."""
+    async for _ in hf.signals("add", int):
+        counted += 1
+        if counted == count:
+            return counted
+        hf.continue_as_new_if_long(count, counted)
+    raise AssertionError("signals without a timeout do not end")
+
+
+@app.workflow
+async def fanned_out(count: int) -> int:
+    """Call many activities at once."""
+    return len(await asyncio.gather(*(nothing(number) for number in range(count))))
+
+
+@app.workflow
+async def sleeper(until: float) -> float:
+    """Sleep until an instant, and return how much later it woke up."""
+    await hf.sleep(max(0.0, until - hf.now().timestamp()))
+    return hf.now().timestamp() - until
+
+
+# --- the stores
+
+
+class Place(Protocol):
+    """Where a store is: its address, what it has on disk, and how finished runs get into it."""
+
+    address: str
+
+    async def fill(self, first: int, last: int) -> None:
+        """Put finished runs with these numbers into it."""
+        ...
+
+    async def size_gb(self) -> float:
+        """Return what it has on disk."""
+        ...
+
+    async def empty(self) -> None:
+        """Remove everything."""
+        ...
+
+
+class OnSqlite:
+    """A file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "scale.db"
+        self.address = f"sqlite:///{self._path}"
+
+    async def fill(self, first: int, last: int) -> None:
+        await asyncio.to_thread(filled.fill_file, self._path, first, last)
+
+    async def size_gb(self) -> float:
+        return self._path.stat().st_size / 1e9
+
+    async def empty(self) -> None:
+        for path in self._path.parent.glob(f"{self._path.name}*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+class OnPostgres:
+    """A schema of a server."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self.address = f"{dsn}{'&' if '?' in dsn else '?'}schema={SCHEMA}"
+
+    async def fill(self, first: int, last: int) -> None:
+        connection = await asyncpg.connect(self._dsn)
+        try:
+            await filled.fill_schema(connection, SCHEMA, first, last)
+        finally:
+            await connection.close()
+
+    async def size_gb(self) -> float:
+        connection = await asyncpg.connect(self._dsn)
+        try:
+            size = await connection.fetchval("SELECT pg_database_size(current_database())")
+        finally:
+            await connection.close()
+        return float(size) / 1e9
+
+    async def empty(self) -> None:
+        connection = await asyncpg.connect(self._dsn)
+        try:
+            await connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+        finally:
+            await connection.close()
+
+
+@contextmanager
+def _place(store: str, folder: Path) -> Iterator[Place]:
+    if store == "sqlite":
+        yield OnSqlite(folder)
+    else:
+        with server() as dsn:
+            yield OnPostgres(dsn)
+
+
+# --- by size
+
+
+def stages(finished: int, parked: int) -> list[tuple[int, int]]:
+    """Return the sizes at which is measured: a thousandth, a hundredth, a tenth, and all."""
+    return [(max(1, finished // part), max(1, parked // part)) for part in (1_000, 100, 10, 1)]
+
+
+async def by_size(place: Place, finished: int, parked: int, runs: int) -> Rows:
+    """Fill a store in stages, and measure at each."""
+    rows: Rows = {}
+    has_finished = has_parked = 0
+    await place.empty()
+    for to_finish, to_park in stages(finished, parked):
+        progress(f"scale: up to {to_park:,} runs that wait")
+        await asyncio.to_thread(elsewhere, park, place.address, has_parked, to_park)
+        progress(f"scale: up to {to_finish:,} finished runs")
+        await place.fill(has_finished + 1, to_finish)
+        had_parked, has_finished, has_parked = has_parked, to_finish, to_park
+        progress(f"scale: measuring with {has_finished:,} finished runs")
+        row: Row = await asyncio.to_thread(elsewhere, measure_stage, place.address, had_parked, to_park, runs)
+        rows[f"{has_finished:,} finished, {has_parked:,} wait"] = {**row, "GB": await place.size_gb()}
+    return rows
+
+
+async def park(address: str, first: int, last: int) -> None:
+    """Start runs that wait for a signal."""
+    async with app.node(address, options=as_the_command(cached_runs=1)):
+        for start in range(first, last, STARTS_AT_ONCE):
+            numbers = range(start, min(start + STARTS_AT_ONCE, last))
+            await asyncio.gather(*(app.start(waiting, run_id=f"waiting-{number}") for number in numbers))
+
+
+async def measure_stage(address: str, first: int, last: int, runs: int) -> Row:
+    """Measure with what is stored. Of the runs that wait, those with these numbers were not signalled yet."""
+    chance = random.Random(7)
+    sample = chance.sample(range(first, last), min(last - first, runs // 2 + ONE_BY_ONE))
+    one_by_one, at_once = sample[:ONE_BY_ONE], sample[ONE_BY_ONE:]
+    began = time.perf_counter()
+    async with app.node(address, options=as_the_command()):
+        await (await app.start(steps, 3)).result()
+        first_s = time.perf_counter() - began
+        await _finish(WARM_RUNS)
+        run_s, run_cpu_s = await _timed(lambda: _finish(runs))
+        signal_s, signal_cpu_s = await _timed(lambda: _signal_all(at_once))
+        delays_ms = [await _signal_ms(number) for number in one_by_one]
+        lists = await _looked_at()
+        idle_cpu_s = time.process_time()
+        await asyncio.sleep(IDLE_S)
+        idle = (time.process_time() - idle_cpu_s) / IDLE_S
+    return {
+        "first result s": first_s,
+        "runs/s": runs / run_s,
+        "CPU µs/run": run_cpu_s / runs * 1e6,
+        **(
+            {"signals/s": len(at_once) / signal_s, "CPU µs/signal": signal_cpu_s / len(at_once) * 1e6}
+            if at_once
+            else {}
+        ),
+        "signal to result ms": statistics.median(delays_ms),
+        "p99 ms": percentile(delays_ms, 99),
+        **lists,
+        "idle CPU %": 100 * idle,
+        "resident MB": resident_bytes() / 1e6,
+    }
+
+
+async def _timed(work: Callable[[], Awaitable[object]]) -> tuple[float, float]:
+    began, cpu_began = time.perf_counter(), time.process_time()
+    await work()
+    return time.perf_counter() - began, time.process_time() - cpu_began
+
+
+async def _finish(count: int) -> None:
+    for first in range(0, count, STARTS_AT_ONCE):
+        runs = await asyncio.gather(*(app.start(steps, 3) for _ in range(min(STARTS_AT_ONCE, count - first))))
+        await asyncio.gather(*(run.result() for run in runs))
+
+
+async def _signal_all(numbers: list[int]) -> None:
+    await asyncio.gather(*map(_signal_ms, numbers))
+
+
+async def _signal_ms(number: int) -> float:
+    run = app.run(f"waiting-{number}")
+    began = time.perf_counter()
+    await run.signal("go", True)
+    assert await run.result()
+    return (time.perf_counter() - began) * 1e3
+
+
+async def _looked_at() -> Row:
+    """Return what operators wait for: the newest runs, those that have failed, how many of each status, all counts."""
+    find = app.runtime().store.find
+    newest = await _median_ms(lambda: find(RunQuery(newest=True, limit=50)))
+    failed = await _median_ms(lambda: find(RunQuery(newest=True, limit=50, status=RunStatus.FAILED)))
+    counts = await _median_ms(lambda: find(RunCountQuery(runs=RunQuery(), limit=500)))
+    stats = await _median_ms(app.runtime().store.stats)
+    return {"list ms": newest, "failed ms": failed, "counts ms": counts, "stats ms": stats}
+
+
+async def _median_ms(look: Callable[[], Awaitable[object]]) -> float:
+    times = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        await look()
+        times.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(times)
+
+
+# --- bursts
+
+
+async def bursts(place: Place, timers: int, signals: int, width: int, runs: int, fleets: list[int]) -> Rows:
+    """Measure each burst in a store of its own, in a new process; then fleets."""
+    rows: Rows = {}
+    for label, work, count in (
+        (f"{timers:,} timers due at once", _timers, timers),
+        (f"{signals:,} signals to one run", _signals_to_one, signals),
+        (f"a fan-out of {width:,}", _fan_out, width),
+    ):
+        progress(f"scale: {label}")
+        await place.empty()
+        rows[label] = await asyncio.to_thread(elsewhere, work, place.address, count)
+    for nodes in fleets:
+        progress(f"scale: {nodes} nodes")
+        await place.empty()
+        rows[f"runs of 3 steps, {nodes} node{'s' if nodes > 1 else ''}"] = await _fleet(place.address, nodes, runs)
+    await place.empty()
+    return rows
+
+
+async def _timers(address: str, count: int) -> Row:
+    async with app.node(address, options=as_the_command(cached_runs=1)):
+        began = time.time()
+        for number in range(200):  # how fast they can be started says when they can all be due
+            await app.start(sleeper, began + 3_600, run_id=f"trial-{number}")
+        due = time.time() + (time.time() - began) / 200 * count + TIMERS_WAIT_S
+        for start in range(0, count, STARTS_AT_ONCE):
+            numbers = range(start, min(start + STARTS_AT_ONCE, count))
+            await asyncio.gather(*(app.start(sleeper, due, run_id=f"timer-{number}") for number in numbers))
+        early_s = due - time.time()
+        assert early_s > 0, f"the last timer was set {-early_s:.1f} s after it was due"
+        await asyncio.sleep(early_s)
+        cpu_began = time.process_time()
+        late: list[float] = []
+        for start in range(0, count, STARTS_AT_ONCE):
+            numbers = range(start, min(start + STARTS_AT_ONCE, count))
+            late += await asyncio.gather(*(app.run(f"timer-{number}").result() for number in numbers))
+        took_s, used_s = time.time() - due, time.process_time() - cpu_began
+    assert len(late) == count
+    assert min(late) >= 0, "a timer fired before it was due"
+    return {
+        "all done after s": took_s,
+        "per s": count / took_s,
+        "CPU µs each": used_s / count * 1e6,
+        "median s late": statistics.median(late),
+        "p99 s late": percentile(late, 99),
+    }
+
+
+async def _signals_to_one(address: str, count: int) -> Row:
+    async with app.node(address, options=as_the_command()):
+        run = await app.start(counting, count)
+        began, cpu_began = time.perf_counter(), time.process_time()
+        for start in range(0, count, STARTS_AT_ONCE):
+            numbers = range(start, min(start + STARTS_AT_ONCE, count))
+            await asyncio.gather(*(run.signal("add", number, signal_id=f"signal-{number}") for number in numbers))
+        accepted_s = time.perf_counter() - began
+        assert await run.result() == count
+        took_s, used_s = time.perf_counter() - began, time.process_time() - cpu_began
+    return {
+        "all done after s": took_s,
+        "per s": count / took_s,
+        "CPU µs each": used_s / count * 1e6,
+        "accepted/s": count / accepted_s,
+    }
+
+
+async def _fan_out(address: str, count: int) -> Row:
+    async with app.node(address, options=as_the_command()):
+        began, cpu_began = time.perf_counter(), time.process_time()
+        assert await (await app.start(fanned_out, count)).result() == count
+        took_s, used_s = time.perf_counter() - began, time.process_time() - cpu_began
+    return {"all done after s": took_s, "per s": count / took_s, "CPU µs each": used_s / count * 1e6}
+
+
+async def _fleet(address: str, nodes: int, runs: int) -> Row:
+    options = as_the_command(takes_runs=False)
+    async with app.node(address, options=options), node_processes(address, nodes) as others:
+        await _finish(WARM_RUNS)
+        before_s, began = cpu_s(others), time.perf_counter()
+        await _finish(runs)
+        took_s, used_s = time.perf_counter() - began, cpu_s(others) - before_s
+    return {"all done after s": took_s, "per s": runs / took_s, "CPU µs each": used_s / runs * 1e6}
+
+
+def main() -> int:
+    """Measure with as much as is asked for."""
+    parser = argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--finished", type=int, default=10_000_000)
+    parser.add_argument("--parked", type=int, default=1_000_000)
+    parser.add_argument("--timers", type=int, default=100_000)
+    parser.add_argument("--signals", type=int, default=100_000)
+    parser.add_argument("--fan-out", type=int, default=10_000)
+    parser.add_argument("--runs", type=int, default=4_000, help="runs of three steps for each figure")
+    parser.add_argument("--nodes", type=int, nargs="*", default=FLEETS, help="the sizes of the fleets")
+    parser.add_argument("--store", choices=["sqlite", "postgres"], action="append")
+    parser.add_argument("--only", choices=["size", "bursts"], action="append")
+    parser.add_argument("--json", type=Path, help="write the figures there too, after each store")
+    parser.add_argument("--dir", dest="folder", type=Path, default=default_folder(), help="where files are made")
+    given = parser.parse_args()
+    results: dict[str, Rows] = {}
+    for store in given.store or ["sqlite", "postgres"]:
+        with (
+            tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=given.folder) as folder,
+            _place(store, Path(folder)) as place,
+        ):
+            if "size" in (given.only or ["size"]):
+                results[f"{store} by size"] = asyncio.run(by_size(place, given.finished, given.parked, given.runs))
+            if "bursts" in (given.only or ["bursts"]):
+                work = bursts(place, given.timers, given.signals, given.fan_out, given.runs, given.nodes)
+                results[f"{store} bursts"] = asyncio.run(work)
+        if given.json:
+            given.json.write_text(json.dumps({"results": results}, indent=2) + "\n", encoding="utf-8")
+    sys.stdout.write("\n\n".join(table(title, rows) for title, rows in results.items()) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
