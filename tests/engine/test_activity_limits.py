@@ -380,13 +380,16 @@ async def test_key_that_cannot_be_computed_stops_the_workflow(variant: EngineVar
     assert bank.begun == []
 
 
+@pytest.mark.contract("STO-2", "ACT-7")
 async def test_bucket_refuses_a_node_with_limits_before_it_claims_anything() -> None:
     app, _ = shop(Bank(), hf.ActivityLimit(at_once=1))
     store = S3Store(Bucket(ObjectsInMemory()))
     await store.migrate()
-    with pytest.raises(CheckpointOwnershipCapabilityError, match="limits on activities"):
+    with pytest.raises(CheckpointOwnershipCapabilityError, match="limits on activities") as refused:
         async with app.node(store):
             pass
+    assert refused.value.details["capability"] == "limits on activities"
+    assert await store.bucket.list("nodes") == []
     await store.close()
 
 

@@ -9,7 +9,7 @@ import holdfast as hf
 from holdfast.core import codec
 from holdfast.engine import remote_queries
 from holdfast.errors import InvalidInput, NotFound, QueryFailed, RequestTimedOut, VersionMismatch
-from holdfast.store.port import BulletinQuery, Capabilities, Store
+from holdfast.store.port import BulletinQuery, Store
 from tests.engine.harness import EngineVariant, wait_for_event
 
 
@@ -59,10 +59,6 @@ async def test_a_node_that_has_the_code_answers_for_a_process_that_has_not(varia
         await wait_for_event(run, "SignalWaiting")
         events = await run.events()
         async with other.connect(store):
-            if "remote queries" in store.capabilities.lacking:
-                with pytest.raises(VersionMismatch, match="does not pass queries on"):
-                    await ask(other, run.run_id)
-                return
             assert await ask(other, run.run_id) == "Hello Ada"
             assert await ask(other, run.run_id, greeting="Bye") == "Bye Ada"
             with pytest.raises(NotFound, match="answers no query"):
@@ -136,25 +132,6 @@ async def test_if_a_node_does_not_answer_another_one_is_asked(monkeypatch: pytes
     async with other.connect(store), asyncio.timeout(30):
         with pytest.raises(RequestTimedOut, match="killed#1"):
             await ask(other, run.run_id)
-
-
-async def test_a_store_that_passes_no_queries_on_says_so() -> None:
-    """As a bucket does."""
-    lacking = Capabilities(
-        conditional_batch=True,
-        atomic_batch=True,
-        read_after_write=True,
-        scan_consistency="snapshot",
-        lacking=frozenset({"remote queries"}),
-    )
-    store = hf.MemoryStore(capabilities=lacking)
-    app, order = shop()
-    other = hf.App("front")
-    async with app.node(store):
-        run = await app.start(order, "Ada")
-        async with other.connect(store):
-            with pytest.raises(VersionMismatch, match="does not pass queries on"):
-                await ask(other, run.run_id)
 
 
 @pytest.mark.contract("OWN-3", "STO-1")

@@ -6,13 +6,15 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec import Raw
 from obstore.store import MemoryStore as ObjectsInMemory
 
 import holdfast as hf
+from holdfast.core import codec
 from holdfast.core.state import RunStatus
 from holdfast.engine.observe.samples import Sampler, find_samples
 from holdfast.engine.observe.takeovers import find_takeovers
-from holdfast.errors import RunCancelled, RunTimedOut
+from holdfast.errors import NotFound, RunCancelled, RunTimedOut
 from holdfast.store.s3 import S3Store
 from holdfast.store.s3.bucket import Bucket
 from holdfast.testing import VirtualClock
@@ -143,3 +145,33 @@ async def test_samples_and_takeovers_are_kept() -> None:
             await asyncio.sleep(0.01)
         await app.run(run.run_id).cancel()
     assert [(each.takeover.node, each.takeover.runs) for each in taken] == [("next", 1)]
+
+
+@pytest.mark.contract("WF-6", "STO-2")
+async def test_a_query_is_answered_by_a_node_of_another_process_that_has_the_code() -> None:
+    """They meet in the bucket alone: the question is announced, and its asker looks for the answer."""
+    objects = ObjectsInMemory()
+    app, front = hf.App("shop"), hf.App("front")
+
+    @app.workflow
+    async def order(customer: str) -> str:
+        hf.on_query("who", lambda: customer)
+        return await hf.wait_signal("go", str)
+
+    async with asyncio.timeout(MOST_S), app.node(opened(objects=objects), options=REPLAYED):
+        run = await app.start(order, "Ada")
+        await wait_for_event(run, "SignalWaiting")
+        async with front.connect(opened(objects=objects)):
+            ask, nothing = front.runtime(), codec.encode({})
+            answer, handlers, refused = await asyncio.gather(
+                ask.query(run.run_id, "who", nothing),
+                ask.handlers(run.run_id),
+                ask.query(run.run_id, "colour", nothing),
+                return_exceptions=True,
+            )
+            assert answer == codec.encode("Ada")
+            assert isinstance(handlers, Raw)
+            assert list(codec.decode(handlers, dict)["queries"]) == ["who"]
+            assert isinstance(refused, NotFound)
+        await run.signal("go", "gone")
+        assert await run.result() == "gone"

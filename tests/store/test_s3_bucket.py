@@ -407,7 +407,7 @@ async def test_a_run_whose_head_cannot_be_read_stops_no_other(objects: FaultyObj
 @pytest.mark.contract("BUS-1", open="a bucket has no outbox, and refuses sinks")
 async def test_a_sink_is_refused_with_the_capability_that_is_missing(objects: FaultyObjects) -> None:
     store = opened(objects)
-    assert store.capabilities.lacking == {"limits on activities", "outbox", "remote queries"}
+    assert store.capabilities.lacking == {"limits on activities", "outbox"}
     assert store.capabilities.scan_consistency == "eventual"
     sink = Sink(name="hook", kind="webhook", address="https://example.com/hook", secret="hook/key")
     with pytest.raises(CheckpointOwnershipCapabilityError, match="outbox"):

@@ -12,13 +12,14 @@ from typing import Any
 
 import obstore
 import pytest
+from msgspec import Raw
 from msgspec.structs import replace
 from obstore.exceptions import GenericError
 from obstore.store import MemoryStore as ObjectsInMemory
 
 from holdfast.core.state import PAUSED, RUNNING
 from holdfast.errors import StoreUnavailable
-from holdfast.store.port import Duplicate, Existing, PurgePolicy, RunQuery
+from holdfast.store.port import BulletinQuery, Duplicate, Existing, PurgePolicy, RunQuery
 from holdfast.store.s3 import S3Store
 from holdfast.store.s3 import bucket as bucket_module
 from holdfast.store.s3.bucket import FIRST_REQUEST_S, LEAST_REQUEST_S, REQUEST_S, AnswerTime, Bucket, Stored, Unchanged
@@ -391,6 +392,36 @@ async def test_a_process_that_starts_lists_only_the_last_changes(objects: Faulty
 
 
 # --- what it costs
+
+
+@pytest.mark.contract("WF-6", "MSG-4")
+async def test_a_question_is_announced_and_who_looks_for_questions_in_vain_reads_none(objects: FaultyObjects) -> None:
+    """Another process finds it by its next look; one that has missed announcements reads them all again."""
+    clock = VirtualClock()
+    asking, asked = opened(objects, clock), opened(objects, clock)
+    questions = BulletinQuery(kind="question")
+
+    async def looked() -> tuple[list[str], list[str]]:
+        before = len(objects.log)
+        found = [each.bulletin_id for each in await asked.find_bulletins(questions)]
+        return found, [request for request in objects.log[before:] if "bulletins" in request]
+
+    assert (await looked())[0] == []
+    assert await looked() == ([], []), "it has looked before, and nothing was announced"
+    await asking.put_bulletins("sample", {"s": Raw(b"1")}, 60_000)
+    assert await looked() == ([], []), "nobody waits for samples"
+    await asking.put_bulletins("question", {"q": Raw(b"1")}, 60_000)
+    assert (await looked())[0] == ["q"]
+    assert await looked() == (["q"], [])
+    assert [each.bulletin_id for each in await asking.find_bulletins(questions)] == ["q"]
+    clock.advance(ms=60_001)
+    assert await looked() == ([], [])
+    clock.advance(ms=3_600_000)
+    await asking.put_bulletins("question", {"missed": Raw(b"1")}, 3_600_000)
+    clock.advance(ms=1_800_000)
+    await asking._look(True)
+    assert await asking.bucket.list("changes") == []
+    assert (await looked())[0] == ["missed"]
 
 
 @pytest.mark.contract("STO-1", "MSG-4")

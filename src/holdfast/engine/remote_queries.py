@@ -31,7 +31,6 @@ from holdfast.errors import (
     VersionMismatch,
 )
 from holdfast.store.port import Bulletin, BulletinQuery, RunHead, Store
-from holdfast.store.types import REMOTE_QUERIES
 
 QUESTION, ANSWER = "question", "answer"
 LOOK_S = 0.5
@@ -82,12 +81,6 @@ class RemoteQueries:
 
     async def ask(self, head: RunHead, name: str, arguments: Raw) -> Raw:
         """Return the answer of a live node; `VersionMismatch` if none has the code of the run."""
-        if REMOTE_QUERIES in self._store.capabilities.lacking:
-            raise VersionMismatch(
-                f"run {head.run_id} needs {head.plan_id!r} {head.plan_version!r}, which is not here, and "
-                "this store does not pass queries on to nodes: ask a service that has the code",
-                run_id=head.run_id,
-            )
         tried: set[str] = set()
         for _ in range(NODES):
             node = await self._able_node(head, tried)

@@ -736,9 +736,6 @@ class AuditQuery(Query[AuditEntry], frozen=True, kw_only=True):
     after: tuple[Instant, str] | None = None
 
 
-REMOTE_QUERIES = "remote queries"
-"""What a store that passes no queries on to nodes has in `Capabilities.lacking`."""
-
 STREAMS = "streams"
 """What a store that keeps no streams has in `Capabilities.lacking`."""
 

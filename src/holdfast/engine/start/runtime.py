@@ -96,7 +96,7 @@ from holdfast.store import port
 from holdfast.store.artifacts import Artifacts
 from holdfast.store.decisions import no_such_run
 from holdfast.store.joined import JoinedStore
-from holdfast.store.types import REMOTE_QUERIES, STREAMS, DeadLetterQuery
+from holdfast.store.types import STREAMS, DeadLetterQuery
 
 logger = logging.getLogger("holdfast.node")
 
@@ -222,7 +222,7 @@ class Runtime:
         self.streams = StreamHub(store, poll_s)
         """The streams that are read in this process."""
         self._remote = RemoteQueries(store, node.name, poll_s, self._answer_for_others, ids)
-        if node.options.takes_runs and REMOTE_QUERIES not in store.capabilities.lacking:
+        if node.options.takes_runs:
             node.background.append(self._remote.serve)
         self.relays: Relays | None = None
         """The relays of the event bus, if this node has them."""

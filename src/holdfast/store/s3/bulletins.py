@@ -36,6 +36,7 @@ class StoredBulletins:
         self._secrets = secrets
         self._documents: dict[str, Document[BulletinsDocument]] = {}
         self._swept_hour = -1
+        self._kept: dict[str, tuple[int, tuple[Bulletin, ...]]] = {}
 
     async def put(self, kind: str, bodies: Mapping[str, Raw], keep_ms: int, now: Instant) -> list[bool]:
         """Put bulletins, each unless there is one under its id from this hour or the last; delete what has expired."""
@@ -47,13 +48,20 @@ class StoredBulletins:
         return await self._document(kind, now).change(_adding(kind, bodies, now, keep_ms, known))
 
     async def find(self, query: BulletinQuery, now: Instant) -> list[Bulletin]:
-        """Return the bulletins that a query names. Of two that were put under one id at once, the first."""
-        first: dict[str, Bulletin] = {}
-        found = await self._read(storage_key(PREFIX, query.kind))
-        for each in sorted((each for all_ in found.values() for each in all_), key=lambda each: each.at):
-            if each.expires_at > now:
-                first.setdefault(each.bulletin_id, each)
-        return find_among(first.values(), query, now)
+        """Return the bulletins that a query names."""
+        return _found(await self._all(query.kind), query, now)
+
+    async def find_announced(self, query: BulletinQuery, announced: int, now: Instant) -> list[Bulletin]:
+        """Return the bulletins that a query names; read nothing if none was announced since they were read last."""
+        count, kept = self._kept.get(query.kind, (-1, ()))
+        if count != announced:
+            kept = await self._all(query.kind)
+            self._kept[query.kind] = announced, kept
+        return _found(kept, query, now)
+
+    async def _all(self, kind: str) -> tuple[Bulletin, ...]:
+        found = await self._read(storage_key(PREFIX, kind))
+        return tuple(sorted((each for some in found.values() for each in some), key=lambda each: each.at))
 
     def _document(self, kind: str, now: Instant) -> Document[BulletinsDocument]:
         return self._at(storage_key(PREFIX, kind, f"{now // HOUR:012d}.json"))
@@ -78,6 +86,15 @@ class StoredBulletins:
         ]
         await self._bucket.delete(gone)
         self._documents = {key: self._documents[key] for key in found if key not in gone}
+
+
+def _found(bulletins: Sequence[Bulletin], query: BulletinQuery, now: Instant) -> list[Bulletin]:
+    """Return those that a query names. Of two that were put under one id at once, the first."""
+    first: dict[str, Bulletin] = {}
+    for each in bulletins:
+        if each.expires_at > now:
+            first.setdefault(each.bulletin_id, each)
+    return find_among(first.values(), query, now)
 
 
 def _adding(

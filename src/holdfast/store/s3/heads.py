@@ -46,6 +46,7 @@ class Heads:
         self._changed: dict[str, str] = {}
         self._grown: list[port.Change] = []
         self._nodes: dict[str, None] = {}
+        self._bulletins: dict[str, None] = {}
         self._announcing = asyncio.Lock()
 
     # --- changing
@@ -186,6 +187,10 @@ class Heads:
         """Note that a node's lease was given or ended, to be announced with others."""
         self._nodes[node] = None
 
+    def note_bulletin(self, kind: str) -> None:
+        """Note that bulletins of a kind were put, to be announced with others."""
+        self._bulletins[kind] = None
+
     @contextmanager
     def _noted(self, run_id: str) -> Iterator[None]:
         """Have a run read again and announced whose writer does not learn what became of its write."""
@@ -198,26 +203,34 @@ class Heads:
     async def announce(self) -> bool:
         """Announce what was changed, by whichever call; return whether there was something."""
         async with self._announcing:
-            if not self._changed and not self._nodes:
+            if not self._changed and not self._nodes and not self._bulletins:
                 return False
-            changed, grown, nodes = self._changed, self._grown, self._nodes
-            self._changed, self._grown, self._nodes = {}, [], {}
+            changed, grown, nodes, bulletins = self._changed, self._grown, self._nodes, self._bulletins
+            self._changed, self._grown, self._nodes, self._bulletins = {}, [], {}, {}
             try:
-                await self._announce(changed, grown, nodes)
+                await self._announce(changed, grown, nodes, bulletins)
             except BaseException:  # the next call announces it
                 self._changed, self._nodes = changed | self._changed, nodes | self._nodes
-                self._grown = grown + self._grown
+                self._grown, self._bulletins = grown + self._grown, bulletins | self._bulletins
                 raise
             return True
 
-    async def _announce(self, changed: dict[str, str], grown: list[port.Change], nodes: dict[str, None]) -> None:
+    async def _announce(
+        self,
+        changed: dict[str, str],
+        grown: list[port.Change],
+        nodes: dict[str, None],
+        bulletins: dict[str, None],
+    ) -> None:
         for run_id in [run_id for run_id, etag in changed.items() if etag == UNKNOWN]:
             held = await self._mirror.fetch_readable(run_id)
             changed[run_id] = self._mirror.unreadable.get(run_id, "") if held is None else held.etag
         run_ids = list(changed)
         for first in range(0, max(1, len(run_ids)), AT_ONCE):
             some = {run_id: changed[run_id] for run_id in run_ids[first : first + AT_ONCE]}
-            await self._mirror.announce(some, () if first else grown, () if first else nodes, self._now)
+            if first:
+                grown, nodes, bulletins = [], {}, {}
+            await self._mirror.announce(some, grown, nodes, bulletins, self._now)
 
 
 def _is_same(run: StoredRun, before: StoredRun) -> bool:

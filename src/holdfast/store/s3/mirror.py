@@ -19,6 +19,7 @@ that it had not changed.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -57,6 +58,9 @@ ENDING = 2_000_000
 
 CHECKED = 15_000_000
 """How often a run whose owner is gone is read anew for a caller that asks for it by its id, in microseconds."""
+
+ANNOUNCED_BULLETINS = ("question",)
+"""The kinds of bulletins that others wait for: when one is put it is announced, and no process has to look for it."""
 
 UNREADABLE = (StoreCorrupt, StoreTooNew)
 """What a head raises that this version cannot read."""
@@ -103,6 +107,8 @@ class Announced(Struct, frozen=True):
     nodes: tuple[str, ...] = ()
     summaries: tuple[Summary, ...] = ()
     """Those of the runs; one that is missing is made from the head."""
+    bulletins: tuple[str, ...] = ()
+    """The kinds of which bulletins were put."""
 
 
 def head_key(run_id: str) -> str:
@@ -135,6 +141,8 @@ class Mirror:
         self._last_order = 0
         self._ordered: dict[str, StoredRun] | None = None
         self._seen: dict[str, None] = {}
+        self.bulletins: Counter[str] = Counter()
+        """How often bulletins of a kind were announced, or may have been."""
         self._watermark = 0
         self._log: list[tuple[str, tuple[port.Change, ...]]] = []
         self._places: dict[str, int] = {}
@@ -340,6 +348,7 @@ class Mirror:
             found = await for_each(self._announced, new)
             unknown = {run_id: None for each in found for run_id in self._take(each)}
             nodes = {node for each in found for node in each.nodes}
+            self.bulletins.update(kind for each in found for kind in each.bulletins)
             await for_each(self.fetch_readable, unknown)
             await self.fetch_nodes(nodes, now)
             for name, each in zip(new, found, strict=True):
@@ -397,6 +406,7 @@ class Mirror:
         self._dropped += len(self._log)
         self._log, self._places = [], {}
         self._seen |= dict.fromkeys(await self._recent_names(now))
+        self.bulletins.update(ANNOUNCED_BULLETINS)
         await self._compare(now)
         await self.fetch_nodes(list(self.nodes), now)
         self._remember(self._name(now), ())
@@ -457,12 +467,13 @@ class Mirror:
         runs: Mapping[str, str],
         grown: Sequence[port.Change],
         nodes: Iterable[str],
+        bulletins: Iterable[str],
         now: Callable[[], Awaitable[Instant]],
     ) -> None:
         """Announce to other processes what has changed."""
         summaries = [self.summaries[run_id] for run_id, etag in runs.items() if etag and run_id in self.summaries]
         etags = {**runs, **{summary.run_id: summary.etag for summary in summaries}}
-        data = msgspec.json.encode(Announced(etags, tuple(grown), tuple(nodes), tuple(summaries)))
+        data = msgspec.json.encode(Announced(etags, tuple(grown), tuple(nodes), tuple(summaries), tuple(bulletins)))
         while True:
             began = await now()
             name = self._name(began)

@@ -65,7 +65,7 @@ from holdfast.store.s3.head import FORMAT, StoredRun, note_audit
 from holdfast.store.s3.heads import Heads
 from holdfast.store.s3.jobs import Jobs
 from holdfast.store.s3.leases import Leases
-from holdfast.store.s3.mirror import Mirror
+from holdfast.store.s3.mirror import ANNOUNCED_BULLETINS, Mirror
 from holdfast.store.s3.polling import SWEEP_MS, PollingWakeups
 from holdfast.store.s3.relay import Relay
 from holdfast.store.s3.retention import ArchiveDocument, Retention, is_held
@@ -77,7 +77,7 @@ from holdfast.store.s3.streams import StreamParts, append_all
 from holdfast.store.s3.summary import Summary
 from holdfast.store.s3.transfer import S3Transfer
 from holdfast.store.transfer import Transfer
-from holdfast.store.types import CALL_LIMITS, REMOTE_QUERIES, creations_may_wake_others, load_each, within
+from holdfast.store.types import CALL_LIMITS, creations_may_wake_others, load_each, within
 from holdfast.store.wakeups import Wakeups, may_wake_others
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ class S3Store(WithoutBus):
             atomic_batch=False,
             read_after_write=True,
             scan_consistency="eventual",
-            lacking=frozenset({CALL_LIMITS, OUTBOX, REMOTE_QUERIES}),
+            lacking=frozenset({CALL_LIMITS, OUTBOX}),
         )
         self.extend_lease = None  # a lease is renewed by a request, which needs the loop
         self.bucket = bucket
@@ -747,11 +747,21 @@ class S3Store(WithoutBus):
 
     async def put_bulletins(self, kind: str, bodies: Mapping[str, Raw], keep_ms: int) -> list[bool]:
         validation.check_bulletins(kind, bodies, keep_ms, self._limits)
-        return await self._bulletins.put(kind, bodies, keep_ms, await self._now())
+        answers = await self._bulletins.put(kind, bodies, keep_ms, await self._now())
+        if kind in ANNOUNCED_BULLETINS:
+            self._mirror.bulletins[kind] += 1
+            self._heads.note_bulletin(kind)
+            await self._announce()
+        return answers
 
     async def find_bulletins(self, query: port.BulletinQuery) -> port.Found[port.Bulletin]:
         validation.check_query(query)
-        found = await self._bulletins.find(query, await self._now())
+        now = await self._now()
+        if query.kind in ANNOUNCED_BULLETINS and query.bulletin_ids is None:
+            await self._follow(now, LOOKED)
+            found = await self._bulletins.find_announced(query, self._mirror.bulletins[query.kind], now)
+        else:
+            found = await self._bulletins.find(query, now)
         return port.Found(self._page(found, query.limit))
 
     # --- StreamStore
