@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from holdfast.cli.exit_codes import UNAVAILABLE
-from tests.chaos import programs
+from tests.chaos import diary, programs
 from tests.chaos.forks import Fork, Forks
 from tests.chaos.stores import HarmedStore
 
@@ -234,6 +234,7 @@ class Fleet:
             **mine,
             "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, sys.path))),
             programs.LEDGER: str(self._folder / "ledger"),
+            diary.DIARY: str(self._folder / "diary"),
             programs.LEASE_MS: str(int(self._lease_s * 1_000)),
             programs.PLANT: self.plant,
         }

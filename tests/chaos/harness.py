@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 
 from tests.chaos.clients import Clients
+from tests.chaos.diary import Diary
 from tests.chaos.fleet import Chronicle, Fleet, now_us, passed
 from tests.chaos.judge import Judge
 from tests.chaos.programs import app
@@ -157,10 +158,15 @@ async def _judged(
     async with app.connect(store.url):
         await judge.judge(app.runtime().store, clients.promises, order.folder / "ledger")
     limit_s = order.lease_s + store.slack_s
-    late = [seconds for seconds in judge.recoveries_s if seconds > limit_s]
+    late = [each for each in judge.recoveries if each.seconds > limit_s]
     if late:
-        judge.wrong.append(f"{len(late)} recoveries took longer than {limit_s:.1f} s, at most {max(late):.1f} s")
+        most_s, diary = max(each.seconds for each in late), Diary(order.folder / "diary")
+        judge.wrong.append(f"{len(late)} recoveries took longer than {limit_s:.1f} s, at most {most_s:.1f} s")
+        for run_id, of, kind, by, epoch, lost_at, gone_on_at, seconds in late:
+            how = diary.explain(run_id, epoch, lost_at, gone_on_at)
+            judge.wrong.append(f"{run_id}: {by} went on {seconds:.1f} s after {of} was {kind} at {lost_at}: {how}")
+    recoveries_s = [each.seconds for each in judge.recoveries]
     counts = chronicle.counts + judge.counts
     counts["answers"], counts["asked again"] = clients.answered, clients.repeated
     counts["turns refused"] = fleet.refusals()
-    return Report(chronicle.violations + clients.refused + judge.wrong, counts, judge.recoveries_s, seconds)
+    return Report(chronicle.violations + clients.refused + judge.wrong, counts, recoveries_s, seconds)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.core import codec
 from holdfast.core import events as e
@@ -23,6 +23,19 @@ PAGE = 500
 CLOSES = (e.StepCompleted, e.StepFailed, e.StepSkipped)
 
 
+class Recovery(NamedTuple):
+    """A run that another node went on with after its owner was lost."""
+
+    run_id: str
+    of: str
+    kind: str
+    by: str
+    epoch: int
+    lost_at: int
+    gone_on_at: int
+    seconds: float
+
+
 @dataclass
 class Judge:
     """Looks at every run once, and keeps what is wrong and how long recoveries took."""
@@ -31,7 +44,7 @@ class Judge:
     lease_s: float
     wrong: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    recoveries_s: list[float] = field(default_factory=list)
+    recoveries: list[Recovery] = field(default_factory=list)
     heads: dict[str, RunHead] = field(default_factory=dict)
 
     async def judge(self, store: Store, promises: Iterable[Promise], ledger: Path) -> None:
@@ -142,14 +155,14 @@ class Judge:
             if epochs.setdefault(by.epoch, by.node) != by.node or by.epoch < max(epochs):
                 self.wrong.append(f"{view.run_id}: event {event.run_seq} is by {by.node}, who was fenced off")
             if last is not None and working and last.engine_run_ref.node != by.node:
-                self._measure(last, event)
+                self._measure(view.run_id, last, event)
             if isinstance(event.data, e.StepStarted):
                 working.add(event.step_id or "")
             elif isinstance(event.data, CLOSES):
                 working.discard(event.step_id or "")
             last = event
 
-    def _measure(self, before: Event, after: Event) -> None:
+    def _measure(self, run_id: str, before: Event, after: Event) -> None:
         """Take the time of a takeover, unless somebody who was lost as well came in between."""
         loss = self.chronicle.loss_after(before.engine_run_ref.node.partition("#")[0], before.persisted_at)
         if loss is None or loss.at > after.persisted_at:
@@ -159,7 +172,10 @@ class Judge:
             self.counts["taken over in several steps"] += 1
             return
         excused_us = self.chronicle.excused_us(loss.at, after.persisted_at)
-        self.recoveries_s.append((after.persisted_at - loss.at - excused_us) / 1e6)
+        seconds = (after.persisted_at - loss.at - excused_us) / 1e6
+        by = after.engine_run_ref
+        of = before.engine_run_ref.node
+        self.recoveries.append(Recovery(run_id, of, loss.kind, by.node, by.epoch, loss.at, after.persisted_at, seconds))
 
 
 _Effects = dict[str, dict[str, set[str]]]

@@ -23,6 +23,7 @@ from holdfast.engine.options import NodeOptions
 from holdfast.engine.turns.owned_runs import OwnedRuns
 from holdfast.store import port
 from holdfast.store.sqlite import SqliteStore
+from tests.chaos import diary
 
 Script = list[Any]
 
@@ -40,6 +41,7 @@ class ChaosApp(hf.App):
         self, store: str | port.Store | None = None, *, name: str | None = None, options: NodeOptions | None = None
     ) -> None:
         """Run a node until it is told to end, or killed."""
+        diary.keep()
         lease_ms = int(os.environ.get(LEASE_MS, 0)) or NodeOptions().lease_ms
         await super().serve(store, name=name, options=replace(options or NodeOptions(), lease_ms=lease_ms))
 
