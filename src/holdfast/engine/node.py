@@ -159,6 +159,8 @@ class Node:
         self.starter = Starter(store, self.owned_runs, options.lease_ms, first_turns)
         self._guard: LeaseGuard | None = None
         self._is_idle = False
+        self._due_at: Instant | None = None
+        self._knows_due_at = False
         self._asked_at: float | None = None
         self._claiming: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -218,6 +220,7 @@ class Node:
     async def _claim(self) -> None:
         definitions = self.definition_filter
         self.owned_runs.should_claim = False  # before the call: a notification may come while it is under way
+        self._knows_due_at = False
         try:
             plans = definitions.claimable
             claimed = await self.store.claim(self.name, self.options.claim_runs, plans)
@@ -245,7 +248,7 @@ class Node:
             changed.clear()
             return
         stops = self.owned_runs.is_stopping  # then nothing is claimed, whatever is due
-        due_at = None if stops else await self.store.next_due(self.name, self.definition_filter.registered)
+        due_at = None if stops else await self._next_due()
         timeout_s = None if due_at is None else (due_at - await self.store.now()) / 1_000_000
         try:
             async with asyncio.timeout(timeout_s):
@@ -256,6 +259,16 @@ class Node:
         finally:
             self._is_idle = False
         changed.clear()
+
+    async def _next_due(self) -> Instant | None:
+        """Return when a claim may find something. It is asked once after each claim.
+
+        Whatever makes something due earlier, a turn of this node included, notifies the nodes, and that leads to a claim.
+        """
+        if not self._knows_due_at:
+            self._due_at = await self.store.next_due(self.name, self.definition_filter.registered)
+            self._knows_due_at = True
+        return self._due_at
 
     def _accept(self, loaded: LoadedRun) -> None:
         """Take a run that was claimed for this node."""
