@@ -263,7 +263,7 @@ class Node:
     async def _next_due(self) -> Instant | None:
         """Return when a claim may find something. It is asked once after each claim.
 
-        Whatever makes something due earlier, a turn of this node included, notifies the nodes, and that leads to a claim.
+        Whatever makes something due earlier notifies the nodes, turns of this node included, and leads to a claim.
         """
         if not self._knows_due_at:
             self._due_at = await self.store.next_due(self.name, self.definition_filter.registered)
