@@ -75,7 +75,7 @@ async def work(folder: Path) -> None:
         print(order_id, flush=True)
 
     ledger = str(folder / "ledger")
-    options = hf.NodeOptions(lease_ms=1_000, activities_at_once=20)
+    options = hf.NodeOptions(activities_at_once=20)
     async with app.node(f"sqlite:///{folder}/orders.db", options=options):
         await asyncio.gather(*(serve(number) for number in range(ORDERS)))
 

@@ -1,6 +1,7 @@
 """Calls that are coalesced: in order, never two at a time, and no caller is left without an answer."""
 
 import asyncio
+import gc
 from contextvars import ContextVar
 
 import pytest
@@ -121,6 +122,38 @@ async def test_a_stop_before_the_first_batch_has_begun_raises_too() -> None:
         with pytest.raises(RuntimeError, match="stopped before 1"):
             await task
         assert await scene.batcher.ask(2) == 4, "a caller that comes later waits for nothing that was cancelled"
+
+
+async def test_what_comes_after_the_answers_comes_once_a_batch_and_before_the_next() -> None:
+    scene = Scene()
+    seen: list[tuple[int, list[bool]]] = []
+    tasks: list[asyncio.Future[int]] = []
+    scene.batcher = Batcher(
+        scene._answer,
+        lambda number: RuntimeError(f"stopped before {number}"),
+        MOST,
+        "double",
+        lambda: seen.append((len(scene.batches), [task.done() for task in tasks])),
+    )
+    tasks += scene.ask(1, 2, 3, 4)
+    assert await asyncio.gather(*tasks) == [2, 4, 6, 8]
+    assert seen == [(1, [True, True, True, False]), (2, [True] * 4)]
+
+
+async def test_a_failure_after_the_answers_leaves_no_caller_without_one() -> None:
+    scene, problem, failures = Scene(), OSError("after the answers"), []
+
+    def fail() -> None:
+        raise problem
+
+    scene.batcher = Batcher(scene._answer, lambda number: RuntimeError("stopped"), MOST, "double", fail)
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
+    tasks = scene.ask(1, 2, 3, 4)
+    async with asyncio.timeout(60):
+        assert await asyncio.gather(*tasks, return_exceptions=True) == [2, 4, 6, problem]
+        scene.batcher = Batcher(scene._answer, lambda number: RuntimeError("stopped"), MOST, "double")
+        gc.collect()  # the task that has failed
+    assert failures == [problem], "and it is logged"
 
 
 async def test_batches_run_in_the_context_of_the_maker() -> None:

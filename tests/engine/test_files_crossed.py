@@ -25,7 +25,7 @@ from tests.engine.harness import wait_for_event
 PACKAGE = str(Path(hf.__file__).parent) + "/"
 ROUNDS = 5
 
-START_FILES = 26
+START_FILES = 25
 SIGNAL_FILES = 32
 REST_START_FILES = 32
 TOKEN_FILES = 2

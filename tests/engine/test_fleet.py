@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.errors import NotFound
 from holdfast.store.proxy import StoreProxy
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.types import EventQuery, Found, Query, Row
+from holdfast.store.types import EventQuery, Found, PurgePolicy, Query, Row
 from holdfast.store.wakeups import Ended, LocalWakeups, SocketWakeups, Topic
 
 RUNS = 250
@@ -152,6 +153,25 @@ async def test_ends_elsewhere_are_heard_of_and_what_waits_on_is_not_looked_at(tm
             await run.signal("go", "now")
         assert await asyncio.gather(*waiting) == ["now"] * 20
     await there.close()
+
+
+@pytest.mark.contract("API-2")
+async def test_who_asks_for_a_run_that_was_started_here_and_is_deleted_is_told_at_once(tmp_path: Path) -> None:
+    """Also one who waits for others of its node, which are there."""
+    path = tmp_path / "runs.db"
+    app, twice, patient = mixed_app()
+    there, *_ = mixed_app()
+    options = hf.NodeOptions(takes_runs=False, safety_poll_s=600.0)
+    async with app.node(f"sqlite:///{path}", options=options), there.node(f"sqlite:///{path}"):
+        waiting = asyncio.create_task((await app.start(patient)).result())
+        run = await app.start(twice, 1)
+        assert await there.run(run.run_id).result() == 2
+        assert (await there.runtime().store.purge(PurgePolicy(finished_run_ms=0, run_ids=(run.run_id,)))).runs == 1
+        async with asyncio.timeout(60):
+            with pytest.raises(NotFound):
+                await run.result()
+        assert not waiting.done()
+        waiting.cancel()
 
 
 @pytest.mark.contract("MSG-4", "OWN-3", "FMT-1")

@@ -13,6 +13,7 @@ from obstore.store import MemoryStore as ObjectsInMemory
 
 from holdfast.store.s3 import S3Store
 from holdfast.store.s3.bucket import Bucket
+from tests.machine_load import slowdown
 
 TOP = Path(__file__).parents[2]
 EXAMPLES = sorted((TOP / "examples").glob("*.py"))
@@ -43,6 +44,13 @@ SHOWN = {
     "saga": ["gave back hotel-Venice\n  gave back flight-Venice", "there are no cars in Venice"],
 }
 
+TAKEOVER = (
+    r"(node shop-\S+ takes over at once from shop-\S+, whose process has ended without stopping: see why it did\n)?"
+    r"(node shop-\S+ has taken over [1-9]\d? runs? of shop-\S+\n)?"
+)
+"""What an example writes that kills its worker: the first line unless its successor came after the lease, the second if
+that works for longer than a moment."""
+
 
 def run(script: Path, folder: Path) -> str:
     done = subprocess.run(
@@ -54,9 +62,8 @@ def run(script: Path, folder: Path) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    # As it should, where an example shows a failure, or kills a node; and a busy machine blocks nodes.
-    expected = r"(?m)^(run .* has failed: |node .* (takes over at once from |has taken over |was blocked for )).*\n"
-    assert re.sub(expected, "", done.stderr) == ""
+    errors = re.sub(r"(?m)^run .* has failed: .*\n", "", done.stderr)  # as it should, where an example shows a failure
+    assert re.fullmatch(TAKEOVER if script.stem == "orders" else "", errors), errors
     return done.stdout
 
 
@@ -92,7 +99,7 @@ def test_example_is_short(script: Path) -> None:
 def test_demo_shows_a_rescued_order_within_seconds(tmp_path: Path) -> None:
     began = time.monotonic()
     shown = run(TOP / "examples" / "orders.py", tmp_path)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 20 * slowdown()
     assert "lost with its worker, done again" in shown
     [effects] = re.findall(r"^(\d+) effects executed", shown, re.MULTILINE)
     assert int(effects) >= 200

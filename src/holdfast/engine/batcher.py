@@ -2,7 +2,8 @@
 
 A caller asks one question and waits for its answer. `answer` is called with many questions, in the order in which they
 were asked, and never twice at the same time. It returns an answer, or an exception, for each; what it raises is raised
-in every caller of the batch. A caller that is cancelled changes nothing for the others.
+in every caller of the batch. A caller that is cancelled changes nothing for the others. What `answered` does comes
+after the answers: their callers do not wait for it. Should it raise, those get the error who have no answer yet.
 """
 
 import asyncio
@@ -26,8 +27,10 @@ class Batcher(Generic[Q, A]):
         stopped: Callable[[Q], Exception],
         most: int,
         name: str,
+        answered: Callable[[], None] | None = None,
     ) -> None:
         self._answer = answer
+        self._answered = answered
         self._stopped = stopped
         self._most = most
         self._name = name
@@ -63,6 +66,14 @@ class Batcher(Generic[Q, A]):
             while self._asked:
                 batch, self._asked = self._asked[: self._most], self._asked[self._most :]
                 await self._answer_batch(batch)
+                if self._answered is not None:
+                    self._answered()
+        except Exception as problem:
+            asked, self._asked = self._asked, []
+            for _, future in asked:
+                if not future.done():
+                    future.set_exception(problem)
+            raise
         finally:
             if self._task is asyncio.current_task():
                 self._task = None

@@ -57,8 +57,6 @@ class CompletionWaiters:
         self._by_digest: dict[int, list[str]] = {}
         self._has_waiters = asyncio.Event()
         self.problem: EngineError | None = None
-        self._unverified: set[str] = set()
-        """Runs that this process has started, and that were not looked up since: one may be gone."""
         self._ends: Batcher[Question, Completion | None] = Batcher(self._look_up, self._stopped, PAGE_RUNS, "ends")
 
     @property
@@ -102,16 +100,15 @@ class CompletionWaiters:
     async def end_of(self, run_id: str, *, is_known: bool = False) -> Completion | None:
         """Return a run's end, or None if it goes on; looked up together with others that are asked for now.
 
-        Raise `NotFound` if there is no such run. With `is_known` there was: if it is gone, the next look at all that
-        are waited for raises it in its callers.
+        Raise `NotFound` if there is no such run. With `is_known` there was: then it is not loaded as well.
         """
         return await self._ends.ask(Question(run_id, is_known))
 
     async def _look_up(self, questions: list[Question]) -> list[Completion | Exception | None]:
-        ends, damaged = await find_ends(self._store, (run_id for run_id, _ in questions))
-        known = {run_id for run_id, is_known in questions if is_known and run_id not in ends}.difference(damaged)
-        self._unverified |= known
-        others = list(dict.fromkeys(run_id for run_id, _ in questions if run_id not in ends and run_id not in known))
+        ends, damaged, missing = await find_ends(self._store, (run_id for run_id, _ in questions))
+        known = {run_id for run_id, is_known in questions if is_known}.difference(ends, damaged, missing)
+        answered = known.union(ends, missing)
+        others = list(dict.fromkeys(run_id for run_id, _ in questions if run_id not in answered))
         runs = dict(zip(others, await load_each(self._store.load, others) if others else (), strict=True))
         return [
             None if run_id in known else _answer(run_id, ends.get(run_id), runs.get(run_id)) for run_id, _ in questions
@@ -179,21 +176,14 @@ class CompletionWaiters:
         elsewhere = [run_id for run_id in self._waiting if is_whole or not self._owns(run_id)]
         for start in range(0, len(elsewhere), PAGE_RUNS):
             await self._look_at(elsewhere[start : start + PAGE_RUNS])
-        unverified, self._unverified = [run_id for run_id in self._unverified if run_id in self._waiting], set()
-        for start in range(0, len(unverified), PAGE_RUNS):
-            await self._verify(unverified[start : start + PAGE_RUNS])
-
-    async def _verify(self, run_ids: Sequence[str]) -> None:
-        """Raise `NotFound` in those who wait for a run that is gone."""
-        runs = await load_each(self._store.load, run_ids)
-        for run_id, run in zip(run_ids, runs, strict=True):
-            for future in self._forget(run_id) if run is None else ():
-                if not future.done():
-                    future.set_exception(no_such_run(run_id))
 
     async def _look_at(self, run_ids: Sequence[str]) -> None:
-        """Look which of these runs have finished; of the others nothing is read."""
-        ends, damaged = await find_ends(self._store, run_ids)
+        """Look which of these runs have finished, and which are gone; of the others nothing is read."""
+        ends, damaged, missing = await find_ends(self._store, run_ids)
+        for run_id in missing:
+            for future in self._forget(run_id):
+                if not future.done():
+                    future.set_exception(no_such_run(run_id))
         for run_id, end in ends.items():
             self.notify(run_id, end.run_seq, end)
         if damaged:  # its own caller reads it alone, and gets the error

@@ -1,6 +1,7 @@
 """Reads the history of a run: whole, or since its last rotation; finds events in it, and waits for them."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from holdfast.core.events import ContinuedAsNew, Event
 from holdfast.core.state import TERMINAL
@@ -99,20 +100,30 @@ def _place_of(head: RunHead) -> int:
     return head.snapshot.resume_pointer - 1 if head.snapshot is not None else 0
 
 
-async def find_ends(store: Index, run_ids: Iterable[str]) -> tuple[dict[str, Event], list[str]]:
-    """Return the last events of those of the runs that have finished, and the runs whose last event is damaged."""
+class Ends(NamedTuple):
+    """The last events of runs that have finished, the runs whose last event is damaged, and those that are gone."""
+
+    found: dict[str, Event]
+    damaged: list[str]
+    missing: set[str]
+
+
+async def find_ends(store: Index, run_ids: Iterable[str]) -> Ends:
+    """Return how those of the runs have ended that have finished, and which are not there."""
     ends: dict[str, Event] = {}
     damaged: list[str] = []
+    missing: set[str] = set()
     left = sorted(set(run_ids))
     while left:
         places = tuple((run_id, 0) for run_id in left)
         found = await store.find(EventQuery(after=places, only_ends=True, limit=len(places)))
         ends.update((event.run_id, event) for event in found)
         damaged += found.unreadable
+        missing.update(found.missing)
         if not found or len(found) + len(found.unreadable) >= len(places):
             break
         left = [run_id for run_id in left if run_id > found[-1].run_id]  # the store's pages may be shorter
-    return ends, damaged
+    return Ends(ends, damaged, missing)
 
 
 def since_rotation(history: Sequence[Event]) -> Sequence[Event]:

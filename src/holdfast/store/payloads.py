@@ -602,7 +602,7 @@ class SealingStore(StoreProxy):
         found = await self._store.find(query)
         rows = _within(found, getattr(query, "most_bytes", None))
         cursor = found.cursor if len(rows) == len(found) else None  # else the next page begins after the last row
-        return port.Found(await self._opened(rows), cursor, found.unreadable, found.as_of)
+        return port.Found(await self._opened(rows), cursor, found.unreadable, found.as_of, found.missing)
 
     async def fetched(self, events: Sequence[Event]) -> list[Event]:
         """Return events as they are stored, with the values in them that are kept elsewhere; sealed ones stay sealed.

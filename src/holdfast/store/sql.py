@@ -179,8 +179,8 @@ def found_of(
     return Found(found, place_of(rows[-1]) if place is None else place, tuple(unreadable))
 
 
-def found_events(rows: Iterable[Any]) -> Found[Event]:
-    """Return the events that rows of a run id and EVENT describe, and the runs of damaged ones."""
+def found_events(rows: Iterable[Any], missing: Iterable[str] = ()) -> Found[Event]:
+    """Return the events that rows of a run id and EVENT describe, the runs of damaged ones, and what is missing."""
     found: list[Event] = []
     unreadable: dict[str, None] = {}
     for run_id, *row in rows:
@@ -190,7 +190,7 @@ def found_events(rows: Iterable[Any]) -> Found[Event]:
             found += events_of(run_id, [row])
         except (StoreCorrupt, CorruptHistory):
             unreadable[str(run_id)] = None
-    return Found(found, None, tuple(unreadable))
+    return Found(found, None, tuple(unreadable), missing=tuple(missing))
 
 
 def head_of(row: tuple[Any, ...]) -> RunHead:

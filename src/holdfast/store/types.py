@@ -595,7 +595,8 @@ class EventQuery(Query[Event], frozen=True, kw_only=True):
 
     Ordered by run id and run_seq. An answer that ends with `limit` events may have left out the last events of its last
     run, and all of the runs behind it; so may one that is as large as `most_bytes`. The name of a damaged event is that
-    of its run. With `only_ends` these are the last events of those of the runs that have finished.
+    of its run. With `only_ends` these are the last events of those of the runs that have finished, and `missing` names
+    those that are not there, however long the answer may be.
     """
 
     after: tuple[tuple[str, int], ...]
@@ -846,7 +847,7 @@ class Found(list[Row]):
 
     `unreadable` names damaged rows. They are left out, and the others are found all the same. `as_of` is the store's
     time at which the rows were so, where `scan_consistency` is "eventual": what others did shortly before may be
-    missing.
+    missing. `missing` names runs that were asked for and are not there, where a query promises that.
     """
 
     def __init__(
@@ -855,11 +856,13 @@ class Found(list[Row]):
         cursor: Any = None,
         unreadable: tuple[str, ...] = (),
         as_of: Instant | None = None,
+        missing: tuple[str, ...] = (),
     ) -> None:
         super().__init__(rows)
         self.cursor = cursor
         self.unreadable = unreadable
         self.as_of = as_of
+        self.missing = missing
 
     def log(self, what: str) -> None:
         """Log which rows were left out, if any were."""

@@ -145,8 +145,12 @@ class Starter:
         self._owner = None if first_turns is None else node.name
         self._lease_ms = lease_ms
         self._first_turns = first_turns
-        self._batcher: Batcher[Start, Answer] = Batcher(self._create, _stopped, CREATE_RUNS, "create runs")
+        self._batcher: Batcher[Start, Answer] = Batcher(
+            self._create, _stopped, CREATE_RUNS, "create runs", self._begin_all
+        )
         self._firsts: Sequence[First | None] = ()
+        self._to_begin: list[tuple[Start, First | None, bool]] = []
+        """The runs that are created, and whether the node owns them: their callers get their answers first."""
         self.creating: frozenset[str] = frozenset()
         """The runs whose creation is not answered yet."""
         self._answered = asyncio.Event()
@@ -199,25 +203,28 @@ class Starter:
         self._firsts = ()
         again: list[int] = []
         for place, (start, first, answer) in enumerate(zip(batch, firsts, answers, strict=True)):
-            self._begin(start, first, is_owned=isinstance(answer, Created) and answer.epoch > 0)
+            self._to_begin.append((start, first, isinstance(answer, Created) and answer.epoch > 0))
             if not is_again and _may_be_unfit(answer, first):
                 again.append(place)
         if not is_sure:
             self._look_for([first.new.run_id for first in firsts if first is not None and first.turn is not None])
         if again:
+            self._begin_all()  # before anything is awaited: they are not being created any more
             later = await self._create([batch[place] for place in again], is_again=True)
             for place, answer in zip(again, later, strict=True):
                 answers[place] = answer
         return answers
 
-    def _begin(self, start: Start, first: First | None, *, is_owned: bool) -> None:
-        if first is None:
-            if is_owned:
-                self._node.begin(start.new, start.now)
-        elif is_owned and self._first_turns is not None:
-            self._first_turns.begin(first, start.now)
-        else:
-            first.cached.close()
+    def _begin_all(self) -> None:
+        created, self._to_begin = self._to_begin, []
+        for start, first, is_owned in created:
+            if first is None:
+                if is_owned:
+                    self._node.begin(start.new, start.now)
+            elif is_owned and self._first_turns is not None:
+                self._first_turns.begin(first, start.now)
+            else:
+                first.cached.close()
 
     def _take_first_turns(self, batch: list[Start]) -> list[First | None]:
         first_turns = self._first_turns

@@ -212,7 +212,8 @@ def find_events(runs: Runs, query: port.EventQuery) -> port.Found[Event]:
     places = sorted(dict(query.after).items())
     if query.only_ends:
         ended = [(run_id, after) for run_id, after in places if run_id in runs and runs[run_id].head.status in TERMINAL]
-        return port.Found(event for run_id, after in ended for event in runs[run_id].events[max(after, 0) :][-1:])
+        ends = (event for run_id, after in ended for event in runs[run_id].events[max(after, 0) :][-1:])
+        return port.Found(ends, missing=tuple(run_id for run_id, _ in places if run_id not in runs))
     return port.Found(
         event for run_id, after in places if run_id in runs for event in runs[run_id].events[max(after, 0) :]
     )

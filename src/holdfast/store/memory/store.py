@@ -519,7 +519,8 @@ class MemoryStore:
             return finder(replace(query, limit=most))  # it has a bound, and a cursor of its own
         found = finder(query)
         page = queries.page_of(found, query, most)
-        return port.Found(page, found.cursor if len(page) == len(found) < query.limit else None)
+        cursor = found.cursor if len(page) == len(found) < query.limit else None
+        return port.Found(page, cursor, missing=found.missing)
 
     async def find_nodes(self) -> list[port.NodePlans]:
         now = self._now()

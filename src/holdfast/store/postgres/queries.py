@@ -37,15 +37,15 @@ JOIN holdfast.runs ON runs.run_id = place_id JOIN holdfast.events ON events.run_
 ORDER BY runs.run_id, run_seq LIMIT $3
 """
 ENDS_OF_RUNS = f"""
-SELECT place_id, {", ".join(f"e.{each.strip()}" for each in sql.EVENT.split(","))}
+SELECT place_id, r.run_no IS NOT NULL, {", ".join(f"e.{each.strip()}" for each in sql.EVENT.split(","))}
 FROM unnest($1::text[], $2::bigint[]) AS places (place_id, place_seq)
-CROSS JOIN LATERAL (
+LEFT JOIN LATERAL (
     SELECT run_no, version, finished_at FROM holdfast.runs WHERE runs.run_id = place_id LIMIT 1
-) r
-CROSS JOIN LATERAL (
+) r ON true
+LEFT JOIN LATERAL (
     SELECT * FROM holdfast.events x WHERE x.run_no = r.run_no AND x.run_seq = r.version LIMIT 1
-) e
-WHERE r.finished_at IS NOT NULL AND r.version > place_seq ORDER BY place_id COLLATE "C" LIMIT $3
+) e ON r.finished_at IS NOT NULL AND r.version > place_seq
+WHERE e.run_seq IS NOT NULL OR r.run_no IS NULL ORDER BY place_id COLLATE "C"
 """
 EVENTS_WITHIN = f"""
 SELECT {", ".join(["run_id", *(f"e.{each.strip()}" for each in sql.EVENT.split(","))])} FROM (
@@ -143,7 +143,10 @@ async def find_events(db: Db, query: port.EventQuery, limit: int) -> port.Found[
     places = {askable(run_id): after for run_id, after in query.after}
     asked = (list(places), list(places.values()), limit)
     if query.only_ends:
-        return sql.found_events(within(await db.fetch(ENDS_OF_RUNS, *asked), query.most_bytes, sql.text_bytes))
+        rows = await db.fetch(ENDS_OF_RUNS, *asked[:2])
+        ends = [(run_id, *event) for run_id, is_there, *event in rows if is_there][:limit]
+        missing = [run_id for run_id, is_there, *_ in rows if not is_there]
+        return sql.found_events(within(ends, query.most_bytes, sql.text_bytes), missing)
     if query.most_bytes is None:
         return sql.found_events(await db.fetch(EVENTS_OF_RUNS, *asked))
     return sql.found_events(await db.fetch(EVENTS_WITHIN, *asked, query.most_bytes))

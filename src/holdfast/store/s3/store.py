@@ -458,7 +458,7 @@ class S3Store(WithoutBus):
         found = await finder(query)
         page = queries.page_of(found, query, most)
         cursor = found.cursor if len(page) == len(found) < query.limit else None
-        return port.Found(page, cursor, self._unreadable(query), self._mirror.followed_at)
+        return port.Found(page, cursor, self._unreadable(query), self._mirror.followed_at, found.missing)
 
     def _unreadable(self, query: port.Query[Any]) -> tuple[str, ...]:
         """Return the runs that a list lacks because their heads cannot be read."""
@@ -470,22 +470,31 @@ class S3Store(WithoutBus):
     async def _find_events(self, query: port.EventQuery) -> port.Found[Event]:
         places = sorted(dict(query.after).items())
         most = min(query.limit, self._limits.page_items)
+        missing: list[str] = []
         if query.only_ends:
-            places = await self._ends_behind(places)
+            places, missing = await self._ends_behind(places)
         read = await asyncio.gather(*(self.read_events(run_id, after, most) for run_id, after in places))
-        return port.Found(event for events in read for event in events)
+        return port.Found((event for events in read for event in events), missing=tuple(missing))
 
     async def _find_streams(self, query: port.StreamQuery) -> port.Found[NamedStream]:
         held = await self._mirror.fetch(query.run_id)
         return port.Found([] if held is None else held.run.streams.named(query.run_id, query.after))
 
-    async def _ends_behind(self, places: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Return the places right before the last events of the runs that have finished, where those are behind."""
+    async def _ends_behind(self, places: Sequence[tuple[str, int]]) -> tuple[list[tuple[str, int]], list[str]]:
+        """Return the places right before the last events of the runs that have finished, where those are behind.
+
+        Return also the runs that are not there: no head is found of one that this process does not know.
+        """
         known = self._mirror.summaries
-        finished = [run_id for run_id, _ in places if run_id in known and known[run_id].status in TERMINAL]
-        runs = await load_each(self.load, finished) if finished else []
-        ends = {run.head.run_id: run.head.version for run in runs if isinstance(run, port.LoadedRun)}
-        return [(run_id, ends[run_id] - 1) for run_id, after in places if after < ends.get(run_id, after)]
+        asked = [run_id for run_id, _ in places if run_id not in known or known[run_id].status in TERMINAL]
+        runs = dict(zip(asked, await load_each(self.load, asked) if asked else (), strict=True))
+        ends = {
+            run_id: run.head.version
+            for run_id, run in runs.items()
+            if isinstance(run, port.LoadedRun) and run.head.status in TERMINAL
+        }
+        behind = [(run_id, ends[run_id] - 1) for run_id, after in places if after < ends.get(run_id, after)]
+        return behind, [run_id for run_id, run in runs.items() if run is None]
 
     async def find_nodes(self) -> list[port.NodePlans]:
         now = await self._now()

@@ -264,16 +264,23 @@ def read_events(
 
 def find_events(db: sqlite3.Connection, query: port.EventQuery, limit: int) -> port.Found[Event]:
     """Return the events that match the query."""
+    places = encode_text(list(dict(query.after).items()))
     ends = "AND runs.finished_at IS NOT NULL AND run_seq = runs.version " if query.only_ends else ""
     found = db.execute(
         f"SELECT runs.run_id, {sql.EVENT} FROM json_each(?) AS places "
         "CROSS JOIN runs ON runs.run_id = json_extract(places.value, '$[0]') "
         f"CROSS JOIN events ON events.run_no = runs.run_no AND run_seq > json_extract(places.value, '$[1]') {ends}"
         "ORDER BY runs.run_id, run_seq LIMIT ?",
-        (encode_text(list(dict(query.after).items())), limit),
+        (places, limit),
     )
-    return sql.found_events(within(found, query.most_bytes, text_bytes))
+    missing = [run_id for (run_id,) in db.execute(_MISSING, (places,))] if query.only_ends else ()
+    return sql.found_events(within(found, query.most_bytes, text_bytes), missing)
 
+
+_MISSING = (
+    "SELECT json_extract(value, '$[0]') AS run_id FROM json_each(?) AS places "
+    "WHERE NOT EXISTS (SELECT 1 FROM runs WHERE runs.run_id = json_extract(places.value, '$[0]')) ORDER BY run_id"
+)
 
 WINDOW = 20_000
 """How many runs are examined in one read of the newest runs: about ten milliseconds, if none of them matches."""

@@ -14,7 +14,7 @@ from holdfast.core.timing import Retry
 from holdfast.errors import InvalidInput
 from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS
 from holdfast.store.port import EventQuery, MailboxQuery, RunQuery, Stats, Store, TaskQuery, WaitQuery
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.types import DeadLetterQuery, PurgePolicy
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
@@ -223,18 +223,23 @@ class QuerySuite(SuiteBase):
 
     @pytest.mark.contract("EVT-6")
     async def test_the_ends_of_runs_that_have_finished_are_found_together(self, store: Store, node: SampleNode) -> None:
-        """Those of the others are left out, and so are those that are not behind their places."""
+        """Others are left out, and so are those that are not behind their places. Missing runs are named."""
         for run_id in ("b", "a", "c"):
             await node.start(run_id, complete())
         await node.start("d", wait("go"))
         ends = [(await store.read_events(run_id))[-1] for run_id in ("a", "b", "c")]
 
         places = (("c", 0), ("missing", 0), ("a", -1), ("b", ends[1].run_seq - 1), ("d", 0))
-        assert await store.find(EventQuery(after=places, only_ends=True)) == ends
-        assert await store.find(EventQuery(after=places, only_ends=True, limit=2)) == ends[:2]
-        assert await store.find(EventQuery(after=places, only_ends=True, most_bytes=1)) == ends[:1]
+        for bounds, count in (({}, 3), ({"limit": 2}, 2), ({"most_bytes": 1}, 1)):
+            found = await store.find(EventQuery(after=places, only_ends=True, **bounds))
+            assert found == ends[:count]
+            assert found.missing == ("missing",), "also of an answer that is cut short"
         behind = (("a", ends[0].run_seq), ("b", ends[1].run_seq - 1), ("c", ends[2].run_seq + 5))
-        assert await store.find(EventQuery(after=behind, only_ends=True)) == ends[1:2]
+        found = await store.find(EventQuery(after=behind, only_ends=True))
+        assert (found, found.missing) == (ends[1:2], ())
+        await store.purge(PurgePolicy(finished_run_ms=0, run_ids=("a", "c")))
+        found = await store.find(EventQuery(after=places, only_ends=True))
+        assert (found, found.missing) == (ends[1:2], ("a", "c", "missing"))
 
     # --- the mailbox
 
