@@ -18,6 +18,7 @@ from holdfast.core.messages import AcceptedSignalResult, Message, SignalRequest
 from holdfast.store import port
 from holdfast.store.sqlite import SqliteStore
 from tests.chaos.harness import Order, Report, play_out
+from tests.chaos.stores import HarmedStore, store_named
 from tests.fault_proxy import FAULTS
 
 pytestmark = pytest.mark.slow
@@ -159,3 +160,25 @@ def _create_most(create: Callable[..., Any]) -> Callable[..., Any]:
         return [port.Created(new.run_id) for new in runs]
 
     return create_most
+
+
+async def test_it_explains_each_recovery_that_took_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here each did, because a store is promised on which others go on before the lease has ended."""
+
+    def impatient(name: str, folder: Path) -> HarmedStore:
+        store = store_named(name, folder)
+        store.slack_s = -100.0
+        return store
+
+    monkeypatch.setattr("tests.chaos.harness.store_named", impatient)
+    for play in range(PLAYS):
+        own = tmp_path / str(play)
+        own.mkdir()
+        report = await played(own, nodes=3, runs=300, seconds=5.0, lease_s=1.5)
+        if report.recoveries_s:
+            break
+    first, *explained = report.wrong
+    assert first.startswith(f"{len(report.recoveries_s)} recoveries took longer than -98.5 s")
+    assert len(explained) == len(report.recoveries_s) > 0
+    for each in explained:
+        assert re.search(r"went on \S+ s after \S+ was (killed|frozen) at \d+: taken after \S+ s, in which", each)

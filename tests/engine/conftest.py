@@ -25,14 +25,20 @@ ADDRESSES = ("memory", "sqlite", "s3") if os.environ.get("TEST_S3_SERVER") else 
 
 
 @pytest.fixture(params=ADDRESSES)
-def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def stored_in(request: pytest.FixtureRequest) -> str:
+    """Return on which kind of store the test runs."""
+    return str(request.param)
+
+
+@pytest.fixture
+def address(stored_in: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the address of a store that is empty."""
-    if request.param == "s3":
+    if stored_in == "s3":
         server: Endpoint = request.getfixturevalue("seaweed")
         for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
         return f"s3://{server.make_bucket()}/engine"
-    return "memory://" if request.param == "memory" else f"sqlite:///{put_empty_store(tmp_path / 'engine.db')}"
+    return "memory://" if stored_in == "memory" else f"sqlite:///{put_empty_store(tmp_path / 'engine.db')}"
 
 
 @pytest.fixture(params=[5_000, 0], ids=["live", "replayed"])

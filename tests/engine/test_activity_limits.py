@@ -75,6 +75,12 @@ def shop(bank: Bank, limit: hf.ActivityLimit | None, **options: Any) -> tuple[hf
     return app, order
 
 
+@pytest.fixture(params=["memory", "sqlite"])
+def stored_in(request: pytest.FixtureRequest) -> str:
+    """Return a kind of store that has limits on activities. What a bucket answers is below."""
+    return str(request.param)
+
+
 async def test_bounds_hold_over_all_nodes_and_nobody_waits_for_a_look(variant: EngineVariant) -> None:
     """Nothing polls: the nodes look again by themselves only after ten minutes."""
     bank, limit = Bank(), hf.ActivityLimit(at_once=3, per_key=2, key=lambda user: user)
@@ -388,7 +394,7 @@ async def test_bucket_refuses_a_node_with_limits_before_it_claims_anything() -> 
     with pytest.raises(CheckpointOwnershipCapabilityError, match="limits on activities") as refused:
         async with app.node(store):
             pass
-    assert refused.value.details["capability"] == "limits on activities"
+    assert (refused.value.details["capability"], refused.value.details["store"]) == ("limits on activities", "S3Store")
     assert await store.bucket.list("nodes") == []
     await store.close()
 

@@ -107,10 +107,10 @@ async def test_a_child_waits_until_a_node_has_its_workflow(variant: EngineVarian
         async with variant.node(shop, store):
             run = await shop.start(order, run_id="o-1")
             await wait_for_event(run, "ChildStarted")
-            async with asyncio.timeout(MOST_SECONDS):
-                # in a bucket it is created after its parent's turn
-                while not await is_there(shop.run("o-1/ship")):  # noqa: ASYNC110
-                    await asyncio.sleep(0.002)
+            if variant.store.startswith("s3:"):  # there it is created after its parent's turn, and elsewhere by it
+                async with asyncio.timeout(MOST_SECONDS):
+                    while not await is_there(shop.run("o-1/ship")):  # noqa: ASYNC110
+                        await asyncio.sleep(0.002)
             assert await shop.run("o-1/ship").status() == RunStatus.PENDING
         depot, _ = depot_app()
         async with variant.node(depot, store):

@@ -421,7 +421,7 @@ async def test_a_node_whose_app_declares_a_sink_is_refused_at_start_up() -> None
     with pytest.raises(CheckpointOwnershipCapabilityError, match="outbox") as refused:
         async with app.node(S3Store(Bucket(ObjectsInMemory()))):
             pass
-    assert refused.value.details["capability"] == "outbox"
+    assert (refused.value.details["capability"], refused.value.details["store"]) == ("outbox", "S3Store")
 
 
 # --- signals by any S3 client

@@ -19,12 +19,13 @@ from obstore.store import MemoryStore as ObjectsInMemory
 
 from holdfast.core.state import PAUSED, RUNNING
 from holdfast.errors import StoreUnavailable
-from holdfast.store.port import BulletinQuery, Duplicate, Existing, PurgePolicy, RunQuery
+from holdfast.store.port import BulletinQuery, Duplicate, Existing, PurgePolicy, RunQuery, ScheduleQuery
 from holdfast.store.s3 import S3Store
 from holdfast.store.s3 import bucket as bucket_module
 from holdfast.store.s3.bucket import FIRST_REQUEST_S, LEAST_REQUEST_S, REQUEST_S, AnswerTime, Bucket, Stored, Unchanged
 from holdfast.store.s3.mirror import OVERLAP
 from holdfast.store.s3.server_time import ServerTime
+from holdfast.store.types import AlertQuery, SinkQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, complete, marker, new_run, signal, wait
 from tests.store.faulty_objects import FaultyObjects, Killed, kill_at, opened
@@ -422,6 +423,20 @@ async def test_a_question_is_announced_and_who_looks_for_questions_in_vain_reads
     await asking._look(True)
     assert await asking.bucket.list("changes") == []
     assert (await looked())[0] == ["missed"]
+
+
+@pytest.mark.contract("MSG-4")
+async def test_a_node_that_asks_for_sinks_and_schedules_again_and_again_lists_nothing(objects: FaultyObjects) -> None:
+    """Each node does, every five seconds: sinks there are none, and schedules are one object."""
+    store = opened(objects)
+    await store.find(ScheduleQuery(app="shop"))
+    before = len(objects.log)
+    assert await store.find(SinkQuery()) == []
+    assert await store.find(AlertQuery()) == []
+    assert objects.log[before:] == []
+    found = await store.find(ScheduleQuery(app="shop"))
+    assert objects.log[before:] == ["GET schedules.json None"]
+    assert found.as_of == await store.now()
 
 
 @pytest.mark.contract("STO-1", "MSG-4")

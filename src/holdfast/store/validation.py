@@ -90,7 +90,7 @@ def check_ownership(store: RunStore, mode: Ownership) -> None:
 def require_conditional_batch(store: RunStore, feature: str) -> None:
     """Refuse `feature` on a store without conditional_batch, instead of falling back to read-then-write."""
     if not store.capabilities.conditional_batch:
-        name = type(store).__name__
+        name = _class_of(store)
         raise CheckpointOwnershipCapabilityError(
             f"{feature} needs the store capability conditional_batch, and {name} does not have it",
             capability="conditional_batch",
@@ -101,13 +101,20 @@ def require_conditional_batch(store: RunStore, feature: str) -> None:
 
 def lacks(store: object, capability: str, feature: str) -> CheckpointOwnershipCapabilityError:
     """Return the error of a feature that a store refuses, because it lacks a capability."""
-    name = type(store).__name__
+    name = _class_of(store)
     return CheckpointOwnershipCapabilityError(
         f"{feature} needs the store capability {capability}, and {name} does not have it: use another store for it",
         capability=capability,
         feature=feature,
         store=name,
     )
+
+
+def _class_of(store: object) -> str:
+    """Return the name of a store's class: that of the store itself, however many others pass calls on to it."""
+    while (inner := getattr(store, "inner", None)) is not None:
+        store = inner
+    return type(store).__name__
 
 
 def require_for_signals(store: RunStore, requests: Iterable[Any]) -> None:

@@ -100,8 +100,7 @@ class StoredSchedules:
 
     async def find(self, query: port.ScheduleQuery) -> port.Found[Schedule]:
         """Return the schedules that match the query."""
-        await self._create_left()
-        return _schedules_of(await self._document.read()).find(query)
+        return _schedules_of(await self._create_left()).find(query)
 
     async def forget(self, tenant: str | None) -> None:
         """Delete all schedules of a tenant."""
@@ -112,11 +111,13 @@ class StoredSchedules:
 
         await self._document.change(decide)
 
-    async def _create_left(self) -> None:
-        left = (await self._document.read()).starts
-        if left:
-            await self._create([start_of(record) for record in left])
-            await self._forget({record.run_id for record in left})
+    async def _create_left(self) -> SchedulesDocument:
+        """Create the runs that a killed process has left, and return the document with the schedules."""
+        document = await self._document.read()
+        if document.starts:
+            await self._create([start_of(record) for record in document.starts])
+            await self._forget({record.run_id for record in document.starts})
+        return document
 
     async def _forget(self, run_ids: set[str]) -> None:
         def decide(document: SchedulesDocument, mark: str) -> tuple[SchedulesDocument, None]:

@@ -96,6 +96,16 @@ STREAMS_ANNOUNCED = 1_000_000
 FROM_HEADS = (port.RunQuery, port.WaitQuery, port.TaskQuery, port.MailboxQuery, port.DeadLetterQuery)
 """The lists that are answered from heads."""
 
+FROM_DOCUMENTS = (
+    port.ScheduleQuery,
+    port.ArchivedRunQuery,
+    port.SinkQuery,
+    port.OutboxQuery,
+    port.AlertQuery,
+    port.BusDeadLetterQuery,
+)
+"""The lists that need no look at what has changed: from an object of their own, or of what a bucket does not have."""
+
 LOOKED = 4_000_000
 """How recently, in microseconds, a node must have claimed for a look of its own to be spared."""
 
@@ -450,15 +460,18 @@ class S3Store(WithoutBus):
     async def find(self, query: port.Query[Row]) -> port.Found[Row]:
         finder = validation.finder_of(self._finders, query)
         now = await self._now()
-        await self._follow(now)
+        as_of = now
+        if not isinstance(query, FROM_DOCUMENTS):
+            await self._follow(now)
+            as_of = self._mirror.followed_at
         most = min(validation.check_page(query.limit), self._limits.page_items)
         if isinstance(query, port.RunCountQuery) or getattr(query, "order", None) is not None:
             found = await finder(replace(query, limit=most))  # it has a bound, and a cursor of its own
-            return port.Found(found, found.cursor, self._unreadable(query), self._mirror.followed_at)
+            return port.Found(found, found.cursor, self._unreadable(query), as_of)
         found = await finder(query)
         page = queries.page_of(found, query, most)
         cursor = found.cursor if len(page) == len(found) < query.limit else None
-        return port.Found(page, cursor, self._unreadable(query), self._mirror.followed_at, found.missing)
+        return port.Found(page, cursor, self._unreadable(query), as_of, found.missing)
 
     def _unreadable(self, query: port.Query[Any]) -> tuple[str, ...]:
         """Return the runs that a list lacks because their heads cannot be read."""
