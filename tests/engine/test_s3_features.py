@@ -16,7 +16,7 @@ from holdfast.engine.observe.samples import Sampler, find_samples
 from holdfast.engine.observe.takeovers import find_takeovers
 from holdfast.errors import NotFound, RunCancelled, RunTimedOut
 from holdfast.store.s3 import S3Store
-from holdfast.store.s3.bucket import Bucket
+from holdfast.store.s3.bucket import Bucket, Listed, Stored, Unchanged
 from holdfast.testing import VirtualClock
 from tests.engine.harness import wait_for_event
 
@@ -175,3 +175,59 @@ async def test_a_query_is_answered_by_a_node_of_another_process_that_has_the_cod
             assert isinstance(refused, NotFound)
         await run.signal("go", "gone")
         assert await run.result() == "gone"
+
+
+class NotedBucket(Bucket):
+    """A bucket that notes what is asked for, and when there is enough of that."""
+
+    def __init__(self, enough: int) -> None:
+        super().__init__(ObjectsInMemory())
+        self.enough = enough
+        self.asked: list[str] = []
+        self.has_enough = asyncio.Event()
+
+    def _note(self, kind: str, key: str) -> None:
+        self.asked.append(f"{kind} {key.partition('/')[0]}")
+        if len(self.asked) >= self.enough:
+            self.has_enough.set()
+
+    async def list(self, prefix: str, after: str = "", until: str | None = None) -> list[Listed]:
+        self._note("LIST", prefix)
+        return await super().list(prefix, after, until)
+
+    async def get_newer(self, key: str, etag: str | None) -> Stored | Unchanged | None:
+        self._note("GET", key)
+        return await super().get_newer(key, etag)
+
+    async def put(self, key: str, data: bytes) -> str:
+        self._note("PUT", key)
+        return await super().put(key, data)
+
+    async def _write(self, key: str, data: bytes, mark: bytes, mode: Any) -> Stored | None:
+        self._note("PUT", key)
+        return await super()._write(key, data, mark, mode)
+
+
+@pytest.mark.contract("MSG-4")
+async def test_an_idle_node_asks_for_changes_for_signals_and_for_its_schedules_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Questions, sinks, queues and runs that wait cost nothing while nothing changes."""
+    monkeypatch.setattr("holdfast.store.s3.polling.FIRST_LOOK_S", 0.02)
+    app, bucket = hf.App("shop"), NotedBucket(enough=1_000_000)
+
+    @app.workflow
+    async def order() -> None:
+        await hf.wait_signal("go")
+
+    options = hf.NodeOptions(safety_poll_s=0.02, sample_s=None)
+    async with asyncio.timeout(MOST_S), app.node(S3Store(bucket), options=options):
+        run = await app.start(order)
+        await wait_for_event(run, "SignalWaiting")
+        before = len(bucket.asked)
+        bucket.enough = before + 200
+        await bucket.has_enough.wait()
+        asked = set(bucket.asked[before + 50 :])  # by then the last change is known to all
+    always = {"LIST changes", "LIST workflow", "GET schedules.json"}
+    now_and_then = {"PUT nodes", "GET nodes", "PUT time", "GET time"}
+    assert always <= asked <= always | now_and_then
