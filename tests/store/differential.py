@@ -19,6 +19,7 @@ from holdfast.core.bus import OutboxReplay, Sink, alert_of
 from holdfast.core.index_rows import runtime_snapshot
 from holdfast.core.schedules import Schedule, ScheduleSpec
 from holdfast.core.state import PENDING, TERMINAL, state_of
+from holdfast.core.streams import Appended, StreamRead
 from holdfast.errors import HoldfastError
 from holdfast.limits import LEASE_MS, Limits
 from holdfast.store.port import (
@@ -42,14 +43,25 @@ from holdfast.store.port import (
     Turn,
     WaitQuery,
 )
-from holdfast.store.types import BulletinQuery, DeadLetterQuery
+from holdfast.store.types import CALL_LIMITS, BulletinQuery, DeadLetterQuery, StreamQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import read_history, read_picture
 from holdfast.testing.store_suite.admission import releasing_turn
 from holdfast.testing.store_suite.base import BAD_NAMES
 from tests.store.answer_diff import answer_of, narrowed, plain, show
 from tests.store.random_turns import Held, open_task_answers, random_turn, spoiled
-from tests.store.random_values import ACTIVITIES, MISSING, NODES, PLANS, QUEUES, VISIBLE_MS, Values
+from tests.store.random_values import (
+    ACTIVITIES,
+    LIMITED_QUEUES,
+    MISSING,
+    NODES,
+    PLANS,
+    QUEUES,
+    STEPS,
+    STREAM_NAMES,
+    VISIBLE_MS,
+    Values,
+)
 
 LIMITS = Limits(
     signal_payload_bytes=100,
@@ -57,6 +69,7 @@ LIMITS = Limits(
     acceptance_retention_ms=90_000,
     batch_items=8,
     page_items=6,
+    stream_bytes=100,
 )
 MINUTE = 60_000_000
 MOST_RUNS = 8
@@ -95,6 +108,8 @@ class World:
         self.trace: list[tuple[str, Any]] = []
         self.picture: dict[str, Any] = {"runs": [], "waits": [], "tasks": [], "events": {}}
         self.folded: dict[str, int] = {}
+        self.set_back_from = 0
+        """The latest instant from which the clock was set back."""
 
     # --- asking all of them
 
@@ -131,7 +146,7 @@ class World:
 
     async def compare_pictures(self) -> None:
         """Compare everything that can be read, and check what must hold in any store at any time."""
-        pictures = [await read_picture(subject.store, NODES, QUEUES) for subject in self.subjects]
+        pictures = [await read_picture(subject.store, NODES, (*QUEUES, *LIMITED_QUEUES)) for subject in self.subjects]
         for subject, picture in zip(self.subjects, pictures, strict=True):
             if picture != pictures[0]:
                 self.differ("the contents are different", pictures[0], subject, picture)
@@ -165,6 +180,11 @@ class World:
         raise Difference("\n".join(lines))
 
     # --- what is there, as the reference says
+
+    @property
+    def has_bucket(self) -> bool:
+        """Whether one of the stores is a bucket."""
+        return any("outbox" in subject.store.capabilities.lacking for subject in self.subjects)
 
     @property
     def reference(self) -> Store:
@@ -234,6 +254,21 @@ class World:
             for field in answer.__struct_fields__:
                 self.reached[f"purge: {field}"] += bool(getattr(answer, field))
             self.reached["purge: dry run"] += arguments[0].dry_run and answer != PurgeReport()
+        elif verb == "acquire_limited_jobs":
+            self.reached["acquire_limited_jobs: later"] += not answer[0] and answer[1] is not None
+            for job in answer[0]:
+                is_again = job.engine_attempt_id > job.first_engine_attempt_id
+                self.reached[f"acquire_limited_jobs: {'again' if is_again else 'first'}"] += 1
+        elif verb == "append_streams":
+            for outcome in answer:
+                end = outcome.error.code if isinstance(outcome, Refused) else _appended(outcome)
+                self.reached[f"append_streams: {end}"] += 1
+        elif verb == "read_streams":
+            for page in answer:
+                self.reached[f"read_streams: {'something' if page is not None and page.segments else 'nothing'}"] += 1
+                self.reached["read_streams: begun anew"] += page is not None and any(
+                    segment.restarted_from is not None for segment in page.segments
+                )
         elif verb == "acquire_jobs":
             for job in answer:
                 kinds = ("first", "again") if job.due_at is None else ("due", "again")
@@ -284,6 +319,10 @@ class World:
     def _was_accepted(self, item: Any) -> bool:
         mailbox = self.picture.get("mailboxes", {}).get(item.run_id, ())
         return any((kept.name, kept.signal_id) == (item.name, item.signal_id) for kept in mailbox)
+
+
+def _appended(outcome: Appended) -> str:
+    return "appended" if outcome.head.dropped == 0 else "appended to a full stream"
 
 
 def _verdict_of(outcome: Any) -> str:
@@ -436,6 +475,8 @@ async def lock(world: World) -> None:
 async def bulletins(world: World) -> None:
     """Put bulletins, some under ids that are taken, and find those that have not expired."""
     values = world.values
+    if world.has_bucket and world.clock.now() < world.set_back_from:
+        return  # it keeps them by the hour of a clock that goes on: what had expired may be there again
     kind, names = values.pick(("sample", "answer")), values.some(["a", "b", "c", "d"], 3)
     name = values.pick(BAD_NAMES) if values.happens(0.1) else kind
     await world.ask("put_bulletins", name, {each: Raw(b"%d" % values.number(0, 9)) for each in names}, 20_000)
@@ -470,6 +511,43 @@ async def acquire_jobs(world: World) -> None:
     world.taken = [*world.taken[-20:], *((node, job) for job in taken or ())]
 
 
+async def acquire_limited_jobs(world: World) -> None:
+    """Let a node take calls that have room under limits, by numbers that are not always the same."""
+    values = world.values
+    if any(CALL_LIMITS in subject.store.capabilities.lacking for subject in world.subjects):
+        return
+    queues, activities = list(LIMITED_QUEUES), list(ACTIVITIES)
+    if values.happens(0.2):
+        queues, activities = values.some(queues, 2), values.some(activities, 3)
+    if values.happens(0.03):
+        queues = [*queues, "mail"]
+    node, most, visible_ms = values.pick(NODES), values.limit(), values.pick(VISIBLE_MS)
+    asked = node, queues, activities, values.call_limits(), most, visible_ms
+    taken, _ = await world.ask("acquire_limited_jobs", *asked) or ((), None)
+    world.taken = [*world.taken[-20:], *((node, job) for job in taken)]
+
+
+async def write_streams(world: World) -> None:
+    """Let attempts append to streams, in the hands of a node or from a queue, and read what is there then."""
+    values = world.values
+    appends = []
+    for _ in range(values.number(1, 3)):
+        if world.taken and values.happens(0.4):
+            node, job = values.pick(world.taken)
+            appends.append(values.append(job.run_id, node, job.step_id, job.engine_attempt_id, None))
+        elif world.held:
+            held = values.pick(world.held)
+            step_id, epoch = values.pick(STEPS[:2]), held.run.head.lease_epoch
+            appends.append(values.append(held.run.head.run_id, held.node, step_id, values.number(1, 2), epoch))
+    if values.happens(0.05):
+        appends.append(values.append(MISSING, values.pick(NODES), "first", 1, 1))
+    await world.ask("append_streams", appends)
+    for run_id in {given.run_id for given in appends}:
+        whole = [StreamRead(run_id=run_id, name=name) for name in STREAM_NAMES]
+        await world.ask("read_streams", [*whole, values.stream_read(run_id)])
+        await world.ask("find", StreamQuery(run_id=run_id, limit=values.limit()))
+
+
 async def heartbeat(world: World) -> None:
     """Let a node beat for what it, or somebody else, has taken, and for runs that it may own."""
     values = world.values
@@ -491,7 +569,7 @@ async def settle(world: World) -> None:
 async def change_bus(world: World) -> None:
     """Store sinks and remove them, raise alerts, and let a sink get events again. Commits write the outbox."""
     values = world.values
-    if any("outbox" in subject.store.capabilities.lacking for subject in world.subjects):
+    if world.has_bucket:
         return
     name = values.pick(SINKS)
     sink = Sink(
@@ -528,6 +606,7 @@ async def set_clock_back(world: World) -> None:
     """Set the clock back."""
     ms = world.values.pick((1, 1_000, 61_000, 2 * LEASE_MS))
     world.trace.append(("the clock is set back", ms))
+    world.set_back_from = max(world.set_back_from, world.clock.now())
     world.clock.set_back(ms=ms)
 
 
@@ -548,7 +627,7 @@ async def lose_record(world: World) -> None:
 
 async def purge(world: World) -> None:
     """Purge, often after asking what a purge would do."""
-    policy = world.values.purge_policy()
+    policy = world.values.purge_policy(world.run_ids)
     promised = await world.ask("purge", replace(policy, dry_run=True)) if world.values.happens(0.5) else None
     report = await world.ask("purge", policy)
     if promised not in (None, report):
@@ -571,7 +650,8 @@ async def read(world: World) -> None:
         ("find", (values.task_query(run_ids, world.picture["tasks"]),)),
         ("read_events", (values.pick((*run_ids, MISSING)), values.number(-1, 5), values.pick((None, values.limit())))),
         ("load", ([*values.some(run_ids, 5), MISSING] * values.pick((1, 1, 1, 9)),)),
-        ("next_due", (values.pick((*NODES, MISSING)), values.plans(), values.some(QUEUES, 3))),
+        ("next_due", (values.pick((*NODES, MISSING)), values.plans(), values.some((*QUEUES, *LIMITED_QUEUES), 3))),
+        ("read_streams", ([values.stream_read(run_id) for run_id in (*values.some(run_ids, 4), MISSING)],)),
         ("find_orphaned", (values.pick((0, 0, 1_000, 60_000)),)),
         ("find_nodes", ()),
         values.pick(NONSENSE),
@@ -598,6 +678,7 @@ NONSENSE: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("next_due", (MISSING, None, [""])),
     ("acquire_jobs", ("\ud800", ["mail"], ["charge"], 1, 1)),
     ("acquire_jobs", (MISSING, ["mail"], ["charge"], 1, 2**70)),
+    ("read_streams", ([StreamRead(run_id=MISSING, name="tokens", after=2**70)],)),
     ("heartbeat", ("\ud800", [], 1)),
     ("heartbeat", (MISSING, [None], 1)),
     ("claim", ("\ud800", 1)),
@@ -626,6 +707,8 @@ OPERATIONS: list[tuple[int, Callable[[World], Awaitable[None]]]] = [
     (3, bulletins),
     (5, change_schedule),
     (12, acquire_jobs),
+    (14, acquire_limited_jobs),
+    (8, write_streams),
     (10, heartbeat),
     (8, settle),
     (4, change_bus),

@@ -159,8 +159,10 @@ def _varied(values: Values, turn: Turn, now: Instant) -> Turn:
     if values.happens(0.15):
         turn = replace(turn, tasks=(*turn.tasks, values.task_in_hand(turn.run_id, now)))
     if turn.events and values.happens(0.4):  # only a turn with events is recognised when it is sent again
-        jobs = tuple(values.job(turn.run_id, now) for _ in range(values.number(0, 3)))
+        jobs = tuple(values.job(turn.run_id, now) for _ in range(values.number(0, 4)))
         turn = replace(turn, jobs=jobs, jobs_closed=tuple(values.some(STEPS, 2)))
+    if turn.events and values.happens(0.15):
+        turn = replace(turn, streams=tuple(values.chunks() for _ in range(values.number(1, 2))))
     if values.happens(0.15):
         letter = values.dead_letter(turn.run_id, now)
         turn = replace(turn, dead=(letter, letter)[: values.number(1, 2)])

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core.admission import AdmissionRequest, Overload, RunLimit
 from holdfast.core.attributes import At, RowKind, Value, changed
+from holdfast.core.call_limits import CallLimit, LimitedBy, limited_queue
 from holdfast.core.dead_letters import DeadLetter, Reason, to_dead_letter
 from holdfast.core.events import ErrorInfo
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
@@ -28,6 +29,7 @@ from holdfast.core.messages import (
 from holdfast.core.restarts import RESTART_MARK, is_restart_of, next_restart, restart_number
 from holdfast.core.search import Condition, Operator, Order
 from holdfast.core.state import RunStatus, retry_token
+from holdfast.core.streams import StreamAppend, StreamChunks, StreamRead
 from holdfast.store.port import (
     EventQuery,
     Heartbeat,
@@ -59,6 +61,9 @@ PEOPLE = (None, "ann", "bob'; --")
 PAYLOADS = (b"null", b"1", b'"x"', b'{ "a": 1.50 }', '"é\u2028"'.encode())
 LIMITS = (1, 2, 5, 100, 100, 100)
 QUEUES = ("mail", "Mail", "\u00e9")
+LIMITED_QUEUES = tuple(limited_queue(queue) for queue in ("", *QUEUES[:1]))
+LIMIT_NAMES = ("api", "API", "a'b")
+STREAM_NAMES = ("tokens", "T'okens", "\u00e9")
 ACTIVITIES = ("charge", "refund", "a:b")
 VISIBLE_MS = (1, 1_000, 30_000)
 KINDS: tuple[MessageType, ...] = ("TimerDue", "RetryDue", "InternalContinue")
@@ -394,10 +399,67 @@ class Values:
         )
         if self.happens(0.2):
             drawn = replace(drawn, details=Raw(self.pick(PAYLOADS)), input=Raw(self.pick(PAYLOADS)))
+        if self.happens(0.5):
+            drawn = self._limited(drawn)
         if self.happens(0.03):
             field = self.pick(("run_id", "step_id", "queue", "activity"))
             return replace(drawn, **{field: self.pick(BAD_NAMES)})
         return replace(drawn, input=Raw(b"{oops")) if self.happens(0.02) else drawn
+
+    def _limited(self, drawn: Job) -> Job:
+        limit = LimitedBy(self.pick(LIMIT_NAMES), self.pick(("", "k", "K", "é")))
+        options = Raw(codec.encode({"limit": limit}))
+        return replace(drawn, queue=self.pick(LIMITED_QUEUES), options=options, tenant=self.pick(TENANTS))
+
+    def call_limits(self) -> dict[str, CallLimit]:
+        """Draw the numbers of limits that a node knows, rarely impossible ones."""
+        drawn = {name: self._call_limit() for name in self.some(LIMIT_NAMES, 3)}
+        return drawn | {"api": CallLimit(at_once=0)} if self.happens(0.03) else drawn
+
+    def _call_limit(self) -> CallLimit:
+        return CallLimit(
+            at_once=self.pick((None, 1, 2)),
+            per_key=self.pick((None, 1)),
+            calls=self.pick((None, 1, 2)),
+            period_ms=self.pick((1_000, 30_000)),
+            key_calls=self.pick((None, 1)),
+            key_period_ms=self.pick((1, 5_000)),
+        )
+
+    # --- streams
+
+    def chunks(self) -> StreamChunks:
+        """Draw what a turn appends to a stream."""
+        count, body = self._body()
+        return StreamChunks(name=self.pick(STREAM_NAMES), count=count, body=body, closes=self.happens(0.1))
+
+    def append(self, run_id: str, node: str, step_id: str, attempt: int, epoch: int | None) -> StreamAppend:
+        """Draw what an attempt appends to a stream: it may be late, out of order, or wrong."""
+        count, body = self._body()
+        drawn = StreamAppend(
+            run_id=run_id,
+            name=self.pick(STREAM_NAMES),
+            step_id=step_id,
+            attempt=attempt + self.pick((0, 0, 0, 0, 1, -1)),
+            node=node if self.happens(0.9) else self.pick(NODES),
+            epoch=epoch if epoch is None or self.happens(0.9) else epoch - 1,
+            position=self.pick((0, 0, 1, 2, 3)),
+            count=count,
+            body=body,
+            closes=self.happens(0.05),
+        )
+        if self.happens(0.1):
+            drawn = replace(drawn, count=0, body=Raw(b"[]"), position=0, closes=False, resumes=True)
+        return replace(drawn, name=self.pick(BAD_NAMES)) if self.happens(0.03) else drawn
+
+    def stream_read(self, run_id: str) -> StreamRead:
+        """Draw which part of a stream to read."""
+        after, most = self.pick((0, 0, 1, 3)), self.pick((1, 1_000_000))
+        return StreamRead(run_id=run_id, name=self.pick(STREAM_NAMES), after=after, most_bytes=most)
+
+    def _body(self) -> tuple[int, Raw]:
+        chunks = [self.pick(PAYLOADS) if self.happens(0.9) else b'"%s"' % (b"x" * 40) for _ in range(self.number(1, 3))]
+        return len(chunks), Raw(b"[%s]" % b",".join(chunks))
 
     def beat(self, run_ids: Sequence[str], taken: Sequence[Job]) -> Heartbeat:
         """Draw a beat: of a job that was taken at some time, of an activity of a run's owner, or a wrong one."""
@@ -482,8 +544,8 @@ class Values:
             limit=self.limit(),
         )
 
-    def purge_policy(self) -> PurgePolicy:
-        """Draw what to keep for how long."""
+    def purge_policy(self, run_ids: Sequence[str]) -> PurgePolicy:
+        """Draw what to keep for how long, of all, of one tenant, or of some runs."""
         windows = (None, 0, 0, 1_000, 30_000)
         limit = self.pick((0, -1)) if self.happens(0.08) else self.pick((1, 1, 2, 100))
         return PurgePolicy(
@@ -494,6 +556,8 @@ class Values:
             runtime_state_ms=self.pick(windows),
             stale_run_ms=self.pick(windows),
             dead_letter_ms=self.pick((None, None, 0, 1_000)),
+            tenant=self._maybe(TENANTS),
+            run_ids=(*self.some(run_ids, 3), *self.some((MISSING,), 1)) if self.happens(0.2) else None,
             limit=limit,
         )
 

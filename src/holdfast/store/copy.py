@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.core.call_limits import is_limited
 from holdfast.core.keys import COMPLETION_KEY
 from holdfast.core.schedules import Schedule
 from holdfast.errors import Conflict, InvalidInput, StoreCorrupt
 from holdfast.store import port, validation
 from holdfast.store.port import Store
 from holdfast.store.transfer import RUNS_AT_ONCE, Transfer, WholeRun
-from holdfast.store.types import pages
+from holdfast.store.types import CALL_LIMITS, pages
 
 Row = TypeVar("Row")
 Progress = Callable[[int, int], None]
@@ -132,12 +133,23 @@ class _Copier:
             here = [run for run in await self._from.read_runs(some) if run is not None]
             there = await self._to.read_runs([run.head.run_id for run in here])
             new = [run for run, known in zip(here, there, strict=True) if _has_to_be_written(run, known)]
+            self._check_calls(new)
             if new:
                 await self._to.write_runs(new)
             changed += len(new)
             self._note(here, new)
             self._progress(start + len(some), len(run_ids))
         return changed
+
+    def _check_calls(self, runs: Sequence[WholeRun]) -> None:
+        """Refuse runs whose activities wait for a place under a limit, if no node of the target could give them one."""
+        if CALL_LIMITS not in self._target.capabilities.lacking:
+            return
+        for run in runs:
+            for work in run.work.values():
+                if work.job is not None and work.visible_at is not None and is_limited(work.job.queue):
+                    what = f"a call of {work.job.activity!r}, which has a limit, of run {run.head.run_id}"
+                    raise validation.lacks(self._target, CALL_LIMITS, what)
 
     async def _run_ids(self) -> list[str]:
         found: list[tuple[int, str]] = []

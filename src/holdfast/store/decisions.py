@@ -484,6 +484,13 @@ def unused_until(policy: PurgePolicy, now: Instant) -> Instant | None:
     return now if policy.plans else now - max(window_ms, PLAN_GRACE_MS) * 1_000
 
 
+def outbox_until(policy: PurgePolicy, now: Instant) -> Instant | None:
+    """Return until when an entry of the outbox was put that a purge deletes; None: it deletes those of deleted runs."""
+    if policy.run_ids is not None or policy.outbox_ms is None:
+        return None
+    return now - policy.outbox_ms * 1_000
+
+
 def archived_of(policy: PurgePolicy, deleted: Mapping[str, Instant], now: Instant) -> list[ArchivedRun]:
     """Return what a store remembers of the runs that a purge deletes: by their ids, and when they were created."""
     return [

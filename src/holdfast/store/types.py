@@ -222,9 +222,10 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
     Of finished runs it deletes the oldest: `limit` of them at most, and with `most_bytes` only so many that their
     events are no larger, but at least one; `has_more` says that others are left.
 
-    A finished run is kept for `sink_hold_ms` more while a sink has yet to get events of it. `outbox_ms` is how long
-    entries of the outbox, alerts and dead letters of the bus are kept, whether or not a sink got them; `sinks` deletes
-    the tenant's sinks.
+    A finished run is kept for `sink_hold_ms` more while a sink has yet to get events of it; what the outbox and the
+    dead letters of the bus have of it goes with it. `outbox_ms` is how long other entries of the outbox, alerts and
+    dead letters of the bus are kept, whether or not a sink got them; with `run_ids` they stay. `sinks` deletes the
+    tenant's sinks.
     """
 
     finished_run_ms: int | None = None

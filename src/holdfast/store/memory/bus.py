@@ -256,10 +256,11 @@ class Bus:
     def purge(self, policy: PurgePolicy, gone: Sequence[str], now: Instant) -> tuple[int, bool]:
         """Delete what a policy names, or with `dry_run` only count it; return how much, and whether there is more."""
         letters = [id_ for id_, letter in self._letters.items() if letter.run_id in gone]
+        with_runs = sum(entry.run_id in gone for stored in self._sinks.values() for entry in stored.outbox.values())
         entries: list[tuple[str, Key]] = []
         alerts: list[int] = []
-        if policy.outbox_ms is not None:
-            until = now - policy.outbox_ms * 1_000
+        until = decisions.outbox_until(policy, now)
+        if until is not None:
             mine = {name for name, stored in self._sinks.items() if policy.tenant in (None, stored.status.sink.tenant)}
             letters += [
                 id_
@@ -267,7 +268,10 @@ class Bus:
                 if id_ not in letters and letter.died_at <= until and letter.sink in mine
             ]
             entries = [
-                (name, key) for name in mine for key, entry in self._sinks[name].outbox.items() if entry.at <= until
+                (name, key)
+                for name in mine
+                for key, entry in self._sinks[name].outbox.items()
+                if entry.at <= until and entry.run_id not in gone
             ]
             if policy.tenant is None:
                 alerts = [alert.number for alert in self._alerts if alert.raised_at <= until]
@@ -284,4 +288,4 @@ class Bus:
                 stored.outbox = {key: entry for key, entry in stored.outbox.items() if entry.run_id not in gone}
             for name in sinks:
                 self.remove_sink(name)
-        return len(letters) + len(alerts) + len(sinks) + len(entries[: policy.limit]), has_more
+        return with_runs + len(letters) + len(alerts) + len(sinks) + len(entries[: policy.limit]), has_more

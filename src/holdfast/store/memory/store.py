@@ -457,6 +457,8 @@ class MemoryStore:
                 )
                 calls.setdefault(limited.name, []).append(call)
                 jobs[call.id] = run, job
+        if not any(call.is_wanted for waiting in calls.values() for call in waiting):
+            return [], None
         places, again_at = self._call_limits.acquire(calls, limits, limit, now, now + visible_ms * 1_000)
         taken = []
         for run, job in (jobs[place] for place in places):

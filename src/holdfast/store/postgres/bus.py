@@ -286,15 +286,15 @@ _MINE = "sink_no IN (SELECT sink_no FROM holdfast.sinks WHERE $1::text IS NULL O
 async def purge(transaction: Transaction, policy: PurgePolicy, doomed: list[int], now: Instant) -> tuple[int, bool]:
     """Delete what a policy names, or with `dry_run` only count it; return how much, and whether there is more."""
     count = await _drop(transaction, policy, "bus_dead_letters WHERE run_no = ANY ($1)", doomed)
-    if not policy.dry_run:
-        mine = "SELECT sink_no FROM holdfast.sinks"
-        await transaction.fetch(f"DELETE FROM holdfast.outbox WHERE sink_no IN ({mine}) AND run_no = ANY ($1)", doomed)
-    has_more = False
-    if policy.outbox_ms is not None:
-        asked = (askable(policy.tenant), now - policy.outbox_ms * 1_000)
+    of_runs = "outbox WHERE sink_no IN (SELECT sink_no FROM holdfast.sinks) AND run_no = ANY ($1)"
+    count += await _drop(transaction, policy, of_runs, doomed)
+    has_more, until = False, decisions.outbox_until(policy, now)
+    if until is not None:
+        asked = (askable(policy.tenant), until)
         entries = await transaction.fetch(
-            f"SELECT sink_no, run_no, from_seq FROM holdfast.outbox WHERE at <= $2 AND {_MINE} LIMIT $3",
-            *(*asked, policy.limit + 1),
+            "SELECT sink_no, run_no, from_seq FROM holdfast.outbox "
+            f"WHERE at <= $2 AND {_MINE} AND run_no <> ALL ($3) LIMIT $4",
+            *(*asked, doomed, policy.limit + 1),
         )
         has_more = len(entries) > policy.limit
         count += len(entries[: policy.limit])

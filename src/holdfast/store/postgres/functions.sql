@@ -780,6 +780,15 @@ DECLARE
     v_run bigint;
     v_step text;
 BEGIN
+    IF NOT EXISTS (
+        SELECT FROM unnest(p_queues) AS q (queue) CROSS JOIN LATERAL (
+            SELECT FROM holdfast.jobs j
+            WHERE j.queue = q.queue AND j.visible_at IS NOT NULL AND j.activity = ANY (p_activities) LIMIT 1
+        ) x
+    ) THEN  -- nothing is there that a place could be for
+        RETURN QUERY SELECT v_now, NULL::bigint, NULL::bigint, NULL::text, NULL::text;
+        RETURN;
+    END IF;
     WHILE v_left > 0 LOOP
         SELECT j.limit_name INTO v_found FROM holdfast.jobs j
         WHERE j.limit_name > v_name AND j.visible_at IS NOT NULL ORDER BY j.limit_name LIMIT 1;

@@ -1,7 +1,8 @@
 """Bulletins in the bucket: one object for each kind and hour, `bulletins/KIND/HOUR.json`.
 
 An object is read again only if it has changed, and is deleted once all that it holds has expired. A process looks for
-such objects when it puts the first bulletin of an hour.
+such objects when it puts the first bulletin of an hour. The server's clock is trusted not to be set back by hours: what
+was put later than now, and had expired, would be there again.
 """
 
 import asyncio

@@ -91,7 +91,7 @@ class StoredStreams(Streams):
         self._parts: dict[str, tuple[Part, ...]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._heads)
+        return bool(self._heads or self._writers)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StoredStreams) and vars(self) == vars(other)
@@ -108,24 +108,25 @@ class StoredStreams(Streams):
     # --- as the head holds them
 
     def records(self) -> dict[str, StreamRecord]:
-        """Return the streams as they are stored."""
+        """Return the streams as they are stored: also one to which a writer has come that has written nothing yet."""
         writers: dict[str, dict[str, WriterRecord]] = {}
         for (name, step_id), by in self._writers.items():
             record = WriterRecord(by.attempt, by.epoch, by.first_seq, by.count)
             writers.setdefault(name, {})[step_id] = record
         return {
             name: StreamRecord(
-                head,
+                self.head_of(name),
                 writers.get(name, {}),
                 self._parts.get(name, ()),
                 tuple(map(_to_record, self._segments.get(name, ()))),
             )
-            for name, head in self._heads.items()
+            for name in (*self._heads, *(name for name in writers if name not in self._heads))
         }
 
     def add(self, run_id: str, name: str, record: StreamRecord) -> None:
         """Add a stream as it was stored."""
-        self._heads[name] = record.head
+        if record.head != EMPTY:
+            self._heads[name] = record.head
         for step_id, by in record.writers.items():
             self._writers[name, step_id] = StreamWriter(
                 attempt=by.attempt, epoch=by.epoch, first_seq=by.first_seq, count=by.count

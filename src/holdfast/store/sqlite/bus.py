@@ -288,18 +288,33 @@ def held(after: Instant) -> str:
     )
 
 
+_OF_RUNS = ("outbox", "bus_dead_letters")
+"""What is deleted with its run."""
+
+_OF_A_SINK = "sink_no IN (SELECT sink_no FROM sinks)"
 _MINE = "sink_no IN (SELECT sink_no FROM sinks WHERE :tenant IS NULL OR tenant = :tenant)"
+
+
+def delete_of(db: sqlite3.Connection, run_no: int) -> int:
+    """Delete what the bus has of a run, as it goes with its run; return how much."""
+    return sum(
+        db.execute(f"DELETE FROM {table} WHERE {_OF_A_SINK} AND run_no = ?", (run_no,)).rowcount for table in _OF_RUNS
+    )
 
 
 def purge(db: sqlite3.Connection, policy: PurgePolicy, doomed: str, now: Instant) -> tuple[int, bool]:
     """Delete what a policy names, or with `dry_run` only count it; return how much, and whether there is more."""
     of_runs = f"run_no IN (SELECT value FROM json_each('{doomed}'))"
-    (count,) = db.execute(f"SELECT count(*) FROM bus_dead_letters WHERE {of_runs}").fetchone()
-    has_more = False
-    if policy.outbox_ms is not None:
-        asked = {"tenant": policy.tenant, "until": now - policy.outbox_ms * 1_000, "limit": policy.limit}
+    count = 0  # they are deleted with their runs
+    for table in _OF_RUNS:
+        count += db.execute(f"SELECT count(*) FROM {table} WHERE {_OF_A_SINK} AND {of_runs}").fetchone()[0]
+    has_more, until = False, decisions.outbox_until(policy, now)
+    if until is not None:
+        asked = {"tenant": policy.tenant, "until": until, "limit": policy.limit}
         entries = db.execute(
-            f"SELECT sink_no, run_no, from_seq FROM outbox WHERE at <= :until AND {_MINE} LIMIT :limit + 1", asked
+            f"SELECT sink_no, run_no, from_seq FROM outbox WHERE at <= :until AND {_MINE} AND NOT {of_runs} "
+            "LIMIT :limit + 1",
+            asked,
         ).fetchall()
         has_more = len(entries) > policy.limit
         count += len(entries[: policy.limit])

@@ -15,6 +15,9 @@ from holdfast.store.sqlite import jobs, queries
 
 Id = tuple[int, str]
 
+ANY = """
+SELECT 1 FROM jobs WHERE queue = ? AND visible_at IS NOT NULL AND activity IN (SELECT value FROM json_each(?)) LIMIT 1
+"""
 NEXT_NAME = """
 SELECT limit_name FROM jobs INDEXED BY jobs_lines
 WHERE limit_name > ? AND visible_at IS NOT NULL ORDER BY limit_name LIMIT 1
@@ -60,10 +63,10 @@ ORDER BY visible_at LIMIT 1
 """
 
 
-def are_there(db: sqlite3.Connection, queues: Sequence[str]) -> bool:
-    """Return whether anything stands in these queues."""
-    asked = "SELECT 1 FROM jobs WHERE queue = ? AND visible_at IS NOT NULL LIMIT 1"
-    return any(db.execute(asked, (queue,)).fetchone() for queue in queues)
+def are_there(db: sqlite3.Connection, queues: Sequence[str], activities: Sequence[str]) -> bool:
+    """Return whether calls of these activities stand in these queues."""
+    listed = queries.listing(activities)
+    return any(db.execute(ANY, (queue, listed)).fetchone() for queue in queues)
 
 
 def acquire(

@@ -54,11 +54,14 @@ def create(
     (run_no,) = db.execute("SELECT coalesce(max(run_no), 0) FROM runs").fetchone()
     answers: list[Answer] = []
     created: list[tuple[int, port.NewRun]] = []
+    sent = 0
     for new, problem in zip(new_runs, problems, strict=True):
         answer: Answer | None = port.Refused(problem) if problem else _existing(new, requests)
         if answer is None and new.reuse is not None:
-            _insert(db, created, owner, now)  # those before it count
+            _insert(db, created, owner, now)  # those before it count, with their signals
             created = []
+            _send_signals(db, new_runs, answers, sent, limits, now)
+            sent = len(answers)
             answer = _reuse(db, new, limits, now)
         if answer is None and new.run_id in run_ids:
             answer = port.Refused(decisions.run_id_taken(new.run_id))
@@ -87,8 +90,7 @@ def create(
     ]
     if entries:
         db.executemany(audit.INSERT, [audit_row(entry) for entry in entries])
-    if any(getattr(new, "signals", ()) for new in new_runs):
-        return [_with_signals(db, new, answer, limits, now) for new, answer in zip(new_runs, answers, strict=True)]
+    _send_signals(db, new_runs, answers, sent, limits, now)
     return answers
 
 
@@ -119,6 +121,20 @@ def _create_queued(
     db.execute("UPDATE runs SET ready_at = NULL WHERE run_no = ?", (run_no,))
     is_owned = admission.enqueue(db, run_no, new, request, owner, now) and owner is not None
     return port.Created(new.run_id, 1 if is_owned else 0)
+
+
+def _send_signals(
+    db: sqlite3.Connection,
+    new_runs: Sequence[port.NewRun],
+    answers: list[Answer],
+    first: int,
+    limits: Limits,
+    now: Instant,
+) -> None:
+    """Put the signals into the mailboxes that came with the requests from one on, and their answers into `answers`."""
+    if any(getattr(new, "signals", ()) for new in new_runs[first : len(answers)]):
+        for place in range(first, len(answers)):
+            answers[place] = _with_signals(db, new_runs[place], answers[place], limits, now)
 
 
 def _with_signals(db: sqlite3.Connection, new: port.NewRun, answer: Answer, limits: Limits, now: Instant) -> Answer:

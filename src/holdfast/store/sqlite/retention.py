@@ -179,11 +179,10 @@ def _delete_part(
 ) -> PurgeReport:
     """Delete the oldest events of a run that is to go, and nothing else. Where it is archived is remembered at once."""
     run_no, run_id, created_at = row
-    for table in ("outbox", "bus_dead_letters"):  # as they do with their run: a sink has yet to get nothing of it
-        db.execute(f"DELETE FROM {table} WHERE sink_no IN (SELECT sink_no FROM sinks) AND run_no = ?", (run_no,))
+    outbox = bus.delete_of(db, run_no)  # as with their run: a sink has yet to get nothing of it
     events = db.execute(_DELETE_PART, (run_no, run_no)).rowcount
     note_archived(db, decisions.archived_of(policy, {run_id: created_at}, now))
-    report = PurgeReport(events=events, has_more=True)
+    report = PurgeReport(events=events, outbox=outbox, has_more=True)
     if entry is not None:
         audit.append(db, [decisions.purge_entry(entry, report, now)])
     return report

@@ -255,7 +255,7 @@ class SqliteStore:
         visible_ms: int,
     ) -> tuple[list[port.Job], Instant | None]:
         validation.check_acquire_limited(node, queues, activities, limits, limit, visible_ms, self._limits)
-        if not await self._read(lambda db, _: call_limits.are_there(db, queues)):
+        if not await self._read(lambda db, _: call_limits.are_there(db, queues, activities)):
             return [], None
         return await self._write(
             lambda db, now: call_limits.acquire(db, node, queues, activities, limits, limit, visible_ms, now)

@@ -368,6 +368,45 @@ class BusSuite(SuiteBase):
         with pytest.raises(InvalidInput):
             await store.purge(PurgePolicy(sinks=True))
 
+    @pytest.mark.contract("BUS-1", "FMT-2")
+    @pytest.mark.parametrize("outbox_ms", [None, 0, 60_000], ids=["no window", "past it", "within it"])
+    async def test_purge_counts_what_goes_with_its_runs_once_as_its_dry_run_says(
+        self, store: Store, node: SampleNode, outbox_ms: int | None
+    ) -> None:
+        """Entries and dead letters of deleted runs go whatever their window is, and take no room of the limit."""
+        await store.put_sink(replace(HOOK, alerts=True))
+        await node.start("run-1", marker("a"), complete())
+        await node.start("run-2", wait("go"))
+        found = await entries(store)
+        first, gone = found[0], sum(each.run_id == "run-1" for each in found)
+        left = len(found) - gone
+        letter = letter_of(HOOK, first, "gone", START)
+        await store.settle_outbox("hook", [OutboxSettlement(entry=first, letter=letter)], SinkProgress())
+        policy = PurgePolicy(finished_run_ms=0, sink_hold_ms=0, outbox_ms=outbox_ms, limit=left)
+        promised = await store.purge(replace(policy, dry_run=True))
+        expired = left if outbox_ms == 0 else 0
+        assert (promised.runs, promised.outbox, promised.has_more) == (1, gone + expired, False)
+        assert await store.purge(policy) == promised
+        assert {entry.run_id for entry in await entries(store)} == ({"run-2"} if outbox_ms != 0 else set())
+        assert await store.find(BusDeadLetterQuery()) == []
+
+    @pytest.mark.contract("BUS-1", "FMT-2")
+    async def test_purge_of_named_runs_leaves_what_the_bus_has_of_others(self, store: Store, node: SampleNode) -> None:
+        """Also what is past its window."""
+        await store.put_sink(replace(HOOK, alerts=True))
+        await node.start("run-1", complete())
+        await node.start("run-2", complete())
+        await store.raise_alerts([alert_of("X", 1, "x")])
+        before = await entries(store)
+        found = next(each for each in before if each.run_id == "run-2")
+        letter = letter_of(HOOK, found, "gone", START)
+        await store.settle_outbox("hook", [OutboxSettlement(entry=found, letter=letter)], SinkProgress())
+        policy = PurgePolicy(run_ids=("run-1",), finished_run_ms=0, sink_hold_ms=0, outbox_ms=0)
+        mine = [each for each in before if each.run_id == "run-1"]
+        assert await store.purge(replace(policy, dry_run=True)) == await store.purge(policy)
+        assert await entries(store) == [each for each in before if each not in (*mine, found)]
+        assert (len(await store.find(AlertQuery())), await store.find(BusDeadLetterQuery())) == (1, [letter])
+
     async def test_runs_that_are_created_later_have_entries_of_their_own(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:

@@ -57,7 +57,7 @@ def beat(one: Job) -> Heartbeat:
 class CallLimitSuite(SuiteBase):
     """Limits on activities."""
 
-    async def _lacks(self, store: Store) -> bool:
+    async def _lacks_limits(self, store: Store) -> bool:
         """Return whether the store decides nothing over all activities; then check that it says so."""
         if CALL_LIMITS not in store.capabilities.lacking:
             return False
@@ -71,7 +71,7 @@ class CallLimitSuite(SuiteBase):
         self, store: Store, peer: Store, node: SampleNode
     ) -> None:
         """A place is free when the outcome of its attempt is delivered, whether the run has recorded it or not."""
-        if await self._lacks(store):
+        if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=2)
         await put(node, *(call(f"s{number}") for number in range(4)))
@@ -89,7 +89,7 @@ class CallLimitSuite(SuiteBase):
     @pytest.mark.contract("ACT-7")
     async def test_place_is_free_when_its_step_is_closed(self, store: Store, node: SampleNode) -> None:
         """As a cancellation does it, or a time-out: the attempt may still be under way."""
-        if await self._lacks(store):
+        if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=1)
         await put(node, call("s0"), call("s1"))
@@ -102,7 +102,7 @@ class CallLimitSuite(SuiteBase):
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
         """A heartbeat that is late is too late, also if the place is still free: else there could be one too many."""
-        if await self._lacks(store):
+        if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=1)
         await put(node, call("s0"), call("s1"))
@@ -122,7 +122,7 @@ class CallLimitSuite(SuiteBase):
     @pytest.mark.contract("ACT-7")
     async def test_place_that_is_given_back_is_free_at_once(self, store: Store, node: SampleNode) -> None:
         """By a node that stops before it has begun."""
-        if await self._lacks(store):
+        if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=1)
         await put(node, call("s0"), call("s1"))
@@ -134,7 +134,7 @@ class CallLimitSuite(SuiteBase):
     @pytest.mark.contract("ACT-7")
     async def test_limit_of_a_key_holds_up_no_other_key(self, store: Store, node: SampleNode) -> None:
         """The same key of two tenants is two keys."""
-        if await self._lacks(store):
+        if await self._lacks_limits(store):
             return
         limit = CallLimit(per_key=1)
         await put(node, call("a0", "a"), call("a1", "a"), call("a2", "a"), call("b0", "b"), call("n0"), call("n1"))
@@ -148,7 +148,7 @@ class CallLimitSuite(SuiteBase):
     @pytest.mark.contract("ACT-7")
     async def test_tenants_and_their_keys_take_turns(self, store: Store, node: SampleNode) -> None:
         """However many calls one of them has, and whenever they came; within a key the one that is due longest."""
-        if await self._lacks(store):
+        if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=20)
         await put(node, *(call(f"a{number}", "a") for number in range(4)), call("b0", "b"), call("b1", "b"))
@@ -162,7 +162,7 @@ class CallLimitSuite(SuiteBase):
         self, store: Store, peer: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
         """Attempts count when they begin, however they end: also those of lost nodes, and those that are given back."""
-        if await self._lacks(store):
+        if await self._lacks_limits(store):
             return
         limit = CallLimit(calls=2, period_ms=100)
         await put(node, *(call(f"s{number}") for number in range(6)))
@@ -185,7 +185,7 @@ class CallLimitSuite(SuiteBase):
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
         """Together with the rate of all."""
-        if await self._lacks(store):
+        if await self._lacks_limits(store):
             return
         limit = CallLimit(key_calls=1, key_period_ms=50, calls=3, period_ms=100)
         await put(node, *(call(f"a{number}", "a") for number in range(3)), call("b0", "b"), call("c0", "c"))
@@ -203,7 +203,7 @@ class CallLimitSuite(SuiteBase):
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
         """A retry asks anew when its time has come."""
-        if await self._lacks(store):
+        if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=1)
         await put(node, replace(call("s0"), due_at=START + 5 * MS), call("s1"))
@@ -216,9 +216,20 @@ class CallLimitSuite(SuiteBase):
         assert await steps(store, limit) == ["s0"]
 
     @pytest.mark.contract("ACT-7")
+    async def test_who_could_take_nothing_is_not_told_to_ask_again(self, store: Store, node: SampleNode) -> None:
+        """Places expire for others; a node for which there is no call waits for a notification."""
+        if await self._lacks_limits(store):
+            return
+        limit = CallLimit(at_once=1)
+        await put(node, call("s0"), call("s1"))
+        assert await steps(store, limit) == ["s0"]
+        assert await ask(store, limit, node="node-c", activities=("ship",)) == ([], None)
+        assert await ask(store, limit, node="node-c", queues=(LIMITED,)) == ([], None)
+
+    @pytest.mark.contract("ACT-7")
     async def test_limits_are_apart_and_one_without_numbers_has_none(self, store: Store, node: SampleNode) -> None:
         """Numbers are those that the caller passes; what it does not know of is left to others."""
-        if await self._lacks(store):
+        if await self._lacks_limits(store):
             return
         await put(node, call("s0"), call("s1"), call("o0", name="other"), call("o1", name="other"))
         assert (await ask(store, CallLimit(at_once=1), activities=("ship",)))[0] == []
@@ -230,7 +241,7 @@ class CallLimitSuite(SuiteBase):
     @pytest.mark.contract("ACT-7")
     async def test_calls_with_limits_are_not_among_other_jobs(self, store: Store, node: SampleNode) -> None:
         """A node that knows no limits cannot take them by mistake; what a call is given may hold anything."""
-        if await self._lacks(store):
+        if await self._lacks_limits(store):
             return
         strange = replace(call("s0", "é'\"\\"), input=Raw(codec.encode(["a\x00b", '\\u0000","limit":{"name":"x"}'])))
         await put(node, strange, job(step_id="plain"))
@@ -243,7 +254,7 @@ class CallLimitSuite(SuiteBase):
     @pytest.mark.contract("ACT-7")
     async def test_acquiring_under_limits_refuses_malformed_arguments(self, store: Store) -> None:
         """And acquires nothing."""
-        if await self._lacks(store):
+        if await self._lacks_limits(store):
             return
         with pytest.raises(InvalidInput):
             await ask(store, queues=("mail",))

@@ -138,6 +138,17 @@ class ReuseSuite(SuiteBase):
         [answer] = await store.create([asked("cart~000003", "terminate-and-restart", stops="cart~000002")])
         assert isinstance(answer, Created)
 
+    @pytest.mark.contract("QUE-5", "SIG-1")
+    async def test_signals_of_a_batch_are_in_the_order_of_its_requests(self, store: Store) -> None:
+        """What came with an earlier request is in the inbox before a later one ends that run."""
+        first = asked("cart", request_id="first")
+        await store.create([first])
+        again = replace(first, signals=(signal("x", "add", 1, signal_id="one"),))
+        replacing = asked("cart~000002", "terminate-and-restart", request_id="second", stops="cart")
+        answers = await store.create([again, replacing])
+        assert kinds(answers) == ["Existing", "Created"]
+        assert [each.name for each in await read_mailbox(store, "cart")] == ["add", CONTROL_SIGNAL]
+
     @pytest.mark.contract("QUE-5", "API-4")
     async def test_runs_of_others_are_neither_given_nor_stopped(self, store: Store) -> None:
         """Nor are those of another workflow. The refusal says no more than that the id is taken."""

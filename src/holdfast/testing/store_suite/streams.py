@@ -61,7 +61,7 @@ def values(found: StreamPage) -> list[Any]:
 class StreamSuite(SuiteBase):
     """Streams of runs."""
 
-    async def _lacks(self, store: Store) -> bool:
+    async def _lacks_streams(self, store: Store) -> bool:
         """Return whether the store keeps no streams; then check that it says so."""
         if STREAMS not in store.capabilities.lacking:
             return False
@@ -76,7 +76,7 @@ class StreamSuite(SuiteBase):
         self, store: Store, peer: Store, node: SampleNode
     ) -> None:
         """Also from within a segment; and in pages of whole segments."""
-        if await self._lacks(store):
+        if await self._lacks_streams(store):
             return
         await node.start("run-1", wait("go"))
         assert await page(store) == StreamPage(run_id="run-1", name="tokens", head=(await page(store)).head)
@@ -102,7 +102,7 @@ class StreamSuite(SuiteBase):
     @pytest.mark.contract("STR-1")
     async def test_stream_has_what_is_sent_again_once_and_no_gap(self, store: Store, node: SampleNode) -> None:
         """Whether or not the first answer was heard."""
-        if await self._lacks(store):
+        if await self._lacks_streams(store):
             return
         await node.start("run-1", wait("go"))
         first = await append(store, chunks("a", "b"))
@@ -118,7 +118,7 @@ class StreamSuite(SuiteBase):
     @pytest.mark.contract("STR-1")
     async def test_stream_of_a_later_attempt_begins_anew_or_is_resumed(self, store: Store, node: SampleNode) -> None:
         """The mark says from where; other writers in between stay. An earlier attempt writes no more."""
-        if await self._lacks(store):
+        if await self._lacks_streams(store):
             return
         await node.start("run-1", wait("go"))
         await append(store, chunks("a", "b"))
@@ -135,11 +135,25 @@ class StreamSuite(SuiteBase):
         assert (await append(store, chunks(step_id="new:1", resumes=True))).position == 0
 
     @pytest.mark.contract("STR-1")
+    async def test_stream_that_an_attempt_resumed_before_anything_was_written_is_its_own(
+        self, store: Store, peer: Store, node: SampleNode
+    ) -> None:
+        """An earlier attempt, which is late, begins it no more; and there is no stream until something is written."""
+        if await self._lacks_streams(store):
+            return
+        await node.start("run-1", wait("go"))
+        assert (await append(store, chunks(attempt=2, resumes=True))).position == 0
+        assert await store.find(StreamQuery(run_id="run-1")) == []
+        check_refused((await peer.append_streams([chunks("late")]))[0], Conflict, attempt=2)
+        await append(peer, chunks("a", attempt=2))
+        assert values(await page(store)) == [(1, "a")]
+
+    @pytest.mark.contract("STR-1")
     async def test_stream_is_written_by_the_owner_of_the_run_while_it_goes_on(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
         """Not after its lease was lost, nor after the run has finished; but the chunks are still there."""
-        if await self._lacks(store):
+        if await self._lacks_streams(store):
             return
         await node.start("run-1", wait("go"))
         await append(store, chunks("a"))
@@ -156,7 +170,7 @@ class StreamSuite(SuiteBase):
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
         """As with heartbeats: until another node has acquired it."""
-        if await self._lacks(store):
+        if await self._lacks_streams(store):
             return
         await put(node, job())
         await acquire(store)
@@ -172,7 +186,7 @@ class StreamSuite(SuiteBase):
     @pytest.mark.contract("STR-1")
     async def test_stream_of_a_turn_is_part_of_its_commit(self, store: Store, node: SampleNode) -> None:
         """A turn that is committed again, or loses, appends nothing."""
-        if await self._lacks(store):
+        if await self._lacks_streams(store):
             return
         run = await node.start("run-1", wait("go"))
         given = StreamChunks(name="tokens", count=2, body=Raw(b'["a","b"]'), closes=True)
@@ -191,7 +205,7 @@ class StreamSuite(SuiteBase):
     async def test_stream_that_is_full_drops_and_counts(self, clock: VirtualClock) -> None:
         """What is there stays, and the writer goes on."""
         async with self.opened(clock, Limits(stream_bytes=2_000)) as store:
-            if await self._lacks(store):
+            if await self._lacks_streams(store):
                 return
             await SampleNode(store).start("run-1", wait("go"))
             text = "x" * 1_000  # twice that is too much, whether or not it is encrypted
@@ -204,7 +218,7 @@ class StreamSuite(SuiteBase):
 
     async def test_streams_of_a_run_are_found_by_their_names(self, store: Store, node: SampleNode) -> None:
         """In the order of names, a page at a time, with how far each goes."""
-        if await self._lacks(store):
+        if await self._lacks_streams(store):
             return
         await node.start("run-1", wait("go"))
         await node.start("run-2", wait("go"))
@@ -224,7 +238,7 @@ class StreamSuite(SuiteBase):
 
     async def test_stream_goes_with_its_run(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
         """And a run of the same id begins without."""
-        if await self._lacks(store):
+        if await self._lacks_streams(store):
             return
         await node.start("run-1", wait("go"))
         await append(store, chunks("a"))
@@ -238,7 +252,7 @@ class StreamSuite(SuiteBase):
 
     async def test_stream_refuses_what_is_malformed(self, store: Store, node: SampleNode) -> None:
         """Each item for itself."""
-        if await self._lacks(store):
+        if await self._lacks_streams(store):
             return
         await node.start("run-1", wait("go"))
         for bad in BAD_NAMES:
