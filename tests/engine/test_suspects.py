@@ -1,4 +1,4 @@
-"""A run that is suspected of ending its processes is tried alone, and is blamed for nothing that others do."""
+"""Runs that are suspected of ending their processes are tried apart, and are blamed for nothing that others do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 import holdfast as hf
+from holdfast.engine.turns.poison import TRIED_TOGETHER
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import SUSPECT_LOSSES
 from holdfast.store.memory import MemoryStore
@@ -25,14 +26,16 @@ class Failing(MemoryStore):
         super().__init__()
         self.is_tried = False
         self.on_failure: Any = None
+        self.commits: list[list[tuple[str, int]]] = []
 
-    def suspect(self, run_id: str) -> None:
+    def suspect(self, run_id: str, losses: int = SUSPECT_LOSSES) -> None:
         """Let a run be a suspect."""
         run = self._runs[run_id]
-        run.head = replace(run.head, losses=SUSPECT_LOSSES)
+        run.head = replace(run.head, losses=losses)
 
     async def commit(self, turns: Sequence[Turn]) -> Any:
         """Commit, and see whether a run is about to be tried."""
+        self.commits.append([(turn.run_id, turn.losses) for turn in turns])
         self.is_tried |= any(turn.losses > SUSPECT_LOSSES for turn in turns)
         return await super().commit(turns)
 
@@ -74,3 +77,48 @@ async def test_a_try_that_the_store_interrupts_goes_on_before_other_runs_do_anyt
         assert [await run.result() for run in others] == ["other 0", "other 1", "other 2"]
     assert went[0] == "tried"
     assert store.on_failure is None
+
+
+async def played_by_suspects(losses: int, runs: int, lost_turns: int = 5) -> list[list[tuple[str, int]]]:
+    """Return the commits by which so many runs go on that were lost so often, and end."""
+    app, store = hf.App("court", limits=hf.Limits(lost_turns=lost_turns)), Failing()
+
+    @app.workflow
+    async def walk() -> str:
+        return await hf.wait_signal("go", str)
+
+    started = [f"w{number:03}" for number in range(runs)]
+    async with app.node(store) as node, asyncio.timeout(PATIENCE_S):
+        for run_id in started:
+            await app.start(walk, run_id=run_id)
+        while any(node.owns(run_id) for run_id in started):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    for run_id in started:
+        store.suspect(run_id, losses)
+    async with app.connect(store):
+        for run_id in started:
+            await app.run(run_id).signal("go", "now")
+    store.commits.clear()
+    async with app.node(store), asyncio.timeout(PATIENCE_S):
+        assert [await app.run(run_id).result() for run_id in started] == ["now"] * runs
+    return store.commits
+
+
+@pytest.mark.contract("OWN-3", "MSG-3")
+async def test_after_an_outage_runs_are_tried_together_and_not_one_after_the_other() -> None:
+    """Each try is durable before it begins, and a turn that is committed clears its run."""
+    commits = await played_by_suspects(SUSPECT_LOSSES, TRIED_TOGETHER + 8)
+    assert [(len(turns), {losses for _, losses in turns}) for turns in commits] == [
+        (TRIED_TOGETHER, {SUSPECT_LOSSES + 1}),
+        (TRIED_TOGETHER, {0}),
+        (8, {SUSPECT_LOSSES + 1}),
+        (8, {0}),
+    ]
+
+
+@pytest.mark.contract("MSG-3")
+@pytest.mark.parametrize(("losses", "lost_turns"), [(SUSPECT_LOSSES + 1, 5), (SUSPECT_LOSSES, 3)])
+async def test_a_run_whose_next_loss_may_be_its_last_is_tried_alone(losses: int, lost_turns: int) -> None:
+    """Else others that are lost with it would be set aside for what it did."""
+    commits = await played_by_suspects(losses, 5, lost_turns)
+    assert [[lost for _, lost in turns] for turns in commits] == [[losses + 1], [0]] * 5

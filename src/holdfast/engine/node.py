@@ -47,13 +47,23 @@ from holdfast.engine.turns.draft import LIMITS, TurnDraft
 from holdfast.engine.turns.execute import CachedRun, RunCache, pause_turn, take_turn
 from holdfast.engine.turns.fail_open import FailOpen
 from holdfast.engine.turns.owned_runs import OwnedRun, OwnedRuns, unsuccessful
-from holdfast.engine.turns.poison import deferring_turn, is_suspect, losses_after, poison_of, trial_turn, tried
+from holdfast.engine.turns.poison import (
+    TRIED_TOGETHER,
+    deferring_turn,
+    is_first_try,
+    is_suspect,
+    losses_after,
+    poison_of,
+    trial_turn,
+    tried,
+)
 from holdfast.errors import (
     EngineError,
     HoldfastError,
     LeaseExpired,
     NodeSuperseded,
     NondeterminismError,
+    PoisonTurn,
     RunError,
     StoreCorrupt,
     StoreError,
@@ -549,40 +559,52 @@ class TurnProcessor:
         """What commits the turns, if the node may fail open."""
 
     async def process(self, batch: Sequence[OwnedRun]) -> None:
-        """Take a turn of each run, commit them, and perform their effects; of a run that may be poison, alone."""
+        """Take a turn of each run, commit them, and perform their effects; of runs that may be poison, apart."""
         suspects = [owned for owned in batch if owned.loaded.head.losses and is_suspect(owned.loaded.head)]
         if not suspects:
             await self._take_together(batch)
             return
-        suspect = next((owned for owned in suspects if owned.is_tried), suspects[0])
+        chosen = [owned for owned in suspects if owned.is_tried] or self._next_tries(suspects)
         # What ended this process between a try that is durable and the turn would be blamed on the run.
-        others = [] if suspect.is_tried else [owned for owned in batch if owned not in suspects]
-        self.owned_runs.ready.add_again(
-            each.loaded.head.run_id for each in batch if each is not suspect and each not in others
-        )
+        known = {owned.loaded.head.run_id for owned in suspects}
+        others = [] if chosen[0].is_tried else [owned for owned in batch if owned.loaded.head.run_id not in known]
+        taken = {owned.loaded.head.run_id for owned in (*chosen, *others)}
+        self.owned_runs.ready.add_again(run_id for each in batch if (run_id := each.loaded.head.run_id) not in taken)
         try:
             if others:
                 await self._take_together(others)
-            if suspect.loaded.head.run_id in self.owned_runs.by_id:
-                await self._try_alone(suspect)
+            chosen = [owned for owned in chosen if owned.loaded.head.run_id in self.owned_runs.by_id]
+            if chosen:
+                await self._try(chosen)
         except StoreError:
-            self.owned_runs.ready.add_first(suspect.loaded.head.run_id)
+            for owned in reversed(chosen):
+                self.owned_runs.ready.add_first(owned.loaded.head.run_id)
             raise
 
-    async def _try_alone(self, suspect: OwnedRun) -> None:
-        """Let a run take its turn alone, once it is durable that it does; or pause it, if that was too often."""
-        loaded = suspect.loaded
-        poison = None if suspect.is_tried else poison_of(loaded, self._limits)
-        if poison is None:
-            if not suspect.is_tried:  # else the store failed in the middle of it
-                [answer] = await self._commit([trial_turn(loaded.head)])
+    def _next_tries(self, suspects: Sequence[OwnedRun]) -> Sequence[OwnedRun]:
+        """Return the suspects that take their turns next: some for the first time, together, or else one alone."""
+        first = [owned for owned in suspects if is_first_try(owned.loaded, self._limits)]
+        return first[:TRIED_TOGETHER] or suspects[:1]
+
+    async def _try(self, suspects: Sequence[OwnedRun]) -> None:
+        """Let suspects take their turns, once it is durable that they do; or pause one, if that was too often."""
+        if not suspects[0].is_tried:  # else the store failed in the middle of it
+            poison = poison_of(suspects[0].loaded, self._limits)
+            if poison is not None:
+                await self._set_aside(suspects[0], poison)
+                return
+            answers = await self._commit([trial_turn(owned.loaded.head) for owned in suspects])
+            for owned, answer in zip(suspects, answers, strict=True):
                 if isinstance(answer, CommitConflict):
-                    self.owned_runs.lose(loaded.head.run_id, answer, suspect)
-                    return
-                suspect.loaded, suspect.is_tried = tried(loaded), True
-            await self._take_together([suspect])
-            return
-        now = await self._store.now()
+                    self.owned_runs.lose(owned.loaded.head.run_id, answer, owned)
+                else:
+                    owned.loaded, owned.is_tried = tried(owned.loaded), True
+        if still_tried := [owned for owned in suspects if owned.is_tried]:
+            await self._take_together(still_tried)
+
+    async def _set_aside(self, suspect: OwnedRun, poison: PoisonTurn) -> None:
+        """Pause a run that was tried too often."""
+        loaded, now = suspect.loaded, await self._store.now()
         try:
             cached = await self._run_cache.at_rest(loaded)
         except (RunError, StoreCorrupt) as damage:

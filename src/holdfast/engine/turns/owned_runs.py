@@ -71,7 +71,7 @@ class OwnedRun(Struct, gc=False, eq=False):
     taken: Sequence[Input] = ()  # the inputs of the turn that is being committed
     is_fresh: bool = True
     deferred_with: object = None  # what the turn was given whose end waits for updates
-    is_tried: bool = False  # whether it is durable that it takes its turn alone
+    is_tried: bool = False  # whether it is durable that its turn is tried
     losses_after: int = 0  # how often it counts as lost after its present turn
     refused: TurnRefused | None = None  # why its present turn is no more than a pause
     is_offered: bool = False  # whether its present turn comes after a look for nodes with other code

@@ -1,9 +1,12 @@
 """Runs whose turns do harm: those that end the node that takes them, and those that the store refuses.
 
 **Lost turns.** Why a node went away with a run is not known: the machine may have failed, another run may have been at
-fault. So a run that was lost twice in a row is a suspect: it takes its turn alone, and the try is counted, durably,
-before it begins. A turn that is committed clears it. A run that was lost `lost_turns` times is set aside: it is paused
-by a turn that runs none of its code, as are all that follow, until an operator resumes it. That is one more try.
+fault. So a run that was lost twice in a row is a suspect: its turn is tried apart from others', and the try is counted,
+durably, before it begins. After an outage all runs of a fleet may be suspects, and to try one after the other would
+take long: so those that are tried for the first time are tried together, some at once, and of those that are lost once
+more each is tried alone. A turn that is committed clears its run. A run that was lost `lost_turns` times is set aside:
+it is paused by a turn that runs none of its code, as are all that follow, until an operator resumes it. That is one
+more try.
 
 An activity that ends its process is no poison: its attempts are counted. To distinguish the two, outcomes of activities
 are made durable before a run takes them that was lost before.
@@ -31,13 +34,22 @@ UNFIT = frozenset({"event exists", "task is open", "cannot be stored"})
 TRY_LATER = "unreadable"
 """The id of the message for which a run is tried again whose values could not be opened."""
 
+TRIED_TOGETHER = 32
+"""How many suspects are tried together."""
+
 PAUSE_LATER = "refused"
 """The id of the message for which a run is to be paused."""
 
 
 def is_suspect(head: RunHead) -> bool:
-    """Return whether a run takes its turns alone."""
+    """Return whether a run takes its turns apart from others."""
     return head.losses >= SUSPECT_LOSSES
+
+
+def is_first_try(loaded: LoadedRun, limits: Limits) -> bool:
+    """Return whether a suspect is tried together with others: if they are lost, each is still tried alone."""
+    is_first = loaded.head.losses == SUSPECT_LOSSES
+    return is_first and limits.lost_turns > SUSPECT_LOSSES + 1 and poison_of(loaded, limits) is None
 
 
 def poison_of(loaded: LoadedRun, limits: Limits) -> PoisonTurn | None:
