@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")])
 PUBLIC = (
-    *("holdfast", "holdfast.agents.pydantic_ai", "holdfast.client", "holdfast.django", "holdfast.errors"),
-    *("holdfast.service", "holdfast.testing"),
+    *("holdfast", "holdfast.agents.openai_agents", "holdfast.agents.pydantic_ai", "holdfast.client"),
+    *("holdfast.django", "holdfast.errors", "holdfast.service", "holdfast.testing"),
 )
 IMPORT = re.compile(r"^\s*(?:>>> )?((?:from|import) holdfast\b[^\n#]*(?:\([^)]*\))?)", re.MULTILINE)
 ATTRIBUTE = re.compile(r"\bhf\.(\w+)")

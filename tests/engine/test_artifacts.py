@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -212,7 +213,7 @@ async def test_a_value_of_another_run_cannot_be_named(tmp_path: Path) -> None:
         one = await app.start(workflows["child"], LARGE)
         two = await app.start(workflows["child"], "small")
         await one.result(), await two.result()
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         of = "WHERE event_type = 'RunCompleted' AND run_no = (SELECT run_no FROM runs WHERE run_id = ?)"
         [data] = db.execute(f"SELECT data FROM events {of}", (one.run_id,)).fetchone()
         db.execute(f"UPDATE events SET data = ? {of}", (data, two.run_id))

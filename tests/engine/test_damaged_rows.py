@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ async def damaged(path: Path, table: str, column: str, key: str) -> tuple[str, l
             await wait_for_event(run, "TaskCreated")
             await run.signal("other", {"n": 1}, signal_id="s-1")
         tasks = [task.task_id for task in await app.tasks.list()]
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         [spoilt] = db.execute(f"SELECT {key} FROM {table} ORDER BY {key} LIMIT 1 OFFSET 4").fetchone()
         db.execute(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (WRONG[column], spoilt))
     return str(spoilt), [run.run_id for run in runs], tasks
@@ -101,7 +102,7 @@ async def test_one_damaged_run_does_not_hide_the_others(column: str, tmp_path: P
 @pytest.mark.contract("SIG-9")
 async def test_one_damaged_signal_does_not_hide_the_others(tmp_path: Path) -> None:
     await damaged(tmp_path / "store.db", "tasks", "task", "task_id")
-    with sqlite3.connect(tmp_path / "store.db") as db:
+    with closing(sqlite3.connect(tmp_path / "store.db")) as db, db:
         db.execute("UPDATE signals SET payload = 'nul' WHERE run_no = (SELECT run_no FROM runs WHERE run_id = 'run-2')")
     app, _ = asking()
     async with asyncio.timeout(60), app.connect(f"sqlite:///{tmp_path}/store.db"):
@@ -119,9 +120,8 @@ def spoiled(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Spoil]
     if request.param == "sqlite":
 
         async def in_file(sql: str) -> None:
-            with sqlite3.connect(tmp_path / "store.db") as db:
+            with closing(sqlite3.connect(tmp_path / "store.db")) as db, db:
                 assert db.execute(sql.replace("holdfast.", "")).rowcount > 0
-            db.close()
 
         return f"sqlite:///{tmp_path}/store.db", in_file
     address: str = request.getfixturevalue("postgres_url")
@@ -209,9 +209,8 @@ async def all_pages(server: Any, operation: str, limit: int) -> list[Any]:
 async def test_one_damaged_wait_does_not_hide_the_others(tmp_path: Path, damage: str) -> None:
     address = f"sqlite:///{tmp_path}/store.db"
     await five_waiting(address)
-    with sqlite3.connect(tmp_path / "store.db") as db:
+    with closing(sqlite3.connect(tmp_path / "store.db")) as db, db:
         db.execute(f"UPDATE waits SET {damage} WHERE {OF_RUN}".replace("holdfast.", ""))
-    db.close()
     app, _ = waiting()
     async with asyncio.timeout(60), serve_in_process(address, app=app) as server:
         found = await app.runtime().store.find(WaitQuery())

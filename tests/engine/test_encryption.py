@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -322,7 +322,7 @@ async def test_a_value_that_is_moved_to_another_run_or_changed_is_not_opened(tmp
         one = await app.start(workflows["part"], f"{HUSH} one")
         two = await app.start(workflows["part"], f"{HUSH} two")
         await one.result(), await two.result()
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         of = "WHERE event_type = 'RunCompleted' AND run_no = (SELECT run_no FROM runs WHERE run_id = ?)"
         [data] = db.execute(f"SELECT data FROM events {of}", (one.run_id,)).fetchone()
         assert db.execute(f"UPDATE events SET data = ? {of}", (data, two.run_id)).rowcount == 1

@@ -32,6 +32,7 @@ SHOWN = {
     "flow": ["20.00 paid", "gave back what was taken: 4000.00 paid\nnot delivered: step ship: NonRetryable: a piano"],
     "hello": ["HELLO, DR ANN SMITH!", "9 RunCompleted"],
     "money_transfer": ["60 from ann to ben", "ann has 40, and 60 are needed", "{'ann': 40, 'ben': 60}"],
+    "openai_agent": ["4200 cents?", "Done: 4200 cents.", "desk.model, billing.model, approve refund, billing.refund"],
     "orders": ["killed with SIGKILL", "100 of 100 orders completed", "200 results recorded, each once"],
     "payment": ["receipt for 500 cents"],
     "planner": ["to approve: {", "notes about price; notes about reviews"],

@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -272,7 +272,7 @@ async def test_a_connection_of_another_thread_is_refused(tmp_path: Path) -> None
     async with on_sqlite(tmp_path) as (app, _):
         connection = await asyncio.to_thread(sqlite3.connect, tmp_path / "shop.db")
         await refused(app, connection, "another thread")
-        await asyncio.to_thread(lambda: None)
+        await asyncio.to_thread(connection.close)
 
 
 @pytest.mark.postgres
@@ -284,7 +284,7 @@ async def test_postgres_refuses_what_it_cannot_use(postgres_url: str, databases:
         await plain.close()
         with psycopg.connect(postgres_url, autocommit=True) as committing:
             await refused(app, committing, "no transaction")
-        with sqlite3.connect(":memory:") as foreign:
+        with closing(sqlite3.connect(":memory:")) as foreign:
             await refused(app, foreign, "asyncpg or psycopg 3")
         with databases.database() as elsewhere:
             async with by_asyncpg(elsewhere) as caller:

@@ -1,1 +1,1 @@
-"""Agents of other libraries whose model calls and tool calls are steps of a run. Each has a module of its own."""
+"""Agents of other libraries whose calls are steps of a run: an adapter for each library, and what they share."""

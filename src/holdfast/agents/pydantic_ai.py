@@ -7,8 +7,8 @@ tools, stable ids, and a handler of tool calls that need an approval.
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, TypeVar
+from datetime import datetime
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 from pydantic import TypeAdapter
@@ -33,55 +33,18 @@ from pydantic_ai.toolsets import AbstractToolset, CombinedToolset, ToolsetTool, 
 from pydantic_ai.usage import RunUsage
 from pydantic_core import to_json, to_jsonable_python
 
+from holdfast.agents.steps import AgentSteps, Approval, Approvals, ToolOutcome, final_refusals
 from holdfast.app import App
 from holdfast.engine.activities.context import NonRetryable, stream
 from holdfast.errors import InvalidInput
 from holdfast.program.api import now, uuid4
 from holdfast.program.coroutine import current_program
-from holdfast.program.tasks import task
 
 Deps = TypeVar("Deps")
 Output = TypeVar("Output")
 
 _parameters = TypeAdapter(ModelRequestParameters)
 _response = TypeAdapter(ModelResponse)
-
-
-class Approval(Struct, frozen=True):
-    """What a person has decided about a tool call; the model gets `note` if they refuse."""
-
-    approved: bool
-    note: str = ""
-
-
-class Approvals(Struct, frozen=True, kw_only=True):
-    """Who decides about tool calls, as `hf.task` has it."""
-
-    roles: Sequence[str] = ()
-    assignee: str | None = None
-    due: timedelta | None = None
-
-    async def ask(self, agent: str, tool: str, arguments: dict[str, Any]) -> Approval:
-        """Wait for the decision about a call. A task that an operator has skipped refuses it."""
-        payload = {"agent": agent, "tool": tool, "arguments": arguments}
-        given = await task(
-            f"approve {tool}",
-            Approval,
-            payload=payload,
-            roles=self.roles,
-            assignee=self.assignee,
-            due=self.due,
-        )
-        skipped: Approval | None = given
-        return Approval(False, "an operator has skipped the approval") if skipped is None else skipped
-
-
-class ToolOutcome(Struct, frozen=True):
-    """What a tool call came to: its result, or what the model gets instead."""
-
-    result: Any = None
-    text: str = ""
-    kind: Literal["result", "retry", "approval"] = "result"
 
 
 class DurableAgent(Generic[Deps, Output]):
@@ -105,16 +68,13 @@ class DurableAgent(Generic[Deps, Output]):
         """`approvals` is who decides about tool calls that need an approval; without it they are the agent's output."""
         self.agent = agent
         self.name = name or agent.name or ""
-        if not self.name:
-            raise InvalidInput("a durable agent has a name, which its steps begin with: Agent(…, name=…)", field="name")
         if agent.model is None:
             raise InvalidInput(f"agent {self.name!r} has no model; one that is given to a run is not known elsewhere")
         self._model: Model = infer_model(agent.model)
         self._stream = stream
         self._toolset: CombinedToolset[Deps] = CombinedToolset(list(agent.toolsets))
         self._deps: TypeAdapter[Deps] = TypeAdapter(agent.deps_type)
-        self._call_model = app.activity(name=f"{self.name}.model", **(model or {}))(self._request)
-        self._call_tool = app.activity(name=f"{self.name}.tool", **(tool or {}))(self._execute)
+        self._steps = AgentSteps(app, self.name, self._request, self._execute, model, tool)
         self._capability: _Durability[Deps] = _Durability(self, approvals)
 
     async def run(self, prompt: Any = None, *, deps: Any = None, **options: Any) -> AgentRunResult[Output]:
@@ -132,14 +92,14 @@ class DurableAgent(Generic[Deps, Output]):
         """Ask the model, as a step."""
         given = _without_times(ModelMessagesTypeAdapter.dump_python(messages, mode="json"))
         asked = to_jsonable_python(_parameters.dump_python(parameters, mode="json"))
-        answer = await self._call_model(given, to_jsonable_python(settings), asked)
+        answer = await self._steps.model(given, to_jsonable_python(settings), asked)
         return _response.validate_json(to_json(answer))
 
     async def call(self, name: str, arguments: dict[str, Any], ctx: RunContext[Deps]) -> Any:
         """Call a tool, as a step that has its name."""
         about = {"call": ctx.tool_call_id, "retry": ctx.retry, "approved": ctx.tool_call_approved, "step": ctx.run_step}
         deps = self._deps.dump_python(ctx.deps, mode="json")
-        step = self._call_tool.options(name=f"{self.name}.{name}")
+        step = self._steps.tool.options(name=f"{self.name}.{name}")
         outcome = await step(name, to_jsonable_python(arguments), about, deps)
         if outcome.kind == "retry":
             raise ModelRetry(outcome.text)
@@ -152,15 +112,16 @@ class DurableAgent(Generic[Deps, Output]):
     async def _request(self, messages: Any, settings: Any, parameters: Any) -> Any:
         given = ModelMessagesTypeAdapter.validate_python(messages)
         asked = _parameters.validate_json(to_json(parameters))
-        if not self._stream:
-            response = await self._model.request(given, settings, asked)
-        else:
-            out = stream(self._stream)
-            async with self._model.request_stream(given, settings, asked) as streamed:
-                async for event in streamed:
-                    if text := _text_of(event):
-                        await out.write(text)
-                response = streamed.get()
+        with final_refusals():
+            if not self._stream:
+                response = await self._model.request(given, settings, asked)
+            else:
+                out = stream(self._stream)
+                async with self._model.request_stream(given, settings, asked) as streamed:
+                    async for event in streamed:
+                        if text := _text_of(event):
+                            await out.write(text)
+                    response = streamed.get()
         return _response.dump_python(response, mode="json")
 
     async def _execute(self, name: str, arguments: Any, about: dict[str, Any], deps: Any) -> ToolOutcome:

@@ -4,7 +4,6 @@ What an operation needs may be given by place, in the order of the fields; every
 """
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -77,8 +76,11 @@ def iterate(stream: AsyncGenerator[Any, None], run: Run) -> Iterator[Any]:
             except StopAsyncIteration:
                 return
     finally:  # who breaks off a loop has read enough, and the server need not know of them any longer
-        with suppress(RuntimeError, HoldfastError):  # unless the client was closed before, and its connections with it
-            run(stream.aclose())
+        closing = stream.aclose()
+        try:
+            run(closing)
+        except (RuntimeError, HoldfastError):  # the client was closed before, and its connections with it
+            closing.close()
 
 
 class _Resource:

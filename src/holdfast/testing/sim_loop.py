@@ -12,7 +12,7 @@ again, not even its clean-up). With a *fuse* it dies after so many more callback
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Coroutine, Generator
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from random import Random
 from typing import Any, TypeVar
@@ -119,6 +119,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._rng = Random(f"loop {seed}")
         self._elapsed_s = 0.0
         self._tasks: list[SimTask[Any]] = []
+        self._is_abandoned = False
         self.rounds = 0
         self.set_exception_handler(lambda loop, context: None)
 
@@ -167,6 +168,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
         Code that cleans up meanwhile may begin tasks: they belong to this loop too, and are closed with the others.
         """
+        self._is_abandoned = True
         self._ready.clear()
         self._scheduled.clear()
         asyncio._set_running_loop(self)
@@ -194,6 +196,11 @@ class SimLoop(asyncio.BaseEventLoop):
                 return
 
     # --- what BaseEventLoop leaves to its subclasses
+
+    def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
+        """Close a generator that was dropped half-way, unless nothing runs any more: nothing would await its end."""
+        if not self._is_abandoned:
+            super()._asyncgen_finalizer_hook(agen)  # type: ignore[misc]
 
     def _run_once(self) -> None:
         self.rounds += 1

@@ -1,0 +1,108 @@
+"""What the adapters share: an agent's steps, approvals as tasks, and which refusals of a provider are final.
+
+An adapter registers the activities `NAME.model` and `NAME.tool`. The agent's loop runs in the workflow and calls them;
+all that is known of a library is in the module of its adapter.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from holdfast.activity import Activity
+from holdfast.app import App
+from holdfast.engine.activities.context import NonRetryable, RetryAfter
+from holdfast.errors import InvalidInput
+from holdfast.program.tasks import task
+
+_TEMPORARY = frozenset({408, 409, 425, 429})
+"""Answers of a provider to a request that may succeed later, among those that blame the request."""
+
+
+class Approval(Struct, frozen=True):
+    """What a person has decided about a tool call; the model gets `note` if they refuse."""
+
+    approved: bool
+    note: str = ""
+
+
+class Approvals(Struct, frozen=True, kw_only=True):
+    """Who decides about tool calls, as `hf.task` has it."""
+
+    roles: Sequence[str] = ()
+    assignee: str | None = None
+    due: timedelta | None = None
+
+    async def ask(self, agent: str, tool: str, arguments: Any) -> Approval:
+        """Wait for the decision about a call. A task that an operator has skipped refuses it."""
+        payload = {"agent": agent, "tool": tool, "arguments": arguments}
+        given = await task(
+            f"approve {tool}",
+            Approval,
+            payload=payload,
+            roles=self.roles,
+            assignee=self.assignee,
+            due=self.due,
+        )
+        skipped: Approval | None = given
+        return Approval(False, "an operator has skipped the approval") if skipped is None else skipped
+
+
+class ToolOutcome(Struct, frozen=True):
+    """What a tool call came to: its result, or what the model gets instead."""
+
+    result: Any = None
+    text: str = ""
+    kind: Literal["result", "retry", "approval"] = "result"
+
+
+class AgentSteps:
+    """The activities of one durable agent."""
+
+    def __init__(
+        self,
+        app: App,
+        name: str,
+        request: Callable[..., Any],
+        execute: Callable[..., Any],
+        model: dict[str, Any] | None,
+        tool: dict[str, Any] | None,
+    ) -> None:
+        """Register `request`, which asks the model, and `execute`, which calls a tool, with the options of each."""
+        if not name:
+            raise InvalidInput("a durable agent has a name, which its steps begin with: Agent(…, name=…)", field="name")
+        self.model: Activity[..., Any] = app.activity(name=f"{name}.model", **(model or {}))(request)
+        self.tool: Activity[..., Any] = app.activity(name=f"{name}.tool", **(tool or {}))(execute)
+
+
+@contextmanager
+def final_refusals() -> Iterator[None]:
+    """Within it, what the provider of a model refuses for good is not asked again.
+
+    The errors of the libraries have a `status_code`. The step waits as long as the provider asks for (`Retry-After`).
+    """
+    try:
+        yield
+    except Exception as problem:
+        status = getattr(problem, "status_code", None)
+        if not isinstance(status, int):
+            raise
+        if 400 <= status < 500 and status not in _TEMPORARY:
+            raise NonRetryable(f"the provider of the model answers {status}: {problem}") from problem
+        delay_s = _retry_after_s(problem)
+        if delay_s is None:
+            raise
+        raise RetryAfter(delay_s, f"the provider of the model answers {status}: {problem}") from problem
+
+
+def _retry_after_s(problem: BaseException | None) -> float | None:
+    """Return how long the provider wants to be left alone, if it says so in seconds."""
+    while problem is not None:
+        headers = getattr(getattr(problem, "response", None), "headers", None)
+        text = str(headers.get("retry-after", "")) if headers is not None else ""
+        if text.isascii() and text.isdigit():
+            return float(text)
+        problem = problem.__cause__
+    return None
