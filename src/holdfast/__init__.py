@@ -13,6 +13,7 @@ from holdfast.activity import Activity
 from holdfast.app import App, start
 from holdfast.core.audit import Caller
 from holdfast.core.bus import Sink
+from holdfast.core.debounce import Debounce
 from holdfast.core.events import ArtifactRef as Artifact
 from holdfast.core.events import Event
 from holdfast.core.messages import Actor
@@ -119,6 +120,7 @@ __all__ = [
     "Converter",
     "Cue",
     "DeadLetterPolicy",
+    "Debounce",
     "Encryption",
     "EnvironmentSecrets",
     "Escalation",

@@ -24,6 +24,7 @@ from holdfast.clock import Ids, Rng, SystemIds, SystemRng
 from holdfast.core.attributes import declared_types
 from holdfast.core.bus import Sink, SinkKind
 from holdfast.core.dead_letters import DeadLetter, Reason
+from holdfast.core.debounce import Debounce
 from holdfast.core.events import ArtifactRef
 from holdfast.core.index_rows import Wait
 from holdfast.core.keys import check_name, check_signal_name, require_step_name
@@ -703,6 +704,7 @@ class App:
         context: Mapping[str, str] | None = None,
         connection: Any = None,
         reuse: ReusePolicy | None = None,
+        debounce: Debounce | None = None,
         **kwargs: Any,
     ) -> RunHandle[R]:
         """Start a run with these arguments. The same request again gives the run that is there.
@@ -710,17 +712,15 @@ class App:
         So it does after a deployment: only with `workflow_version`, of one that is here, is that a part of the request.
         `tenant`, `project` and `environment` are its owner; a request is the same only within them. If the workflow has
         limits, the run may be queued, fairly between tenants and by `priority` (higher first), or be `Overloaded`.
-        `with_signal`, a dict of name, payload and signal_id, is in the run's mailbox from its beginning, or is sent to
-        the run that is there. `reference_key` and `reference_parts` are what the business calls it, `attributes` are of
-        the types that the app declares: runs are found by them (docs/search.md).
+        `with_signal`, a dict of name, payload and signal_id, is in its mailbox from the start, or is sent to the run
+        that is there. By `reference_key`, `reference_parts` and declared `attributes` runs are found (docs/search.md).
         With `at`, a datetime with a time zone, or `after`, it is PENDING until then. `execution_timeout` bounds the
         whole run, `run_timeout` a stretch: it cleans up for `cleanup_timeout`, and fails with `RunTimedOut`.
-        `reuse` is what becomes of a `run_id` that is taken (docs/starting.md), `context` are texts for all that follows
-        (docs/middleware.md). With a `connection` in a transaction the run is a part of that (docs/transactions.md).
+        `reuse` and `debounce` (docs/starting.md) say what becomes of an id that is taken, or of many starts of a key.
+        `context` are texts for all that follows (docs/middleware.md); `connection`: see docs/transactions.md.
         """
         refuse_inside("start", "call the workflow to run it as a child, or hf.start to start it on its own")
-        runtime = self.runtime()
-        definition = self._known(workflow, workflow_version)
+        runtime, definition = self.runtime(), self._known(workflow, workflow_version)
         bounds = (execution_timeout, run_timeout, cleanup_timeout)
         options = StartOptions(  # by position: see `runtime_snapshot`
             request_id,
@@ -740,6 +740,7 @@ class App:
             None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),
             reuse,
             context or {},
+            debounce,
         )
         if not _START_OPTIONS.isdisjoint(definition.signature.names):
             _refuse_ambiguous(definition, options, connection)

@@ -37,7 +37,7 @@ def test_events_and_bodies_cannot_be_edited(kind: type[msgspec.Struct]) -> None:
 @pytest.mark.contract("EVT-4")
 def test_events_that_may_recur_within_an_attempt_are_keyed_like_events_of_the_run() -> None:
     keyed_by_run = {name for name, body in e.BODIES.items() if body.KEYED_BY == "run"}
-    of_the_run = {name for name in e.BODIES if name.startswith("Run")} | {"ContinuedAsNew"}
+    of_the_run = {name for name in e.BODIES if name.startswith("Run")} | {"ContinuedAsNew", "InputReplaced"}
     decisions = {"SignalAccepted", "SignalRejected"}
     of_tasks = {"TaskAssigned", "TaskReminded", "TaskCommented", "TaskAnswered", "TaskRefused"}
     of_steps = {"StepRetried", "StepDetached", "StepUnresolved", "StepSucceededLate"}

@@ -50,6 +50,8 @@ NOT_CARRIED = {
     "pause",
     "retried",
     "requires_approval",
+    "debounce",
+    "replaced_input",
     "start_at",
     "needs",
     "awaits_definition",

@@ -35,7 +35,7 @@ from tests.core.event_bodies import ERROR, SAMPLES, run_in
 from tests.core.random_histories import Plan, carry_out, plans
 
 STATUS_EVENTS = {body for row in TRANSITIONS.values() for body in row}
-ALLOWED_BEFORE_START = {e.RunCancelRequested, e.RunTimedOut, e.SignalAccepted, e.SignalRejected}
+ALLOWED_BEFORE_START = {e.InputReplaced, e.RunCancelRequested, e.RunTimedOut, e.SignalAccepted, e.SignalRejected}
 
 
 def next_status(status: RunStatus, body: type[Body]) -> RunStatus | None:

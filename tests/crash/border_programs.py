@@ -124,3 +124,19 @@ async def replace_run(app: hf.App, folder: Path) -> tuple[str, Any]:
     await freed(app, *(run.run_id for run in starts))
     found = await app.runtime().store.find(RunQuery(workflow="cart", limit=10))
     return result, sorted([head.run_id, str(head.status)] for head in found)
+
+
+@app.workflow
+async def index(text: str) -> str:
+    """Index the last draft of a document."""
+    return text
+
+
+async def debounce(app: hf.App, folder: Path) -> tuple[str, Any]:
+    """Start several times within a second: the last input is carried out, and each run of the key ends."""
+    begin(folder)
+    key = hf.Debounce("doc", 0.4, 60)
+    runs = [await app.start(index, f"draft {n}", debounce=key, request_id=f"save-{n}") for n in range(3)]
+    results = {run.run_id: await run.result() for run in runs}
+    found = await app.runtime().store.find(RunQuery(workflow="index", limit=10))
+    return results[runs[-1].run_id], sorted({str(head.status) for head in found})

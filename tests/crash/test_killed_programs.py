@@ -24,12 +24,13 @@ ENDINGS: dict[str, tuple[str, Any]] = {
     "callback": ("7", 1),
     "lock": ("0 by u0, 1 by u1, 2 by u2", ["0 by u0", "1 by u1", "2 by u2"]),
     "replaced run": ("bob: done", [["c", "CANCELLED"], ["c~000002", "COMPLETED"]]),
+    "debounced run": ("draft 2", ["COMPLETED"]),
 }
 
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.contract("INV", "OWN-3", "WF-2", "MSG-2", "ACT-6", "WF-9", "QUE-5", "CTX-1")
+@pytest.mark.contract("INV", "OWN-3", "WF-2", "MSG-2", "ACT-6", "WF-9", "QUE-5", "QUE-6", "CTX-1")
 @pytest.mark.parametrize("scenario", ENDINGS)
 async def test_a_program_survives_being_killed_at_every_write(scenario: str, tmp_path: Path) -> None:
     played = subprocess.run(

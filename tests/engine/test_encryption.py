@@ -233,6 +233,25 @@ async def test_a_new_key_encrypts_and_the_old_one_still_reads_and_recognises(tmp
         assert (await app.start(workflows["order"], HUSH, request_id="r-1")).run_id == old.run_id
 
 
+@pytest.mark.contract("SEC-2", "QUE-6")
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+async def test_a_later_input_of_a_debounced_run_is_sealed(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Whichever request it came with: it is opened by the run that takes it."""
+    address = f"sqlite:///{tmp_path}/shop.db" if store == "sqlite" else request.getfixturevalue("postgres_url")
+    app, workflows = build([hf.Encryption({"k1": K1})])
+    key = hf.Debounce("card", 1, 60)
+    async with asyncio.timeout(60), app.node(address, options=OPTIONS):
+        first = await app.start(workflows["part"], "another card", debounce=key, request_id="r-1")
+        for _ in range(2):
+            again = await app.start(workflows["part"], HUSH, debounce=key, request_id="r-2")
+            assert again.run_id == first.run_id
+        assert await first.result() == f"{HUSH} part"
+    if store == "sqlite":
+        assert HUSH.encode() not in contents_of(tmp_path / "shop.db")
+
+
 @pytest.mark.contract("SEC-2")
 async def test_a_run_waits_for_a_node_that_has_its_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     address = f"sqlite:///{tmp_path}/shop.db"

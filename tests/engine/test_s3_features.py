@@ -120,6 +120,27 @@ async def test_a_run_times_out_and_cleans_up_by_the_time_of_the_store() -> None:
     assert undone == ["booking"]
 
 
+@pytest.mark.contract("QUE-6")
+async def test_starts_are_debounced() -> None:
+    """From two processes: one run, which begins with the last input."""
+    clock, objects = VirtualClock(), ObjectsInMemory()
+    app, key = hf.App("shop"), hf.Debounce("doc", 30, 300)
+
+    @app.workflow
+    async def index(text: str) -> str:
+        return text
+
+    async with asyncio.timeout(MOST_S), app.node(opened(clock, objects), options=REPLAYED):
+        runs = [await app.start(index, f"draft {number}", debounce=key) for number in range(3)]
+        assert {run.run_id for run in runs} == {runs[0].run_id}
+        await wait_for_event(runs[0], "InputReplaced", 2)
+        clock.advance(ms=30_001)
+        app.runtime().store.wakeups.notify()
+        assert await runs[0].result() == "draft 2"
+        after = await app.start(index, "draft 3", debounce=key)
+        assert after.run_id == f"{runs[0].run_id}~000002"
+
+
 async def test_samples_and_takeovers_are_kept() -> None:
     """One process of several takes the sample; a run of a node that is gone is a takeover that all can read."""
     clock, objects, app = VirtualClock(), ObjectsInMemory(), hf.App("shop")

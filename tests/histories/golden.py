@@ -23,12 +23,12 @@ from holdfast.core import events as e
 from holdfast.core.attributes import At
 from holdfast.core.events import Event, UnknownBody
 from holdfast.core.index_rows import runtime_snapshot
-from holdfast.core.messages import ActivityErrored, NodeLost, Update
+from holdfast.core.messages import INPUT_STEP, ActivityErrored, ActivityOutcome, NodeLost, ReportedOutcome, Update
 from holdfast.core.reconciliation import indeterminate, without_result
 from holdfast.core.snapshot import project_run
 from holdfast.core.state import state_of
 from holdfast.core.timing import Retry
-from tests.core.driver import SECOND, Driver, activity, answered, child, done, failed, made, task, timer, wait
+from tests.core.driver import SECOND, START, Driver, activity, answered, child, done, failed, made, task, timer, wait
 from tests.core.event_bodies import SAMPLES
 
 FOLDER = Path(__file__).parent
@@ -72,7 +72,7 @@ def expected(run_id: str, events: list[Event]) -> dict[str, Any]:
 
 def make_runs() -> list[Driver]:
     """Return a handful of runs that have, between them, an event of every type."""
-    return [smooth(), troubled(), sociable(), awkward(), doubtful(), carrying(), late(), complete_bodies()]
+    return [smooth(), troubled(), sociable(), awkward(), doubtful(), carrying(), late(), debounced(), complete_bodies()]
 
 
 def smooth() -> Driver:
@@ -99,6 +99,20 @@ def late() -> Driver:
     run.now += 10 * SECOND
     run.tell(run.inbox["timeout:run@0"])
     run.ask(commands.CancelStep(step_id="approval"), commands.CancelRun())
+    return run
+
+
+def debounced() -> Driver:
+    """Return a run that gets another input before it begins."""
+    terms = e.DebounceTerms(30_000, 100_000)
+    queued = e.RunQueued("order", "1", input=Raw(b"[1]"), debounce=terms, start_at=START + 30 * SECOND, needs=4)
+    run = Driver("debounced", queued)
+    run.now += 20 * SECOND
+    outcome = ActivityOutcome(logical_attempt_id=0, engine_attempt_id=0, result=Raw(b"[2]"))
+    run.tell(ReportedOutcome(id="0190-2", step_id=INPUT_STEP, outcome=outcome, accepted_at=run.now))
+    run.now += 30 * SECOND
+    run.start()
+    run.ask(commands.CompleteRun(result=Raw(b"2")))
     return run
 
 

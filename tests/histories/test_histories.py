@@ -33,6 +33,8 @@ DIGESTS = {
     "v8.expected.json": "ddb78abf4b073f0b72e62d5f7278affc7dc526b1dfa4a608f79c67168c78ca20",
     "v9.jsonl": "70059f8daa2290722afe66ff6d0d25566dce178ca7abb8547824e8d684002503",
     "v9.expected.json": "71b8533e8e25eb3d6b0d8568f4c3f951137daa520ab2cc7c846b4d54b75fd7e2",
+    "v10.jsonl": "3bb28d3a55b0f26f1c9f2e44778aafda062e88fa490d0f3297022fc0bba36fe4",
+    "v10.expected.json": "e27b81eefcb39cc2fd60188a97f00c37362e907020582fc1c7f9ddbf5f4594b7",
 }
 
 

@@ -153,6 +153,16 @@ async def _start(server: InProcessServer, call: Caller) -> None:
     await expect_problem(call, "runs.start", {"workflow": "order", "workflow_version": "9"}, "NotFound", 404)
     for bad in ({}, {"order_id": 7}, {"order_id": "o", "colour": "red"}):
         await expect_problem(call, "runs.start", {"workflow": "order", "input": bad}, "InvalidInput", 422)
+    burst = {"workflow": "echo", "debounce_key": "k", "debounce_quiet_s": 0.05, "debounce_at_most_s": 60}
+    first = await expect_answer(call, "runs.start", {**burst, "request_id": "b-1"}, 201)
+    again = await expect_answer(call, "runs.start", {**burst, "request_id": "b-2"}, 201)
+    assert (again["run_id"].partition("~")[0], first.get("is_reused", False)) == (first["run_id"], False)
+    outcome = await expect_answer(call, "runs.result", {"run_id": first["run_id"], "wait_s": 20})
+    assert outcome["status"] == "COMPLETED"
+    for wrong in ({"debounce_quiet_s": 90}, {"debounce_quiet_s": 0}, {"debounce_key": "a/b"}, {"run_id": "mine"}):
+        await expect_problem(call, "runs.start", {**burst, **wrong, "request_id": "b-3"}, "InvalidInput", 422)
+    lacking = {"workflow": "echo", "debounce_key": "k", "request_id": "b-3"}
+    await expect_problem(call, "runs.start", lacking, "InvalidInput", 422)
     short = {**ask, "request_id": "r-2", "execution_timeout_s": 0.05, "run_timeout_s": 9, "cleanup_timeout_s": 9}
     late = await expect_answer(call, "runs.start", short, 201)
     outcome = await expect_answer(call, "runs.result", {"run_id": late["run_id"], "wait_s": 20})

@@ -14,7 +14,8 @@ from holdfast.core.admission import AdmissionRequest, Overload, RunLimit
 from holdfast.core.attributes import At, RowKind, Value, changed
 from holdfast.core.call_limits import CallLimit, LimitedBy, limited_queue
 from holdfast.core.dead_letters import DeadLetter, Reason, to_dead_letter
-from holdfast.core.events import ErrorInfo
+from holdfast.core.debounce import offer
+from holdfast.core.events import DebounceTerms, ErrorInfo, RunQueued
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import (
@@ -143,9 +144,20 @@ class Values:
         place: dict[str, Any] = {"tenant": head.tenant, "project": head.project, "environment": head.environment}
         plan_id = head.plan_id if self.happens(0.9) or head.plan_id.startswith("plan:") else "other"
         new = new_run(run_id, now=now, request_id=self.fresh("reuse"), plan_id=plan_id, **place)
+        if may_restart and self.happens(0.3):
+            return self._debounced(new, of)
         stop = control_request(self.pick((latest, of)), "EMERGENCY_STOP", "", signal_id=self.fresh("stop"))
         stops = policy == "terminate-and-restart" and is_restart_of(run_id, stop.run_id) and self.happens(0.9)
         return replace(new, reuse=Reuse(run_id=of, policy=policy, stop=stop if stops else None))
+
+    def _debounced(self, new: NewRun, of: str) -> NewRun:
+        """Return a start that is debounced by a key, some of whose runs may have begun."""
+        [first, *others] = new.events
+        assert isinstance(first.data, RunQueued)
+        terms = DebounceTerms(1_000, self.number(1, 10_000_000))
+        later = offer(of, first.data.input, self.pick((new.request_key, "start again")))
+        events = (replace(first, data=replace(first.data, debounce=terms)), *others)
+        return replace(new, events=events, signals=(later,), reuse=Reuse(run_id=of, policy="debounce"))
 
     def admission_request(self) -> AdmissionRequest:
         """Draw with what a run is queued for admission."""

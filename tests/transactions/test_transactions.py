@@ -423,3 +423,17 @@ async def test_what_becomes_of_an_id_is_decided_in_the_transaction(place: Place)
     for _ in range(2):
         await new.signal("approval", True)
     assert await result_of(new) == [True, True]
+
+
+@pytest.mark.contract("QUE-6")
+async def test_a_debounced_start_is_a_part_of_the_transaction(place: Place) -> None:
+    """An input that was rolled back is none."""
+    app, order = place.app, workflow(place.app, "order")
+    key = hf.Debounce("o", 2, 60)
+    first = await app.start(order, "o-1", debounce=key)
+    for order_id, is_committed in (("o-2", True), ("o-3", False)):
+        async with place.caller() as caller:
+            run = await app.start(order, order_id, debounce=key, connection=caller.connection)
+            assert (run.run_id, run.is_reused) == (first.run_id, True)
+            await (caller.commit() if is_committed else caller.rollback())
+    assert await result_of(first) == "shipped o-2"

@@ -130,3 +130,21 @@ async def test_the_page_needs_no_token_and_gives_nothing_away() -> None:
         assert page.status_code == 200
         assert "shop" not in page.text
         assert (await server.http.get("/v1/runs")).status_code == 401
+
+
+@pytest.mark.contract("API-3")
+async def test_where_nothing_is_a_browser_gets_the_page_and_a_program_the_error() -> None:
+    """The page says so itself; the status is the same."""
+    browser = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    async with serve_in_process() as server:
+        page = await server.http.get("/nowhere/at/all", headers=browser)
+        assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert page.text == (await server.http.get("/")).text
+        assert page.headers.get_list("cache-control") == ["no-store"]
+        assert "'self'" in page.headers["content-security-policy"]
+        for accept in ("*/*", "application/json"):
+            error = await server.http.get("/nowhere", headers={"accept": accept})
+            assert (error.status_code, error.json()["code"]) == (404, "NotFound")
+        for address in ("/v1/nowhere", "/assets/x/nothing.js"):
+            assert (await server.http.get(address, headers=browser)).json()["code"] == "NotFound"
+        assert (await server.http.post("/nowhere", headers=browser)).json()["code"] == "NotFound"

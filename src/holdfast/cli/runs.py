@@ -41,8 +41,8 @@ async def _show(run_id: str, target: Target) -> int:
         snapshot = await connection("runs.snapshot", {"run_id": run_id})
         waits = (await connection("signals.waits", {"run_id": run_id}))["items"]
         first = (await connection("runs.events", {"run_id": run_id, "limit": 1}))["items"]
+        given = await _input_of(connection, run_id, first)
         outcome = await connection("runs.result", {"run_id": run_id})
-    given = first[0]["data"].get("input") if first and isinstance(first[0]["data"], dict) else None
     if target.json:
         show_json({"run": run, "snapshot": snapshot, "waits": waits, "input": given, "outcome": outcome})
         return OK
@@ -62,6 +62,19 @@ async def _show(run_id: str, target: Target) -> int:
     if snapshot["is_stale"]:
         note("events are missing; look again later")
     return OK
+
+
+async def _input_of(connection: Connection, run_id: str, events: list[dict[str, Any]]) -> Any:
+    """Return the input of a run: that of its start, or of the last one that was debounced."""
+    if not events or not isinstance(events[0]["data"], dict):
+        return None
+    given, is_debounced = events[0]["data"].get("input"), events[0]["data"].get("debounce") is not None
+    while is_debounced and events:
+        page = await connection("runs.events", {"run_id": run_id, "after": events[-1]["run_seq"], "limit": 1_000})
+        events = page["items"]
+        given = next((each["data"]["input"] for each in events[::-1] if each["event_type"] == "InputReplaced"), given)
+        is_debounced = all(each["event_type"] != "RunStarted" for each in events)
+    return given
 
 
 def _values(outcome: dict[str, Any], given: Any) -> Iterator[tuple[str, str]]:

@@ -84,6 +84,9 @@ class Runs:
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
         reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
+        debounce_key: str | None = ...,
+        debounce_quiet_s: float | None = ...,
+        debounce_at_most_s: float | None = ...,
     ) -> RunStarted: ...
     async def get(self, run_id: str) -> RunView: ...
     async def list(
@@ -275,6 +278,9 @@ class SyncRuns:
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
         reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
+        debounce_key: str | None = ...,
+        debounce_quiet_s: float | None = ...,
+        debounce_at_most_s: float | None = ...,
     ) -> RunStarted: ...
     def get(self, run_id: str) -> RunView: ...
     def list(
@@ -476,6 +482,9 @@ class Signals:
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
         reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
+        debounce_key: str | None = ...,
+        debounce_quiet_s: float | None = ...,
+        debounce_at_most_s: float | None = ...,
         signal_payload: Any = ...,
         signal_id: str = ...,
     ) -> StartedWithSignal: ...
@@ -528,6 +537,9 @@ class SyncSignals:
         reference_parts: dict[str, Any] = ...,
         attributes: dict[str, Any] = ...,
         reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
+        debounce_key: str | None = ...,
+        debounce_quiet_s: float | None = ...,
+        debounce_at_most_s: float | None = ...,
         signal_payload: Any = ...,
         signal_id: str = ...,
     ) -> StartedWithSignal: ...
@@ -749,6 +761,9 @@ class Plans:
         run_timeout_s: float | None = ...,
         cleanup_timeout_s: float | None = ...,
         reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
+        debounce_key: str | None = ...,
+        debounce_quiet_s: float | None = ...,
+        debounce_at_most_s: float | None = ...,
         context: dict[str, Any] = ...,
     ) -> RunStarted: ...
     async def diff(self, plan_id: str, from_version: str, to_version: str, *, tenant: str = ...) -> PlanDifference: ...
@@ -797,6 +812,9 @@ class SyncPlans:
         run_timeout_s: float | None = ...,
         cleanup_timeout_s: float | None = ...,
         reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = ...,
+        debounce_key: str | None = ...,
+        debounce_quiet_s: float | None = ...,
+        debounce_at_most_s: float | None = ...,
         context: dict[str, Any] = ...,
     ) -> RunStarted: ...
     def diff(self, plan_id: str, from_version: str, to_version: str, *, tenant: str = ...) -> PlanDifference: ...

@@ -14,7 +14,7 @@ from typing import Any, get_args
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from holdfast.core import codec, reconciliation, run_timeouts, tasks
+from holdfast.core import codec, debounce, reconciliation, run_timeouts, tasks
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import messages as m
@@ -81,6 +81,9 @@ def _on_message(state: RunState, message: m.Message, writer: EventWriter) -> Dec
         return Refusal(InvalidInput(f"unknown message type {message.type!r}", field="type"))
     if message.type == "InternalContinue":
         if (state.status is PENDING or state.status is APPROVED) and starts_run(message):
+            later = debounce.put_off(state, message, writer.now)
+            if later is not None:
+                return Decision(messages=(later,))
             if state.timeouts is not None:
                 run_timeouts.start(state, writer)
             else:
@@ -256,6 +259,8 @@ def _on_outcome(state: RunState, message: m.Message, writer: EventWriter) -> Dec
 
 
 def _on_reported(state: RunState, reported: m.ReportedOutcome, writer: EventWriter) -> Decision | Refusal:
+    if reported.step_id == m.INPUT_STEP:
+        return debounce.replace_input(state, reported, writer)
     return _conclude(state, reported.step_id, reported.outcome, writer, reported.id)
 
 

@@ -219,6 +219,15 @@ class RunTimeouts(Struct, frozen=True, omit_defaults=True, gc=False):
     """How long it may clean up after one of these, before it is ended."""
 
 
+class DebounceTerms(Struct, frozen=True, gc=False):
+    """For how long a debounced run waits for a later start, in milliseconds (`core/debounce.py`)."""
+
+    quiet_ms: int
+    """From the last start of its key until the run starts."""
+    at_most_ms: int
+    """From the first one: then it starts, whatever comes."""
+
+
 class RunQueued(RunBody, frozen=True):
     """The run exists. It holds everything that the start request said."""
 
@@ -252,6 +261,19 @@ class RunQueued(RunBody, frozen=True):
     timeouts: RunTimeouts | None = None
     context: Raw = NULL
     """What its starter knew and those who work for it should know: an object of texts (`core/run_context.py`)."""
+    debounce: DebounceTerms | None = None
+    """Until it starts, a later start of the same key replaces its input and puts its start off."""
+
+
+class InputReplaced(RunBody, frozen=True):
+    """A later start of a debounced run, which has not begun: it begins with this input, and not before `start_at`."""
+
+    BEFORE_START = True
+    TO_PROGRAM = "control"
+    RECORDS = "outcome"
+
+    input: Raw = NULL
+    start_at: Instant = 0
 
 
 class RunApproved(RunBody, frozen=True):

@@ -150,6 +150,8 @@ def _body(body: e.Body, ids: dict[str, str], origin: e.ForkedFrom, input: Raw | 
             depth=0,
             **dict.fromkeys(("parent_run_id", "parent_step_id", "parent_token", "retry_of", "schedule")),
         )
+    if isinstance(body, e.InputReplaced) and input is not None:
+        return replace(body, input=input)
     if isinstance(body, e.TaskCreated):
         return replace(body, task_id=ids.get(body.task_id, body.task_id))
     if isinstance(body, e.ContinuedAsNew):
@@ -194,7 +196,7 @@ def _gist(event: Event) -> tuple[object, ...]:
         body = replace(body, task_id="", due_at=None)
     elif isinstance(body, e.ChildStarted):
         body = replace(body, child_run_id="")
-    elif isinstance(body, e.ContinuedAsNew):
+    elif isinstance(body, e.ContinuedAsNew | e.InputReplaced):
         body = body.input
     elif isinstance(body, e.SignalReceived):
         body = (body.name, body.payload)

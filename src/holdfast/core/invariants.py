@@ -31,7 +31,14 @@ from holdfast.core.index_rows import (
 from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import is_of_engine
 from holdfast.core.keys import event_id, event_key, signal_storage_key
-from holdfast.core.messages import OUTCOME_SIGNAL, AcceptedSignalResult, Message, Signal, with_arrival_times
+from holdfast.core.messages import (
+    INPUT_STEP,
+    OUTCOME_SIGNAL,
+    AcceptedSignalResult,
+    Message,
+    Signal,
+    with_arrival_times,
+)
 from holdfast.core.state import (
     PAUSED,
     TERMINAL,
@@ -387,6 +394,7 @@ def reported_outcomes_are_recorded(view: RunView) -> list[str]:
         f"the outcome of step {signal.step_id!r} was accepted and will never be recorded"
         for signal in view.signals
         if signal.name == OUTCOME_SIGNAL and signal.consumed_seq is None and signal.step_id not in state.open_steps
+        if signal.step_id != INPUT_STEP or state.debounce is None  # a run that has not begun takes it
     ]
 
 

@@ -318,6 +318,8 @@ class ReportedOutcome(Struct, frozen=True, kw_only=True, gc=False):
     step_id: str
     outcome: ActivityOutcome
     inbox_seq: int | None = None
+    accepted_at: Instant = 0
+    by: CallerRef | None = None
 
 
 class NodeLost(Struct, frozen=True, gc=False):
@@ -443,6 +445,8 @@ UPDATE_SIGNAL = "holdfast.update"
 TASK_SIGNAL = "holdfast.task"
 OUTCOME_SIGNAL = "holdfast.outcome"
 """Carries the outcome of an activity that was reported by its token. A turn that has not read it does not commit."""
+INPUT_STEP = "holdfast.input"
+"""In the place of a step: the outcome is a later input of a debounced run (`core/debounce.py`)."""
 OUTCOME_BYTES = 4 * ERROR_CAUSES * ERROR_TEXT_CHARS
 """The most bytes that an outcome has beside a result: an error with its causes."""
 ENGINE_SIGNALS = frozenset({CONTROL_SIGNAL, UPDATE_SIGNAL, TASK_SIGNAL, OUTCOME_SIGNAL})
@@ -562,7 +566,12 @@ def outcomes_of(signals: Iterable[Signal]) -> Iterable[ReportedOutcome]:
         if signal.name == OUTCOME_SIGNAL:
             outcome = _payload_of(signal, ActivityOutcome, _UNREADABLE_OUTCOME)
             yield ReportedOutcome(
-                id=signal.id, step_id=signal.step_id or "", outcome=outcome, inbox_seq=signal.inbox_seq
+                id=signal.id,
+                step_id=signal.step_id or "",
+                outcome=outcome,
+                inbox_seq=signal.inbox_seq,
+                accepted_at=signal.accepted_at,
+                by=signal.by if signal.step_id == INPUT_STEP else None,
             )
 
 

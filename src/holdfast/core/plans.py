@@ -47,7 +47,10 @@ TIMEOUT_LEVEL = 2
 CONTEXT_LEVEL = 3
 """The run has a context: see `core/run_context.py`. For as long as the run is kept."""
 
-FORMAT_LEVEL = CONTEXT_LEVEL
+DEBOUNCE_LEVEL = 4
+"""A later start may replace the input of the run: see `core/debounce.py`. For as long as the run is kept."""
+
+FORMAT_LEVEL = DEBOUNCE_LEVEL
 """The highest level that a node of this release understands; with it, all lower ones. 0 is what all releases know."""
 
 _LEVEL_MARK = "\n"

@@ -73,8 +73,8 @@ def on_due(state: RunState, message: m.Message, writer: EventWriter) -> Decision
     deadline = _deadline(state, token)
     if deadline is None or state.timed_out:
         return NOTHING
-    if writer.now < deadline:
-        return Decision(messages=(message,))
+    if writer.now < deadline:  # as late as it is now: a debounced start puts it off
+        return Decision(messages=(replace(message, due_at=deadline),))
     _time_out(state, token.partition("@")[0], writer)
     return writer.decision()
 

@@ -235,6 +235,10 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     """What its starter gave it for all that follows from it, if anything (`core/run_context.py`)."""
     published: dict[str, Any] = {}
     """What the program has published last, by name. Replaced as a whole, never written to."""
+    debounce: e.DebounceTerms | None = None
+    """How long it waits for a later start, until it begins."""
+    replaced_input: Raw | None = None
+    """The input that a later start has given it, until it begins."""
 
     @property
     def is_finished(self) -> bool:
@@ -590,6 +594,8 @@ def _queued(draft: RunState, event: Event) -> None:
         _set(draft, "start_at", body.start_at)
     if body.needs:
         _set(draft, "needs", body.needs)
+    if body.debounce is not None:
+        _set(draft, "debounce", body.debounce)
     if body.attributes:
         _set(draft, "attributes", body.attributes)
     if body.forked_from is not None:
@@ -615,6 +621,16 @@ def _queued(draft: RunState, event: Event) -> None:
     _set(draft, "origin", origin)
 
 
+def _input_replaced(draft: RunState, event: Event) -> None:
+    body = event.data
+    assert isinstance(body, e.InputReplaced)
+    if draft.execution_deadline is not None:
+        put_off = max(0, body.start_at - (draft.start_at or body.start_at))
+        _set(draft, "execution_deadline", draft.execution_deadline + put_off)
+    _set(draft, "start_at", body.start_at)
+    _set(draft, "replaced_input", body.input)
+
+
 def _marked(draft: RunState, event: Event) -> None:
     body = event.data
     assert isinstance(body, e.MarkerRecorded)
@@ -629,6 +645,9 @@ def _started(draft: RunState, event: Event) -> None:
     _set(draft, "started_at", event.emitted_at)
     if draft.start_at is not None:
         _set(draft, "start_at", None)
+    if draft.debounce is not None:
+        _set(draft, "debounce", None)
+        _set(draft, "replaced_input", None)
     if draft.needs == HELD_LEVEL:
         _set(draft, "needs", 0)
     if draft.timeouts is not None:
@@ -929,6 +948,7 @@ _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
     **{body: _task_changed for body in e.BODIES.values() if body.CHANGES == "task"},
     # What does more than open, close or change a step:
     e.RunQueued: _queued,
+    e.InputReplaced: _input_replaced,
     e.RunApproved: _approved,
     e.RunStarted: _started,
     e.MarkerRecorded: _marked,

@@ -19,9 +19,9 @@ During replay `replay` raises `NondeterminismError` at the first difference. At 
 step, and from then on `advance` returns the commands instead of comparing them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import get_args
+from typing import Protocol, get_args
 
 from msgspec import Raw
 from msgspec.json import decode
@@ -38,8 +38,18 @@ from holdfast.program.source import origins
 SHOWN_CHARS = 1_000
 """How much of an input an error shows."""
 
-Begin = Callable[[Event], Program]
-"""Makes the program that begins with this event: RunStarted, or ContinuedAsNew."""
+
+class Begin(Protocol):
+    """Makes the programs of a run."""
+
+    def __call__(self, event: Event) -> Program:
+        """Make the program that begins with this event: RunStarted, or ContinuedAsNew."""
+        ...
+
+    def replace_input(self, event: Event) -> None:
+        """Take note of the input that a later start has given the run."""
+        ...
+
 
 CONCERN_PROGRAM = frozenset(body for body in e.BODIES.values() if body.TO_PROGRAM is not None)
 """The events that `advance` has to get; the others change nothing for a program."""
@@ -160,7 +170,9 @@ class Replay:
             return self._take_outcome(event)
         if kind is e.RunStarted or kind is e.ContinuedAsNew:
             return self._begin_with(event)
-        if kind is e.RunPaused:
+        if kind is e.InputReplaced:
+            self._begin.replace_input(event)
+        elif kind is e.RunPaused:
             self._is_paused = True
             self._is_held = getattr(event.data, "failed_step_id", None) is not None
         elif kind is e.RunResumed:

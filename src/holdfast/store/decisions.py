@@ -21,7 +21,7 @@ from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.restarts import next_restart
 from holdfast.core.schedules import Schedule
-from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.core.state import PENDING, TERMINAL, RunStatus
 from holdfast.core.streams import StreamAppend
 from holdfast.errors import (
     CallerError,
@@ -195,6 +195,8 @@ class Taken(NamedTuple):
     place: tuple[str, str, str, str]
     """Its tenant, project and environment, and its plan."""
     status: RunStatus
+    created_at: Instant = 0
+    is_queued: bool = False
 
 
 def reuse_of(new: NewRun, latest: Taken | None) -> Existing | Refused | None:
@@ -212,6 +214,8 @@ def reuse_of(new: NewRun, latest: Taken | None) -> Existing | Refused | None:
     is_finished = latest.status in TERMINAL
     if reuse.policy == "reject":
         return Refused(run_is_there(latest))
+    if reuse.policy == "debounce":
+        return None  # what becomes of its signal decides: `accepted_before`
     if reuse.policy == "return" or (reuse.policy == "restart-if-finished" and not is_finished):
         return Existing(latest.run_id, is_reused=True)
     try:
@@ -224,21 +228,61 @@ def reuse_of(new: NewRun, latest: Taken | None) -> Existing | Refused | None:
 
 def taken_by(head: RunHead) -> Taken:
     """Return what the verdict on an id has to know of its latest run."""
-    return Taken(head.run_id, (head.tenant, head.project, head.environment, head.plan_id), head.status)
+    place = (head.tenant, head.project, head.environment, head.plan_id)
+    return Taken(head.run_id, place, head.status, head.created_at, head.queued_at is not None)
 
 
 def signals_to(new: NewRun, latest: Taken) -> list[SignalRequest]:
     """Return the signals of a start, for the finished run that may have accepted them from the same start.
 
-    Only a finished run may get them: it accepts nothing, and says what it has accepted before.
+    Only a finished run may get them: it accepts nothing, and says what it has accepted before. A later input of a
+    debounced run goes to the latest run in any case: one that takes no other input says the same of it.
     """
+    if is_debounced(new):
+        until = _takes_input_until(new, latest)
+        return [replace(request, run_id=latest.run_id, accept_before=until) for request in new.signals]
     if latest.status not in TERMINAL:
         return []
     return [replace(request, run_id=latest.run_id) for request in new.signals if request.signal_id is not None]
 
 
-def accepted_before(new: NewRun, latest: Taken, delivered: Sequence[Delivered]) -> Existing | None:
-    """Return the finished run that has accepted all signals of a start: then that was made before, and is done."""
+def is_debounced(new: NewRun) -> bool:
+    """Return whether a start may become a later input of a run that has not begun."""
+    return new.reuse is not None and new.reuse.policy == "debounce"
+
+
+def _takes_input_until(new: NewRun, latest: Taken) -> Instant:
+    """Return before when the latest run of a key takes another input; 0 if it takes none."""
+    terms = getattr(new.events[0].data, "debounce", None)
+    if terms is None or latest.status is not PENDING or latest.is_queued:
+        return 0
+    return latest.created_at + int(terms.at_most_ms) * 1_000
+
+
+def _debounce_of(new: NewRun, latest: Taken, delivered: Sequence[Delivered]) -> Existing | Refused | None:
+    """Return the run that has taken the input of a debounced start; None if the next run is to be created."""
+    [answer] = delivered
+    if not isinstance(answer, Refused):
+        return Existing(latest.run_id, is_reused=True)
+    if isinstance(answer.error, Conflict) and "signal_id" in answer.error.details:
+        return Refused(request_conflict(latest.run_id))
+    if not isinstance(answer.error, Conflict | RunTerminal):
+        return answer
+    assert new.reuse is not None
+    try:
+        next_id = next_restart(new.reuse.run_id, latest.run_id)
+    except Conflict as problem:
+        return Refused(problem)
+    return None if new.run_id == next_id else Refused(_restarts_as(latest.run_id, next_id))
+
+
+def accepted_before(new: NewRun, latest: Taken, delivered: Sequence[Delivered]) -> Existing | Refused | None:
+    """Return the finished run that has accepted all signals of a start: then that was made before, and is done.
+
+    Of a debounced start, the run that has taken its input; or which run is next, if another one was proposed.
+    """
+    if is_debounced(new):
+        return _debounce_of(new, latest, delivered)
     is_done = len(delivered) == len(new.signals) > 0 and all(isinstance(each, Duplicate) for each in delivered)
     return Existing(latest.run_id, tuple(delivered), is_reused=True) if is_done else None
 
@@ -287,7 +331,7 @@ def unrejected(request: AdmissionRequest) -> AdmissionRequest:
 
 def first_signals(new: NewRun, run_id: str, version: str) -> list[SignalRequest]:
     """Return the signals that come with a request and that its run, of this version, is to get."""
-    if new.unfit is not None or version != new.plan_version:
+    if new.unfit is not None or version != new.plan_version or is_debounced(new):  # it begins with its input
         return []
     return [replace(request, run_id=run_id) for request in new.signals]
 

@@ -147,17 +147,19 @@ class Heartbeat(Struct, frozen=True, kw_only=True, gc=False):
 
 
 ReusePolicy = Literal["return", "reject", "restart-if-finished", "terminate-and-restart"]
-"""What becomes of an id that is taken."""
+"""What becomes of an id that is taken, as callers may choose it."""
 
 
 class Reuse(Struct, frozen=True, kw_only=True):
     """What becomes of `run_id`, the id that was asked for, if there is a run of it (`core/restarts.py`).
 
-    `stop` is the command that terminates the run that is replaced, for the policy that does so.
+    `stop` is the command that terminates the run that is replaced, for the policy that does so. With `debounce` the
+    start's one signal is a later input (`core/debounce.py`): it goes to the run of the id that has not begun, if there
+    is one, and to no other.
     """
 
     run_id: str
-    policy: ReusePolicy
+    policy: ReusePolicy | Literal["debounce"]
     stop: SignalRequest | None = None
 
 

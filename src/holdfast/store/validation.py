@@ -31,7 +31,16 @@ from holdfast.core.dead_letters import DeadLetter, Reason, Settlement
 from holdfast.core.declarations import check_declaration
 from holdfast.core.events import Event
 from holdfast.core.keys import check_name
-from holdfast.core.messages import CONTROL_SIGNAL, PAYLOADS, Message, MessageType, SignalRequest, check_signal
+from holdfast.core.messages import (
+    CONTROL_SIGNAL,
+    INPUT_STEP,
+    OUTCOME_SIGNAL,
+    PAYLOADS,
+    Message,
+    MessageType,
+    SignalRequest,
+    check_signal,
+)
 from holdfast.core.plans import PLAN_PREFIX, RegisteredPlan
 from holdfast.core.restarts import check_reused_id, is_restart_of, restart_number
 from holdfast.core.schedules import Schedule, check_schedule
@@ -805,7 +814,7 @@ def check_new_run(new: Any) -> CallerError | None:
     if new.snapshot.status in TERMINAL:
         return InvalidInput("a run cannot begin finished", field="snapshot")
     if new.reuse is not None:
-        unfit = _check_reuse(new.run_id, new.reuse)
+        unfit = _check_reuse(new, new.reuse)
         if unfit is not None:
             return unfit
     if new.plan_id.startswith(PLAN_PREFIX) and not _SHA256.fullmatch(new.plan_sha256 or ""):
@@ -813,13 +822,16 @@ def check_new_run(new: Any) -> CallerError | None:
     return None if new.admission is None else check_admission_request(new.admission)
 
 
-def _check_reuse(run_id: str, reuse: Any) -> CallerError | None:
+def _check_reuse(new: NewRun, reuse: Any) -> CallerError | None:
     """Return why this cannot be what becomes of an id that is taken, or None."""
-    if not isinstance(reuse, Reuse) or reuse.policy not in get_args(ReusePolicy):
+    run_id = new.run_id
+    if not isinstance(reuse, Reuse) or reuse.policy not in (*get_args(ReusePolicy), "debounce"):
         return InvalidInput(f"reuse is one of {', '.join(get_args(ReusePolicy))}", field="reuse")
     problem = check_name("run_id", reuse.run_id) or check_reused_id(reuse.run_id)
     if problem is None and restart_number(reuse.run_id, run_id) is None:
         problem = InvalidInput(f"{run_id!r} is no run of the id {reuse.run_id!r}", field="run_id")
+    if problem is None and reuse.policy == "debounce" and not _is_later_input(new.signals):
+        return InvalidInput("a debounced start has one signal, with its input and an id", field="signals")
     stop: Any = reuse.stop
     if problem is None and stop is not None:
         if reuse.policy != "terminate-and-restart" or not isinstance(stop, SignalRequest):
@@ -827,6 +839,12 @@ def _check_reuse(run_id: str, reuse: Any) -> CallerError | None:
         if stop.name != CONTROL_SIGNAL or stop.signal_id is None or not is_restart_of(run_id, stop.run_id):
             return InvalidInput("what stops a run that is replaced is a command with an id, to that run", field="reuse")
     return problem
+
+
+def _is_later_input(signals: Sequence[SignalRequest]) -> bool:
+    """Return whether this is what replaces the input of a debounced run."""
+    parts = [(each.name, each.step_id, each.signal_id is None, each.expected_version) for each in signals]
+    return parts == [(OUTCOME_SIGNAL, INPUT_STEP, False, None)]
 
 
 def _unfit_place(*names: Any) -> InvalidInput | None:

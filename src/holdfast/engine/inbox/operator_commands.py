@@ -258,7 +258,9 @@ class CommandSender:
             parent_step_id=None,
             parent_token=None,
             depth=0,
+            input=await self._input_of(run_id, first.data),
             start_at=None,
+            debounce=None,
             needs=0,
             retry_of=e.RetryOf(run_id, signal_id, command.actor, command.reason),
             by=None if caller is None else caller.ref,
@@ -281,6 +283,13 @@ class CommandSender:
         if isinstance(answer, port.Refused):
             raise answer.error
         return answer.run_id
+
+    async def _input_of(self, run_id: str, queued: e.RunQueued) -> Raw:
+        """Return the input that a run began with: that of its start, or of the last one that was debounced."""
+        if queued.debounce is None:
+            return queued.input
+        bodies = [event.data for event in await read_history(self._store, run_id)]
+        return next((body.input for body in reversed(bodies) if isinstance(body, e.InputReplaced)), queued.input)
 
     async def fork_run(
         self,

@@ -17,6 +17,7 @@ from holdfast.core.admission import NO_LIMIT, AdmissionRequest
 from holdfast.core.event_writer import is_about_to_start, starts_run
 from holdfast.core.events import ChildStarted, Event, RunQueued, RunStarted
 from holdfast.core.instants import Instant
+from holdfast.core.messages import INPUT_STEP
 from holdfast.core.plans import is_plan
 from holdfast.core.state import RunState, was_held
 from holdfast.engine.definition_filter import DefinitionFilter
@@ -87,10 +88,13 @@ class RunQueue:
         limited = self._limited.get(state.plan_id)
         if limited is None or not was_held(state) or not is_about_to_start(run.messages):
             return None
+        if any(signal.step_id == INPUT_STEP for signal in run.signals):  # the turn puts its start off
+            return None
         [queued] = [event.data for event in await self._store.read_events(state.run_id, 0, 1)]
         assert isinstance(queued, RunQueued)
         try:
-            return limited.admission_request(queued.input, queued.priority)
+            input = queued.input if state.replaced_input is None else state.replaced_input
+            return limited.admission_request(input, queued.priority)
         except InvalidInput as problem:
             return self._without_key(state.run_id, state.plan_id, queued.priority, problem)
 

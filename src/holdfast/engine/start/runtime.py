@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 from weakref import ref
 
 from msgspec import Raw, Struct
@@ -22,6 +22,7 @@ from holdfast.core import events as e
 from holdfast.core.attributes import Attributes, to_parts, to_values
 from holdfast.core.audit import AuditEntry, Caller, audit_entry
 from holdfast.core.dead_letters import Settlement
+from holdfast.core.debounce import Debounce, check_debounce, debounced_id
 from holdfast.core.decide import update_step_id
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Wait
@@ -62,7 +63,7 @@ from holdfast.engine.run_context import BOUND, context_of_start
 from holdfast.engine.schedules import Declaration, Schedules, tags_of
 from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.stream_reading import StreamHub
-from holdfast.engine.turns.draft import held_until, prepare_run, renamed, start_key
+from holdfast.engine.turns.draft import debounced, held_until, prepare_run, renamed, start_key
 from holdfast.errors import (
     ArtifactMissing,
     CallerError,
@@ -109,6 +110,7 @@ class StartOptions(Struct, frozen=True, gc=False):
     its beginning. `priority` is the order in which runs of a workflow with limits are admitted, higher first.
     With `at`, or `after_ms` from now, the run exists at once and starts then. `timeouts` bound how long it may take.
     `reuse` is what becomes of a `run_id` that is taken (QUE-5); without it, the id stands in for the `request_id`.
+    With `debounce` a start of a key whose run has not begun is a later input of that run.
     `context` is carried to all that follows from the run, with what is bound around the start (`bind_context`).
     """
 
@@ -129,6 +131,7 @@ class StartOptions(Struct, frozen=True, gc=False):
     timeouts: e.RunTimeouts | None = None
     reuse: port.ReusePolicy | None = None
     context: Mapping[str, str] = {}
+    debounce: Debounce | None = None
 
     def check(self) -> None:
         """Raise `InvalidInput` if a run cannot be started so, before anything is made of it."""
@@ -162,6 +165,8 @@ class StartOptions(Struct, frozen=True, gc=False):
             raise InvalidInput("reuse is what becomes of a run_id that is taken: give one", field="reuse")
         if self.reuse is not None and self.reuse not in get_args(port.ReusePolicy):
             raise InvalidInput(f"reuse is one of {', '.join(get_args(port.ReusePolicy))}", field="reuse")
+        if self.debounce is not None:
+            self._check_debounce(self.debounce)
         if self.at is not None and self.after_ms is not None:
             raise InvalidInput("a run starts at an instant, or after a while, not both", field="at")
         if self.at is None and self.after_ms is None:
@@ -170,6 +175,22 @@ class StartOptions(Struct, frozen=True, gc=False):
             value = getattr(self, field)
             if value is not None and (type(value) is not int or not 0 <= value <= most):
                 raise InvalidInput(f"{field} is a whole number from 0 to {most}, not {value!r}", field=field)
+
+    def _check_debounce(self, debounce: Debounce) -> None:
+        """Raise `InvalidInput` if a start cannot be debounced so."""
+        beside = {
+            "run_id": "the key makes the run's id",
+            "reuse": "the key makes the run's id",
+            "at": "the quiet time says when it starts",
+            "after_ms": "the quiet time says when it starts",
+            "with_signal": "send the signal to the run",
+        }
+        for field, why in beside.items():
+            if getattr(self, field) is not None:
+                raise InvalidInput(f"a debounced start has no {field.removesuffix('_ms')}: {why}", field="debounce")
+        problem = check_debounce(debounce)
+        if problem is not None:
+            raise problem
 
 
 PLAIN = StartOptions()
@@ -425,7 +446,8 @@ class Runtime:
         if len(self.registry.workflows) != self._published and joined is None:  # one was registered after the opening
             await self._publish()  # not beside a transaction of the caller's, which may have locked the store
         now = await self.store.now()
-        run_id = options.run_id or self.ids.new_id()
+        debounce = options.debounce
+        run_id = options.run_id or (self.ids.new_id() if debounce is None else debounced_id(debounce.key, queued))
         key = self._key(run_id, queued, options)
         new = prepare_run(
             run_id, queued, now, node.name, reference_key=options.reference_key, tags=options.tags, key=key
@@ -441,7 +463,10 @@ class Runtime:
             new = node.run_queue.with_admission(new, options.priority)
         start_at = options.at if options.after_ms is None else now + options.after_ms * 1_000
         start_at = start_at if start_at is not None and start_at > now else None
-        if options.reuse is not None:
+        if debounce is not None:
+            again = debounced(new, debounce.terms, input, now)
+            answer = await self._create_reusing(again, "debounce", caller, None, joined)
+        elif options.reuse is not None:
             answer = await self._create_reusing(new, options.reuse, caller, start_at, joined)
         elif joined is None and start_at is None and not isinstance(definition, ExternalWorkflow):
             is_unheard_of = options.run_id is None and not options.request_id
@@ -477,7 +502,7 @@ class Runtime:
 
         Where the id may be taken it does not stand in for the request: each call without a `request_id` is another one.
         """
-        if options.reuse is not None:
+        if options.reuse is not None or options.debounce is not None:
             run_id = self.ids.new_id()
         elif options.names_version:
             return None
@@ -486,7 +511,7 @@ class Runtime:
     async def _create_reusing(
         self,
         new: port.NewRun,
-        policy: port.ReusePolicy,
+        policy: port.ReusePolicy | Literal["debounce"],
         caller: Caller | None,
         start_at: Instant | None,
         joined: JoinedStore | None,
@@ -496,7 +521,8 @@ class Runtime:
         while True:
             answer = await self._create_for_others(replace(new, reuse=reuse), start_at, joined)
             details = answer.error.details if isinstance(answer, port.Refused) else {}
-            if isinstance(answer, port.Existing) and answer.is_reused and new.signals and not answer.signals:
+            is_sent_now = policy != "debounce" and new.signals
+            if isinstance(answer, port.Existing) and answer.is_reused and is_sent_now and not answer.signals:
                 sent = [replace(signal, run_id=answer.run_id) for signal in new.signals]
                 try:
                     results = [await self._signals.send(signal, None, caller, joined) for signal in sent]

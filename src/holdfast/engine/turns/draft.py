@@ -7,7 +7,7 @@ current, so each decision sees what the ones before it did.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from holdfast.core import codec
@@ -15,9 +15,10 @@ from holdfast.core import events as e
 from holdfast.core.admission import AdmissionRequest
 from holdfast.core.commands import Command
 from holdfast.core.dead_letters import DeadLetter, Reason, defer, signal_to_dead_letter
+from holdfast.core.debounce import offer
 from holdfast.core.decide import Input, apply_commands, decide, is_taken, queue_run
 from holdfast.core.event_writer import NOTHING, Decision, Refusal, admitted_message, starts_run
-from holdfast.core.events import EngineRunRef, Event, RunQueued
+from holdfast.core.events import DebounceTerms, EngineRunRef, Event, RunQueued
 from holdfast.core.index_rows import (
     APPROVAL,
     CONCERN_INDEX,
@@ -30,7 +31,7 @@ from holdfast.core.index_rows import (
     runtime_snapshot,
 )
 from holdfast.core.instants import Instant
-from holdfast.core.keys import event_id, event_key, request_key
+from holdfast.core.keys import event_id, event_key, fitting_id, request_key
 from holdfast.core.messages import (
     MAILBOX,
     ChildOutcome,
@@ -42,12 +43,12 @@ from holdfast.core.messages import (
     child_outcome,
     with_arrival_times,
 )
-from holdfast.core.plans import HELD_LEVEL, level_needed
+from holdfast.core.plans import DEBOUNCE_LEVEL, HELD_LEVEL, level_needed
 from holdfast.core.run_timeouts import put_off
 from holdfast.core.state import CANCELLED, PAUSED, PENDING, OpenStep, RunState, fold_onto, own_copy
 from holdfast.core.streams import StreamChunks
 from holdfast.errors import HoldfastError, InvalidInput, VersionMismatch
-from holdfast.limits import Limits
+from holdfast.limits import NAME_BYTES, Limits
 from holdfast.store.port import Job, LoadedRun, NewRun, Turn
 
 LIMITS = Limits()
@@ -547,6 +548,24 @@ def held_until(new: NewRun, start_at: Instant) -> NewRun:
         new,
         messages=tuple(replace(each, due_at=start_at) if starts_run(each) else each for each in new.messages),
         snapshot=replace(new.snapshot, waiting_kind=START, waiting_until=start_at),
+    )
+
+
+def debounced(new: NewRun, terms: DebounceTerms, input: Raw, now: Instant) -> NewRun:
+    """Return a run whose input a later start of the same key may replace, and as what its own input replaces another.
+
+    What replaces it is bound to the request where payloads are sealed, so all runs of the key have one.
+    """
+    later = replace(offer(new.run_id, input, f"start {new.request_key}"), audit=new.audit)
+    new = held_until(new, now + terms.quiet_ms * 1_000)
+    first, *others = new.events
+    assert isinstance(first.data, RunQueued)
+    return replace(
+        new,
+        run_request_id=fitting_id(f"debounce:{new.run_id}", NAME_BYTES),
+        events=(replace(first, data=replace(first.data, debounce=terms, needs=DEBOUNCE_LEVEL)), *others),
+        snapshot=replace(new.snapshot, needs=DEBOUNCE_LEVEL),
+        signals=(later,),
     )
 
 

@@ -161,6 +161,11 @@ class _Beginning(Struct, eq=False):  # the collector sees it: through the regist
     seed: str
     about: RunAbout
 
+    def replace_input(self, event: Event) -> None:
+        """Take the input of a later start, for a program that has not begun."""
+        assert isinstance(event.data, e.InputReplaced)
+        self.input = event.data.input
+
     def __call__(self, event: Event) -> Program:
         if isinstance(event.data, e.ContinuedAsNew):
             self.rotation += 1
@@ -348,7 +353,9 @@ def pause_turn(
     is_missing = isinstance(problem, VersionMismatch)
     is_poisoned = is_poisoned or is_missing
     # One that has begun starts no more; one that is to be queued for admission first starts where its limits are known.
-    is_no_start = is_missing and (state.status is RUNNING or state.status is PAUSED or state.needs == HELD_LEVEL)
+    is_no_start = is_missing and (
+        state.status is RUNNING or state.status is PAUSED or state.needs == HELD_LEVEL or state.debounce is not None
+    )
     draft = TurnDraft(state, loaded, now, node, limits)
     pause = PauseRun(error=error_info(problem))
     starts = [message for message in loaded.messages if _is_start(message) and not is_no_start]

@@ -39,7 +39,7 @@ from holdfast.service.http.prometheus import Metrics
 from holdfast.service.http.protocol import IS_SPARE
 from holdfast.service.http.proxies import Proxies
 from holdfast.service.http.rest import Rest
-from holdfast.service.http.static import page_routes
+from holdfast.service.http.static import nothing_here, page_routes
 from holdfast.service.operations import DOWNLOADS, OPERATIONS, STREAMS
 
 SHOWN_PATH = 200
@@ -60,7 +60,7 @@ class Front:
             Route("/metrics", Metrics(service), methods=["GET"]),
             *oidc_routes(service),
         ]
-        self._others = Router([*own, *routes, *page_routes()], redirect_slashes=False)
+        self._others = Router([*own, *routes, *page_routes()], redirect_slashes=False, default=nothing_here)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

@@ -117,6 +117,16 @@ async def _document(scope: Scope, receive: Receive, send: Send) -> None:
     await _answer(document, ASK_FIRST, scope, receive, send)
 
 
+async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer at an address where nothing is: a browser with the page, which says so; others with an error."""
+    is_browser = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
+    if not is_browser or b"text/html" not in scope["holdfast.headers"].get(b"accept", b"").lower():
+        raise NotFound("there is nothing at this address")
+    document = the_page().document_at(scope["holdfast.mount"])
+    headers = {"cache-control": "no-store", "vary": "accept"}
+    await Response(document.body, 404, headers=headers, media_type=document.kind)(scope, receive, send)
+
+
 async def _asset_of(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer with a file. One asked for under another content's name comes too, and is not kept."""
     page, parameters = the_page(), scope["path_params"]

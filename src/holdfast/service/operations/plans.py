@@ -29,7 +29,17 @@ from holdfast.program.plan.model import plan_schema
 from holdfast.program.plan.text import PlanProblem
 from holdfast.service.auth.tenancy import check_chosen_id
 from holdfast.service.context import RequestContext
-from holdfast.service.operations.runs import MOST_EXPANDED, AttributesGiven, ContextGiven, Reused, Seconds
+from holdfast.service.operations.runs import (
+    MOST_EXPANDED,
+    AttributesGiven,
+    ContextGiven,
+    DebounceAtMost,
+    DebounceKey,
+    DebounceQuiet,
+    Reused,
+    Seconds,
+    debounce_of,
+)
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import Name, Request, RunId, operation
 from holdfast.service.views import GraphNodeView, Moment, RunStarted, moment, shown
@@ -274,6 +284,9 @@ class StartPlan(Request, frozen=True, kw_only=True):
     )
     cleanup_timeout_s: Annotated[Seconds, Meta(description="How long it may clean up then: 600.")] | None = None
     reuse: Reused | None = None
+    debounce_key: DebounceKey | None = None
+    debounce_quiet_s: DebounceQuiet | None = None
+    debounce_at_most_s: DebounceAtMost | None = None
     context: ContextGiven = field(default_factory=dict)
 
 
@@ -317,6 +330,7 @@ async def start(context: RequestContext, request: StartPlan) -> RunStarted:
         timeouts=None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),
         reuse=request.reuse,
         context=request.context,
+        debounce=debounce_of(request.debounce_key, request.debounce_quiet_s, request.debounce_at_most_s),
     )
     definition, uri = await _chosen(context, request, tenant)
     values = context.runtime.registry.values

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.debounce import Debounce
 from holdfast.core.events import NULL
 from holdfast.core.messages import cancelled_text
 from holdfast.core.plans import is_plan
@@ -90,6 +91,13 @@ Reused = Annotated[
 ]
 
 
+DebounceKey = Annotated[
+    Name, Meta(description="Starts with the same key are one run, with the input of the last, until it begins.")
+]
+DebounceQuiet = Annotated[Seconds, Meta(description="It begins when none has come for so long.")]
+DebounceAtMost = Annotated[Seconds, Meta(description="And so long after the first at the latest.")]
+
+
 class StartRun(Request, frozen=True, kw_only=True):
     """What is asked for when a run is started. `input` holds the workflow's arguments by their names."""
 
@@ -115,6 +123,19 @@ class StartRun(Request, frozen=True, kw_only=True):
     reference_parts: dict[str, str] = field(default_factory=dict)
     attributes: AttributesGiven = field(default_factory=dict)
     reuse: Reused | None = None
+    debounce_key: DebounceKey | None = None
+    debounce_quiet_s: DebounceQuiet | None = None
+    debounce_at_most_s: DebounceAtMost | None = None
+
+
+def debounce_of(key: str | None, quiet_s: float | None, at_most_s: float | None) -> Debounce | None:
+    """Return how a start is debounced, if it is."""
+    if key is None and quiet_s is None and at_most_s is None:
+        return None
+    if key is None or quiet_s is None or at_most_s is None:
+        problem = "a debounced start has debounce_key, debounce_quiet_s and debounce_at_most_s: all three"
+        raise InvalidInput(problem, field="debounce_key")
+    return Debounce(key, quiet_s, at_most_s)
 
 
 async def start_run(
@@ -148,6 +169,7 @@ async def start_run(
         timeouts=None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),
         reuse=request.reuse,
         context=request.context,
+        debounce=debounce_of(request.debounce_key, request.debounce_quiet_s, request.debounce_at_most_s),
     )
     packed = definition.signature.pack((), request.input)
     started = await context.runtime.start(definition, packed, options, context.principal)
@@ -177,6 +199,9 @@ async def start(context: RequestContext, request: StartRun) -> RunStarted:
 
     `reuse` says what becomes of a `run_id` that is taken: `return` its latest run, `reject` the start,
     `restart-if-finished`, `terminate-and-restart`. A restart has the id with its number behind it.
+
+    With a `debounce_key` a start whose run has not begun gives it another input, and puts it off; `is_reused` is true
+    then.
     """
     return (await start_run(context, request))[0]
 

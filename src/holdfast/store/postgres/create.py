@@ -58,7 +58,8 @@ SELECT
 """
 LAST_WITHIN = "SELECT run_id FROM holdfast.runs WHERE run_id > $1 AND run_id < $2 ORDER BY run_id DESC LIMIT 1"
 TAKEN = """
-SELECT run_id, tenant, project, environment, plan_id, status FROM holdfast.runs WHERE run_id = $1 FOR NO KEY UPDATE
+SELECT run_id, tenant, project, environment, plan_id, status, created_at, queued_at IS NOT NULL
+FROM holdfast.runs WHERE run_id = $1 FOR NO KEY UPDATE
 """
 
 
@@ -117,7 +118,8 @@ async def _create_reusing(
                 _reuse(db, new, limits, now) if answer is None else _with_signals(db, new, answer, limits, now)
             )
         if answer is None:
-            [answer] = await create(db, [replace(new, reuse=None)], owner, limits, now)
+            signals = () if decisions.is_debounced(new) else new.signals
+            [answer] = await create(db, [replace(new, reuse=None, signals=signals)], owner, limits, now)
             if isinstance(answer, port.Created) and new.reuse is not None and new.reuse.stop is not None:
                 await deliver(db, [new.reuse.stop], limits, now)
         answers.append(answer)
@@ -144,7 +146,10 @@ async def _latest(db: Db, run_id: str) -> decisions.Taken | None:
     rows = await db.fetch(TAKEN, found[0][0] if found else run_id)
     if not rows and found:  # deleted meanwhile
         return await _latest(db, run_id)
-    return decisions.Taken(rows[0][0], tuple(rows[0][1:5]), RunStatus(rows[0][5])) if rows else None
+    if not rows:
+        return None
+    [row] = rows
+    return decisions.Taken(row[0], tuple(row[1:5]), RunStatus(row[5]), row[6], row[7])
 
 
 def _waves(new_runs: Sequence[port.NewRun], fit: Sequence[int]) -> list[list[int]]:

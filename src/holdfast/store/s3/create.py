@@ -116,9 +116,11 @@ class Creator:
         verdict = decisions.reuse_of(new, latest)
         if verdict is not None or latest is None:
             return verdict
-        deliver_again = partial(deliver_all, items=decisions.signals_to(new, latest), limits=self._limits, now=now)
-        delivered = await self._heads.change(latest.run_id, deliver_again) or ()
-        return decisions.accepted_before(new, latest, delivered)
+        deliver_again = partial(deliver_to_latest, new=new, limits=self._limits, now=now)
+        delivered = await self._heads.change(latest.run_id, deliver_again)
+        if delivered is None and decisions.is_debounced(new):  # it was deleted meanwhile
+            return await self._reuse(new, now)
+        return decisions.accepted_before(new, latest, delivered or ())
 
     async def _latest(self, run_id: str) -> decisions.Taken | None:
         """Return the latest run of an id, as it is in the bucket now."""
@@ -218,6 +220,11 @@ def deliver_first(run: StoredRun, new: port.NewRun, limits: Limits, now: Instant
     """Deliver the signals that come with a request."""
     requests = decisions.first_signals(new, run.head.run_id, run.head.plan_version)
     return deliver_all(run, requests, limits, now)
+
+
+def deliver_to_latest(run: StoredRun, new: port.NewRun, limits: Limits, now: Instant) -> tuple[port.Delivered, ...]:
+    """Deliver the signals of a start to the latest run of its id, as far as that may get them as it is now."""
+    return deliver_all(run, decisions.signals_to(new, decisions.taken_by(run.head)), limits, now)
 
 
 def deliver_all(

@@ -25,7 +25,7 @@ INSERT INTO runs (run_no, run_id, tenant, project, environment, plan_id, plan_ve
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
-_TAKEN = "SELECT run_id, tenant, project, environment, plan_id, status FROM runs"
+_TAKEN = "SELECT run_id, tenant, project, environment, plan_id, status, created_at, queued_at IS NOT NULL FROM runs"
 _LAST_WITHIN = f"{_TAKEN} WHERE run_id > ? AND run_id < ? ORDER BY run_id DESC LIMIT 1"
 
 LEVELS_SINCE = 11
@@ -186,7 +186,9 @@ def _latest(db: sqlite3.Connection, run_id: str) -> decisions.Taken | None:
         found = db.execute(_LAST_WITHIN, (low, below(run_id, found[0]))).fetchone()
     if found is None:
         found = db.execute(_TAKEN + " WHERE run_id = ?", (run_id,)).fetchone()
-    return None if found is None else decisions.Taken(found[0], tuple(found[1:5]), RunStatus(found[5]))
+    if found is None:
+        return None
+    return decisions.Taken(found[0], tuple(found[1:5]), RunStatus(found[5]), found[6], bool(found[7]))
 
 
 def _insert(db: sqlite3.Connection, created: list[tuple[int, port.NewRun]], owner: str | None, now: Instant) -> None:

@@ -24,6 +24,7 @@ from holdfast.testing.store_suite.changefeed import ChangefeedSuite
 from holdfast.testing.store_suite.commit import CommitSuite
 from holdfast.testing.store_suite.create import CreateSuite
 from holdfast.testing.store_suite.dead_letters import DeadLetterSuite
+from holdfast.testing.store_suite.debounce import DebounceSuite
 from holdfast.testing.store_suite.definitions import DefinitionSuite
 from holdfast.testing.store_suite.deletion import DeletionSuite
 from holdfast.testing.store_suite.families import FamilySuite
@@ -54,6 +55,7 @@ class StoreSuite(
     SignalSuite,
     FirstSignalSuite,
     ReuseSuite,
+    DebounceSuite,
     InboxSuite,
     OutcomeSuite,
     CommitSuite,

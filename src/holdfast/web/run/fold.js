@@ -45,7 +45,8 @@ export function apply(state, event) {
   } else if (type === "RunQueued") {
     state.queued = data;
     if (data.requires_approval) state.substatus = "AWAITING_APPROVAL";
-  } else if (type === "RunApproved") state.substatus = null;
+  } else if (type === "InputReplaced") state.queued = { ...state.queued, input: data.input };
+  else if (type === "RunApproved") state.substatus = null;
   changeStatus(state, type, data, event, at);
   state.from ??= at;
   state.last = at;

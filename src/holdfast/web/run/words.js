@@ -18,6 +18,7 @@ const GIST = {
   RunPaused: (data) => data.error?.message ?? data.reason,
   RunResumed: (data) => data.reason,
   RunFailed: (data) => `${data.error.code}: ${data.error.message}`,
+  InputReplaced: () => "by a later start of its key",
   RunCancelRequested: (data) => data.reason,
   RunTimedOut: (data) => `longer than ${data.limit_ms / 1000} s (${data.timeout} time-out)`,
   StepRetried: (data) => data.error?.message || data.reason,

@@ -1,0 +1,338 @@
+"""Debounced starts: one run of several, with the last input, and how that meets everything else."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core.events import InputReplaced
+from holdfast.core.plans import DEBOUNCE_LEVEL
+from holdfast.core.state import RunStatus
+from holdfast.engine.inbox.authorization import ControlRequest, Verdict
+from holdfast.errors import Conflict, InvalidInput, NotPermitted, PayloadTooLarge, RunCancelled, RunTimedOut
+from holdfast.limits import Limits
+from holdfast.store.port import RunQuery, Store
+from holdfast.testing import VirtualClock
+from tests.engine.harness import EngineVariant, event_types, store_with_virtual_time, wait_for_event, wait_for_status
+
+pytestmark = pytest.mark.contract("QUE-6")
+
+QUIET_S, MOST_S = 30, 140
+KEY = hf.Debounce("doc-7", QUIET_S, timedelta(seconds=MOST_S))
+
+
+def index_app(**options: Any) -> tuple[hf.App, Any, list[str]]:
+    """Return an app that indexes documents, and what it was given."""
+    app, given = hf.App("search"), list[str]()
+
+    @app.workflow(**options)
+    async def index(text: str) -> str:
+        given.append(text)
+        await hf.sleep(1)
+        return text
+
+    return app, index, given
+
+
+def pass_time(store: Store, clock: VirtualClock, seconds: float) -> None:
+    """Let time pass, and wake the node as its own clock would."""
+    clock.advance(ms=round(seconds * 1_000))
+    store.wakeups.notify()
+
+
+async def settled(run: hf.RunHandle[Any], times: int) -> None:
+    """Wait until the run has recorded so many later inputs."""
+    await wait_for_event(run, "InputReplaced", times)
+
+
+async def result_of(run: hf.RunHandle[Any], store: Store, clock: VirtualClock) -> Any:
+    """Wait until the run has begun, a moment later at most, and for its result."""
+    pass_time(store, clock, 0.001)  # times of acceptance strictly grow
+    await wait_for_event(run, "TimerStarted")
+    pass_time(store, clock, 1)
+    return await run.result()
+
+
+async def test_starts_within_the_quiet_time_are_one_run_with_the_last_input(variant: EngineVariant) -> None:
+    app, index, given = index_app()
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
+        runs = []
+        for number in range(4):
+            runs.append(await app.start(index, f"draft {number}", debounce=KEY))
+            if number:
+                await settled(runs[0], number)
+            pass_time(store, clock, QUIET_S - 1)
+        assert [run.is_reused for run in runs] == [False, True, True, True]
+        [run_id] = {run.run_id for run in runs}
+        assert run_id.startswith("doc-7-")
+        assert await runs[0].status() == RunStatus.PENDING
+        [head] = await store.find(RunQuery(limit=10))
+        assert head.snapshot is not None
+        assert head.needs == DEBOUNCE_LEVEL
+        assert (head.snapshot.waiting_kind, head.snapshot.waiting_until) == ("start", clock.now() + 1_000_000)
+        pass_time(store, clock, 0.999)
+        assert given == []
+        assert await runs[0].status() == RunStatus.PENDING
+        pass_time(store, clock, 0.001)
+        assert await result_of(runs[0], store, clock) == "draft 3"
+    assert set(given) == {"draft 3"}
+
+
+async def test_a_run_starts_at_most_so_long_after_the_first(variant: EngineVariant) -> None:
+    """However often it is put off; the next start is the first of the next run."""
+    app, index, _ = index_app()
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
+        first = await app.start(index, "0", debounce=KEY)
+        for number in range(1, 5):
+            pass_time(store, clock, MOST_S / 5)
+            assert (await app.start(index, str(number), debounce=KEY)).run_id == first.run_id
+            await settled(first, number)
+        pass_time(store, clock, MOST_S / 5)
+        after = await app.start(index, "5", debounce=KEY)
+        assert after.run_id == f"{first.run_id}~000002"
+        assert not after.is_reused
+        assert await result_of(first, store, clock) == "4"
+        pass_time(store, clock, QUIET_S)
+        assert await result_of(after, store, clock) == "5"
+
+
+async def test_a_start_after_the_run_has_begun_is_the_next_run(variant: EngineVariant) -> None:
+    app, index, _ = index_app()
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
+        first = await app.start(index, "a", debounce=KEY)
+        pass_time(store, clock, QUIET_S)
+        await wait_for_event(first, "TimerStarted")
+        second = await app.start(index, "b", debounce=KEY)
+        assert second.run_id == f"{first.run_id}~000002"
+        third = await app.start(index, "c", debounce=KEY)
+        assert third.run_id == second.run_id
+        await settled(second, 1)
+        pass_time(store, clock, QUIET_S)
+        assert await first.result() == "a"
+        assert await result_of(second, store, clock) == "c"
+
+
+async def test_what_was_accepted_while_no_node_was_there_counts(variant: EngineVariant) -> None:
+    """A node that comes late begins with the last input, once, without waiting anew."""
+    app, index, given = index_app()
+    async with store_with_virtual_time(variant) as (store, clock):
+        async with app.connect(store):
+            for number in range(3):
+                run = await app.start(index, str(number), debounce=KEY)
+                clock.advance(ms=20_000)
+        clock.advance(ms=3_600_000)
+        async with variant.node(app, store):
+            again = app.run(run.run_id)
+            await settled(again, 2)
+            assert await result_of(again, store, clock) == "2"
+            types = await event_types(again)
+            assert (types.count("InputReplaced"), types.count("RunStarted")) == (2, 1)
+    assert set(given) == {"2"}
+
+
+async def test_keys_tenants_versions_and_workflows_have_runs_of_their_own(variant: EngineVariant) -> None:
+    app, index, _ = index_app()
+
+    @app.workflow
+    async def other(text: str) -> str:
+        return text
+
+    async with store_with_virtual_time(variant) as (store, _), variant.node(app, store):
+        starts = [
+            await app.start(index, "x", debounce=KEY),
+            await app.start(index, "x", debounce=hf.Debounce("doc-8", 30, 100)),
+            await app.start(index, "x", debounce=KEY, tenant="b"),
+            await app.start(index, "x", debounce=KEY, project="b"),
+            await app.start(index, "x", debounce=KEY, environment="b"),
+            await app.start(other, "x", debounce=KEY),
+        ]
+    assert len({run.run_id for run in starts}) == len(starts)
+    assert not any(run.is_reused for run in starts)
+
+
+async def test_a_request_counts_once(variant: EngineVariant) -> None:
+    """Neither an input nor the start is put off by a retry; another input under its id is refused."""
+    app, index, _ = index_app()
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
+        first = await app.start(index, "a", debounce=KEY, request_id="r-1")
+        await app.start(index, "b", debounce=KEY, request_id="r-2")
+        await settled(first, 1)
+        pass_time(store, clock, 10)
+        for request, text in (("r-1", "a"), ("r-2", "b")):
+            assert (await app.start(index, text, debounce=KEY, request_id=request)).run_id == first.run_id
+            with pytest.raises(Conflict, match="another input"):
+                await app.start(index, "c", debounce=KEY, request_id=request)
+        pass_time(store, clock, QUIET_S - 10)
+        assert await result_of(first, store, clock) == "b"
+        for request, text in (("r-1", "a"), ("r-2", "b")):  # and when it has finished
+            assert (await app.start(index, text, debounce=KEY, request_id=request)).run_id == first.run_id
+        assert len(await store.find(RunQuery(limit=10))) == 1
+
+
+async def test_simultaneous_starts_are_one_run(variant: EngineVariant) -> None:
+    app, index, given = index_app()
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
+        runs = await asyncio.gather(*[app.start(index, str(n), debounce=KEY) for n in range(50)])
+        assert len({run.run_id for run in runs}) == 1
+        assert sum(not run.is_reused for run in runs) == 1
+        await settled(runs[0], 49)
+        pass_time(store, clock, QUIET_S)
+        last = [e.data for e in await runs[0].events() if isinstance(e.data, InputReplaced)][-1]
+        assert f'"{await result_of(runs[0], store, clock)}"'.encode() in bytes(last.input)
+    assert len(set(given)) == 1
+
+
+async def test_a_waiting_run_is_cancelled_or_terminated_and_the_next_start_is_the_next_run(
+    variant: EngineVariant,
+) -> None:
+    app, index, given = index_app()
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
+        first = await app.start(index, "a", debounce=KEY)
+        await first.cancel(reason="no need")
+        with pytest.raises(RunCancelled):
+            await first.result()
+        second = await app.start(index, "b", debounce=KEY)
+        await app.start(index, "c", debounce=KEY)
+        await second.terminate()
+        with pytest.raises(RunCancelled):
+            await second.result()
+        third = await app.start(index, "d", debounce=KEY)
+        assert [run.run_id[-7:] for run in (second, third)] == ["~000002", "~000003"]
+        pass_time(store, clock, QUIET_S)
+        assert await result_of(third, store, clock) == "d"
+    assert set(given) == {"d"}
+
+
+async def test_a_run_that_needs_approval_takes_inputs_until_it_is_approved(variant: EngineVariant) -> None:
+    app, index, _ = index_app(requires_approval=True)
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
+        first = await app.start(index, "a", debounce=KEY)
+        assert (await app.start(index, "b", debounce=KEY)).run_id == first.run_id
+        await settled(first, 1)
+        await first.approve("ann")
+        await wait_for_event(first, "RunApproved")
+        second = await app.start(index, "c", debounce=KEY)
+        assert second.run_id != first.run_id
+        pass_time(store, clock, QUIET_S - 1)
+        assert "RunStarted" not in await event_types(first)
+        pass_time(store, clock, 1)
+        assert await result_of(first, store, clock) == "b"
+
+
+async def test_limits_count_the_run_when_its_time_has_come(variant: EngineVariant) -> None:
+    """By the key of the last input; what waits for a place takes no other input."""
+    app, index, _ = index_app(at_once=1)
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
+        busy = await app.start(index, "busy")
+        await wait_for_event(busy, "TimerStarted")
+        first = await app.start(index, "a", debounce=KEY)
+        await app.start(index, "b", debounce=KEY)
+        await settled(first, 1)
+        pass_time(store, clock, QUIET_S)
+        await busy.result()
+        assert await result_of(first, store, clock) == "b"
+
+
+async def test_a_timeout_counts_from_when_it_is_to_start(variant: EngineVariant) -> None:
+    app = hf.App("search")
+
+    @app.workflow
+    async def index(text: str) -> str:
+        return await hf.wait_signal("go", str)
+
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
+        first = await app.start(index, "a", debounce=KEY, execution_timeout=QUIET_S)
+        pass_time(store, clock, QUIET_S - 1)
+        await app.start(index, "b", debounce=KEY)
+        await settled(first, 1)
+        pass_time(store, clock, QUIET_S)
+        await wait_for_event(first, "SignalWaiting")
+        pass_time(store, clock, QUIET_S - 0.001)
+        await first.signal("other")
+        assert "RunTimedOut" not in await event_types(first)
+        pass_time(store, clock, 0.001)
+        with pytest.raises(RunTimedOut):
+            await first.result()
+
+
+async def test_retries_and_forks_have_the_last_input(variant: EngineVariant) -> None:
+    app = hf.App("search")
+
+    @app.workflow
+    async def index(text: str) -> str:
+        raise hf.WorkflowFailed(text)
+
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
+        first = await app.start(index, "a", debounce=KEY)
+        await app.start(index, "b", debounce=KEY)
+        await settled(first, 1)
+        pass_time(store, clock, QUIET_S)
+        await wait_for_status(first, RunStatus.FAILED)
+        forked = await first.fork()
+        pass_time(store, clock, QUIET_S)
+        with pytest.raises(hf.errors.RunFailed, match="b"):
+            await forked.result()
+        again = await first.retry_run()
+        with pytest.raises(hf.errors.RunFailed, match="b"):
+            await again.result()
+
+
+async def test_what_cannot_be_debounced_is_refused_and_leaves_nothing(variant: EngineVariant) -> None:
+    app = hf.App("search", limits=Limits(value_bytes=100))
+
+    @app.workflow
+    async def index(text: str) -> str:
+        return text
+
+    async with store_with_virtual_time(variant) as (store, _), variant.node(app, store):
+        for wrong in (
+            hf.Debounce("", 1, 2),
+            hf.Debounce("a/b", 1, 2),
+            hf.Debounce("x" * 101, 1, 2),
+            hf.Debounce("a", 0, 2),
+            hf.Debounce("a", 3, 2),
+            hf.Debounce("a", True, 2),
+            hf.Debounce("a", "1", 2),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(InvalidInput):
+                await app.start(index, "x", debounce=wrong)
+        for beside in (
+            {"run_id": "r"},
+            {"run_id": "r", "reuse": "return"},
+            {"after": timedelta(1)},
+            {"with_signal": {"name": "go", "signal_id": "s"}},
+        ):
+            with pytest.raises(InvalidInput, match="a debounced start has no"):
+                await app.start(index, "x", debounce=KEY, **beside)
+        assert await store.find(RunQuery(limit=10)) == []
+        run = await app.start(index, "x", debounce=KEY)
+        with pytest.raises(InvalidInput):
+            await app.start(index, 7, debounce=KEY)
+        with pytest.raises(PayloadTooLarge):
+            await app.start(index, "x" * 200, debounce=KEY)
+        [loaded] = await store.load([run.run_id])
+        assert loaded is not None
+        assert loaded.signals == ()
+
+
+async def test_each_start_is_authorised(variant: EngineVariant) -> None:
+    asked = list[ControlRequest]()
+
+    async def authorise(request: ControlRequest) -> Verdict:
+        asked.append(request)
+        return b"secret" not in bytes(request.payload)
+
+    app = hf.App("search", authoriser=authorise)
+
+    @app.workflow
+    async def index(text: str) -> str:
+        return text
+
+    async with store_with_virtual_time(variant) as (store, _), variant.node(app, store):
+        run = await app.start(index, "a", debounce=KEY)
+        with pytest.raises(NotPermitted):
+            await app.start(index, "secret", debounce=KEY)
+        assert [each.command for each in asked] == ["START", "START"]
+        assert "InputReplaced" not in await event_types(run)
