@@ -399,6 +399,40 @@ async def test_a_projection_that_is_far_behind_is_an_alert(store: Store) -> None
         await until_alert(store, "PROJECTOR_LAG_HIGH")
 
 
+@pytest.mark.contract("PRJ-3", "BUS-1")
+async def test_a_projection_gets_only_events_that_it_asked_for(store: Store) -> None:
+    """It is not called with none; and its name may be as long as names are."""
+    app, order = make_app()
+    calls: list[list[str]] = []
+    name = "é" * 127
+    app.projection(name, event_types=("RunCompleted",))(
+        lambda events: calls.append([event["type"] for event in events])
+    )
+    async with running(app, store):
+        await (await app.start(order, 1)).result()
+        await until(lambda: bool(calls))
+        await until_sent(store, name)
+    assert calls == [["holdfast.RunCompleted"]]
+
+
+@pytest.mark.contract("PRJ-3", "BUS-1")
+async def test_a_projection_that_hangs_is_cancelled_and_tried_again(store: Store) -> None:
+    app, order = make_app()
+    calls: list[int] = []
+
+    @app.projection("totals", timeout_ms=50, first_ms=1, most_ms=5)
+    async def totals(events: list[dict[str, Any]]) -> None:
+        calls.append(len(events))
+        if len(calls) < 3:
+            await asyncio.Event().wait()
+
+    async with running(app, store):
+        await (await app.start(order, 1)).result()
+        await until(lambda: len(calls) >= 2)
+        assert "within 0.05 s" in (await status_of(store, "totals")).error
+        await until_sent(store, "totals")
+
+
 class Holey(StoreProxy):
     """A store that has lost an event, for as long as it is said."""
 
@@ -413,11 +447,11 @@ class Holey(StoreProxy):
 
 @pytest.mark.contract("PRJ-3", "PRJ-2", "BUS-1")
 async def test_a_gap_is_an_alert_and_is_never_skipped(store: Store) -> None:
-    """What is behind it is sent when it has closed."""
+    """However often it was tried; what is behind it is sent when it has closed. Other runs go on."""
     app, order = make_app()
     numbers: list[int] = []
     app.projection("pager", alerts=True, workflows=("none",))(lambda events: None)
-    app.projection("all", first_ms=1, most_ms=5, max_attempts=10_000)(
+    app.projection("all", first_ms=1, most_ms=5, max_attempts=2)(
         lambda events: numbers.extend(int(event["sequence"]) for event in events)
     )
     holey = Holey(store)
@@ -425,7 +459,16 @@ async def test_a_gap_is_an_alert_and_is_never_skipped(store: Store) -> None:
         run = await app.start(order, 1)
         await run.result()
         await until_alert(store, "PROJECTOR_GAP_DETECTED")
+
+        async def has_been_tried() -> bool:
+            return any(entry.attempts >= 4 for entry in await store.find(OutboxQuery(sink="all")))
+
+        async with asyncio.timeout(60):
+            while not await has_been_tried():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         assert not [number for number in numbers if number > 2]
+        assert await store.find(BusDeadLetterQuery()) == []
+        assert (await status_of(store, "all")).failures == 0, "the sink is not why"
         holey.is_whole = True
         await until_sent(store, "all")
         assert list(dict.fromkeys(numbers)) == [event.run_seq for event in await run.events()]

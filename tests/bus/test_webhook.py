@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.bus import Sink, check_sink
 from holdfast.engine.bus.webhook import ANSWER_BYTES, Answer, Webhook, is_public, signature
+from holdfast.errors import InvalidInput
 from tests.bus.webhook_server import KEY, Receiver
 
 PRIVATE = (
     *("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1"),
     *("::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1"),
     *("2002:7f00:1::", "64:ff9b::7f00:1", "64:ff9b::a00:1", "2001:db8::1", "255.255.255.255", "240.0.0.1"),
+    *("fec0::1", "::127.0.0.1", "64:ff9b:1::7f00:1", "::ffff:0:7f00:1"),
 )
 
 BODY = b'{"id":"e-1","subject":"run-1","sequence":"1"}'
@@ -117,3 +120,12 @@ async def test_a_connection_that_was_closed_meanwhile_is_replaced() -> None:
     async with receiver.serve():
         assert (await post(webhook)).is_success
     webhook.close()
+
+
+@pytest.mark.contract("BUS-1")
+@pytest.mark.parametrize("host", ["a..b", ".example.com", "a" * 64 + ".com"])
+async def test_a_name_that_is_none_is_an_answer_and_is_refused_when_a_sink_is_put(host: str) -> None:
+    answer = await post(Webhook(f"https://{host}/hook", 5))
+    assert (answer.is_success, answer.detail.split(":")[0]) == (False, "UnicodeError")
+    with pytest.raises(InvalidInput, match="a host"):
+        check_sink(Sink(name="hook", kind="webhook", address=f"https://{host}/hook", secret="hook"))

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from holdfast.core.schedules import (
     QUEUED_TICKS,
     STARTS_AT_ONCE,
+    TICKS_AT_ONCE,
     Schedule,
     ScheduleSpec,
     check_schedule,
@@ -82,7 +83,29 @@ def test_ticks_before_the_window_are_missed_and_the_others_are_caught_up() -> No
     now = 100 * MINUTE
     decision = decide_ticks(schedule(overlap="allow", catch_up_ms=180_000), every_minute, now, is_running=False)
     assert decision.starts == tuple(tick * MINUTE for tick in (97, 98, 99, 100))
-    assert (decision.schedule.missed, decision.schedule.next_tick) == (1, 101 * MINUTE)
+    assert (decision.schedule.missed, decision.schedule.next_tick) == (96, 101 * MINUTE)
+
+
+@pytest.mark.contract("TMR-2")
+def test_of_very_many_missed_ticks_some_are_counted_and_the_rest_is_passed_over() -> None:
+    now = 500_000 * MINUTE
+    first = decide_ticks(schedule(catch_up_ms=180_000), every_minute, now, is_running=False)
+    assert (first.starts, first.schedule.missed) == ((), TICKS_AT_ONCE)
+    rest = decide_ticks(first.schedule, every_minute, now, is_running=False)
+    assert (rest.starts, rest.schedule.next_tick) == ((now - 3 * MINUTE,), now + MINUTE)
+
+
+@pytest.mark.contract("TMR-2")
+def test_a_tick_that_its_jitter_puts_off_by_more_than_the_window_is_not_missed() -> None:
+    """How late a tick is counts from when it is due."""
+    state, starts, now = schedule(overlap="allow", jitter_ms=600_000, catch_up_ms=1_000), list[int](), MINUTE
+    while now <= 60 * MINUTE:
+        assert state.next_due is not None
+        now = max(now, state.next_due)
+        decision = decide_ticks(state, every_minute, now, is_running=False)
+        state, starts = decision.schedule, [*starts, *decision.starts]
+    assert state.missed == 0
+    assert starts == [tick * MINUTE for tick in range(1, len(starts) + 1)]
 
 
 @pytest.mark.contract("TMR-2")

@@ -33,6 +33,7 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.settings import load_settings
+from holdfast.store import decisions
 from holdfast.store.archive import Archive
 from holdfast.store.artifacts import Artifacts
 from holdfast.store.memory import MemoryStore
@@ -41,7 +42,6 @@ from holdfast.store.payloads import SealingStore
 from holdfast.store.port import ArchivedRunQuery, AuditQuery, PurgePolicy, PurgeReport, RunQuery, Store
 from holdfast.store.proxy import StoreProxy
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.sqlite import retention as sqlite_retention
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, complete, fail, marker, read_history, signal, task, wait
 from tests.s3_server import S3Server
@@ -578,23 +578,17 @@ class Breaking(StoreProxy):
 
 
 @pytest.mark.contract("FMT-2", "EVT-1", "EVT-6")
+@pytest.mark.parametrize("store", ["sqlite", "postgres"], indirect=True)
 async def test_a_long_history_goes_in_parts_and_the_run_with_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So no commit holds up others for long. After a crash between two parts the archive has the whole history."""
-    monkeypatch.setattr(sqlite_retention, "PART_EVENTS", 10)
-    for name in ("_LONG", "_DELETE_PART"):
-        text = getattr(sqlite_retention, name)
-        monkeypatch.setattr(sqlite_retention, name, text.replace("1000", "10"))
+    monkeypatch.setattr(decisions, "PART_EVENTS", 10)
     monkeypatch.setattr(retention, "BATCH_EVENTS", 10)
-    clock = VirtualClock()
-    store = await SqliteStore.open(tmp_path / "store.db", clock=clock)
-    await store.migrate()
     node = SampleNode(store)
     await node.start("long", *(marker(f"m-{number}") for number in range(60)), complete())
     await node.start("short", complete())
     history = await read_history(store, "long")
-    clock.advance(ms=1)
     archive = Archive(tmp_path / "archive", store)
     breaking = Breaking(store)
     with pytest.raises(StoreUnavailable):
@@ -609,4 +603,3 @@ async def test_a_long_history_goes_in_parts_and_the_run_with_the_last(
     assert await left(store) == []
     [found] = [run for run in await store.find(ArchivedRunQuery()) if run.run_id == "long"]
     assert (await archive.read(found)).events == history
-    await store.close()

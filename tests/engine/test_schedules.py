@@ -8,15 +8,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core.index_rows import START, runtime_snapshot
+from holdfast.core.run_context import encode_context
 from holdfast.core.schedules import Schedule
 from holdfast.core.state import CANCELLED, COMPLETED, PENDING, RUNNING, state_of
 from holdfast.engine.ticks import TZDATA
-from holdfast.errors import Conflict, InvalidInput, NotFound
+from holdfast.errors import Conflict, InvalidInput, NotFound, Overloaded
 from holdfast.store.memory import MemoryStore
-from holdfast.store.port import RunHead, RunQuery, Store
+from holdfast.store.port import RunHead, RunQuery, ScheduleQuery, Store
 from holdfast.testing import VirtualClock
 
 SECOND = timedelta(seconds=1)
@@ -379,4 +381,132 @@ async def test_what_becomes_of_the_ticks_of_a_day_without_nodes(overlap: Any) ->
             assert (ticks, schedule.skipped) == ([due[-1]], len(due) - 1), "one would cancel the other at once"
             await until(lambda: _status(store, runs[-1].run_id, RUNNING))
         assert schedule.missed > 0
+    await store.close()
+
+
+FAR = "0 0 1 1 *"
+
+
+@pytest.mark.contract("TMR-2", "OWN-3")
+async def test_a_backfill_goes_on_after_a_pause(store: Store) -> None:
+    """A queue does not wait for the next tick, which may be next year."""
+    app = an_app()
+    async with app.node(store, options=OPTIONS):
+        await app.schedules.create("tick", FAR, workflow="hold")
+        year = datetime.fromtimestamp(await store.now() / 1_000_000, UTC).year
+        period = datetime(year - 2, 1, 1, tzinfo=UTC), datetime(year, 1, 1, tzinfo=UTC) + SECOND
+        assert await app.schedules.backfill("tick", *period) == 3
+        [first] = await until(lambda: _at_least(store, "tick", 1))
+        await app.schedules.pause("tick")
+        await app.run(first.run_id).signal("go")
+        await app.run(first.run_id).result()
+        await asyncio.sleep(1)  # it is seen that the run has finished, and nothing follows
+        assert len(await runs_of(store, "tick")) == 1
+        await app.schedules.resume("tick")
+        await until(lambda: _at_least(store, "tick", 2))
+        assert len((await app.schedules.get("tick")).queued) == 1
+
+
+@pytest.mark.contract("TMR-2")
+async def test_a_queue_goes_on_although_its_schedule_was_changed_while_its_next_run_was_decided() -> None:
+    class Racing(MemoryStore):
+        """A store in which somebody else changes the schedule first, once."""
+
+        is_armed = False
+
+        async def commit_schedule(self, schedule: Schedule, *given: Any) -> Any:
+            if self.is_armed and given[1:2] and given[1]:
+                self.is_armed = False
+                [other] = await self.find(ScheduleQuery(schedule_id="tick"))
+                await super().commit_schedule(replace(other, note="by an operator"), other.revision)
+            return await super().commit_schedule(schedule, *given)
+
+    store, app = Racing(), an_app()
+    async with app.node(store, options=OPTIONS):
+        await app.schedules.create("tick", FAR, workflow="hold")
+        year = datetime.fromtimestamp(await store.now() / 1_000_000, UTC).year
+        await app.schedules.backfill("tick", datetime(year - 1, 1, 1, tzinfo=UTC), datetime(year, 2, 1, tzinfo=UTC))
+        [first] = await until(lambda: _at_least(store, "tick", 1))
+        store.is_armed = True
+        await app.run(first.run_id).signal("go")
+        await until(lambda: _at_least(store, "tick", 2))
+        assert (await app.schedules.get("tick")).note == "by an operator"
+    await store.close()
+
+
+@pytest.mark.contract("TMR-2")
+async def test_what_is_shown_of_a_schedule_is_a_run_that_there_is(store: Store) -> None:
+    app = hf.App("clock")
+
+    @app.workflow(at_once=1, overload="reject")
+    async def hold() -> None:
+        await hf.wait_signal("go")
+
+    async with app.node(store, options=OPTIONS):
+        await app.schedules.create("tick", FAR, workflow=hold)
+        run = await app.schedules.trigger("tick", request_id="click")
+        assert (await app.schedules.trigger("tick", request_id="click")).run_id == run.run_id
+        with pytest.raises(Overloaded):
+            await app.schedules.trigger("tick")
+        schedule = await app.schedules.get("tick")
+        assert (schedule.last_run_id, schedule.running, schedule.started) == (run.run_id, (run.run_id,), 1)
+        assert schedule.last_error
+        year = datetime.fromtimestamp(await store.now() / 1_000_000, UTC).year
+        period = datetime(year - 1, 1, 1, tzinfo=UTC), datetime(year, 2, 1, tzinfo=UTC)
+        await app.schedules.backfill("tick", *period, overlap="allow")
+        assert (await app.schedules.get("tick")).started == 1, "what is refused is not started"
+
+
+@pytest.mark.contract("TMR-2", "FMT-1")
+async def test_a_tick_that_was_due_during_a_deployment_is_run_by_what_is_deployed() -> None:
+    """A declaration with other options and the same ticks goes on where the one before was."""
+    clock = VirtualClock()
+    store, hour = MemoryStore(clock=clock), timedelta(hours=1)
+
+    def deployed(n: int, every: timedelta = hour) -> hf.App:
+        app = an_app()
+        context = {"release": str(n)}
+        app.schedule(
+            every=every, workflow="report", schedule_id="tick", input={"n": n}, overlap="allow", context=context
+        )
+        return app
+
+    app = deployed(1)
+    async with app.node(store, options=OPTIONS):
+        due = (await app.schedules.get("tick")).next_tick
+    clock.advance(ms=3_600_000)
+    app = deployed(2)
+    async with app.node(store, options=OPTIONS):
+        [run] = await until(lambda: _at_least(store, "tick", 1))
+        assert await tick_of(app, run.run_id) == ("tick", due)
+        assert await app.run(run.run_id).result() == 2
+        first: Any = (await app.run(run.run_id).events())[0].data
+        assert first.context == encode_context({"release": "2"})
+    clock.advance(ms=3_600_000)
+    app = deployed(3, 2 * hour)
+    async with app.node(store, options=OPTIONS):
+        schedule = await app.schedules.get("tick")
+        assert schedule.watermark >= clock.now() - 1_000_000, "other ticks begin anew"
+    await store.close()
+
+
+@pytest.mark.contract("TMR-2", "API-2")
+async def test_a_declaration_does_not_take_the_schedule_of_another_app(store: Store) -> None:
+    def declaring(name: str) -> hf.App:
+        app = an_app(name)
+        app.schedule(FAR, workflow="report")
+        return app
+
+    async with declaring("first").node(store, options=OPTIONS):
+        with pytest.raises(Conflict, match="'first'"):
+            async with declaring("second").node(store, options=OPTIONS):
+                pass
+
+
+@pytest.mark.contract("TMR-2")
+async def test_two_triggers_at_the_same_instant_are_two_runs() -> None:
+    store, app = MemoryStore(clock=VirtualClock()), an_app()
+    async with app.node(store, options=OPTIONS):
+        await app.schedules.create("tick", FAR, workflow="report")
+        assert len({(await app.schedules.trigger("tick")).run_id for _ in range(3)}) == 3
     await store.close()

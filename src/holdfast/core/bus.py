@@ -249,6 +249,7 @@ def _check_address(sink: Sink) -> None:
     try:
         parts = urlsplit(sink.address)
         is_fit = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        (parts.hostname or "").encode("idna")
     except ValueError:  # which may quote a password
         is_fit = False
     if not is_fit or len(sink.address) > ADDRESS_CHARS or not sink.address.isascii() or not sink.address.isprintable():

@@ -281,12 +281,12 @@ ANCESTORS = 20
 
 def retry_tag(run_id: str) -> str:
     """Return the tag by which the runs are found that do this one again, and those that do them again."""
-    return _tag_of(RETRY_TAG, run_id)
+    return prefixed(RETRY_TAG, run_id)
 
 
 def fork_tag(run_id: str) -> str:
     """Return the tag by which the forks of a run are found, and their forks."""
-    return _tag_of(FORK_TAG, run_id)
+    return prefixed(FORK_TAG, run_id)
 
 
 def descended(tags: Sequence[str], tag: str) -> tuple[str, ...]:
@@ -295,9 +295,10 @@ def descended(tags: Sequence[str], tag: str) -> tuple[str, ...]:
     return (*(each for each in tags if each not in ancestors and each != tag), *ancestors[1 - ANCESTORS :], tag)
 
 
-def _tag_of(prefix: str, run_id: str) -> str:
-    name = prefix + run_id
-    return name if len(name.encode()) <= NAME_BYTES else prefix + sha256(run_id.encode()).hexdigest()
+def prefixed(prefix: str, name: str) -> str:
+    """Return a name that is made of another, which may be as long as names are: then it has its digest."""
+    whole = prefix + name
+    return whole if len(whole.encode()) <= NAME_BYTES else prefix + sha256(name.encode()).hexdigest()
 
 
 ACTIVITY_TOKEN_CHARS = 2_000

@@ -150,18 +150,21 @@ class TickDecision(Struct, frozen=True):
 
 
 def decide_ticks(schedule: Schedule, following: Following, now: Instant, *, is_running: bool) -> TickDecision:
-    """Decide the ticks that are due. `is_running`: a run of the schedule has not finished."""
+    """Decide the ticks that are due. `is_running`: a run of the schedule has not finished.
+
+    Of missed ticks `TICKS_AT_ONCE` are counted, and the others passed over.
+    """
     spec, tick, watermark = schedule.spec, schedule.next_tick, schedule.watermark
     starts: list[Instant] = []
     queued = list(schedule.queued)
     skipped, missed = schedule.skipped, schedule.missed
-    oldest = now - spec.catch_up_ms * 1_000
+    oldest = now - (spec.catch_up_ms + spec.jitter_ms) * 1_000  # with the most that one may be put off
     left = TICKS_AT_ONCE
     while tick is not None and due_at(schedule, tick) <= now and len(starts) < STARTS_AT_ONCE and left:
         left -= 1
         if tick < oldest:
             missed += 1
-            watermark = max(tick, oldest - 1)
+            watermark = tick if left else max(tick, oldest - 1)
             tick = following(watermark)
             continue
         if spec.overlap == "queue":

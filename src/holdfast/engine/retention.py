@@ -66,7 +66,7 @@ LOOK_RUNS = 5_000
 
 BATCH_RUNS = 25
 BATCH_EVENTS = 500
-"""How much one commit deletes at most; a run with more events goes by commits of its own, in a file in several."""
+"""How much one commit deletes at most; a run with more events goes by commits of its own, in a database in several."""
 
 BATCH_BYTES = 2 * 1024 * 1024
 """How many bytes of events one commit deletes at most; a larger run is deleted by a commit of its own."""

@@ -28,6 +28,7 @@ from holdfast.core.audit import AuditEntry, Caller, audit_entry
 from holdfast.core.instants import Instant
 from holdfast.core.plans import PLAN_PREFIX, PlanRef, is_plan
 from holdfast.core.schedules import (
+    DAY_MS,
     QUEUED_TICKS,
     STARTS_AT_ONCE,
     Overlap,
@@ -140,7 +141,7 @@ class Schedules:
         first = change(await self.get(place), await self._store.now())
         await self._check(first)
         await self._permit(await self._queued(first, 0), caller)
-        return await self._change(place, lambda old, now: self._begun(change(old, now), now), caller)
+        return await self._change(place, lambda old, now: self._changed_to(old, change(old, now), now), caller)
 
     async def pause(self, place: Place, note: str = "", caller: Caller | None = None) -> Schedule:
         """Fire no ticks until it is resumed; those of the meantime are not run."""
@@ -166,17 +167,19 @@ class Schedules:
 
     async def trigger(self, place: Place, request_id: str = "", caller: Caller | None = None) -> str:
         """Start a run now, beside the ticks and whatever runs; return its id. The same request again: the same run."""
+        request = f"trigger:{request_id}" if request_id else f"trigger once:{self._ids.new_id()}"
         for _ in range(TRIES):
             old, now = await self.get(place), await self._store.now()
             await self._permit(await self._queued(old, now), caller)
-            new = self._prepare(await self._queued(old, now, request_id and f"trigger:{request_id}"), old, now)
+            new = self._prepare(await self._queued(old, now, request), old, now)
             changed = replace(old, last_run_id=new.run_id, running=_running(old, [new.run_id]), started=old.started + 1)
             try:
-                _, [answer] = await self._store.commit_schedule(
+                stored, [answer] = await self._store.commit_schedule(
                     changed, old.revision, [new], self._audit(caller, old, new.run_id)
                 )
             except Conflict:
                 continue
+            await self._correct(old, stored, [new], [answer])
             if isinstance(answer, port.Refused):
                 raise answer.error
             return answer.run_id
@@ -229,7 +232,10 @@ class Schedules:
             else:
                 if old.declared == digest:
                     return
-                new, revision = self._begun(_redeclared(old, given, digest), now), old.revision
+                if old.app != self.app:
+                    detail = f"is of the app {old.app!r}: declare it under another schedule_id, or delete it there"
+                    raise Conflict(f"schedule {given.schedule_id!r} {detail}", schedule_id=given.schedule_id)
+                new, revision = self._changed_to(old, _redeclared(old, given, digest), now), old.revision
             try:
                 await self._store.commit_schedule(new, revision)
             except Conflict:
@@ -242,8 +248,17 @@ class Schedules:
 
     def _begun(self, schedule: Schedule, now: Instant) -> Schedule:
         """Return a schedule that begins, or begins anew: every tick up to now is decided."""
-        moved = replace(schedule, watermark=max(now, schedule.watermark), tzdata=TZDATA, last_error="")
-        return with_next(moved, following(schedule.spec, moved.watermark))
+        return self._followed(replace(schedule, watermark=max(now, schedule.watermark)), now)
+
+    def _changed_to(self, old: Schedule, schedule: Schedule, now: Instant) -> Schedule:
+        """Return a schedule after a change. It begins anew if it has other ticks; else none that is due is left out."""
+        return self._followed(schedule, now) if _calendar(old) == _calendar(schedule) else self._begun(schedule, now)
+
+    def _followed(self, schedule: Schedule, now: Instant) -> Schedule:
+        """Return a schedule with the tick that follows what is decided. One whose queue waits is looked at now."""
+        moved = replace(schedule, tzdata=TZDATA, last_error="")
+        moved = with_next(moved, following(schedule.spec, schedule.watermark))
+        return replace(moved, next_due=now) if moved.queued and not moved.is_paused else moved
 
     async def _check(self, schedule: Schedule) -> None:
         """Refuse a schedule that could not be stored, read or run."""
@@ -298,9 +313,12 @@ class Schedules:
             news = [self._prepare(await self._queued(old, tick), old, tick) for tick in ticks]
             changed = replace(old, started=old.started + len(news))
             try:
-                await self._store.commit_schedule(changed, old.revision, news, self._audit(caller, old, detail))
+                stored, answers = await self._store.commit_schedule(
+                    changed, old.revision, news, self._audit(caller, old, detail)
+                )
             except Conflict:
                 continue
+            await self._correct(old, stored, news, answers)
             return
         raise Conflict("the schedule changes all the time; try again", schedule_id=place[3])
 
@@ -350,7 +368,8 @@ class Schedules:
             self._finished.discard(place)
             held.check()
             try:
-                await self._fire(await self.get(place))
+                while not await self._fire(await self.get(place)):
+                    held.check()
             except NotFound:
                 continue
         self._changed.clear()
@@ -364,20 +383,22 @@ class Schedules:
             await self._fire(schedule)
         return 0.0 if found else self._safety_poll_s
 
-    async def _fire(self, schedule: Schedule) -> None:
-        """Decide the due ticks of one schedule, and start their runs."""
+    async def _fire(self, schedule: Schedule) -> bool:
+        """Decide the due ticks of one schedule, and start their runs; return False if it was changed meanwhile."""
         if schedule.is_paused:
-            return
+            return True
         try:
             await self._fire_ticks(schedule)
         except Conflict:
             logger.debug("schedule %s was changed meanwhile", schedule.schedule_id)
+            return False
         except (StoreError, asyncio.CancelledError):
             raise
         except HoldfastError as problem:
             logger.warning("schedule %s cannot be fired: %s", schedule.schedule_id, problem)
             due = await self._store.now() + DEFER_MS * 1_000
             await self._try(replace(schedule, next_due=due, last_error=str(problem)[:500]), schedule.revision)
+        return True
 
     async def _fire_ticks(self, schedule: Schedule) -> None:
         running = await self._unfinished(schedule.running)
@@ -395,12 +416,13 @@ class Schedules:
             last_error="",
         )
         stored, answers = await self._store.commit_schedule(changed, schedule.revision, news)
-        await self._correct(stored, news, answers)
+        await self._correct(schedule, stored, news, answers)
         if stored.queued:
             self._await_run(stored)
 
     async def _correct(
         self,
+        before: Schedule,
         stored: Schedule,
         news: Sequence[port.NewRun],
         answers: Sequence[port.Created | port.Existing | port.Refused],
@@ -418,9 +440,17 @@ class Schedules:
         for problem in refused:
             logger.warning("schedule %s: a tick starts no run: %s", stored.schedule_id, problem)
         kept = [renamed.get(run_id, run_id) for run_id in stored.running if run_id not in other or run_id in renamed]
-        last = renamed.get(stored.last_run_id, "" if stored.last_run_id in other else stored.last_run_id)
-        error = str(refused[-1])[:500] if refused else ""
-        await self._try(replace(stored, running=tuple(kept), last_run_id=last, last_error=error), stored.revision)
+        last = renamed.get(
+            stored.last_run_id, before.last_run_id if stored.last_run_id in other else stored.last_run_id
+        )
+        corrected = replace(
+            stored,
+            running=tuple(dict.fromkeys(kept)),
+            last_run_id=last,
+            started=stored.started - len(other),
+            last_error=str(refused[-1])[:500] if refused else stored.last_error,
+        )
+        await self._try(corrected, stored.revision)
 
     async def _try(self, schedule: Schedule, revision: int) -> None:
         """Store a change that is made again if it is lost."""
@@ -484,6 +514,9 @@ class Schedules:
                 await self._wait_finished(run_id)
             except CallerError:
                 logger.debug("run %s of schedule %s is gone", run_id, schedule.schedule_id)
+            except HoldfastError:
+                logger.warning("the queue of schedule %s waits for the store", schedule.schedule_id, exc_info=True)
+                await asyncio.sleep(DEFER_MS / 1_000)
             self._awaited.pop(schedule.place, None)
             self._finished.add(schedule.place)
             self._changed.set()
@@ -533,8 +566,14 @@ def _redeclared(old: Schedule, given: Schedule, digest: str) -> Schedule:
         reference_key=given.reference_key,
         tags=given.tags,
         priority=given.priority,
+        context=given.context,
         declared=digest,
     )
+
+
+def _calendar(schedule: Schedule) -> ScheduleSpec:
+    """Return what the ticks of a schedule follow from."""
+    return replace(schedule.spec, jitter_ms=0, overlap="skip", catch_up_ms=DAY_MS)
 
 
 def spec_of(

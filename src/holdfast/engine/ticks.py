@@ -2,12 +2,13 @@
 
 Cron is `cronsim`'s: five fields, or six with seconds first, read as Debian's cron reads them. At a change of the clock
 a job at fixed hours that falls into the skipped hour runs right after the change, and one in the repeated hour runs
-once; jobs that run every hour or more often follow the real time. Time zones come from the package `tzdata`, not from
-the machine, so that all nodes agree; its version is stored with each schedule.
+once; jobs whose minutes or hours begin with `*` follow the real time, in `_Cron`, also where clocks change by half an
+hour or within one. Time zones come from the package `tzdata`, not from the machine, so that all nodes agree; its
+version is stored with each schedule.
 """
 
 from collections.abc import Iterator
-from datetime import UTC
+from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -85,9 +86,61 @@ def _next_by_cron(spec: ScheduleSpec, after: Instant) -> Instant | None:
     return None
 
 
+class _Cron(CronSim):
+    """A cron expression, read from an instant on. It only goes forward in real time, in every time zone.
+
+    `cronsim` goes on by whole hours, and back to the full hour of the same local time. Where clocks change by half an
+    hour, or a quarter before the hour, that leaves ticks out, or never ends. It also knows no fixed hours with seconds.
+    """
+
+    STEP_S = 900
+    """Clocks change at a full quarter of an hour."""
+
+    def __init__(self, expression: str, local: datetime) -> None:
+        super().__init__(expression, local)
+        is_fixed = not self.parts[1].startswith("*") and not self.parts[2].startswith("*")
+        if is_fixed and self.dt.tzinfo is not None:
+            self.fixup_tz = self.dt.tzinfo
+            self.dt = self.dt.replace(tzinfo=None)
+
+    def advance_month(self) -> None:
+        super().advance_month()
+        self._leave_gap()
+
+    def advance_day(self) -> bool:
+        has_moved = super().advance_day()
+        self._leave_gap()
+        return has_moved
+
+    def advance_hour(self) -> bool:
+        if self.dt.tzinfo is None:
+            return super().advance_hour()
+        day = self.dt.day
+        if self.dt.hour in self.hours:
+            return False
+        while self.dt.hour not in self.hours and self.dt.day == day:
+            self.tick(self.STEP_S - (self.dt.minute * 60 + self.dt.second) % self.STEP_S)
+        return True
+
+    def advance_minute(self) -> bool:
+        if self.dt.tzinfo is None:
+            return super().advance_minute()
+        hour = self.dt.hour
+        if self.dt.minute in self.minutes:
+            return False
+        while self.dt.minute not in self.minutes and self.dt.hour == hour:
+            self.tick(60 - self.dt.second)
+        return True
+
+    def _leave_gap(self) -> None:
+        """Go on from a midnight that does not exist, because clocks are changed then."""
+        if self.dt.tzinfo is not None:
+            self.dt = self.dt.astimezone(UTC).astimezone(self.dt.tzinfo)
+
+
 def _cron(spec: ScheduleSpec, after: Instant) -> CronSim:
     local = datetime_of(after).astimezone(zone_of(spec.tz))
     try:
-        return CronSim(_MACROS.get(spec.cron.strip().lower(), spec.cron), local)
+        return _Cron(_MACROS.get(spec.cron.strip().lower(), spec.cron), local)
     except (CronSimError, ValueError) as problem:
         raise InvalidInput(f"cron: {spec.cron!r} cannot be read: {problem}", field="cron") from problem

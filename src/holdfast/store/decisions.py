@@ -311,6 +311,15 @@ def never_rejected(starts: Iterable[NewRun]) -> list[NewRun]:
     return [new if new.admission is None else replace(new, admission=unrejected(new.admission)) for new in starts]
 
 
+PART_EVENTS = 1_000
+"""How many events of one run a purge deletes at most by one commit, in a database and if `most_bytes` bounds it.
+
+A longer history goes in parts, the oldest events first and the run itself with the last of them. Who reads it meanwhile
+finds a gap at its beginning, and its result. In a file a part takes 5 ms of a processor. A server ends statements that
+take too long, and then a history that one of them cannot delete would stay for ever, with all that ended after it.
+"""
+
+
 def within_bytes(sizes: Iterable[int], most: int) -> int:
     """Return how many things fit into so many bytes, in their order: at least one, if there is one."""
     total = count = 0

@@ -222,7 +222,8 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
     of those that it does delete.
 
     Of finished runs it deletes the oldest: `limit` of them at most, and with `most_bytes` only so many that their
-    events are no larger, but at least one; `has_more` says that others are left.
+    events are no larger, but at least one; `has_more` says that others are left. With `most_bytes` a database deletes
+    of a run with a long history only some events at first.
 
     A finished run is kept for `sink_hold_ms` more while a sink has yet to get events of it; what the outbox and the
     dead letters of the bus have of it goes with it. `outbox_ms` is how long other entries of the outbox, alerts and

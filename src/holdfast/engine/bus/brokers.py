@@ -28,10 +28,12 @@ class NatsTarget:
     def __init__(self, sink: Sink, get_secret: GetSecret) -> None:
         try:
             from nats.aio.client import Client
+            from nats.errors import MaxPayloadError
         except ImportError:
             raise InvalidInput("a sink of NATS needs the extra: pip install 'holdfast[nats]'", field="kind") from None
         parts = urlsplit(sink.address)
         self._make = Client
+        self._too_large = MaxPayloadError
         self._server = f"{parts.scheme}://{parts.hostname}:{parts.port or 4222}"
         self._user = parts.username
         self._subject = parts.path.strip("/")
@@ -52,7 +54,9 @@ class NatsTarget:
             except TimeoutError:
                 raise SendFailed(f"NATS has not stored it within {self._timeout_s:g} s", sent) from None
             except Exception as problem:
-                raise SendFailed(f"NATS: {type(problem).__name__}: {problem}"[:300], sent) from problem
+                is_rejected = isinstance(problem, self._too_large)
+                detail = f"NATS: {type(problem).__name__}: {problem}"[:300]
+                raise SendFailed(detail, sent, is_rejected=is_rejected) from problem
 
     async def _connected(self) -> Any:
         async with self._opening:

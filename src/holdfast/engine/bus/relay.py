@@ -83,11 +83,17 @@ class _Outcome(Struct):
     delivered: int = 0
     failure: str = ""
     is_rejected: bool = False
+    is_unread: bool = False
+    """Whether the history could not be read, which says nothing of the sink."""
+
+
+class _Gap(SendFailed):
+    """An event is missing in a history. That is never given up: what is behind it waits until it is there."""
 
 
 def _is_down(outcomes: Sequence[_Outcome]) -> bool:
-    """Return whether nothing has arrived, and not because of what was sent."""
-    is_up = any(each.delivered or each.is_rejected or not each.failure for each in outcomes)
+    """Return whether nothing has arrived, and not because of what was sent or could not be read."""
+    is_up = any(each.delivered or each.is_rejected or each.is_unread or not each.failure for each in outcomes)
     return bool(outcomes) and not is_up
 
 
@@ -271,7 +277,8 @@ class Relay:
                     if last is None:  # the run was deleted
                         break
                     try:
-                        await target.send(events)
+                        if events:
+                            await target.send(events)
                     except SendFailed as problem:
                         after = events[problem.sent].sequence - 1
                         outcome.delivered += problem.sent
@@ -285,21 +292,28 @@ class Relay:
             except (SendFailed, SecretNotFound, SecretsUnavailable, StoreCorrupt) as problem:
                 outcome.failure = problem.detail if isinstance(problem, SendFailed) else problem.message
                 outcome.is_rejected = isinstance(problem, SendFailed) and problem.is_rejected
-                outcome.settlements.append(await self._failed(sink, entry, after, outcome))
+                outcome.is_unread = isinstance(problem, _Gap | StoreCorrupt)
+                may_end = not isinstance(problem, _Gap)
+                outcome.settlements.append(await self._failed(sink, entry, after, outcome, may_end=may_end))
                 return outcome
             outcome.settlements.append(OutboxSettlement(entry=entry))
             if time() > until:
                 break
         return outcome
 
-    async def _failed(self, sink: Sink, entry: OutboxEntry, after: int, outcome: _Outcome) -> OutboxSettlement:
-        """Return what becomes of an entry of which the events up to `after` were sent: it is retried, or given up."""
+    async def _failed(
+        self, sink: Sink, entry: OutboxEntry, after: int, outcome: _Outcome, *, may_end: bool
+    ) -> OutboxSettlement:
+        """Return what becomes of an entry of which the events up to `after` were sent.
+
+        It is retried, or given up if it may be.
+        """
         has_advanced = after >= entry.from_seq
         attempts = 1 if has_advanced else entry.attempts + 1
         rest = replace(entry, from_seq=after + 1, attempts=attempts)
         most = min(REJECTIONS, sink.max_attempts) if outcome.is_rejected else sink.max_attempts
         now = await self._store.now()
-        if attempts >= most:
+        if attempts >= most and may_end:
             self._counts.dead_letters[self.name] += 1
             logger.error(
                 "sink %s: events %d to %d of run %s are given up after %d attempts: %s",
@@ -315,7 +329,7 @@ class Relay:
         """Return the next events of an entry that the sink wants, and the number of the last that was read.
 
         They are taken from what was read `ahead`, as far as that goes without a gap. None for a run that was deleted.
-        Raise `SendFailed` at a gap, which is never skipped.
+        Raise `_Gap` at a gap, which is never skipped.
         """
         limit = min(PAGE_EVENTS, entry.to_seq - after)
         if entry.number == 0:
@@ -338,7 +352,7 @@ class Relay:
     async def _note_gap(self, entry: OutboxEntry, missing: int) -> None:
         detail = f"event {missing} is missing, and the run has events up to {entry.to_seq}"
         await self._raise([alert_of("PROJECTOR_GAP_DETECTED", 1, detail, run_id=entry.run_id, of=missing)])
-        raise SendFailed(detail)
+        raise _Gap(detail)
 
     async def _alert(
         self,

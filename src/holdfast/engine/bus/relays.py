@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from holdfast.clock import Rng
 from holdfast.core.bus import Sink, SinkStatus
+from holdfast.core.keys import prefixed
 from holdfast.engine.activities.secrets import resolve_secrets
 from holdfast.engine.bus.relay import BusCounts, Relay
 from holdfast.engine.bus.targets import Target, open_target
@@ -145,7 +146,7 @@ class Relays:
                 self._pace,
             )
             lease_ms, safety_poll_s = self._options.lease_ms, self._options.safety_poll_s
-            duty = HostDuty(LOCK_PREFIX + name, self._node, self._store, relay.work, lease_ms, safety_poll_s)
+            duty = HostDuty(prefixed(LOCK_PREFIX, name), self._node, self._store, relay.work, lease_ms, safety_poll_s)
             task = asyncio.create_task(self._serve(name, duty), name=f"relay {name}")
             self._running[name] = relay, duty, task
         self._observe(is_wanted=bool(self._running))

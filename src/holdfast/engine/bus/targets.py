@@ -4,6 +4,7 @@ A target sends the events of one run, in order, and returns when they are stored
 `SendFailed`, which says how many of them certainly arrived. It never follows what the other side says to do.
 """
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
@@ -36,15 +37,21 @@ class Target(Protocol):
 class ProjectionTarget:
     """A function of the app."""
 
-    def __init__(self, function: Projection) -> None:
+    def __init__(self, function: Projection, timeout_s: float) -> None:
         self._function = function
+        self._timeout_s = timeout_s
 
     async def send(self, events: Sequence[OutgoingEvent]) -> None:
-        """Call the function with the events."""
+        """Call the function with the events. One that waits for too long is cancelled."""
+        bound = asyncio.timeout(self._timeout_s)
         try:
-            done = self._function([msgspec.json.decode(event.body) for event in events])
-            if inspect.isawaitable(done):
-                await done
+            async with bound:
+                done = self._function([msgspec.json.decode(event.body) for event in events])
+                if inspect.isawaitable(done):
+                    await done
+        except TimeoutError as problem:
+            detail = f"has not returned within {self._timeout_s:g} s" if bound.expired() else "failed: TimeoutError"
+            raise SendFailed(f"the projection {detail}") from problem
         except Exception as problem:
             raise SendFailed(f"the projection failed: {type(problem).__name__}: {problem}") from problem
 
@@ -78,5 +85,5 @@ def open_target(sink: Sink, get_secret: GetSecret, now: Now, projections: dict[s
     if sink.kind == "webhook":
         return WebhookTarget(sink, get_secret, now)
     if sink.kind == "projection":
-        return ProjectionTarget(projections[sink.name])
+        return ProjectionTarget(projections[sink.name], sink.timeout_ms / 1_000)
     return NatsTarget(sink, get_secret) if sink.kind == "nats" else RedisTarget(sink, get_secret)

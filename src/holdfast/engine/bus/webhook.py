@@ -94,7 +94,7 @@ class Webhook:
             return Answer(is_success=False, detail=f"no answer within {self._timeout_s:g} s")
         except _NotPublic as problem:
             return Answer(is_success=False, detail=str(problem))
-        except (OSError, EOFError, h11.ProtocolError) as problem:
+        except (OSError, EOFError, ValueError, h11.ProtocolError) as problem:  # names that are none are values
             return Answer(is_success=False, detail=f"{type(problem).__name__}: {problem}"[:300])
         if 200 <= status < 300:
             return Answer(is_success=True)
@@ -188,6 +188,8 @@ def is_public(address: str) -> bool:
             return False
         if ip.ipv4_mapped is not None:
             return True
+        if ip.is_site_local:
+            return False
     return ip.is_global and not ip.is_multicast and not ip.is_reserved
 
 

@@ -32,6 +32,7 @@ from holdfast.core.keys import (
     ActivityToken,
     check_name,
     check_signal_name,
+    prefixed,
     read_activity_token,
     require_step_name,
     signal_uuid,
@@ -76,7 +77,7 @@ from holdfast.errors import (
     UpdateFailed,
     VersionMismatch,
 )
-from holdfast.limits import DURATION_MS, NAME_BYTES, PRIORITY, TAGS, Limits
+from holdfast.limits import DURATION_MS, PRIORITY, TAGS, Limits
 from holdfast.program.callbacks import CallbackTerms
 from holdfast.program.definitions import (
     CALLBACK,
@@ -270,9 +271,9 @@ class Runtime:
         )
         """The schedules of the app."""
         if node.options.takes_runs:
-            node.add_duty(f"schedules of {app}"[:NAME_BYTES], self.schedules.fire, self.schedules.until_needed)
+            node.add_duty(prefixed("schedules of ", app), self.schedules.fire, self.schedules.until_needed)
             if artifacts is not None:
-                node.add_duty(f"artifacts of {app}"[:NAME_BYTES], partial(self._sweep_artifacts, artifacts))
+                node.add_duty(prefixed("artifacts of ", app), partial(self._sweep_artifacts, artifacts))
 
     async def open(self) -> None:
         """Publish what the workflows declare, and start the node."""

@@ -283,11 +283,16 @@ def held(after: Instant) -> str:
 _MINE = "sink_no IN (SELECT sink_no FROM holdfast.sinks WHERE $1::text IS NULL OR tenant = $1)"
 
 
+async def purge_of(transaction: Transaction, policy: PurgePolicy, doomed: list[int]) -> int:
+    """Delete what the bus has of runs, as it goes with them, or with `dry_run` only count it; return how much."""
+    letters = await _drop(transaction, policy, "bus_dead_letters WHERE run_no = ANY ($1)", doomed)
+    of_runs = "outbox WHERE sink_no IN (SELECT sink_no FROM holdfast.sinks) AND run_no = ANY ($1)"
+    return letters + await _drop(transaction, policy, of_runs, doomed)
+
+
 async def purge(transaction: Transaction, policy: PurgePolicy, doomed: list[int], now: Instant) -> tuple[int, bool]:
     """Delete what a policy names, or with `dry_run` only count it; return how much, and whether there is more."""
-    count = await _drop(transaction, policy, "bus_dead_letters WHERE run_no = ANY ($1)", doomed)
-    of_runs = "outbox WHERE sink_no IN (SELECT sink_no FROM holdfast.sinks) AND run_no = ANY ($1)"
-    count += await _drop(transaction, policy, of_runs, doomed)
+    count = await purge_of(transaction, policy, doomed)
     has_more, until = False, decisions.outbox_until(policy, now)
     if until is not None:
         asked = (askable(policy.tenant), until)

@@ -72,6 +72,15 @@ _SIZES = (
     "SELECT run_no, sum(octet_length(data)) + coalesce((SELECT sum(size) FROM holdfast.streams s "
     "WHERE s.run_no = e.run_no), 0) FROM holdfast.events e WHERE run_no = ANY ($1) GROUP BY run_no"
 )
+_LONG = """
+SELECT run_no FROM holdfast.runs WHERE run_no = ANY ($1) AND version > $2
+    AND version - (SELECT min(run_seq) FROM holdfast.events e WHERE e.run_no = runs.run_no) >= $2
+"""
+# It walks the first entries of the primary key: what it costs does not depend on how long the history is.
+_DELETE_PART = """
+DELETE FROM holdfast.events WHERE run_no = $1
+    AND run_seq < (SELECT min(run_seq) FROM holdfast.events WHERE run_no = $1) + $2
+"""
 _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 
 
@@ -115,7 +124,13 @@ async def purge(
     selection = _Selection(transaction, policy, now)
     held = bus.held(now - policy.sink_hold_ms * 1_000)
     gone = await selection.rows(_GONE, "runs.finished_at", policy.finished_run_ms, _FAMILY_HAS_ENDED, f"NOT {held}")
-    fit = limit if policy.most_bytes is None else await _within_bytes(transaction, gone[:limit], policy.most_bytes)
+    fit = limit
+    if policy.most_bytes is not None:
+        long = set[int]() if policy.dry_run else await _long(transaction, gone[:limit])
+        if gone and gone[0][0] in long:
+            return await _delete_part(transaction, policy, gone[0], now, entry)
+        fit = next((place for place, row in enumerate(gone[:limit]) if row[0] in long), limit)
+        fit = await _within_bytes(transaction, gone[:fit], policy.most_bytes)
     has_larger, gone = fit < len(gone), gone[:fit]
     doomed = selection.doomed = [run_no for run_no, _, _ in gone]
     tasks = await selection.rows(_TASKS, "runs.finished_at", policy.task_ms)
@@ -167,6 +182,26 @@ async def purge(
         await plans.forget(transaction, bodies[:limit], policy)
     if policy.tokens:
         await transaction.fetch("DELETE FROM holdfast.access_tokens WHERE tenant = $1", tenant)
+    if entry is not None:
+        await audit.append(transaction, [decisions.purge_entry(entry, report, now)])
+    return report
+
+
+async def _long(db: Db, gone: list[Any]) -> set[int]:
+    """Return which of these runs have more events than one commit deletes."""
+    asked = [run_no for run_no, _, _ in gone]
+    return {row[0] for row in await db.fetch(_LONG, asked, decisions.PART_EVENTS)} if asked else set()
+
+
+async def _delete_part(
+    transaction: Transaction, policy: PurgePolicy, row: Any, now: Instant, entry: AuditEntry | None
+) -> PurgeReport:
+    """Delete the oldest events of a run that is to go, and nothing else. Where it is archived is remembered at once."""
+    run_no, run_id, created_at = row
+    outbox = await bus.purge_of(transaction, policy, [run_no])  # as with their run: a sink has yet to get nothing of it
+    deleted = await transaction.fetch(f"{_DELETE_PART} RETURNING 1", run_no, decisions.PART_EVENTS)
+    await note_archived(transaction, decisions.archived_of(policy, {run_id: created_at}, now))
+    report = PurgeReport(events=len(deleted), outbox=outbox, has_more=True)
     if entry is not None:
         await audit.append(transaction, [decisions.purge_entry(entry, report, now)])
     return report

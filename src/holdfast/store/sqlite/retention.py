@@ -59,21 +59,12 @@ SELECT run_no, sum(length(CAST(data AS BLOB)))
 FROM events e WHERE run_no IN (SELECT value FROM json_each(?)) GROUP BY run_no
 """
 _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
-
-
-PART_EVENTS = 1_000
-"""How many events of one run a commit deletes at most, if the size of what it deletes is bounded: 5 ms of a processor.
-
-A longer history goes in parts, the oldest events first and the run itself with the last of them. Who reads it meanwhile
-finds a gap at its beginning, and its result.
+_LONG = """
+SELECT run_no FROM runs WHERE run_no IN (SELECT value FROM json_each(?1)) AND version > ?2
+    AND version - (SELECT min(run_seq) FROM events WHERE events.run_no = runs.run_no) >= ?2
 """
-
-_LONG = f"""
-SELECT run_no FROM runs WHERE run_no IN (SELECT value FROM json_each(?)) AND version > {PART_EVENTS}
-    AND version - (SELECT min(run_seq) FROM events WHERE events.run_no = runs.run_no) >= {PART_EVENTS}
-"""
-_DELETE_PART = f"""
-DELETE FROM events WHERE run_no = ? AND run_seq < (SELECT min(run_seq) + {PART_EVENTS} FROM events WHERE run_no = ?)
+_DELETE_PART = """
+DELETE FROM events WHERE run_no = ?1 AND run_seq < (SELECT min(run_seq) + ?2 FROM events WHERE run_no = ?1)
 """
 
 
@@ -171,7 +162,8 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
 
 def _long(db: sqlite3.Connection, gone: list[Any]) -> set[int]:
     """Return which of these runs have more events than one commit deletes."""
-    return {run_no for (run_no,) in db.execute(_LONG, (queries.listing(run_no for run_no, _, _ in gone),))}
+    asked = (queries.listing(run_no for run_no, _, _ in gone), decisions.PART_EVENTS)
+    return {run_no for (run_no,) in db.execute(_LONG, asked)}
 
 
 def _delete_part(
@@ -180,7 +172,7 @@ def _delete_part(
     """Delete the oldest events of a run that is to go, and nothing else. Where it is archived is remembered at once."""
     run_no, run_id, created_at = row
     outbox = bus.delete_of(db, run_no)  # as with their run: a sink has yet to get nothing of it
-    events = db.execute(_DELETE_PART, (run_no, run_no)).rowcount
+    events = db.execute(_DELETE_PART, (run_no, decisions.PART_EVENTS)).rowcount
     note_archived(db, decisions.archived_of(policy, {run_id: created_at}, now))
     report = PurgeReport(events=events, outbox=outbox, has_more=True)
     if entry is not None:
@@ -206,7 +198,7 @@ def warm(db: sqlite3.Connection, policy: PurgePolicy) -> None:
     for _, request_key, _ in runs:
         db.execute("SELECT 1 FROM runs WHERE request_key = ?", (request_key,)).fetchone()
     numbers = queries.listing(run_no for run_no, _, _ in runs)
-    events = f"SELECT data FROM events WHERE run_no {among} ORDER BY run_no, run_seq LIMIT {2 * PART_EVENTS}"
+    events = f"SELECT data FROM events WHERE run_no {among} ORDER BY run_no, run_seq LIMIT {2 * decisions.PART_EVENTS}"
     db.execute(f"SELECT sum(length(data)) FROM ({events})", (numbers,)).fetchone()
     keys = "SELECT count(idempotency_key) FROM events INDEXED BY sqlite_autoindex_events_2"
     db.execute(f"{keys} WHERE run_no {among}", (numbers,)).fetchone()
