@@ -16,6 +16,7 @@ from holdfast.core.bus import OutboxReplay
 from holdfast.engine.activities.secrets import EnvironmentSecrets
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Store
+from holdfast.store.types import BusDeadLetterQuery
 from tests.bus.test_relay import running, status_of, until_sent
 from tests.nats_server import NatsServer
 from tests.redis_server import RedisServer
@@ -114,6 +115,36 @@ async def test_a_nats_server_without_a_stream_is_a_sink_that_fails(store: Store,
             while not (await status_of(store, "nowhere")).failures:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert (await status_of(store, "nowhere")).delivered == 0
+
+
+@pytest.mark.contract("BUS-1")
+async def test_an_event_that_a_nats_server_never_takes_is_soon_a_dead_letter(
+    store: Store, nats_server: NatsServer
+) -> None:
+    """It is too large, however often it is sent; the sink and other runs go on."""
+    client = await nats.connect(nats_server.url)
+    try:
+        await client.jetstream().add_stream(name="LARGE", subjects=["large.>"])
+        app, order = make_app()
+
+        @app.workflow
+        async def large() -> str:
+            return "x" * (client.max_payload + 1)
+
+        app.sink("large", f"{nats_server.url}/large", first_ms=5, most_ms=50)
+        async with running(app, store):
+            run, other = await app.start(large), await app.start(order, 1)
+            await run.result()
+            await other.result()
+            await until_sent(store, "large")
+            [letter] = await store.find(BusDeadLetterQuery())
+            assert (letter.run_id, letter.attempts) == (run.run_id, 3)
+            assert "MaxPayload" in letter.detail
+            assert (await status_of(store, "large")).failures == 0
+            sent = (await client.jetstream().stream_info("LARGE")).state.messages
+            assert sent == len(await run.events()) - 1 + len(await other.events())
+    finally:
+        await client.close()
 
 
 @pytest.mark.contract("BUS-1")

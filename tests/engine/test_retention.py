@@ -18,6 +18,7 @@ from msgspec.structs import replace
 import holdfast as hf
 from holdfast.clock import SystemIds
 from holdfast.core.audit import AuditEntry
+from holdfast.core.events import Event
 from holdfast.engine import history as engine_history
 from holdfast.engine import retention
 from holdfast.engine.observe.metrics import observed
@@ -29,6 +30,7 @@ from holdfast.errors import (
     HistoryGap,
     InvalidInput,
     LockLost,
+    RunCancelled,
     StoreFull,
     StoreUnavailable,
 )
@@ -302,6 +304,22 @@ async def test_stale_runs_and_tasks_are_alerts_and_cancelled_only_if_asked() -> 
     assert await left(store) == ["asks", "fresh", "waits"]
 
 
+@pytest.mark.contract("FMT-2", "TMR-2")
+async def test_a_run_that_starts_later_is_not_stale_before(store: Store) -> None:
+    app = hf.App("shop", retention=Retention(stale_runs=0, cancel_stale_runs=True, every=timedelta(milliseconds=50)))
+
+    @app.workflow
+    async def waiting() -> None:
+        await hf.wait_signal("go")
+
+    async with app.node(store):
+        later = await app.start(waiting, after=timedelta(days=60))
+        with pytest.raises(RunCancelled):
+            await (await app.start(waiting)).result()
+        assert (await later.snapshot()).status == "PENDING"
+        await later.cancel()
+
+
 # --- the archive
 
 
@@ -562,7 +580,33 @@ def test_settings_that_are_wrong_are_refused() -> None:
         RetentionRule(status="RUNNING", finished=1)
 
 
-# --- long histories
+# --- histories that are not whole, and long ones
+
+
+class Holey(StoreProxy):
+    """A store that has lost one event of a run."""
+
+    lost = 0
+
+    async def read_events(self, run_id: str, *given: Any) -> list[Event]:
+        found = await self.inner.read_events(run_id, *given)
+        return [event for event in found if (run_id, event.run_seq) != ("holey", self.lost)]
+
+
+@pytest.mark.contract("FMT-2", "PRJ-2")
+@pytest.mark.parametrize("lost", [1, 2, "the last"])
+async def test_a_history_with_a_gap_is_neither_archived_nor_deleted(store: Store, tmp_path: Path, lost: Any) -> None:
+    """It could not be read again. Others go."""
+    holey = Holey(store)
+    node = SampleNode(store)
+    await node.start("holey", complete())
+    await node.start("whole", complete())
+    holey.lost = len(await read_history(store, "holey")) if lost == "the last" else lost
+    archive = Archive(tmp_path / "archive", holey)
+    report = await duty(holey, Retention(finished=NOW), archive).sweep()
+    assert (report.runs, report.archived) == (1, 1)
+    assert await left(store) == ["holey"]
+    assert [run.run_id for run in await store.find(ArchivedRunQuery())] == ["whole"]
 
 
 class Breaking(StoreProxy):

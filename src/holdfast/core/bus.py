@@ -181,7 +181,7 @@ class BusAlert(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class OutboxReplay(Struct, frozen=True):
     """Which events a sink gets again: all from an instant on, or those of one run from a `run_seq` on.
 
-    Runs are taken in order of their numbers, those after `after`, up to `limit`.
+    Runs are taken in order of their numbers, those after `after`, up to `limit`, and no more than `look` are examined.
     """
 
     sink: str
@@ -190,10 +190,11 @@ class OutboxReplay(Struct, frozen=True):
     from_seq: int = 1
     after: int = -1
     limit: int = 1_000
+    look: int = 5_000
 
 
 class Replayed(Struct, frozen=True):
-    """How many runs' events a sink will get again, and where to go on, if the limit cut it short."""
+    """How many runs' events a sink will get again, and where to go on, if a bound cut it short."""
 
     runs: int
     after: int | None = None

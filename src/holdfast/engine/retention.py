@@ -568,7 +568,8 @@ class RetentionDuty:
             query = RunQuery(status=status, limit=PAGE_RUNS, look=LOOK_RUNS)
             async for page in pages(self._inner.find, query, lambda head: head.run_id):
                 for head in page:
-                    if head.updated_at <= now - window_ms * 1_000:
+                    is_delayed = status == RunStatus.PENDING and (head.ready_at or 0) > now
+                    if head.updated_at <= now - window_ms * 1_000 and not is_delayed:
                         yield head.run_id
 
     async def _stale_tasks(self, now: Instant) -> AsyncGenerator[tuple[str, str], None]:

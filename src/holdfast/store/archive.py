@@ -31,9 +31,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from holdfast.core import codec
+from holdfast.core.bus import first_missing
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
-from holdfast.errors import ArtifactCorrupt, ArtifactMissing, StoreCorrupt
+from holdfast.errors import ArtifactCorrupt, ArtifactMissing, HistoryGap, StoreCorrupt
 from holdfast.store.artifacts import ArtifactStore, open_artifacts, place_of
 from holdfast.store.payloads import SealingStore
 from holdfast.store.port import ArchivedRun, RunHead, Store
@@ -158,7 +159,7 @@ class Archive:
             seen += 1
             try:
                 member = await self._member(head)
-            except StoreCorrupt:
+            except (StoreCorrupt, HistoryGap):
                 logger.exception("run %s cannot be archived, and is kept", head.run_id)
                 continue
             members.append(member)
@@ -184,14 +185,17 @@ class Archive:
         return runs, heads[seen:]
 
     async def _member(self, head: RunHead) -> bytes:
-        """Return one run as a gzip member."""
+        """Return one run as a gzip member. Raise `HistoryGap` if events are missing: it could not be read again."""
         shared = {field: getattr(head, field) for field in ArchivedHead.__struct_fields__ if field != "format"}
         lines, after = [msgspec.json.encode(_FirstLine(ArchivedHead(**shared)))], 0
         while page := await self._store.read_events(head.run_id, after, PAGE_EVENTS, PAGE_BYTES):
+            _check_whole(head, page, after)
             after = page[-1].run_seq
             whole = page if self._sealing is None else await self._sealing.fetched(page)
             lines += [_line(event) for event in whole]
             await asyncio.sleep(0)
+        if after < head.version:
+            _check_whole(head, (), after)
         return await asyncio.to_thread(_compressed, lines)
 
     async def _folder(self, tenant: str) -> str:
@@ -232,6 +236,13 @@ def _parsed(run: ArchivedRun, data: bytes, after: int, limit: int) -> ArchivedHi
     if (head.run_id, head.created_at, len(rest)) != (run.run_id, run.created_at, run.version):
         raise _corrupt(run)
     return ArchivedHistory(head, events)
+
+
+def _check_whole(head: RunHead, page: Sequence[Event], after: int) -> None:
+    """Refuse events that do not follow one another, from after this one."""
+    missing = first_missing(page, after + 1) if page else after + 1
+    if missing is not None:
+        raise HistoryGap(f"run {head.run_id}: event {missing} is missing", run_id=head.run_id, run_seq=missing)
 
 
 def _archived(head: RunHead, key: str, offset: int, length: int) -> ArchivedRun:

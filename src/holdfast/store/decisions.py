@@ -13,6 +13,7 @@ from msgspec.structs import asdict, replace
 from holdfast.core import codec
 from holdfast.core.admission import AdmissionRequest
 from holdfast.core.audit import AuditEntry
+from holdfast.core.bus import OutboxReplay
 from holdfast.core.codec import INTEGER_LIMIT
 from holdfast.core.dead_letters import DeadLetter, Settlement
 from holdfast.core.index_rows import Wait
@@ -309,6 +310,15 @@ def without_rate(limits: Limits) -> Limits:
 def never_rejected(starts: Iterable[NewRun]) -> list[NewRun]:
     """Return the runs that a turn starts, changed so that they are queued where others would be refused."""
     return [new if new.admission is None else replace(new, admission=unrejected(new.admission)) for new in starts]
+
+
+LAST_RUN = 2**62
+"""No run has a greater number."""
+
+
+def after_replay(asked: OutboxReplay, until: int) -> int | None:
+    """Return where a replay goes on that has examined the runs up to this number; None if no other run is asked for."""
+    return None if asked.run_id is not None or until == LAST_RUN else until
 
 
 PART_EVENTS = 1_000

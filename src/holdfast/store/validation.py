@@ -727,6 +727,7 @@ def check_replay(asked: OutboxReplay, audit: AuditEntry | None, limits: Limits) 
     check_sink_name(asked.sink, audit, limits)
     check_values(since=asked.since, from_seq=asked.from_seq, after=asked.after)
     check_page(asked.limit)
+    check_bound("look", asked.look)
     if asked.run_id is not None:
         check_ids([asked.run_id])
 

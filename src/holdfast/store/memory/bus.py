@@ -62,9 +62,12 @@ class Bus:
             if stored.status.sink.wants(head.tenant, head.plan_id):
                 self._put(stored, self._entry(head, new[0].run_seq, new[-1].run_seq, now))
 
+    def _number_of(self, head: RunHead) -> int:
+        return self._numbers.setdefault(head.run_id, len(self._numbers))
+
     def _entry(self, head: RunHead, from_seq: int, to_seq: int, now: Instant) -> OutboxEntry:
         return OutboxEntry(
-            number=self._numbers.setdefault(head.run_id, len(self._numbers)),
+            number=self._number_of(head),
             run_id=head.run_id,
             from_seq=from_seq,
             to_seq=to_seq,
@@ -152,10 +155,15 @@ class Bus:
                 and stored.status.sink.wants(run.head.tenant, run.head.plan_id)
             ):
                 chosen.append(self._entry(run.head, wanted[0], wanted[-1], now))
-        chosen = sorted((entry for entry in chosen if entry.number > asked.after), key=lambda entry: entry.number)
+        numbers = sorted(number for run in self._runs.values() if (number := self._number_of(run.head)) > asked.after)
+        until = numbers[asked.look - 1] if run_id is None and len(numbers) >= asked.look else decisions.LAST_RUN
+        chosen = sorted(
+            (entry for entry in chosen if asked.after < entry.number <= until), key=lambda entry: entry.number
+        )
         for entry in chosen[:limit]:
             self._put(stored, entry)
-        return Replayed(len(chosen[:limit]), chosen[limit - 1].number if len(chosen) > limit else None)
+        after = chosen[limit - 1].number if len(chosen) > limit else decisions.after_replay(asked, until)
+        return Replayed(len(chosen[:limit]), after)
 
     def raise_alerts(self, alerts: Sequence[BusAlert], now: Instant) -> int:
         """Put alerts on the bus."""

@@ -68,10 +68,10 @@ _REPLAYED = """
 SELECT run_no, first, version FROM (
     SELECT r.run_no, r.version, (
         SELECT min(run_seq) FROM holdfast.events e
-        WHERE e.run_no = r.run_no AND e.run_seq >= $4 AND e.persisted_at >= $2
+        WHERE e.run_no = r.run_no AND e.run_seq >= $3 AND e.persisted_at >= $2
     ) AS first
     FROM holdfast.runs r, holdfast.sinks s
-    WHERE s.sink_no = $1 AND r.run_no > $5 AND r.updated_at >= $2 AND ($3::text IS NULL OR r.run_id = $3)
+    WHERE s.sink_no = $1 AND r.run_no > $4 AND r.run_no <= $5 AND r.updated_at >= $2
         AND (s.tenant IS NULL OR s.tenant = r.tenant) AND (s.workflows IS NULL OR r.plan_id = ANY (s.workflows))
 ) x WHERE first IS NOT NULL ORDER BY run_no LIMIT $6
 """
@@ -175,15 +175,22 @@ async def replay(transaction: Transaction, asked: OutboxReplay, now: Instant) ->
     sink_no = await _number_of(transaction, asked.sink)
     if sink_no is None:
         raise decisions.no_such_sink(asked.sink)
-    run_id, limit = askable(asked.run_id), asked.limit
-    known = "SELECT 1 FROM holdfast.runs WHERE run_id = $1"
-    if asked.run_id is not None and not await transaction.fetch(known, run_id):
-        raise decisions.no_such_run(asked.run_id)
-    found = await transaction.fetch(_REPLAYED, sink_no, asked.since, run_id, asked.from_seq, asked.after, limit + 1)
+    after, until, limit = asked.after, decisions.LAST_RUN, asked.limit
+    if asked.run_id is not None:
+        known = "SELECT run_no FROM holdfast.runs WHERE run_id = $1"
+        rows = await transaction.fetch(known, askable(asked.run_id))
+        if not rows:
+            raise decisions.no_such_run(asked.run_id)
+        after, until = max(after, rows[0][0] - 1), rows[0][0]
+    else:
+        examined = "SELECT run_no FROM holdfast.runs WHERE run_no > $1 ORDER BY run_no LIMIT 1 OFFSET $2"
+        rows = await transaction.fetch(examined, after, asked.look - 1)
+        until = rows[0][0] if rows else until
+    found = await transaction.fetch(_REPLAYED, sink_no, asked.since, asked.from_seq, after, until, limit + 1)
     chosen = [(run_no, first, last, now, 0, now) for run_no, first, last in found[:limit]]
     if chosen:
         await transaction.fetch(_PUT_ENTRIES, sink_no, *columns(chosen, 6))
-    return Replayed(len(chosen), chosen[-1][0] if len(found) > limit else None)
+    return Replayed(len(chosen), chosen[-1][0] if len(found) > limit else decisions.after_replay(asked, until))
 
 
 async def raise_alerts(transaction: Transaction, alerts: Sequence[BusAlert], now: Instant) -> int:

@@ -72,7 +72,7 @@ SELECT run_no, first, version FROM (
         SELECT min(run_seq) FROM events e WHERE e.run_no = r.run_no AND run_seq >= :from_seq AND persisted_at >= :since
     ) AS first
     FROM runs r, sinks s
-    WHERE s.name = :sink AND r.run_no > :after AND r.updated_at >= :since AND (:run_id IS NULL OR r.run_id = :run_id)
+    WHERE s.name = :sink AND r.run_no > :after AND r.run_no <= :until AND r.updated_at >= :since
         AND (s.tenant IS NULL OR s.tenant = r.tenant)
         AND (s.workflows IS NULL OR EXISTS (SELECT 1 FROM json_each(s.workflows) WHERE value = r.plan_id))
 ) WHERE first IS NOT NULL ORDER BY run_no LIMIT :limit + 1
@@ -185,15 +185,23 @@ def _number_of(db: sqlite3.Connection, name: str) -> int | None:
 
 def replay(db: sqlite3.Connection, asked: OutboxReplay, now: Instant) -> Replayed:
     """Put entries for events that a sink gets again."""
-    sink_no, run_id, limit = _number_of(db, asked.sink), asked.run_id, asked.limit
+    sink_no, limit = _number_of(db, asked.sink), asked.limit
     if sink_no is None:
         raise decisions.no_such_sink(asked.sink)
-    if run_id is not None and not db.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone():
-        raise decisions.no_such_run(run_id)
-    found = db.execute(_REPLAYED, asdict(asked)).fetchall()
+    after, until = asked.after, decisions.LAST_RUN
+    if asked.run_id is not None:
+        row = db.execute("SELECT run_no FROM runs WHERE run_id = ?", (asked.run_id,)).fetchone()
+        if row is None:
+            raise decisions.no_such_run(asked.run_id)
+        after, until = max(after, row[0] - 1), row[0]
+    else:
+        examined = "SELECT run_no FROM runs WHERE run_no > ? ORDER BY run_no LIMIT 1 OFFSET ?"
+        row = db.execute(examined, (after, asked.look - 1)).fetchone()
+        until = until if row is None else row[0]
+    found = db.execute(_REPLAYED, {**asdict(asked), "after": after, "until": until}).fetchall()
     chosen = found[:limit]
     db.executemany(_PUT_ENTRY, [(sink_no, run_no, first, last, now, 0, now) for run_no, first, last in chosen])
-    return Replayed(len(chosen), chosen[-1][0] if len(found) > limit else None)
+    return Replayed(len(chosen), chosen[-1][0] if len(found) > limit else decisions.after_replay(asked, until))
 
 
 def raise_alerts(db: sqlite3.Connection, alerts: Sequence[BusAlert], now: Instant) -> int:

@@ -299,6 +299,28 @@ class BusSuite(SuiteBase):
             with pytest.raises(NotFound):
                 await store.replay_outbox(OutboxReplay(sink, run_id=run_id))
 
+    @pytest.mark.contract("BUS-1", "API-4")
+    async def test_a_replay_examines_a_bounded_number_of_runs(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """Also if the sink wants nothing of them: others wait meanwhile. For one run no other is examined."""
+        for number in range(5):
+            await node.start(f"run-{number}", complete())
+        clock.advance(ms=5)
+        await node.start("late", complete())
+        await store.put_sink(HOOK)
+        asked, calls, runs = OutboxReplay("hook", START + 5_000, look=2), 0, 0
+        while True:
+            replayed = await store.replay_outbox(asked)
+            calls, runs = calls + 1, runs + replayed.runs
+            if replayed.after is None:
+                break
+            asked = replace(asked, after=replayed.after)
+        assert (calls, runs) == (4, 1)
+        assert [run_id for run_id, _, _ in await ranges(store)] == ["late"]
+        one = await store.replay_outbox(OutboxReplay("hook", run_id="run-4", look=1))
+        assert (one.runs, one.after) == (1, None)
+
     @pytest.mark.contract("BUS-1", "PRJ-3")
     async def test_alerts_are_events_of_their_own_for_sinks_that_want_them(self, store: Store, peer: Store) -> None:
         """Once by their ids, numbered, and not for the sink that they are about."""
