@@ -32,6 +32,7 @@ from holdfast.store.port import (
     Job,
     LoadedRun,
     MailboxQuery,
+    PlaceQuery,
     PurgeReport,
     Refused,
     RunCountQuery,
@@ -525,6 +526,7 @@ async def acquire_limited_jobs(world: World) -> None:
     asked = node, queues, activities, values.call_limits(), most, visible_ms
     taken, _ = await world.ask("acquire_limited_jobs", *asked) or ((), None)
     world.taken = [*world.taken[-20:], *((node, job) for job in taken)]
+    await world.ask("find", PlaceQuery(run_ids=tuple(world.run_ids)))
 
 
 async def write_streams(world: World) -> None:
@@ -651,6 +653,7 @@ async def read(world: World) -> None:
         ("read_events", (values.pick((*run_ids, MISSING)), values.number(-1, 5), values.pick((None, values.limit())))),
         ("load", ([*values.some(run_ids, 5), MISSING] * values.pick((1, 1, 1, 9)),)),
         ("next_due", (values.pick((*NODES, MISSING)), values.plans(), values.some((*QUEUES, *LIMITED_QUEUES), 3))),
+        ("find", (PlaceQuery(run_ids=(*values.some(run_ids, 6), MISSING), limit=values.limit()),)),
         ("read_streams", ([values.stream_read(run_id) for run_id in (*values.some(run_ids, 4), MISSING)],)),
         ("find_orphaned", (values.pick((0, 0, 1_000, 60_000)),)),
         ("find_nodes", ()),

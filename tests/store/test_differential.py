@@ -139,6 +139,7 @@ MUST_BE_REACHED = {
     "acquire_limited_jobs": "first; again; later; raised InvalidInput",
     "append_streams": "appended; appended to a full stream; Conflict; RunTerminal; NotFound; InvalidInput",
     "read_streams": "something; nothing; begun anew; raised InvalidInput",
+    "find PlaceQuery": "something; nothing; raised InvalidInput",
     "find StreamQuery": "something; nothing; raised InvalidInput",
     "heartbeat": "job kept; job lost; own kept; own lost; raised InvalidInput",
     "load": "something; raised InvalidInput",

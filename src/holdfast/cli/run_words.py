@@ -42,8 +42,8 @@ def sentences_of(run: dict[str, Any]) -> Iterator[str]:
         yield f"{error['code']}: {error['message']}"
     if run["status"] == "FAILED":
         yield f"-> `holdfast run fork {run_id}` goes on from the failed step"
-    if run.get("queued_at"):
-        yield f"waits for a place, queued {moment(run['queued_at'])}"
+    if run.get("queued_at") or run.get("place"):
+        yield _place(run)
     if run.get("active_task_id") and run["status"] == "RUNNING":
         yield f"-> `holdfast task show {run['active_task_id']}` shows what is asked"
 
@@ -60,8 +60,8 @@ def now_of(run: dict[str, Any]) -> str:
         return _short(error_of(error) or "")
     if again:
         return _short(f"{_retried(again)}, {_next(again)}")
-    if run.get("queued_at"):
-        return f"waits for a place, queued {moment(run['queued_at'])}"
+    if run.get("queued_at") or run.get("place"):
+        return _short(_place(run))
     kind = run.get("waiting_kind")
     if not kind:
         return ""
@@ -76,6 +76,33 @@ def _retried(again: dict[str, Any]) -> str:
 
 def _next(again: dict[str, Any]) -> str:
     return f"again at {moment(again['next_at'])}" if again.get("next_at") else "again now"
+
+
+def _place(run: dict[str, Any]) -> str:
+    """Return for which place a run waits, and how far it has come."""
+    place = run.get("place")
+    queued = f", queued {moment(run['queued_at'])}" if run.get("queued_at") else ""
+    if not place:
+        return f"waits for a place{queued}"
+    of = f" of {place['limit']}" if place["step_id"] else ""
+    return f"waits for a place{of}: {', '.join(_taken(place))}{queued}"
+
+
+def _taken(place: dict[str, Any]) -> Iterator[str]:
+    if place["taken"] is not None:
+        yield f"{place['taken']} of {place['at_once']}" if place["at_once"] else f"{place['taken']} taken"
+    if place["key"]:
+        most = f" of {place['per_key']}" if place["per_key"] else " taken"
+        yield f"{place['taken_of_key']}{most} for {place['key']}"
+    yield f"{ordinal(place['in_line'])} in line"
+    if place["waiting"] > 1:
+        yield f"{place['waiting']} calls"
+
+
+def ordinal(number: int) -> str:
+    """Return a number as a place: 1st, 2nd, 11th."""
+    is_teen = 10 < number % 100 < 14
+    return f"{number}{'th' if is_teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def _short(text: str) -> str:

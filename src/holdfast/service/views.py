@@ -126,6 +126,26 @@ class PauseView(Struct, frozen=True, kw_only=True):
     actor: str
 
 
+class PlaceView(Struct, frozen=True, kw_only=True):
+    """For what a run waits, because of a limit, and how far it has come in its line: that of its tenant and key."""
+
+    step_id: str | None
+    """The first of its calls that wait; None: the run itself waits to be admitted."""
+    limit: str
+    """The limit's name, or the workflow."""
+    key: str
+    in_line: int
+    """1: it is the next of its line."""
+    taken: int | None
+    """How many places are taken; None for a token of a tenant."""
+    taken_of_key: int
+    at_once: int | None = None
+    """How many places there are, where the process that answers has the code with the limit."""
+    per_key: int | None = None
+    waiting: int = 1
+    """How many calls of the run wait."""
+
+
 class RunView(Struct, frozen=True, kw_only=True):
     """A run without its history. `last_event_seq` is the number of its last event."""
 
@@ -159,11 +179,13 @@ class RunView(Struct, frozen=True, kw_only=True):
     pause: PauseView | None = None
     queued_at: datetime | None = None
     """Since when it waits for a place, because of the limits of its workflow."""
+    place: PlaceView | None = None
+    """How far it has come, if it, or a call of it, waits for a place."""
     published: dict[str, Any] = {}
     """What its program has published last, such as how far it has come."""
 
 
-def run_view(head: RunHead) -> RunView:
+def run_view(head: RunHead, place: PlaceView | None = None) -> RunView:
     """Return a run as callers see it."""
     snapshot = head.snapshot
     return shown(
@@ -185,6 +207,7 @@ def run_view(head: RunHead) -> RunView:
         retrying=shown(RetryView, snapshot.retrying) if snapshot and snapshot.retrying else None,
         pause=shown(PauseView, snapshot.pause) if snapshot and snapshot.pause else None,
         published=snapshot.published if snapshot else {},
+        place=place,
     )
 
 

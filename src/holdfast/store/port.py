@@ -151,6 +151,8 @@ from holdfast.store.types import NewRun as NewRun
 from holdfast.store.types import NodePlans as NodePlans
 from holdfast.store.types import OrphanedDefinition as OrphanedDefinition
 from holdfast.store.types import OutboxQuery as OutboxQuery
+from holdfast.store.types import PlaceInLine as PlaceInLine
+from holdfast.store.types import PlaceQuery as PlaceQuery
 from holdfast.store.types import Plan as Plan
 from holdfast.store.types import PlanQuery as PlanQuery
 from holdfast.store.types import PurgePolicy as PurgePolicy

@@ -36,6 +36,7 @@ from holdfast.store.types import (
     HostLock,
     Job,
     MailboxQuery,
+    PlaceInLine,
     Plan,
     PlanQuery,
     RunHead,
@@ -392,6 +393,21 @@ def archived_run_of(row: Sequence[Any]) -> ArchivedRun:
 def text_bytes(row: Iterable[Any]) -> int:
     """Return about how large a row is: the length of its texts."""
     return sum(len(value) for value in row if isinstance(value, str | bytes))
+
+
+def place_of(row: Sequence[Any]) -> PlaceInLine:
+    """Return what waits for a place from its row."""
+    run_id, step_id, limit, key, taken, taken_of_key, before, waiting = row
+    return PlaceInLine(
+        run_id=run_id,
+        step_id=step_id,
+        limit=limit,
+        key=key,
+        taken=taken,
+        taken_of_key=taken_of_key,
+        before=before,
+        waiting=waiting,
+    )
 
 
 # --- which queries are short --------------------------------------------------------------------------------------

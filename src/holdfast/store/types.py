@@ -669,6 +669,36 @@ class StreamQuery(Query[NamedStream], frozen=True, kw_only=True):
     after: str = ""
 
 
+PLACES_COUNTED = 1_000
+"""Up to how many places and calls are counted for a row of `PlaceQuery`."""
+
+
+class PlaceInLine(Struct, frozen=True, kw_only=True, gc=False):
+    """What of a run waits for a place: the run itself, to be admitted, or the first of its calls that have a limit.
+
+    The line is that of its tenant and key; whose line is next, `core/admission.py` and `core/call_limits.py` say.
+    """
+
+    run_id: str
+    step_id: str = ""
+    """The call's; empty: the run itself waits, and `limit` is its workflow."""
+    limit: str
+    key: str = ""
+    taken: int | None = None
+    """How many places are taken; None: the caller may not know."""
+    taken_of_key: int = 0
+    before: int = 0
+    """How many are before it in its line."""
+    waiting: int = 1
+    """How many calls of the run wait."""
+
+
+class PlaceQuery(Query[PlaceInLine], frozen=True, kw_only=True):
+    """What waits for a place of these runs, in the order of their ids: a row for each run of which something does."""
+
+    run_ids: tuple[str, ...]
+
+
 class MailboxQuery(Query[Signal], frozen=True, kw_only=True):
     """Which signals of a run to find, in order of acceptance. Consumed ones too if `consumed`.
 

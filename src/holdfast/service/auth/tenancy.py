@@ -54,6 +54,8 @@ from holdfast.store.types import (
     AuditQuery,
     BusDeadLetterQuery,
     DeadLetterQuery,
+    PlaceInLine,
+    PlaceQuery,
     PlanQuery,
     ScheduleQuery,
     SinkQuery,
@@ -167,6 +169,7 @@ class TenantView:
             WaitQuery: self._find_waits,
             EventQuery: self._find_events,
             StreamQuery: self._find_streams,
+            PlaceQuery: self._find_places,
             MailboxQuery: self._find_mailbox,
             TaskQuery: self._find_tasks,
             DeadLetterQuery: self._find_dead_letters,
@@ -384,6 +387,13 @@ class TenantView:
 
     async def _find_streams(self, query: StreamQuery) -> Found[NamedStream]:
         return await self._store.find(query) if await self._own([query.run_id]) else Found()
+
+    async def _find_places(self, query: PlaceQuery) -> Found[PlaceInLine]:
+        """Return how far the tenant's runs have come. How many places others have is not said."""
+        own = await self._own(query.run_ids)
+        run_ids = tuple(run_id for run_id in query.run_ids if run_id in own)
+        places = await self._store.find(replace(query, run_ids=run_ids)) if run_ids else ()
+        return Found(replace(place, taken=None) for place in places)
 
     async def _find_waits(self, query: WaitQuery) -> Found[Wait]:
         return await self._find_of_runs(query, lambda wait: (wait.run_id, wait.step_id))

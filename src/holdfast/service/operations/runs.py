@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
@@ -9,6 +10,8 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.admission import RunLimit
+from holdfast.core.call_limits import CallLimit
 from holdfast.core.debounce import Debounce
 from holdfast.core.events import NULL
 from holdfast.core.messages import cancelled_text
@@ -48,6 +51,7 @@ from holdfast.service.views import (
     Failure,
     GraphView,
     Moment,
+    PlaceView,
     RunStarted,
     RunView,
     SnapshotView,
@@ -56,10 +60,11 @@ from holdfast.service.views import (
     graph_view,
     instant_of,
     run_view,
+    shown,
     snapshot_view,
 )
 from holdfast.store.payloads import concealed
-from holdfast.store.port import Delivered, ReusePolicy, RunCountQuery, RunHead, RunQuery
+from holdfast.store.port import Delivered, PlaceInLine, PlaceQuery, ReusePolicy, RunCountQuery, RunHead, RunQuery
 
 HEAD_BYTES = 1_000
 """How large a run is in a list, about, without its error."""
@@ -215,7 +220,43 @@ class OfRun(Request, frozen=True, kw_only=True):
 @operation("runs.get", "GET /v1/runs/{run_id}", scope="runs:read", errors=OF_A_RUN)
 async def get(context: RequestContext, request: OfRun) -> RunView:
     """Return a run without its history."""
-    return run_view(await head_of(context.store, request.run_id))
+    head = await head_of(context.store, request.run_id)
+    [view] = await _views(context, [head], is_list=False)
+    return view
+
+
+async def _views(context: RequestContext, heads: Sequence[RunHead], *, is_list: bool = True) -> list[RunView]:
+    """Return runs as callers see them, with how far those have come that wait for a place: one query for all.
+
+    In a list only those are asked for that wait for an activity before all else.
+    """
+    waiting = [head.run_id for head in heads if head.finished_at is None and (not is_list or _may_wait(head))]
+    if not waiting:
+        return [run_view(head) for head in heads]
+    found = await context.store.find(PlaceQuery(run_ids=tuple(waiting), limit=len(waiting)))
+    places = {place.run_id: _place_view(context, place) for place in found}
+    return [run_view(head, places.get(head.run_id)) for head in heads]
+
+
+def _may_wait(head: RunHead) -> bool:
+    is_at_activity = head.snapshot is not None and head.snapshot.waiting_kind == "activity"
+    return head.queued_at is not None or is_at_activity
+
+
+def _place_view(context: RequestContext, place: PlaceInLine) -> PlaceView:
+    registry = context.runtime.registry
+    numbers: CallLimit | RunLimit | None = registry.call_limits.get(place.limit)
+    if not place.step_id:
+        workflow = registry.workflow_limits.get(place.limit)
+        numbers = None if workflow is None else workflow.limit
+    return shown(
+        PlaceView,
+        place,
+        step_id=place.step_id or None,
+        in_line=place.before + 1,
+        at_once=None if numbers is None else numbers.at_once,
+        per_key=None if numbers is None else numbers.per_key,
+    )
 
 
 _WORDS = (
@@ -323,7 +364,7 @@ async def list_(context: RequestContext, request: ListRuns) -> RunPage:
         found, next_page = await read_ordered(
             context, query, request.order_by, cursor=request.cursor, limit=request.limit
         )
-        return RunPage([run_view(head) for head in found], next_page, found.unreadable, time_of(found))
+        return RunPage(await _views(context, found), next_page, found.unreadable, time_of(found))
     kind, place_of, place = ("newest runs", _birth_of, "before") if query.newest else ("runs", _id_of, "after")
     rows, following = await read_page(
         context,
@@ -336,7 +377,7 @@ async def list_(context: RequestContext, request: ListRuns) -> RunPage:
         place=place,
         size_of=_head_bytes,
     )
-    return RunPage([run_view(head) for head in rows], following, rows.unreadable, time_of(rows))
+    return RunPage(await _views(context, rows), following, rows.unreadable, time_of(rows))
 
 
 class RunCounts(Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from holdfast.core.admission import (
 )
 from holdfast.core.instants import Instant
 from holdfast.errors import Overloaded
+from holdfast.store.types import PlaceInLine
 
 
 class Waiting(Struct, frozen=True):
@@ -71,6 +72,26 @@ class AdmissionQueue:
     def is_waiting(self, run_id: str) -> bool:
         """Return whether a run is queued."""
         return run_id in self._waiting
+
+    def place_of(self, run_id: str, plan_id: str) -> PlaceInLine | None:
+        """Return how far a queued run has come; None for one that is not queued."""
+        run = self._waiting.get(run_id)
+        if run is None:
+            return None
+        line = [
+            (other.rank, number)
+            for number, other in enumerate(self._waiting.values())
+            if (other.tenant, other.key) == (run.tenant, run.key)
+        ]
+        own = run.rank, list(self._waiting).index(run_id)
+        return PlaceInLine(
+            run_id=run_id,
+            limit=plan_id,
+            key=run.key,
+            taken=len(self._inside),
+            taken_of_key=sum(inside == (run.tenant, run.key) for inside in self._inside.values()),
+            before=sum(other < own for other in line),
+        )
 
     def leave(self, run_id: str) -> None:
         """Remove a run that has finished, queued or inside."""

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from holdfast.core.call_limits import UNLIMITED, CallDecision, CallLimit, LimitState, Line, decide_call, in_turn
 from holdfast.core.instants import Instant
+from holdfast.store.types import PlaceInLine
 
 Id = tuple[int, str]
 """A job: the place of its run in the order of creation, and its step."""
@@ -20,6 +21,31 @@ class Call(NamedTuple):
     is_taken: bool
     is_wanted: bool
     """Whether the node that asks could take it: its queue, and its activity."""
+
+    def has_place(self, now: Instant) -> bool:
+        """Return whether an attempt of it is under way."""
+        return self.is_taken and self.visible_at > now
+
+    @property
+    def turn(self) -> tuple[Instant, Id]:
+        """Its place in its line."""
+        return self.visible_at, self.id
+
+
+def place_in_line(run_id: str, mine: list[Call], name: str, calls: list[Call], now: Instant) -> PlaceInLine:
+    """Return how far the first of a run's waiting calls has come among all `calls` of its limit."""
+    first = min(mine, key=lambda call: call.turn)
+    line = [call for call in calls if (call.tenant, call.key) == (first.tenant, first.key)]
+    return PlaceInLine(
+        run_id=run_id,
+        step_id=first.id[1],
+        limit=name,
+        key=first.key,
+        taken=sum(call.has_place(now) for call in calls),
+        taken_of_key=sum(call.has_place(now) for call in line),
+        before=sum(call.visible_at <= now and call.turn < first.turn for call in line),
+        waiting=len(mine),
+    )
 
 
 class CallLimits:
@@ -61,7 +87,7 @@ class CallLimits:
         return taken, min(instants, default=None)
 
     def _decide(self, name: str, calls: list[Call], limit: CallLimit, now: Instant) -> CallDecision[Id]:
-        inside = [call for call in calls if call.is_taken and call.visible_at > now]
+        inside = [call for call in calls if call.has_place(now)]
         due = sorted((c for c in calls if c.is_wanted and c.visible_at <= now), key=lambda c: (c.visible_at, c.id))
         first = {(call.tenant, call.key): call.id for call in reversed(due)}
         lines = [

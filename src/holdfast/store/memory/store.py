@@ -37,7 +37,7 @@ from holdfast.store.memory.admission import AdmissionQueue
 from holdfast.store.memory.audit import AuditLog
 from holdfast.store.memory.bulletins import Bulletins
 from holdfast.store.memory.bus import Bus
-from holdfast.store.memory.call_limits import Call, CallLimits
+from holdfast.store.memory.call_limits import Call, CallLimits, place_in_line
 from holdfast.store.memory.health import examine
 from holdfast.store.memory.host_locks import HostLocks
 from holdfast.store.memory.jobs import acquire
@@ -96,6 +96,7 @@ class MemoryStore:
             port.WaitQuery: partial(queries.find_waits, self._runs),
             port.EventQuery: partial(queries.find_events, self._runs),
             port.StreamQuery: partial(queries.find_streams, self._runs),
+            port.PlaceQuery: self._find_places,
             port.MailboxQuery: partial(queries.find_mailbox, self._runs),
             port.TaskQuery: partial(queries.find_tasks, self._runs),
             port.DeadLetterQuery: partial(queries.find_dead_letters, self._runs),
@@ -446,6 +447,20 @@ class MemoryStore:
     ) -> tuple[list[port.Job], Instant | None]:
         validation.check_acquire_limited(node, queues, activities, limits, limit, visible_ms, self._limits)
         now = self._now()
+        calls, jobs = self._limited_calls(queues, activities)
+        if not any(call.is_wanted for waiting in calls.values() for call in waiting):
+            return [], None
+        places, again_at = self._call_limits.acquire(calls, limits, limit, now, now + visible_ms * 1_000)
+        taken = []
+        for run, job in (jobs[place] for place in places):
+            run.work[job.step_id], given = acquire(run.work[job.step_id], job, node, now + visible_ms * 1_000)
+            taken.append(given)
+        return taken, again_at
+
+    def _limited_calls(
+        self, queues: Sequence[str] = (), activities: Sequence[str] = ()
+    ) -> tuple[dict[str, list[Call]], dict[tuple[int, str], tuple[Run, port.Job]]]:
+        """Return the calls that have limits, by the limits' names, and their runs and jobs."""
         calls, jobs = dict[str, list[Call]](), dict[tuple[int, str], tuple[Run, port.Job]]()
         for number, (run, job) in enumerate(self._jobs()):
             limited, work = limited_by(job.queue, job.options), run.work[job.step_id]
@@ -457,14 +472,30 @@ class MemoryStore:
                 )
                 calls.setdefault(limited.name, []).append(call)
                 jobs[call.id] = run, job
-        if not any(call.is_wanted for waiting in calls.values() for call in waiting):
-            return [], None
-        places, again_at = self._call_limits.acquire(calls, limits, limit, now, now + visible_ms * 1_000)
-        taken = []
-        for run, job in (jobs[place] for place in places):
-            run.work[job.step_id], given = acquire(run.work[job.step_id], job, node, now + visible_ms * 1_000)
-            taken.append(given)
-        return taken, again_at
+        return calls, jobs
+
+    def _find_places(self, query: port.PlaceQuery) -> port.Found[port.PlaceInLine]:
+        """Return what of these runs waits for a place."""
+        now = self._now()
+        calls, jobs = self._limited_calls()
+        found: list[port.PlaceInLine] = []
+        for run_id in sorted({*query.run_ids} & self._runs.keys()):
+            queue = self._admission_queues.get(self._runs[run_id].head.plan_id)
+            waiting = None if queue is None else queue.place_of(run_id, self._runs[run_id].head.plan_id)
+            if waiting is not None:
+                found.append(waiting)
+                continue
+            own = [
+                (call.turn, name)
+                for name, all_ in calls.items()
+                for call in all_
+                if call.visible_at <= now and jobs[call.id][0].head.run_id == run_id
+            ]
+            if own:
+                turns, name = {turn for turn, _ in own}, min(own)[1]
+                mine = [call for all_ in calls.values() for call in all_ if call.turn in turns]
+                found.append(place_in_line(run_id, mine, name, calls[name], now))
+        return port.Found(found)
 
     async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
         validation.check_release(node, jobs, self._limits)

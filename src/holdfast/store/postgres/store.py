@@ -7,7 +7,7 @@ Nothing depends on the session that a statement runs in, so a pooler in transact
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -337,11 +337,18 @@ class PostgresStore:
     # --- Index
 
     async def find(self, query: port.Query[Row]) -> port.Found[Row]:
+        if isinstance(query, port.PlaceQuery):
+            return cast("port.Found[Row]", await self._find_places(query))
         finder = validation.finder_of(_FINDERS, query)
         most = self._page(query.limit)
         if sql.is_lookup(query):
             return await self._pool.finished(finder(self._ready(), query, most))
         return await finder(self._listing(), query, most)
+
+    async def _find_places(self, query: port.PlaceQuery) -> port.Found[port.PlaceInLine]:
+        validation.check_query(query)
+        places = job_queue.find_places(self._ready(), query, self._page(query.limit), self._asked())
+        return await self._pool.finished(places)
 
     async def find_nodes(self) -> list[port.NodePlans]:
         said = await self._pool.finished(self._ready().fetch(leases.ALIVE, self._asked()))

@@ -104,6 +104,18 @@ class StoredQueue(AdmissionQueue):
 class Admission:
     """The admission queues of all plans."""
 
+    async def find_places(self, query: port.PlaceQuery) -> port.Found[port.PlaceInLine]:
+        """Return how far runs have come that are queued. Calls of activities have no limits in a bucket."""
+        queued = {
+            run_id: run.head.plan_id
+            for run_id, run in self._mirror.ordered().items()
+            if run_id in query.run_ids and run.head.queued_at is not None
+        }
+        plans = sorted({*queued.values()})
+        queues = {plan: StoredQueue(await self._document(plan).read()) for plan in plans}
+        places = [queues[plan].place_of(run_id, plan) for run_id, plan in sorted(queued.items())]
+        return port.Found(place for place in places if place is not None)
+
     def __init__(self, bucket: Bucket, mirror: Mirror, heads: Heads, secrets: Secrets) -> None:
         self._bucket = bucket
         self._mirror = mirror

@@ -170,6 +170,7 @@ class S3Store(WithoutBus):
             port.WaitQuery: self._finder(queries.find_waits),
             port.EventQuery: self._find_events,
             port.StreamQuery: self._find_streams,
+            port.PlaceQuery: self._admission.find_places,
             port.MailboxQuery: self._finder(queries.find_mailbox),
             port.TaskQuery: self._finder(queries.find_tasks),
             port.DeadLetterQuery: self._finder(queries.find_dead_letters),

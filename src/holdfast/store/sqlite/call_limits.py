@@ -10,8 +10,9 @@ from typing import Any
 
 from holdfast.core.call_limits import UNLIMITED, CallDecision, CallLimit, LimitState, Line, decide_call
 from holdfast.core.instants import Instant
-from holdfast.store import port
+from holdfast.store import port, sql
 from holdfast.store.sqlite import jobs, queries
+from holdfast.store.types import PLACES_COUNTED
 
 Id = tuple[int, str]
 
@@ -57,6 +58,50 @@ BEGIN = """
 INSERT INTO limit_begins SELECT ?1, ?2, coalesce(max(number), 0) + 1, ?3, ?4 FROM limit_begins
 WHERE name = ?1 AND begun_at = ?2
 """
+PLACES = f"""
+WITH asked AS MATERIALIZED (
+    SELECT run_no, run_id FROM runs WHERE run_id IN (SELECT value FROM json_each(:run_ids)) AND finished_at IS NULL
+), calls AS (
+    SELECT run_id, j.run_no AS run_no, step_id, limit_name AS name, limit_tenant AS tenant, limit_key AS key,
+        visible_at,
+        row_number() OVER (PARTITION BY j.run_no ORDER BY visible_at, step_id) AS place,
+        count(*) OVER (PARTITION BY j.run_no) AS waiting
+    FROM asked CROSS JOIN jobs j ON j.run_no = asked.run_no
+    WHERE limit_name IS NOT NULL AND visible_at <= :now
+        AND NOT EXISTS (SELECT 1 FROM gate_runs w WHERE w.run_no = asked.run_no AND NOT w.is_inside)
+)
+SELECT run_id, step_id, name, key, (
+    SELECT count(*) FROM (
+        SELECT 1 FROM jobs AS t INDEXED BY jobs_places
+        WHERE t.limit_name = name AND t.visible_at > :now AND t.taken_by IS NOT NULL LIMIT {PLACES_COUNTED}
+    )
+), (
+    SELECT count(*) FROM (
+        SELECT 1 FROM jobs AS t INDEXED BY jobs_lines
+        WHERE t.limit_name = name AND t.limit_tenant = tenant AND t.limit_key = key AND t.visible_at > :now
+            AND t.taken_by IS NOT NULL LIMIT {PLACES_COUNTED}
+    )
+), (
+    SELECT count(*) FROM (
+        SELECT 1 FROM jobs AS t INDEXED BY jobs_lines
+        WHERE t.limit_name = name AND t.limit_tenant = tenant AND t.limit_key = key AND t.visible_at <= calls.visible_at
+            AND (t.visible_at, t.run_no, t.step_id) < (calls.visible_at, calls.run_no, calls.step_id)
+        LIMIT {PLACES_COUNTED}
+    )
+), waiting FROM calls WHERE place = 1
+UNION ALL
+SELECT run_id, '', g.plan_id, g.key, gates.inside,
+    coalesce((SELECT inside FROM gate_lines l WHERE (l.plan_id, l.tenant, l.key) = (g.plan_id, g.tenant, g.key)), 0), (
+        SELECT count(*) FROM (
+            SELECT 1 FROM gate_runs AS b INDEXED BY gate_runs_waiting
+            WHERE b.plan_id = g.plan_id AND b.tenant = g.tenant AND b.key = g.key AND NOT b.is_inside
+                AND (b.place, b.run_no) < (g.place, g.run_no) LIMIT {PLACES_COUNTED}
+        )
+    ), 1
+FROM asked CROSS JOIN gate_runs g ON g.run_no = asked.run_no AND NOT g.is_inside
+    CROSS JOIN gates ON gates.plan_id = g.plan_id
+ORDER BY 1 LIMIT :limit
+"""
 NEXT_VISIBLE = """
 SELECT visible_at FROM jobs WHERE queue = ? AND visible_at > ? AND activity IN (SELECT value FROM json_each(?))
 ORDER BY visible_at LIMIT 1
@@ -67,6 +112,12 @@ def are_there(db: sqlite3.Connection, queues: Sequence[str], activities: Sequenc
     """Return whether calls of these activities stand in these queues."""
     listed = queries.listing(activities)
     return any(db.execute(ANY, (queue, listed)).fetchone() for queue in queues)
+
+
+def find_places(db: sqlite3.Connection, query: port.PlaceQuery, limit: int, now: Instant) -> list[port.PlaceInLine]:
+    """Return what of these runs waits for a place: calls under their limits, and runs to be admitted."""
+    asked = {"run_ids": queries.listing(query.run_ids), "now": now, "limit": limit}
+    return [sql.place_of(row) for row in db.execute(PLACES, asked)]
 
 
 def acquire(

@@ -284,6 +284,8 @@ class SqliteStore:
     # --- Index
 
     async def find(self, query: port.Query[Row]) -> port.Found[Row]:
+        if isinstance(query, port.PlaceQuery):
+            return cast(port.Found[Row], await self._find_places(query))
         finder = validation.finder_of(_FINDERS, query)
         most = self._page(query.limit)
         if isinstance(query, port.RunQuery) and search.is_driven(query):
@@ -294,6 +296,11 @@ class SqliteStore:
             return cast(port.Found[Row], await self._find_newest(query, most))
         read = self._read if sql.is_lookup(query) and not getattr(query, "newest", False) else self._list
         return await read(lambda db, _: finder(db, query, most))
+
+    async def _find_places(self, query: port.PlaceQuery) -> port.Found[port.PlaceInLine]:
+        validation.check_query(query)
+        most = self._page(query.limit)
+        return port.Found(await self._read(lambda db, now: call_limits.find_places(db, query, most, now)))
 
     async def _search(self, query: port.RunQuery, most: int) -> port.Found[port.RunHead] | None:
         """Return what a query finds that an index drives, or None if none should."""

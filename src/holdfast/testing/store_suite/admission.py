@@ -13,7 +13,18 @@ from holdfast.core.events import RunStarted
 from holdfast.core.messages import ADMITTED
 from holdfast.core.state import CANCELLED
 from holdfast.errors import Conflict, InvalidInput, LeaseExpired, Overloaded
-from holdfast.store.port import Admitted, CommitConflict, Committed, Created, Existing, LoadedRun, Refused, Store, Turn
+from holdfast.store.port import (
+    Admitted,
+    CommitConflict,
+    Committed,
+    Created,
+    Existing,
+    LoadedRun,
+    PlaceQuery,
+    Refused,
+    Store,
+    Turn,
+)
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, new_run, signal, wait
 from holdfast.testing.store_suite.base import STRANGE_NAMES, SuiteBase, check_refused, unchanged
@@ -132,6 +143,27 @@ class AdmissionSuite(SuiteBase):
     """How runs of workflows with limits are admitted."""
 
     # --- runs that were held before they are queued
+
+    @pytest.mark.contract("QUE-2")
+    async def test_queued_run_is_found_with_its_place_in_line(self, store: Store, node: SampleNode) -> None:
+        """Of its tenant and key; by priority, as it will be admitted. A run that was admitted is found no more."""
+        await node.renew()
+        limit = RunLimit(at_once=2, per_key=2)
+        await enqueue(store, "a", "b", limit=limit, key="k", claim_for=node.name)
+        await enqueue(store, "c", "d", limit=limit, key="k")
+        await enqueue(store, "e", limit=limit)
+        run_ids = ("missing", "e", "d", "c", "b", "a")
+        found = await store.find(PlaceQuery(run_ids=run_ids))
+        assert [(each.run_id, each.step_id, each.limit, each.key) for each in found] == [
+            *(("c", "", "order", "k"), ("d", "", "order", "k"), ("e", "", "order", ""))
+        ]
+        assert [(each.taken, each.taken_of_key, each.before) for each in found] == [(2, 2, 0), (2, 2, 1), (2, 0, 0)]
+        await node.claim()
+        await node.step("a", complete())
+        found = await store.find(PlaceQuery(run_ids=run_ids))
+        assert {each.taken for each in found} == {1}
+        assert len(await admit(store, limit)) == 1
+        assert len(await store.find(PlaceQuery(run_ids=run_ids))) == 2
 
     @pytest.mark.contract("QUE-2")
     async def test_run_that_was_held_is_queued_when_it_is_released(

@@ -10,7 +10,7 @@ from holdfast.core import codec
 from holdfast.core.call_limits import LIMITED, CallLimit
 from holdfast.core.instants import Instant
 from holdfast.errors import CheckpointOwnershipCapabilityError, InvalidInput
-from holdfast.store.port import Accepted, Heartbeat, Job, Store
+from holdfast.store.port import Accepted, Heartbeat, Job, PlaceQuery, Store
 from holdfast.store.types import CALL_LIMITS
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, job
@@ -250,6 +250,35 @@ class CallLimitSuite(SuiteBase):
         jobs, _ = await ask(store, CallLimit(per_key=1))
         assert jobs == [strange]
         assert isinstance(await deliver_one(store, ended(jobs[0], "done")), Accepted)
+
+    @pytest.mark.contract("ACT-7")
+    async def test_call_that_waits_is_found_with_its_place_in_line(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """A row for each run: its first call, what is taken, and how many of its own line are before it."""
+        if await self._lacks_limits(store):
+            return
+        limit = CallLimit(at_once=2)
+        await put(node, call("a0", "a"), call("b0", "b"))
+        await put(node, call("a1", "a", run="run-2"), call("a2", "a", run="run-2"), call("b1", "b", run="run-2"))
+        clock.advance(ms=1)
+        await put(node, call("a3", "a", run="run-3"), call("b9", "b", run="run-3"))
+        await put(node, call("z0", "a", run="run-4", tenant="zeta"))
+        await put(node, replace(call("l0", run="run-5"), due_at=START + 60_000_000))
+        run_ids = tuple(f"run-{number}" for number in (5, 4, 3, 2, 1, 9))
+        assert await steps(store, limit) == ["a0", "z0"]
+        found = await store.find(PlaceQuery(run_ids=run_ids))
+        shown = [(each.run_id, each.step_id, each.limit, each.key) for each in found]
+        assert shown == [("run-1", "b0", NAME, "b"), ("run-2", "a1", NAME, "a"), ("run-3", "a3", NAME, "a")]
+        assert [(each.taken, each.taken_of_key, each.before, each.waiting) for each in found] == [
+            *((2, 0, 0, 1), (2, 1, 0, 3), (2, 1, 2, 2))
+        ]
+        clock.advance(ms=VISIBLE_MS)  # who had places is lost, and waits again as the last of its line
+        first, *_, last = await store.find(PlaceQuery(run_ids=run_ids))
+        assert (first.step_id, first.taken, first.waiting) == ("b0", 0, 2)
+        assert (last.run_id, last.before, last.taken_of_key) == ("run-4", 0, 0)
+        assert await store.find(PlaceQuery(run_ids=())) == []
+        assert len(await store.find(PlaceQuery(run_ids=run_ids, limit=2))) == 2
 
     @pytest.mark.contract("ACT-7")
     async def test_acquiring_under_limits_refuses_malformed_arguments(self, store: Store) -> None:

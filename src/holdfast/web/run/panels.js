@@ -4,6 +4,7 @@ import { call } from "../lib/api.js";
 import { h, put } from "../lib/dom.js";
 import { icon } from "../lib/icons.js";
 import { jsonView } from "../lib/json.js";
+import { placeWords } from "../lib/places.js";
 import { may } from "../lib/session.js";
 import { nowMs } from "../lib/clock.js";
 import { runAddress } from "../lib/router.js";
@@ -57,30 +58,9 @@ function pauseCard({ head, runId }) {
   );
 }
 
-// A run that cannot start yet: how many are before it, and how many its workflow admits.
-function queueCard({ head, signal }) {
-  const more = h("span", {});
-  const count = (fields) => call("runs.count", { workflow: head.workflow, ...fields }, signal);
-  const limit = call("workflows.get", { name: head.workflow, version: head.workflow_version }, signal);
-  Promise.all([count({}), count({ status: "PENDING", created_until: head.created_at }), limit.catch(() => null)]).then(
-    ([all, before, workflow]) => {
-      const { RUNNING = 0, PAUSED = 0, APPROVED = 0 } = all.by_status;
-      const most = workflow?.limit?.at_once;
-      const inside = RUNNING + PAUSED + APPROVED;
-      put(more, `: ${inside}${most ? ` of ${most}` : ""} ${inside === 1 && !most ? "is" : "are"} taken, ${ordinal(before.total + 1)} in line`);
-    },
-    (problem) => {
-      if (problem.code === undefined && problem.name !== "AbortError") throw problem; // the rest of the card is true
-    },
-  );
-  return need("PENDING", h("span", {}, "Waits for a place, queued ", ageOf(head.queued_at), more));
-}
-
-const ordinals = new Intl.PluralRules("en", { type: "ordinal" });
-const ENDINGS = { one: "st", two: "nd", few: "rd", other: "th" };
-
-function ordinal(number) {
-  return `${number.toLocaleString()}${ENDINGS[ordinals.select(number)]}`;
+// A run, or a call of it, that waits because of a limit: how far it has come.
+function placeCard({ head }) {
+  return need("PENDING", h("span", {}, ...placeWords(head)));
 }
 
 function approvalCard({ runId }) {
@@ -137,7 +117,7 @@ export function needs(model, state) {
   }
   const { head } = model;
   if (state.status === "PAUSED" && head.pause && cards.length === 0 && !isPausedByError(state)) cards.push(pauseCard(model));
-  if (state.status === "PENDING" && head.queued_at) cards.push(queueCard(model));
+  if (!TERMINAL.has(state.status) && (head.place || (state.status === "PENDING" && head.queued_at))) cards.push(placeCard(model));
   if (state.substatus === AWAITING_APPROVAL) cards.push(approvalCard(model));
   if (state.status === "RUNNING") cards.push(...[failedBesideChild(state)].filter(Boolean));
   for (const step of retriedSteps(state).slice(0, MOST_FAILED)) cards.push(retryCard(model, step));

@@ -4,6 +4,7 @@ import { nowMs } from "../lib/clock.js";
 import { h } from "../lib/dom.js";
 import { shortId } from "../lib/ids.js";
 import { icon, statusBadge } from "../lib/icons.js";
+import { placeWords } from "../lib/places.js";
 import { publishedOf } from "../lib/published.js";
 import { runAddress } from "../lib/router.js";
 import { ageOf, elapsedOf, moment } from "../lib/time.js";
@@ -54,7 +55,7 @@ export function nowOf(run) {
   if (FINISHED.has(run.status)) return "";
   if (run.status === "PAUSED") return pausedWords(run);
   if (run.retrying) return retryWords(run.retrying, error);
-  if (run.queued_at) return h("span", { class: "row-waits" }, icon("WAITING"), h("span", {}, "Waits for a place, queued ", ageOf(run.queued_at)));
+  if (run.queued_at || run.place) return h("span", { class: "row-waits" }, icon("WAITING"), h("span", {}, ...placeWords(run)));
   const kind = run.waiting_kind;
   if (!kind && run.node) return "Runs on " + run.node;
   if (!kind) return run.status === "RUNNING" ? h("span", { class: "row-waits" }, icon("signal"), h("span", {}, "Waits for a signal or an update")) : "";
