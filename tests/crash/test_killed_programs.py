@@ -13,6 +13,7 @@ import pytest
 from holdfast.core.invariants import check, check_drained
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import system_view
+from tests.machine_load import slowdown
 
 TIDE, ROPE = "ann: Tide", "ann: Rope"
 ENDINGS: dict[str, tuple[str, Any]] = {
@@ -37,7 +38,7 @@ async def test_a_program_survives_being_killed_at_every_write(scenario: str, tmp
         [sys.executable, "-m", "tests.crash.killed_programs", scenario, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=120 * slowdown(),
         check=False,
     )
     assert played.returncode == 0, played.stdout + played.stderr

@@ -59,7 +59,7 @@ def run(script: Path, folder: Path) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * slowdown(),
         check=False,
     )
     assert done.returncode == 0, done.stderr

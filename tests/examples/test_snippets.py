@@ -68,9 +68,14 @@ def options_of(line: str) -> Iterator[str]:
 
 
 def test_code_on_the_pages_parses() -> None:
-    for page in PAGES:
-        for block in re.findall(r"^```python[^\n]*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
-            compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
+    blocks = [
+        (page, block)
+        for page in PAGES
+        for block in re.findall(r"^```python[^\n]*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    ]
+    assert len(blocks) > 50, "so many are found"
+    for page, block in blocks:
+        compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
 
 
 def test_every_name_of_the_package_on_the_pages_exists() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -41,8 +40,8 @@ from holdfast.store.memory.jobs import put
 from holdfast.store.memory.run import Run
 from holdfast.store.payloads import Payload
 from holdfast.testing.sim_loop import current_process
+from tests.sim.planted import first_finding
 from tests.sim.sealed_values import Bucket
-from tests.sim.simulation import PAYERS, simulate
 from tests.sim.world import LOST_TURNS, World
 
 pytestmark = [
@@ -50,13 +49,6 @@ pytestmark = [
     # A planted fault can leave a program that nothing closes; what its clean-up meets later is no finding.
     pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"),
 ]
-
-SEEDS = 120
-OPEN_SEEDS = (0, 18, 36, 43)
-"""Seeds whose nodes fail open, and in which a step begins early."""
-
-SEALED_SEEDS = (2, 6, 7, 24)
-"""Seeds whose nodes encrypt values, and keep large ones in a bucket."""
 
 
 @pytest.fixture(autouse=True)
@@ -67,17 +59,6 @@ def _silence() -> Iterator[None]:
     logger.setLevel(logging.CRITICAL + 1)
     yield
     logger.setLevel(level)
-
-
-def first_finding(*known: int, payers: int = PAYERS, flows: int = 0) -> str:
-    """Play seeds until one finds something; return what. Known ones, which have found it before, come first."""
-    for seed in (*known, *range(SEEDS)):
-        violations = simulate(seed, runs=2 if flows else 8, payers=payers, flows=flows).violations
-        gc.collect()  # here, and not in another test
-        if violations:
-            print(f"found by seed {seed}")
-            return violations[0]
-    return "nothing"
 
 
 @pytest.mark.contract("OWN-1")
@@ -102,7 +83,7 @@ def test_it_finds_work_that_is_begun_before_its_commit(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(TurnProcessor, "process", take_turns)
     monkeypatch.setattr(TurnDraft, "finish", finish)
-    assert "began before it was committed" in first_finding(1)
+    assert "began before it was committed" in first_finding()
 
 
 @pytest.mark.contract("OWN-1")
@@ -163,7 +144,7 @@ def _die_always(self: World, bomb: str, times: int) -> None:
 @pytest.mark.contract("OWN-3")
 def test_it_finds_runs_that_were_created_and_are_never_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Starter, "_look_for", lambda self, run_ids: None)
-    assert "is stuck" in first_finding(41, payers=0)
+    assert "is stuck" in first_finding(payers=0)
 
 
 @pytest.mark.contract("SIG-4")
@@ -182,7 +163,7 @@ def test_it_finds_a_signal_that_is_consumed_without_its_event(monkeypatch: pytes
 @pytest.mark.contract("SIG-5")
 def test_it_finds_a_signal_that_is_accepted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Run, "_known_signal", lambda self, request, limits, now: None)
-    assert "was sent once and is there" in first_finding(2)
+    assert "was sent once and is there" in first_finding()
 
 
 @pytest.mark.contract("TMR-1")
@@ -208,13 +189,13 @@ def test_it_finds_outcomes_that_are_dropped_when_the_store_fails(monkeypatch: py
         return await self._store.commit(turns)
 
     monkeypatch.setattr(TurnProcessor, "_commit", commit_once)
-    assert first_finding(41) != "nothing"
+    assert first_finding() != "nothing"
 
 
 @pytest.mark.contract("ACT-1")
 def test_it_finds_jobs_that_outlive_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TurnDraft, "_jobs_closed", lambda self: ())
-    assert "nobody waits for it to be carried out" in first_finding(2)
+    assert "nobody waits for it to be carried out" in first_finding()
 
 
 @pytest.mark.contract("ACT-1", "OWN-3")
@@ -265,7 +246,7 @@ def test_it_finds_a_rotation_that_loses_an_open_step(monkeypatch: pytest.MonkeyP
         return carried(state, update_ids, step_ids and step_ids[:-1])
 
     monkeypatch.setattr(decide, "carried", lose_last)
-    assert first_finding(payers=0, flows=4) != "nothing"
+    assert first_finding(runs=2, payers=0, flows=4) != "nothing"
 
 
 @pytest.mark.contract("CAN-1", "ATT-1")
@@ -276,7 +257,7 @@ def test_it_finds_a_rotation_that_forgets_the_attempts_of_a_step(monkeypatch: py
         return known | {"steps": steps} if steps else known
 
     monkeypatch.setattr(decide, "carried", forget)
-    assert "changes the step" in first_finding(payers=0, flows=4)
+    assert "changes the step" in first_finding(runs=2, payers=0, flows=4)
 
 
 @pytest.mark.contract("QUE-2")
@@ -302,7 +283,7 @@ def test_it_finds_a_rate_that_counts_admissions_and_not_starts(monkeypatch: pyte
 
     monkeypatch.setattr(AdmissionQueue, "decide", note_time)
     monkeypatch.setattr(AdmissionQueue, "admit", count_at_once)
-    assert "runs have started within" in first_finding(31, payers=0)
+    assert "runs have started within" in first_finding(payers=0)
 
 
 @pytest.mark.contract("QUE-2")
@@ -366,7 +347,7 @@ def test_it_finds_jobs_that_are_begun_without_being_taken(monkeypatch: pytest.Mo
 @pytest.mark.contract("ACT-1", "OWN-3")
 def test_it_finds_jobs_that_are_given_up_with_the_node_of_their_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owned_runs, "is_local", lambda step: step.kind == "activity" and not step.is_detached)
-    assert "is a job, and was given up" in first_finding(8)
+    assert "is a job, and was given up" in first_finding()
 
 
 @pytest.mark.contract("ACT-1")
@@ -399,7 +380,7 @@ def test_it_finds_jobs_that_are_taken_again_without_verification(monkeypatch: py
         return step.effect
 
     monkeypatch.setattr(queue_worker, "effect_after_takes", trust)
-    assert "was charged twice, and its verifier is truthful" in first_finding(61)
+    assert "was charged twice, and its verifier is truthful" in first_finding()
 
 
 @pytest.mark.contract("ACT-3")
@@ -445,7 +426,7 @@ def test_it_finds_values_that_are_referred_to_before_they_are_written(monkeypatc
         asyncio.ensure_future(put(self, key, chunks))  # noqa: RUF006
 
     monkeypatch.setattr(Bucket, "put", put_later)
-    assert "a value is referred to, and is not there" in first_finding(*SEALED_SEEDS)
+    assert "a value is referred to, and is not there" in first_finding()
 
 
 @pytest.mark.contract("SEC-2")
@@ -460,13 +441,13 @@ def test_it_finds_values_that_are_sealed_for_another_run(monkeypatch: pytest.Mon
         return payload._replace(scope=payload.scope.rpartition("/")[0] or payload.scope)
 
     monkeypatch.setattr(Encryption, "encode", encode_for_the_parent)
-    assert first_finding(*SEALED_SEEDS) != "nothing"
+    assert first_finding() != "nothing"
 
 
 @pytest.mark.contract("LAT-1")
 def test_it_finds_steps_that_begin_early_and_are_in_no_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Journal, "append", lambda self, entries: None)
-    assert "began before it was committed" in first_finding(*OPEN_SEEDS)
+    assert "began before it was committed" in first_finding()
 
 
 @pytest.mark.contract("LAT-1", "ACT-3")
@@ -475,4 +456,4 @@ def test_it_finds_keyed_steps_that_begin_before_their_record_is_durable(monkeypa
         return any(isinstance(event.data, StepStarted) and not event.data.queue for event in turn.events)
 
     monkeypatch.setattr(fail_open, "starts_steps_only", starts_some)
-    assert "began before it was committed" in first_finding(*OPEN_SEEDS)
+    assert "began before it was committed" in first_finding()

@@ -11,11 +11,9 @@ import pytest
 from holdfast.program.flow import program as flow_program
 from holdfast.program.flow.cursor import Position, saved
 from holdfast.program.flow.program import FlowProgram
-from tests.sim.simulation import simulate
+from tests.sim.planted import first_finding
 
 pytestmark = pytest.mark.slow
-
-SEEDS = 60
 
 
 @pytest.fixture(autouse=True)
@@ -26,16 +24,6 @@ def _silence() -> Iterator[None]:
     logger.setLevel(logging.CRITICAL + 1)
     yield
     logger.setLevel(level)
-
-
-def first_finding() -> str:
-    """Play flows until a seed finds something; return what."""
-    for seed in range(SEEDS):
-        violations = simulate(seed, runs=0, payers=0, flows=8).violations
-        if violations:
-            print(f"found by seed {seed}")
-            return violations[0]
-    return "nothing"
 
 
 @pytest.mark.contract("WF-2", "WF-5")
@@ -50,7 +38,7 @@ def test_it_finds_choices_of_a_flow_that_are_made_again_at_replay(monkeypatch: p
             self.is_replaying = is_replaying
 
     monkeypatch.setattr(FlowProgram, "_recorded", made_again)
-    assert first_finding() != "nothing"
+    assert first_finding(runs=0, payers=0, flows=8) != "nothing"
 
 
 @pytest.mark.contract("WF-4", "CAN-1")
@@ -65,4 +53,4 @@ def test_it_finds_a_rotation_that_forgets_what_has_to_be_undone(monkeypatch: pyt
             position.undo = undo
 
     monkeypatch.setattr(flow_program, "saved", forget)
-    assert "is not undone" in first_finding()
+    assert "is not undone" in first_finding(runs=0, payers=0, flows=8)

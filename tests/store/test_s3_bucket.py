@@ -125,6 +125,7 @@ async def test_the_self_test_passes_although_requests_fail(objects: FaultyObject
     rng = random.Random(seed)
     objects.plan = lambda request: rng.choice(["before", "after"]) if rng.random() < 0.4 else None
     await Bucket(objects, patience_s=60.0).check_conditions()
+    assert [line for line in objects.log if not line.endswith(" None")], "this seed fails requests"
 
 
 # --- unknown outcomes
