@@ -1,7 +1,8 @@
 """How many files of the package a request crosses: each of them is one that its reader has to open.
 
 Counted with a profiler on the event loop's thread, over warm runs on SQLite, with everything that the node does
-meanwhile. The smallest of some counts is taken, because a renewal of the lease may fall into any of them.
+meanwhile. The smallest of some counts is taken, because a renewal of the lease may fall into any of them; on a busy
+machine into many.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from holdfast.workflow import Workflow
 from tests.engine.harness import wait_for_event
 
 PACKAGE = str(Path(hf.__file__).parent) + "/"
-ROUNDS = 5
+ROUNDS = 20
 
 START_FILES = 25
 SIGNAL_FILES = 32
@@ -51,17 +52,13 @@ async def files_of(request: Callable[[], Awaitable[Any]]) -> set[str]:
     return crossed
 
 
-async def fewest(request: Callable[[], Awaitable[Any]], between: Callable[[], Awaitable[None]]) -> set[str]:
-    """Do a request some times and return the smallest set of files that one of them has crossed."""
-    found = []
-    for _ in range(ROUNDS):
+async def check(request: Callable[[], Awaitable[Any]], between: Callable[[], Awaitable[None]], most: int) -> None:
+    """Do a request some times; fail with the smallest list of files that one has crossed if it is always too long."""
+    found: list[set[str]] = []
+    while not found or (len(found) < ROUNDS and len(found[-1]) > most):
         await between()
         found.append(await files_of(request))
-    return min(found, key=len)
-
-
-def check(files: set[str], most: int) -> None:
-    """Fail with the list if there are too many."""
+    files = min(found, key=len)
     assert len(files) <= most, f"{len(files)} files, at most {most}:\n" + "\n".join(sorted(files))
 
 
@@ -82,7 +79,7 @@ async def shop(tmp_path: Path) -> AsyncIterator[tuple[hf.App, Order]]:
 
 async def test_files_of_a_start(shop: tuple[hf.App, Order]) -> None:
     app, order = shop
-    check(await fewest(lambda: app.start(order), _at_rest), START_FILES)
+    await check(lambda: app.start(order), _at_rest, START_FILES)
 
 
 async def test_files_of_a_signal_until_the_result(shop: tuple[hf.App, Order]) -> None:
@@ -98,7 +95,7 @@ async def test_files_of_a_signal_until_the_result(shop: tuple[hf.App, Order]) ->
         await runs[-1].signal("go", "x")
         assert await runs[-1].result() == "x"
 
-    check(await fewest(signal, begin), SIGNAL_FILES)
+    await check(signal, begin, SIGNAL_FILES)
 
 
 @pytest.mark.parametrize("with_token", [False, True])
@@ -114,7 +111,7 @@ async def test_files_of_a_start_over_rest(shop: tuple[hf.App, Order], with_token
             assert (await http.post("/v1/runs", json={"workflow": "order"})).status_code == 201
 
         await start()
-        check(await fewest(start, _at_rest), REST_START_FILES + (TOKEN_FILES if with_token else 0))
+        await check(start, _at_rest, REST_START_FILES + (TOKEN_FILES if with_token else 0))
 
 
 async def _at_rest() -> None:

@@ -105,7 +105,7 @@ def replace_input(state: RunState, reported: ReportedOutcome, writer: EventWrite
 
 
 def put_off(state: RunState, message: Message, now: Instant) -> Message | None:
-    """Return the message that starts a run as it is left for later, or None if the run is to start now."""
-    if state.debounce is None or state.start_at is None or state.start_at <= now:
+    """Return the message that starts a debounced run as it is left for later, or None if the run is to start now."""
+    if state.start_at is None or state.start_at <= now:
         return None
     return replace(message, due_at=state.start_at)

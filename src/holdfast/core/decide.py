@@ -81,7 +81,7 @@ def _on_message(state: RunState, message: m.Message, writer: EventWriter) -> Dec
         return Refusal(InvalidInput(f"unknown message type {message.type!r}", field="type"))
     if message.type == "InternalContinue":
         if (state.status is PENDING or state.status is APPROVED) and starts_run(message):
-            later = debounce.put_off(state, message, writer.now)
+            later = None if state.debounce is None else debounce.put_off(state, message, writer.now)
             if later is not None:
                 return Decision(messages=(later,))
             if state.timeouts is not None:
