@@ -74,6 +74,10 @@ class Endpoint:
         self.request("PUT", f"/{name}", where.encode()).raise_for_status()
         return name
 
+    def remove_bucket(self, name: str) -> None:
+        """Remove a bucket with all that is in it. A real server has some open files for each that there is."""
+        self.request("DELETE", f"/{name}").raise_for_status()
+
     def request(self, method: str, path: str, content: bytes = b"") -> httpx.Response:
         """Send a request that is signed by the server's key."""
         moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")

@@ -4,7 +4,7 @@ With TEST_S3_SERVER=1 also in a bucket of a real object storage.
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -31,14 +31,19 @@ def stored_in(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def address(stored_in: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def address(
+    stored_in: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """Return the address of a store that is empty."""
     if stored_in == "s3":
         server: Endpoint = request.getfixturevalue("seaweed")
         for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
-        return f"s3://{server.make_bucket()}/engine"
-    return "memory://" if stored_in == "memory" else f"sqlite:///{put_empty_store(tmp_path / 'engine.db')}"
+        bucket = server.make_bucket()
+        yield f"s3://{bucket}/engine"
+        server.remove_bucket(bucket)
+    else:
+        yield "memory://" if stored_in == "memory" else f"sqlite:///{put_empty_store(tmp_path / 'engine.db')}"
 
 
 @pytest.fixture(params=[5_000, 0], ids=["live", "replayed"])

@@ -91,6 +91,22 @@ async def wait_for_status(run: RunHandle[Any], status: RunStatus) -> None:
             await asyncio.sleep(0.002)
 
 
+async def wait_for_child(variant: EngineVariant, run: RunHandle[Any]) -> None:
+    """Wait until a child is there whose parent has started it: elsewhere than in a bucket it is, by the same commit."""
+    if variant.store.startswith("s3:"):
+        async with asyncio.timeout(MOST_SECONDS):
+            while not await _is_there(run):  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+
+
+async def _is_there(run: RunHandle[Any]) -> bool:
+    try:
+        await run.status()
+    except NotFound:
+        return False
+    return True
+
+
 async def event_types(run: RunHandle[Any]) -> list[str]:
     """Return the types of a run's events."""
     return [event.event_type for event in await run.events()]

@@ -1,6 +1,7 @@
 """Operators' commands through a real node: schema, authoriser, recorded decision, effect."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
@@ -8,14 +9,31 @@ import pytest
 import holdfast as hf
 from holdfast.core import events as e
 from holdfast.core.keys import retry_tag
-from holdfast.core.messages import CONTROL_SIGNAL, ControlName, SignalRequest
+from holdfast.core.messages import CONTROL_SIGNAL, ControlName, Message, SignalRequest
 from holdfast.core.state import RunStatus
 from holdfast.engine.inbox.authorization import ControlRequest
 from holdfast.errors import Conflict, InvalidInput, NotFound, NotPermitted, RunTerminal
 from holdfast.run import RunHandle
-from holdfast.store.port import RunQuery
+from holdfast.store.port import (
+    Accepted,
+    CommitConflict,
+    Committed,
+    Duplicate,
+    Refused,
+    RunQuery,
+    Store,
+    Turn,
+)
+from holdfast.store.proxy import StoreProxy
 from holdfast.testing.samples import signal
-from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_history, wait_for_status
+from tests.engine.harness import (
+    MOST_SECONDS,
+    EngineVariant,
+    event_types,
+    wait_for_event,
+    wait_for_history,
+    wait_for_status,
+)
 
 COMMANDS: dict[ControlName, Any] = {
     "PAUSE": lambda run, **given: run.pause("why", **given),
@@ -342,6 +360,60 @@ async def test_a_retry_that_is_certain_to_be_refused_is_answered_at_once_and_rec
         await run.signal("go", "on")
         assert await run.result() == "on"
         assert {verdict[0] for verdict in verdicts(await run.events())} == {"SignalRejected"}
+
+
+class Overtaken(StoreProxy):
+    """A store on which a run decides on a command right after its sender has looked for the decision in vain."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.is_sent = False
+        self.may_commit = asyncio.Event()
+        self.has_committed = asyncio.Event()
+
+    async def deliver(self, items: Sequence[SignalRequest | Message]) -> list[Accepted | Duplicate | Refused]:
+        """Hold up the run's turn from now on, if this is a command."""
+        self.is_sent = any(isinstance(item, SignalRequest) and item.name == CONTROL_SIGNAL for item in items)
+        return await self.inner.deliver(items)
+
+    async def commit(self, turns: Sequence[Turn]) -> list[Committed | CommitConflict]:
+        """Commit, once the sender has looked."""
+        if self.is_sent:
+            await self.may_commit.wait()
+        answers = await self.inner.commit(turns)
+        if self.is_sent:
+            self.has_committed.set()
+        return answers
+
+    async def read_events(
+        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+    ) -> list[e.Event]:
+        """Read, and let the run decide before the caller gets what was read."""
+        found = await self.inner.read_events(run_id, after, limit, most_bytes)
+        if self.is_sent and not self.may_commit.is_set():
+            self.may_commit.set()
+            await self.has_committed.wait()
+        return found
+
+
+@pytest.mark.contract("SIG-13")
+async def test_a_retry_that_the_run_refuses_while_its_sender_looks_is_a_conflict() -> None:
+    app = hf.App("orders")
+
+    @app.workflow
+    async def order() -> str:
+        return await hf.wait_signal("go", str)
+
+    store = Overtaken(hf.MemoryStore())
+    async with asyncio.timeout(MOST_SECONDS), app.node(store):
+        run = await app.start(order)
+        await wait_for_event(run, "SignalWaiting")
+        with pytest.raises(Conflict, match="has not failed"):
+            await run.retry_step("no-such-step", actor="ann", signal_id="1")
+        assert store.has_committed.is_set()
+        store.is_sent = False
+        await run.signal("go", "on")
+        assert await run.result() == "on"
 
 
 @pytest.mark.contract("SIG-13")

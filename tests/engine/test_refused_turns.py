@@ -217,7 +217,8 @@ async def test_a_refusal_says_nothing_about_a_run_that_others_have_had_since(var
             if run_ids is not None:
                 self.hated = ()
                 await self.inner.renew("other", 10_000)
-                taken.extend(run.head.run_id for run in await self.inner.claim("other", 10))
+                while not taken:  # in a bucket a run is left to the node of its shard for two seconds
+                    taken.extend(run.head.run_id for run in await self.inner.claim("other", 10))
                 await self.inner.release("other")
             return freed
 

@@ -17,7 +17,14 @@ from holdfast.engine.check_histories import check_history
 from holdfast.engine.observe.doctor import examine
 from holdfast.errors import Conflict, InvalidInput, RunCancelled, RunFailed
 from holdfast.store.port import RunQuery, Store
-from tests.engine.harness import MOST_SECONDS, EngineVariant, event_types, wait_for_event, wait_for_status
+from tests.engine.harness import (
+    MOST_SECONDS,
+    EngineVariant,
+    event_types,
+    wait_for_child,
+    wait_for_event,
+    wait_for_status,
+)
 
 STEPS = 5
 
@@ -243,6 +250,7 @@ async def test_a_paused_child_keeps_its_parent_waiting(variant: EngineVariant) -
         async with broken.node(store, cached_runs=variant.cached_runs):
             run = await broken.app.start(broken.parent, run_id="p-1")
             await wait_for_event(run, "ChildStarted")
+            await wait_for_child(variant, broken.app.run("p-1/order"))
             await paused_with(broken.app.run("p-1/order"))
             assert [step.kind for step in (await run.snapshot()).steps] == ["child"]
         mended = Shop()

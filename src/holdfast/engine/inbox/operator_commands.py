@@ -172,11 +172,11 @@ class CommandSender:
     ) -> None:
         """Raise `Conflict` if the run has refused to retry a step already, or is certain to."""
         decision, _ = await find_event(self._store, run_id, after, _decision_by(answer))
+        if decision is None:
+            history = await read_since_rotation(self._store, await head_of(self._store, run_id))
+            decision = next(filter(_decision_by(answer), history), None)  # it may have decided in the meantime
         if decision is not None:
             _check_verdict(run_id, command, decision)
-            return
-        history = await read_since_rotation(self._store, await head_of(self._store, run_id))
-        if any(map(_decision_by(answer), history)):  # it has decided in the meantime
             return
         objection = certain_objection_to_retry(state_of(run_id, history), command.step_id or "")
         if objection:
