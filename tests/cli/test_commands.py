@@ -665,3 +665,17 @@ def test_artifacts_are_listed_and_downloaded(setup: CommandSetup) -> None:
     assert "cannot be written" in setup.hf("artifact", "get", "film-1", "-o", "nowhere/film", code=2).stderr
     stored = setup.run("artifact", "get", "film-1", "-o", "direct", "--store", "sqlite:///shop.db", "--app", "shop.py")
     assert (stored.returncode, (setup.folder / "direct").read_text()) == (0, content), stored.stderr
+
+
+@pytest.mark.contract("QUE-6")
+def test_starts_are_debounced_and_the_run_is_shown_with_its_last_input(setup: CommandSetup) -> None:
+    words = ("--debounce-key", "doc", "--debounce-quiet-s", "600", "--debounce-at-most-s", "3600")
+    first = setup.json("run", "start", "echo", *words, "value=one")
+    again = setup.json("run", "start", "echo", *words, "value=two")
+    assert again == {**first, "is_reused": True}
+    until = time.monotonic() + MOST_SECONDS
+    while (found := setup.json("run", "show", first["run_id"])["input"]) != {"value": "two"}:
+        assert time.monotonic() < until, found
+    assert "starts at " in setup.hf("run", "list", "--status", "PENDING").stdout
+    lacking = setup.hf("run", "start", "echo", "--debounce-key", "doc", "value=x", code=2)
+    assert "all three" in lacking.stderr

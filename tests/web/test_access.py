@@ -136,3 +136,107 @@ async def test_colours_follow_the_system_until_somebody_chooses(browser: Browser
         await page.reload()
         await expect(page.get_by_role("button", name="Colours: light")).to_be_visible()
         assert await page.evaluate(shade) == light
+
+
+CONTROLS = """() => {
+  const wanted = "a[href], button:not([disabled]), input:not([disabled]), select:not([disabled]), textarea, summary";
+  const isSeen = (each) => each.checkVisibility({ visibilityProperty: true }) && each.getClientRects().length > 0;
+  return [...document.querySelectorAll(wanted)].filter((each) => isSeen(each) && each.tabIndex >= 0);
+}"""
+FOCUSED = """() => {
+  const each = document.activeElement;
+  if (each === null || each === document.body) return null;
+  if (!window.seen) window.seen = new Map();
+  const isNew = !window.seen.has(each);
+  if (isNew) window.seen.set(each, window.seen.size);
+  const style = getComputedStyle(each);
+  const isOutlined = (of) => of.outlineStyle !== "none" && parseFloat(of.outlineWidth) > 0;
+  const around = each.closest("label, .search, .segment") ?? each;
+  const box = each.getBoundingClientRect();
+  return {
+    isNew,
+    what: `${each.tagName} ${each.getAttribute("aria-label") ?? each.textContent.slice(0, 40)}`,
+    isShown: isOutlined(style) || style.boxShadow !== "none" || isOutlined(getComputedStyle(around)),
+    isOnScreen: box.bottom > 0 && box.top < innerHeight,
+  };
+}"""
+
+
+@pytest.mark.parametrize("place", [*PLACES, "/schedules", "/plans"])
+async def test_every_control_is_reached_by_tab_and_shows_that_it_has_the_focus(
+    place: str, page: Page, site: Site
+) -> None:
+    runs = await two_runs(site)
+    await site.schedule("nightly", "wide", cron="0 3 * * *", tz="UTC", input={"steps": 1})
+    await page.goto(place.format(**runs))
+    await expect(page.locator("main .view > *").first).to_be_visible()
+    await page.wait_for_timeout(500)
+    found: list[str] = []
+    for _ in range(await page.evaluate(f"({CONTROLS})().length") + 20):
+        await page.keyboard.press("Tab")
+        focused = await page.evaluate(FOCUSED)
+        if focused is None:
+            continue
+        if not focused["isNew"]:
+            break
+        found.append(focused["what"])
+        assert focused["isShown"], f"{focused['what']} on {place} does not show that it has the focus"
+        assert focused["isOnScreen"], f"{focused['what']} on {place} has the focus and is not on the screen"
+    left = "filter((each) => !window.seen.has(each)).map((each) => each.outerHTML.slice(0, 120))"
+    missed = await page.evaluate(f"({CONTROLS})().{left}")
+    assert missed == [], f"Tab does not come to these on {place}, only to {found}"
+
+
+@pytest.mark.parametrize(
+    ("place", "button"),
+    [
+        ("/runs", "Start a run"),
+        ("/schedules", "Create a schedule"),
+        ("/schedules", "Backfill nightly"),
+        ("/schedules", "Delete nightly"),
+        ("/runs/{courier}", "Cancel"),
+    ],
+)
+async def test_escape_closes_a_dialog_and_gives_the_focus_back(place: str, button: str, page: Page, site: Site) -> None:
+    runs = await two_runs(site)
+    await site.schedule("nightly", "wide", cron="0 3 * * *", tz="UTC", input={"steps": 1})
+    await page.goto(place.format(**runs))
+    opener = page.get_by_role("button", name=button, exact=True).first
+    await opener.focus()
+    await page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_be_visible()
+    assert await dialog.evaluate("(each) => each.contains(document.activeElement)")
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_have_count(0)
+    await expect(opener).to_be_focused()
+
+
+# --- two at once
+
+
+async def test_the_second_of_two_operators_is_told_what_the_first_has_done(browser: Browser, site: Site) -> None:
+    """To the same run, and to the same runs in bulk: what was refused is named, and why."""
+    runs = await two_runs(site)
+    async with open_page(browser, site.address) as ann, open_page(browser, site.address) as bob:
+        for page in (ann, bob):
+            await page.goto(f"/runs/{runs['courier']}")
+            await page.get_by_role("button", name="Cancel", exact=True).click()
+            await page.get_by_role("dialog").get_by_label("Reason").fill("lost")
+        await ann.get_by_role("dialog").get_by_role("button", name="Cancel").last.click()
+        await expect(ann.locator(".head-marks")).to_contain_text("Cancelled")
+        await bob.get_by_role("dialog").get_by_role("button", name="Cancel").last.click()
+        await expect(bob.get_by_text("is CANCELLED").first).to_be_visible()
+        for number in range(3):
+            await site.start("order", reference=f"BULK-{number}", order_id=f"b-{number}")
+        for page in (ann, bob):
+            await page.goto("/runs")
+            for number in range(3):
+                await page.get_by_label(f"Select BULK-{number}").check()
+            await page.get_by_role("button", name="Cancel…").click()
+            await expect(page.get_by_role("dialog")).to_contain_text("3 of 3 runs")
+        await ann.get_by_role("dialog").get_by_role("button", name="Cancel 3").click()
+        await expect(ann.get_by_role("dialog")).to_have_count(0)
+        await expect(ann.locator(".run-row", has_text="Cancelled")).to_have_count(4)
+        await bob.get_by_role("dialog").get_by_role("button", name="Cancel 3").click()
+        await expect(bob.locator(".toast")).to_contain_text("0 asked to cancel; 3 left alone: it has finished")

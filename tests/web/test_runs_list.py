@@ -194,6 +194,28 @@ async def test_a_run_says_what_it_waits_for_and_who_has_paused_it(page: Page, si
     await expect(card).to_contain_text("it waits for the child sturdy")
 
 
+@pytest.mark.contract("QUE-6")
+async def test_a_debounced_run_says_when_it_starts_and_with_which_input(page: Page, site: Site) -> None:
+    """The last one, as soon as that is there."""
+    asked = {"workflow": "order", "debounce_key": "doc-7", "debounce_quiet_s": 600, "debounce_at_most_s": 3_600}
+    for number in range(2):
+        answer = await site.http.post("/v1/runs", json={**asked, "input": {"order_id": f"draft-{number}"}})
+    assert answer.json()["is_reused"]
+    await page.goto("/runs")
+    row = page.locator(".run-row", has_text="doc-7-")
+    await expect(row).to_contain_text("Starts at")
+    await row.get_by_role("link").click()
+    await expect(page.locator(".card", has=page.get_by_role("heading", name="Input", exact=True))).to_contain_text(
+        "draft-1"
+    )
+    await expect(page.get_by_text("Starts at")).to_be_visible()
+    await expect(page.get_by_text("Input replaced").first).to_be_visible()
+    await site.http.post("/v1/runs", json={**asked, "input": {"order_id": "draft-2"}})
+    await expect(page.locator(".card", has=page.get_by_role("heading", name="Input", exact=True))).to_contain_text(
+        "draft-2"
+    )
+
+
 # --- the list as one likes it
 
 

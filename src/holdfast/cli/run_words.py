@@ -16,7 +16,7 @@ _WAITS = {
     "activity": "carries out",
     "update": "answers the update",
     "approval": "waits to be approved",
-    "start": "starts later",
+    "start": "starts",
 }
 
 
@@ -65,7 +65,8 @@ def now_of(run: dict[str, Any]) -> str:
     kind = run.get("waiting_kind")
     if not kind:
         return ""
-    until = f" until {moment(run['waiting_until'])}" if run.get("waiting_until") else ""
+    word = "at" if kind == "start" else "until"
+    until = f" {word} {moment(run['waiting_until'])}" if run.get("waiting_until") else ""
     return _short(f"{_WAITS.get(kind, kind)} {run.get('waiting_for') or ''}".rstrip() + until)
 
 

@@ -70,7 +70,7 @@ async def _input_of(connection: Connection, run_id: str, events: list[dict[str, 
         return None
     given, is_debounced = events[0]["data"].get("input"), events[0]["data"].get("debounce") is not None
     while is_debounced and events:
-        page = await connection("runs.events", {"run_id": run_id, "after": events[-1]["run_seq"], "limit": 1_000})
+        page = await connection("runs.events", {"run_id": run_id, "after": events[-1]["run_seq"], "limit": 500})
         events = page["items"]
         given = next((each["data"]["input"] for each in events[::-1] if each["event_type"] == "InputReplaced"), given)
         is_debounced = all(each["event_type"] != "RunStarted" for each in events)

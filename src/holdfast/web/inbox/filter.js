@@ -54,7 +54,7 @@ export function filterBar(filter, changed) {
     mark();
     changed();
   };
-  const search = h("input", { type: "search", value: filter.q, placeholder: "Search names and contents", "aria-label": "Search names and contents" });
+  const search = h("input", { type: "search", value: filter.q, placeholder: "Search", "aria-label": "Search names and contents" });
   search.addEventListener("input", debounced(() => set("q")(search.value.trim()), 250));
   const more = h(
     "div", { class: "sift-more", id: newId("filters") },

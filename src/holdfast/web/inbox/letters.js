@@ -126,7 +126,7 @@ class LetterList {
       h("div", { class: "letter-head" },
         icon("warning"),
         h("div", { class: "letter-about" },
-          h("p", {}, h("strong", {}, letter.reason.charAt(0).toUpperCase() + letter.reason.slice(1)), " ", h("span", { class: "quiet" }, ageOf(letter.died_at), " on ", letter.node)),
+          h("p", {}, h("strong", {}, letter.reason.charAt(0).toUpperCase() + letter.reason.slice(1)), " ", h("span", { class: "quiet" }, ageOf(letter.died_at), " on ", letter.node.split("#")[0])),
           h("p", { class: "letter-detail" }, letter.detail),
           h("p", {}, h("a", { class: "mono", href: runAddress(letter.run_id) }, letter.run_id)),
           letter.settled !== null && h("p", { class: "quiet" }, letter.settled === "drop" ? "Dropped by " : "Put back by ", h("strong", {}, letter.settled_by), " ", ageOf(letter.settled_at))),

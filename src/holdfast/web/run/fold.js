@@ -17,6 +17,7 @@ export function newState() {
     pauses: [],
     rotations: [],
     queued: null,
+    inputSeq: 0, // the event with the input
     from: null,
     startedAt: null,
     completedAt: null,
@@ -44,9 +45,12 @@ export function apply(state, event) {
     state.rotations.push({ at, seq: event.run_seq });
   } else if (type === "RunQueued") {
     state.queued = data;
+    state.inputSeq = event.run_seq;
     if (data.requires_approval) state.substatus = "AWAITING_APPROVAL";
-  } else if (type === "InputReplaced") state.queued = { ...state.queued, input: data.input };
-  else if (type === "RunApproved") state.substatus = null;
+  } else if (type === "InputReplaced") {
+    state.queued = { ...state.queued, input: data.input };
+    state.inputSeq = event.run_seq;
+  } else if (type === "RunApproved") state.substatus = null;
   changeStatus(state, type, data, event, at);
   state.from ??= at;
   state.last = at;

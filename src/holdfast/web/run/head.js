@@ -70,7 +70,7 @@ export class RunHead {
         ],
       ],
       ["Run", h("button", { class: "copy-id mono", type: "button", title: "Copy the id", onclick: copy }, head.run_id)],
-      ["Started", ageOf(head.created_at)],
+      [state.status === "PENDING" || state.status === "APPROVED" ? "Queued" : "Started", ageOf(head.created_at)],
       ["Took", elapsedOf(head.created_at, until)],
       ["Events", h("span", { class: "numbers" }, String(model.seq))],
       head.parent_run_id && [
@@ -86,7 +86,7 @@ export class RunHead {
         ],
       ],
       publishedOf(head) && ["Published", publishedOf(head)],
-      head.waiting_until && !TERMINAL.has(state.status) && [head.waiting_kind === "task" && Date.parse(head.waiting_until) < nowMs() ? "Overdue since" : "Waits until", moment(head.waiting_until)],
+      head.waiting_until && !TERMINAL.has(state.status) && [head.waiting_kind === "task" && Date.parse(head.waiting_until) < nowMs() ? "Overdue since" : head.waiting_kind === "start" ? "Starts at" : "Waits until", moment(head.waiting_until)],
       head.tenant !== "default" && ["Tenant", head.tenant],
       head.environment !== "default" && ["Environment", head.environment],
       head.tags.length > 0 && [

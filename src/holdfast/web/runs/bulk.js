@@ -207,11 +207,18 @@ function commandMany(name, scope, done) {
   });
 }
 
+// Which runs were left alone, and why: somebody else may have been faster.
+function leftAlone(answers) {
+  const counts = new Map();
+  for (const { error, not_concerned: why } of answers) if (!error && why) counts.set(why, (counts.get(why) ?? 0) + 1);
+  return [...counts].map(([why, count]) => `; ${count.toLocaleString()} left alone: ${why}`).join("");
+}
+
 // What was refused stays to be read, and can be kept as a file. Each run has recorded what was done to it.
 function report(verb, answers, result, done) {
   const refused = answers.filter(({ error }) => error);
   const total = answers.filter(({ error, not_concerned: why }) => !error && !why).length;
-  toast(`${total.toLocaleString()} ${verb}.`);
+  toast(`${total.toLocaleString()} ${verb}${leftAlone(answers)}.`, { kind: total === 0 ? "bad" : "fine" });
   if (refused.length === 0) {
     done();
     return true;

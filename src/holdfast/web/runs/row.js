@@ -17,7 +17,7 @@ const WAITS = {
   activity: ["Carries out ", "A step is under way"],
   update: ["Answers the update ", "Answers an update"],
   approval: ["Waits to be approved", "Waits to be approved"],
-  start: ["Starts later", "Starts later"],
+  start: ["Starts", "Starts"],
 };
 const NAMELESS = new Set(["timer", "approval", "start"]);
 
@@ -69,7 +69,7 @@ export function nowOf(run) {
 // A task stays open when its time is over; everything else ends then, or is about to.
 function untilWords(kind, iso) {
   const isOverdue = kind === "task" && Date.parse(iso) < nowMs();
-  return isOverdue ? h("span", { class: "row-error" }, ", overdue since ", moment(iso)) : h("span", { class: "quiet" }, ` until ${moment(iso)}`);
+  return isOverdue ? h("span", { class: "row-error" }, ", overdue since ", moment(iso)) : h("span", { class: "quiet" }, ` ${kind === "start" ? "at" : "until"} ${moment(iso)}`);
 }
 
 const MOST_ATTRIBUTES = 4;

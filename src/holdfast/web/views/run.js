@@ -198,7 +198,7 @@ class RunPage {
 
   // Panels are filled anew only when they would say something else: what was unfolded stays so.
   showPanels(state) {
-    const stamp = `${state.queued !== null}:${state.status}:${state.substatus}:${state.error?.message}`;
+    const stamp = `${state.inputSeq}:${state.status}:${state.substatus}:${state.error?.message}`;
     if (stamp === this.panels) return;
     this.panels = stamp;
     inputPanel(this.input, state);
