@@ -24,7 +24,10 @@ from holdfast.service.context import OPEN, make_service
 from holdfast.service.http.problems import rpc_code_of, status_of
 from holdfast.service.http.prometheus import Metrics
 
-MODULES = ("holdfast", "holdfast.testing", "holdfast.client", "holdfast.service", "holdfast.django")
+MODULES = (
+    *("holdfast", "holdfast.testing", "holdfast.client", "holdfast.service", "holdfast.django"),
+    *("holdfast.agents.pydantic_ai", "holdfast.agents.openai_agents"),
+)
 TO_DO = "What to do: "
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -244,3 +244,9 @@ def test_a_stream_that_is_let_go_after_its_client_is_no_trouble() -> None:
     assert next(stream) == 1
     runner.close()
     stream.close()
+
+
+@pytest.mark.parametrize("token", ["", " ", "two\nlines"])
+def test_a_token_that_is_none_is_refused_before_anything_is_asked(token: str) -> None:
+    with pytest.raises(InvalidInput, match="HOLDFAST_TOKEN"):
+        Client("http://127.0.0.1:1", token=token)

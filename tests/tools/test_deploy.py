@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -115,19 +116,21 @@ def interpreter(rights: dict[str, Any]) -> str:
 
 
 @pytest.mark.process
-async def test_the_commands_run_as_they_stand_without_rights(tmp_path: Path) -> None:
+async def test_the_commands_run_as_they_stand_without_rights() -> None:
     """In a plain folder, by a user without rights, where only the folder of the store can be written."""
-    folder, data = tmp_path / "app", tmp_path / "data"
+    with tempfile.TemporaryDirectory() as place:  # pytest's own folders are closed to other users, again and again
+        os.chmod(place, 0o755)
+        await run_without_rights(Path(place))
+
+
+async def run_without_rights(place: Path) -> None:
+    """Migrate, then run a node and a server, until each is up."""
+    folder, data = place / "app", place / "data"
     folder.mkdir()
     data.mkdir()
     shutil.copy(ROOT / "examples" / "approval.py", folder / "app.py")
     is_root = os.geteuid() == 0
     if is_root:
-        for path in (tmp_path, *tmp_path.parents):
-            if not path.stat().st_mode & 0o001:
-                path.chmod(path.stat().st_mode | 0o011)
-            if path.name.startswith("pytest-of"):
-                break
         os.chown(data, NOBODY, NOBODY)
     rights: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if is_root else {}
     program, packages = interpreter(rights), sysconfig.get_path("purelib")

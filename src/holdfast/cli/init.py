@@ -92,7 +92,8 @@ async def test_an_order_without_an_answer_ends_after_two_days() -> None:
 # {name}
 
 ```sh
-python -m venv .venv && . .venv/bin/activate && pip install holdfast pytest pytest-asyncio
+python -m venv .venv && . .venv/bin/activate
+pip install /path/to/the/checkout pytest pytest-asyncio   # Holdfast is not on the package index yet
 pytest                # the tests, in virtual time
 holdfast dev app.py   # the app with its page, on http://127.0.0.1:8321/
 holdfast run start order order_id=o-1 cents:=4200 --run-id o-1

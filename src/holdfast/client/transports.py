@@ -96,6 +96,11 @@ class Http:
                 f"the service {without_password(address)!r} is no address such as http://127.0.0.1:8321",
                 field="address",
             )
+        if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
+            raise InvalidInput(
+                "the token is empty, or no token: is HOLDFAST_TOKEN what `holdfast token create` has printed?",
+                field="token",
+            )
         self._values = values
         self._address = address
         self._timeout_s = timeout_s

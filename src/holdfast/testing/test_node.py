@@ -122,7 +122,7 @@ class TestNode:
         raises: BaseException | type[BaseException] | None = None,
         side_effect: Any = None,
     ) -> None:
-        """Let a fake stand for an activity from now on. Without more it returns None.
+        """Let a fake stand for an activity from now on: `fake(charge, returns="receipt")`. It returns None by itself.
 
         `side_effect` is a function with the activity's parameters, async or not; or a list with an entry for each call,
         which is returned, or raised if it is an exception. The last entry stands for all later calls.
