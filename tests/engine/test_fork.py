@@ -9,9 +9,11 @@ import pytest
 import holdfast as hf
 from holdfast.core.events import RunQueued
 from holdfast.core.fork import find_cut
+from holdfast.core.invariants import check
 from holdfast.core.state import CANCELLED, FAILED, PENDING, state_of
 from holdfast.errors import ActivityFailed, Conflict, InvalidInput, RunFailed, StoreUnavailable
 from holdfast.store.port import RunQuery
+from holdfast.testing import view_of
 from tests.engine.harness import EngineVariant, wait_for_event, wait_for_status
 
 ONCE = hf.Retry(max_attempts=1)
@@ -278,3 +280,25 @@ async def test_a_fork_does_not_get_round_the_approval_of_its_run(variant: Engine
         assert await late.result() == 90
         await other.cancel()
         await wait_for_status(other, CANCELLED)
+
+
+@pytest.mark.contract("SIG-4", "INV")
+async def test_a_fork_of_a_run_that_has_received_signals_breaks_no_invariant(variant: EngineVariant) -> None:
+    """They are in the mailbox of its origin; what it receives itself is in its own."""
+    app = hf.App("shop")
+
+    @app.workflow(signals={"first": str, "second": str})
+    async def order() -> str:
+        return await hf.wait_signal("first", str) + await hf.wait_signal("second", str)
+
+    async with variant.opened() as store, variant.node(app, store):
+        run = await app.start(order)
+        await run.signal("first", "a")
+        await wait_for_event(run, "SignalReceived")
+        fork = await run.fork()
+        for each in (run, fork):
+            await each.signal("second", "b")
+            assert await each.result() == "ab"
+            view = await view_of(store, each.run_id)
+            assert view is not None
+            assert check(view) == []

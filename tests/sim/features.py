@@ -1,4 +1,5 @@
-"""What runs can have beside their scripts: time-outs, a later start, an approval, one of two versions, forks, the bus.
+"""What runs can have beside their scripts: time-outs, a later start, an approval, one of two versions, forks, the bus,
+and activities with a limit.
 
 These stories also have a store whose clock jumps ahead, as that of a machine that was suspended. Nodes have no clock of
 their own that anything depends on. A node has one version of the workflow `dated`, or both; the first has both.
@@ -6,6 +7,7 @@ their own that anything depends on. A node has one version of the workflow `date
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -18,12 +20,15 @@ from holdfast.core import events as e
 from holdfast.core.events import Event
 
 if TYPE_CHECKING:
+    from holdfast.store.memory.call_limits import Call
     from tests.sim.world import World
 
 Play = Callable[[list[Any], list[Any]], Awaitable[list[Any]]]
 
-GATES = ("play", "play", "gated", "gated", "dated", "dated")
+GATES = ("play", "play", "gated", "gated", "dated", "dated", "seated", "seated")
 GATED_AT_ONCE = 2
+SEATS, SEATS_OF_KEY, SITS, SITS_MS = 2, 1, 3, 500
+"""How many calls may be under way, and of one key, and how many may begin within how many milliseconds."""
 JUMPS_S = (0.5, 5.0, 60.0)
 
 
@@ -35,6 +40,7 @@ class Features:
         self.rng = Random(f"features {seed}")
         self.projected: dict[str, list[int]] = {}
         self.forks = 0
+        self.sits: list[int] = []
 
     # --- nodes
 
@@ -45,10 +51,28 @@ class Features:
         async def gated(script: list[Any], seen: list[Any]) -> list[Any]:
             return await play(script, seen)
 
+        limit = hf.ActivityLimit(
+            "seats",
+            at_once=SEATS,
+            per_key=SEATS_OF_KEY,
+            rate=(SITS, timedelta(milliseconds=SITS_MS)),
+            key=lambda seat: seat,
+        )
+
+        @app.activity(limit=limit)
+        async def sit(seat: str, seconds: float) -> str | None:
+            return await self._world.effect(seconds, 0, False)
+
+        @app.workflow
+        async def seated(script: list[Any], seen: list[Any]) -> list[Any]:
+            calls = (sit(seat, seconds) for seat, seconds in (("a", 0.05), ("a", 1.5), ("b", 0.3), ("c", 0.01)))
+            await asyncio.gather(*calls, return_exceptions=True)
+            return await play(script, seen)
+
         versions = ("1", "2") if is_first else self.rng.choice((("1",), ("2",), ("1", "2")))
         dated = {version: self._dated(app, version, play) for version in versions}
         app.projection("all", first_ms=50, most_ms=500, max_attempts=10_000)(self._project)
-        return {"gated": gated, "dated": dated[self.rng.choice(versions)]}
+        return {"gated": gated, "seated": seated, "dated": dated[self.rng.choice(versions)]}
 
     def _dated(self, app: App, version: str, play: Play) -> Any:
         async def dated(script: list[Any], seen: list[Any]) -> list[Any]:
@@ -130,6 +154,19 @@ class Features:
                 inside = self._world.store.under_way("gated")
                 if len(inside) > GATED_AT_ONCE:
                     self._world.violate(f"more runs are under way than there is room for: {sorted(inside)}")
+
+    def check_places(self, calls: Sequence[Call], begun: int, now: int) -> None:
+        """Check that no more calls have places than there are, and that no period holds more beginnings."""
+        inside = [call for call in calls if call.has_place(now)]
+        keys = Counter((call.tenant, call.key) for call in inside)
+        if len(inside) > SEATS or any(count > SEATS_OF_KEY for count in keys.values()):
+            self._world.violate(f"more calls have places than there are: {keys}")
+        for _ in range(begun):
+            self.sits.append(now)
+            self._world.note(f"sit    {len(inside)} inside", "calls with a place")
+        recent = [at for at in self.sits if at > now - SITS_MS * 1_000]
+        if len(recent) > SITS:
+            self._world.violate(f"{len(recent)} calls have begun within {SITS_MS} ms: {recent}")
 
     def behind(self) -> Counter[str]:
         """Return how many events of each run the projection has not got."""

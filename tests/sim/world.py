@@ -21,6 +21,7 @@ import holdfast as hf
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.admission import RunLimit
+from holdfast.core.call_limits import CallLimit
 from holdfast.core.events import Event
 from holdfast.core.invariants import check
 from holdfast.core.messages import AcceptedSignalResult, Message
@@ -562,6 +563,36 @@ class WatchedStore(MemoryStore):
     ) -> list[port.Job]:
         """Take jobs, and check that each is due, and to be done."""
         jobs = await super().acquire_jobs(node, queues, activities, limit, visible_ms)
+        self._check_taken(node, jobs)
+        return jobs
+
+    async def acquire_limited_jobs(
+        self,
+        node: str,
+        queues: Sequence[str],
+        activities: Sequence[str],
+        limits: Mapping[str, CallLimit],
+        limit: int,
+        visible_ms: int,
+    ) -> tuple[list[port.Job], int | None]:
+        """Take calls that have room, and check that, and each as a job."""
+        jobs, again_at = await super().acquire_limited_jobs(node, queues, activities, limits, limit, visible_ms)
+        self._check_taken(node, jobs)
+        self._check_places(len(jobs))
+        return jobs, again_at
+
+    async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], visible_ms: int) -> list[bool]:
+        """Keep jobs, and check that no place is kept that was lost."""
+        answers = await super().heartbeat(node, beats, visible_ms)
+        self._check_places(0)
+        return answers
+
+    def _check_places(self, begun: int) -> None:
+        if self._world.features is not None:
+            calls, _ = self._limited_calls()
+            self._world.features.check_places(calls.get("seats", ()), begun, self.time())
+
+    def _check_taken(self, node: str, jobs: Sequence[port.Job]) -> None:
         for job in jobs:
             where, attempt = f"{job.run_id} {job.step_id}", job.engine_attempt_id
             self._world.note(f"take   {where} attempt {attempt}", "takes")
@@ -575,7 +606,6 @@ class WatchedStore(MemoryStore):
                 self._world.violate(f"{where}: attempt {attempt} taken {step.due_at - self.time()} us early")
             elif attempt < step.engine_attempt_id:
                 self._world.violate(f"{where}: attempt {attempt} taken, which is over")
-        return jobs
 
 
 def _started(event: Event, history: Sequence[Event]) -> e.StepStarted:

@@ -289,9 +289,17 @@ def consumed_signals_are_recorded(view: RunView) -> list[str]:
         for seq, event in received.items()
         if isinstance(event.data, e.SignalReceived)
         and seq not in consumed
+        and seq > _copied(view)
         and event.caused_by_signal_id not in dead  # which an operator has requeued
     ]
     return found
+
+
+def _copied(view: RunView) -> int:
+    """Return how many events a fork has of the run that it was forked from: their signals are in that run's mailbox."""
+    queued = view.events[0].data if view.events else None
+    origin = queued.forked_from if isinstance(queued, e.RunQueued) else None
+    return 0 if origin is None else origin.run_seq
 
 
 @_invariant(RunView, "INV", "No signal is consumed twice.")
