@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.sim.simulation import PAYERS, simulate
 
-SEEDS = 120
+SEEDS = 240
 KNOWN = Path(__file__).with_name("known_seeds.json")
 
 
