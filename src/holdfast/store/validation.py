@@ -120,8 +120,9 @@ def lacks(store: object, capability: str, feature: str) -> CheckpointOwnershipCa
 
 
 def _class_of(store: object) -> str:
-    """Return the name of a store's class: that of the store itself, however many others pass calls on to it."""
-    while (inner := getattr(store, "inner", None)) is not None:
+    """Return the name of the class that declares a store's capabilities, however many others pass calls on to it."""
+    declared = getattr(store, "capabilities", None)
+    while (inner := getattr(store, "inner", None)) is not None and inner.capabilities == declared:
         store = inner
     return type(store).__name__
 
