@@ -9,15 +9,19 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
-from holdfast.core.messages import AcceptedSignalResult
-from holdfast.errors import EngineError, HoldfastError
-from holdfast.store.port import Store
-from tests.chaos.programs import SIGNAL, Script, app, draw_script, play, signals_of
+from holdfast.core.messages import AcceptedSignalResult, Actor
+from holdfast.errors import CallerError, EngineError, HoldfastError, RunCancelled
+from holdfast.store.port import Store, TaskQuery
+from tests.chaos.programs import SIGNAL, Script, app, draw_script, given_to, play
 
 T = TypeVar("T")
 
 AGAIN_S = 0.1
 WATCHED_S = 5.0
+TASKS_S = 1.0
+CANCELLED = 0.05
+"""How many of the programs are cancelled by their clients, at some time."""
+PERSON = Actor("ann", ())
 
 
 @dataclass
@@ -28,7 +32,13 @@ class Promise:
     script: Script
     is_started: bool = False
     signals: list[AcceptedSignalResult] = field(default_factory=list)
+    updates: list[str] = field(default_factory=list)
+    """The updates that were answered."""
     result: list[Any] | None = None
+    cancels_after: int | None = None
+    """After so much of what it needs its client cancels it, if it does."""
+    was_cancelled: bool = False
+    """Whether its client was told that it is cancelled, in the end."""
 
 
 class Clients:
@@ -37,6 +47,11 @@ class Clients:
     def __init__(self, runs: int, seconds: float, rng: Random, works: int = 0) -> None:
         more: Script = [["work", 0.0]] * works
         self.promises = [Promise(f"r{number:07}", draw_script(rng) + more) for number in range(runs)]
+        for promise in self.promises:
+            if rng.random() < CANCELLED:
+                promise.cancels_after = rng.randint(0, len(given_to(promise.script)))
+        self.tasks: dict[str, str] = {}
+        """The answers to tasks that were acknowledged, by task."""
         self._seconds = seconds
         self._rng = rng
         self.answered = 0
@@ -65,14 +80,19 @@ class Clients:
         try:
             await asyncio.sleep(self._rng.uniform(0.0, self._seconds))
             handle = await self._until_answered(
-                lambda: app.start(play, promise.script, run_id=promise.run_id, request_id=promise.run_id)
+                lambda: app.start(play, promise.script, [], [], run_id=promise.run_id, request_id=promise.run_id)
             )
             promise.is_started = True
-            for number in range(signals_of(promise.script)):
+            for number, kind in enumerate(given_to(promise.script)[: promise.cancels_after]):
                 await asyncio.sleep(self._rng.choice((0.0, 0.05, 1.0)))
-                signal_id = f"{promise.run_id}-{number}"
-                promise.signals.append(await self._until_answered(self._sending(handle, signal_id)))
-            promise.result = await self._until_answered(handle.result)
+                await self._give(promise, handle, kind, f"{promise.run_id}-{number}")
+            if promise.cancels_after is not None:
+                await asyncio.sleep(self._rng.choice((0.0, 0.05, 1.0)))
+                await self._cancel(promise, handle)
+            try:
+                promise.result = await self._until_answered(handle.result)
+            except RunCancelled:
+                promise.was_cancelled = True
         except HoldfastError as refusal:
             self.refused.append(f"{promise.run_id}: its client was refused: {refusal!r}")
         finally:
@@ -89,8 +109,31 @@ class Clients:
                 cursor = found.cursor
             await asyncio.sleep(WATCHED_S)
 
-    def _sending(self, handle: Any, signal_id: str) -> Callable[[], Awaitable[AcceptedSignalResult]]:
-        return lambda: handle.signal(SIGNAL, f"signal {signal_id}", signal_id=signal_id)
+    async def answer_tasks(self) -> None:
+        """Be the people who answer tasks, without end."""
+        while True:
+            with suppress(EngineError):
+                for task in await app.tasks.find(TaskQuery(status="OPEN", limit=100)):
+                    answer = f"answer {task.task_id}"
+                    try:
+                        await app.tasks.complete(task.task_id, answer, actor=PERSON, operation_id=answer)
+                        self.tasks[task.task_id] = answer
+                    except CallerError:  # its run was cancelled meanwhile
+                        continue
+            await asyncio.sleep(TASKS_S)
+
+    async def _give(self, promise: Promise, handle: Any, kind: str, its_id: str) -> None:
+        """Give a program a signal that it waits for, or an update."""
+        if kind == "wait":
+            sent = await self._until_answered(lambda: handle.signal(SIGNAL, f"signal {its_id}", signal_id=its_id))
+            promise.signals.append(sent)
+        else:
+            await self._until_answered(lambda: handle.update("note", token=its_id, update_id=its_id))
+            promise.updates.append(its_id)
+
+    async def _cancel(self, promise: Promise, handle: Any) -> None:
+        with suppress(CallerError):  # it has ended before
+            await self._until_answered(lambda: handle.cancel("enough", signal_id=f"{promise.run_id}-cancel"))
 
     async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the same again until there is an answer, whatever became of the calls before."""

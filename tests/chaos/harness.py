@@ -112,8 +112,10 @@ async def _play(order: Order) -> Report:
                 asyncio.get_running_loop().call_later(order.seconds, over.set)
             storm = asyncio.create_task(_storm(order, fleet, store, rng, chronicle, over))
             watching = asyncio.create_task(clients.watch(app.runtime().store))
+            answering = asyncio.create_task(clients.answer_tasks())
             await clients.serve_all(order.patience_s)
             watching.cancel()
+            answering.cancel()
             if order.to_the_end:
                 over.set()
             await storm
@@ -156,7 +158,7 @@ async def _judged(
 ) -> Report:
     judge = Judge(chronicle, order.lease_s)
     async with app.connect(store.url):
-        await judge.judge(app.runtime().store, clients.promises, order.folder / "ledger")
+        await judge.judge(app.runtime().store, clients, order.folder / "ledger")
     limit_s = order.lease_s + store.slack_s
     late = [each for each in judge.recoveries if each.seconds > limit_s]
     if late:

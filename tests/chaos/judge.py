@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,15 +12,15 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.invariants import RunView, SystemView, check_drained
-from holdfast.core.state import COMPLETED, state_of
+from holdfast.core.state import CANCELLED, COMPLETED, state_of
 from holdfast.store.port import RunHead, RunQuery, Store
 from holdfast.testing import view_of
-from tests.chaos.clients import Promise
+from tests.chaos.clients import Clients, Promise
 from tests.chaos.fleet import Chronicle
-from tests.chaos.programs import leaves_of, read_effects
+from tests.chaos.programs import books, charges_in, leaves_of, read_effects
 
 PAGE = 500
-CLOSES = (e.StepCompleted, e.StepFailed, e.StepSkipped)
+CLOSES = (e.StepCompleted, e.StepFailed, e.StepSkipped, e.StepCancelled)
 
 
 class Recovery(NamedTuple):
@@ -46,11 +46,13 @@ class Judge:
     counts: Counter[str] = field(default_factory=Counter)
     recoveries: list[Recovery] = field(default_factory=list)
     heads: dict[str, RunHead] = field(default_factory=dict)
+    _answers: dict[str, str] = field(default_factory=dict)
 
-    async def judge(self, store: Store, promises: Iterable[Promise], ledger: Path) -> None:
+    async def judge(self, store: Store, clients: Clients, ledger: Path) -> None:
         """Judge all runs of a store in which nothing goes on any more."""
-        effects = _read_ledger(ledger)
-        open_promises = {promise.run_id: promise for promise in promises}
+        effects = self._read_ledger(ledger)
+        self._answers = clients.tasks
+        open_promises = {promise.run_id: promise for promise in clients.promises}
         async for family in _families(store, self.heads):
             promise = open_promises.pop(family[0].run_id, None)
             if promise is None:
@@ -65,6 +67,22 @@ class Judge:
             if count:
                 self.wrong.append(f"{count} {what} are left")
 
+    def _read_ledger(self, path: Path) -> _Effects:
+        """Return the effects of all steps, and check that no key was charged twice."""
+        effects: _Effects = {}
+        if path.exists():
+            for effect in read_effects(str(path)):
+                effects.setdefault(effect.run_id, {}).setdefault(effect.step_id, set()).add(effect.value)
+        keyed = Path(books(str(path)))
+        for book in keyed.iterdir() if keyed.exists() else ():
+            charged = charges_in(str(book))
+            self.counts["charges"] += len(charged)
+            if len(charged) > 1:
+                self.wrong.append(f"{charged[0].run_id}: {charged[0].step_id} was charged {len(charged)} times")
+            for effect in charged:
+                effects.setdefault(effect.run_id, {}).setdefault(effect.step_id, set()).add(effect.value)
+        return effects
+
     def _judge_family(self, family: list[RunView], promise: Promise, effects: _Effects) -> None:
         for violation in check_drained(SystemView(tuple(family))):
             self.wrong.append(f"{violation.run_id}: {violation.invariant}: {violation.problem}")
@@ -75,7 +93,10 @@ class Judge:
             self.counts["turns"] += len({event.persisted_at for event in view.events})
             self._judge_owners(view)
             self._judge_effects(view, effects)
-            if view.status is not COMPLETED:
+            self._judge_answers(view)
+            if view.status is CANCELLED and promise.cancels_after is not None:
+                self.counts["cancelled"] += 1
+            elif view.status is not COMPLETED:
                 self.wrong.append(f"{view.run_id} is {view.status}: {self._stands_at(view)}")
             else:
                 results[view.run_id] = self._judge_result(view)
@@ -93,7 +114,11 @@ class Judge:
     def _judge_promise(self, view: RunView, promise: Promise, results: dict[str, Any]) -> None:
         """Check that what was acknowledged is there: the start with its input, each signal once, the result."""
         queued = view.events[0].data
-        if not isinstance(queued, e.RunQueued) or codec.decode(queued.input, dict) != {"script": promise.script}:
+        if not isinstance(queued, e.RunQueued) or codec.decode(queued.input, dict) != {
+            "script": promise.script,
+            "told": [],
+            "updates": [],
+        }:
             self.wrong.append(f"{view.run_id}: it was started with something else")
         received = Counter(
             (event.data.signal_id, codec.decode(event.data.payload, str))
@@ -103,7 +128,19 @@ class Judge:
         for told in promise.signals:
             if received[told.signal_id, f"signal {told.signal_id}"] != 1 and view.status is COMPLETED:
                 self.wrong.append(f"{view.run_id}: signal {told.signal_id} was acknowledged, and not received once")
-        if promise.result is None:
+        answered = Counter(
+            codec.decode(event.data.result, str)
+            for event in view.events
+            if isinstance(event.data, e.UpdateCompleted) and event.data.error is None
+        )
+        for update_id in promise.updates:
+            if answered[update_id] != 1:
+                self.wrong.append(f"{view.run_id}: update {update_id} was answered {answered[update_id]} times")
+        self.counts["updates"] += len(promise.updates)
+        if promise.was_cancelled:
+            if view.status is not CANCELLED:
+                self.wrong.append(f"{view.run_id} is {view.status}, and its client was told that it is cancelled")
+        elif promise.result is None:
             self.wrong.append(f"{view.run_id} is {view.status}, and its client was answered no end")
         elif promise.result != results.get(view.run_id):
             self.wrong.append(f"{view.run_id}: a client was told another result than the history has")
@@ -119,11 +156,29 @@ class Judge:
             match event.data:
                 case e.StepCompleted(result=raw) | e.ChildCompleted(result=raw):
                     recorded.update(leaves_of(codec.decode(raw, Any)))
-                case e.SignalReceived(payload=raw):
+                case e.SignalReceived(payload=raw) | e.TaskCompleted(answer=raw):
+                    recorded.update(leaves_of(codec.decode(raw, Any)))
+                case e.UpdateCompleted(result=raw, error=None):
                     recorded.update(leaves_of(codec.decode(raw, Any)))
         if told != recorded:
             self.wrong.append(f"{view.run_id}: it returned {told - recorded} too much, {recorded - told} too little")
         return result
+
+    def _judge_answers(self, view: RunView) -> None:
+        """Check that the answer to a task that was acknowledged is the one that is recorded."""
+        for event in view.events:
+            if isinstance(event.data, e.ContinuedAsNew):
+                self.counts["rotations"] += 1
+            elif isinstance(event.data, e.TaskCompleted):
+                self.counts["tasks"] += 1
+        tasks = {event.step_id: event.data for event in view.events if isinstance(event.data, e.TaskCreated)}
+        done = {event.step_id: event.data for event in view.events if isinstance(event.data, e.TaskCompleted)}
+        for step_id, task in tasks.items():
+            answer = self._answers.get(task.task_id)
+            if answer is not None and (step_id not in done or codec.decode(done[step_id].answer, str) != answer):
+                self.wrong.append(
+                    f"{view.run_id}: the answer to task {task.task_id} was acknowledged, and is not there"
+                )
 
     def _judge_effects(self, view: RunView, effects: _Effects) -> None:
         """Check that each recorded result is that of an effect, that of each step once, and effects have a step."""
@@ -156,7 +211,7 @@ class Judge:
                 self.wrong.append(f"{view.run_id}: event {event.run_seq} is by {by.node}, who was fenced off")
             if last is not None and working and last.engine_run_ref.node != by.node:
                 self._measure(view.run_id, last, event)
-            if isinstance(event.data, e.StepStarted):
+            if isinstance(event.data, e.StepStarted) and not event.data.queue:  # a job is not lost with the run's owner
                 working.add(event.step_id or "")
             elif isinstance(event.data, CLOSES):
                 working.discard(event.step_id or "")
@@ -179,14 +234,6 @@ class Judge:
 
 
 _Effects = dict[str, dict[str, set[str]]]
-
-
-def _read_ledger(path: Path) -> _Effects:
-    effects: _Effects = {}
-    if path.exists():
-        for effect in read_effects(str(path)):
-            effects.setdefault(effect.run_id, {}).setdefault(effect.step_id, set()).add(effect.value)
-    return effects
 
 
 async def _families(store: Store, seen: dict[str, RunHead]) -> AsyncIterator[list[RunView]]:

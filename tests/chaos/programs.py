@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core import events as e
+from holdfast.engine.activities.executor import ActivityExecutor
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.turns.owned_runs import OwnedRuns
 from holdfast.store import port
@@ -31,6 +32,7 @@ LEDGER = "CHAOS_LEDGER"
 LEASE_MS = "CHAOS_LEASE_MS"
 PLANT = "CHAOS_PLANT"
 SIGNAL = "go"
+QUEUE = "far"
 PLANTED = frozenset(os.environ.get(PLANT, "").split())
 
 
@@ -43,7 +45,8 @@ class ChaosApp(hf.App):
         """Run a node until it is told to end, or killed."""
         diary.keep()
         lease_ms = int(os.environ.get(LEASE_MS, 0)) or NodeOptions().lease_ms
-        await super().serve(store, name=name, options=replace(options or NodeOptions(), lease_ms=lease_ms))
+        given = replace(options or NodeOptions(), lease_ms=lease_ms, queues=(QUEUE,), visible_ms=lease_ms)
+        await super().serve(store, name=name, options=given)
 
 
 app = ChaosApp("chaos", limits=hf.Limits(signals_per_run_per_minute=10_000))
@@ -85,16 +88,100 @@ async def work(seconds: float) -> str:
     return effect.value
 
 
+# --- charges: effects with a key, whose books are outside of the store too
+
+
+def books(ledger: str) -> str:
+    """Return the folder of the books: one for each key, a line for each charge and for each question about it."""
+    return f"{ledger}-keyed"
+
+
+def charges_in(path: str) -> list[Effect]:
+    """Return what a key was charged. A charge that came after a question to which an attempt after it led is void."""
+    found, asked_by = [], 0
+    with open(path) as book:
+        for line in book:
+            what, attempt, *effect = line.split()
+            if what == "asked":
+                asked_by = max(asked_by, int(attempt))
+            elif int(attempt) >= asked_by:
+                found.append(Effect(*effect))
+    return found
+
+
+def _note(token: str, line: str) -> list[Effect]:
+    """Add a line to the book of a key, and return what it was charged."""
+    folder = books(os.environ[LEDGER])
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, token)
+    book = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(book, f"{line}\n".encode())
+    finally:
+        os.close(book)
+    return charges_in(path)
+
+
+async def find_charge(token: str) -> hf.Completed | hf.NotCompleted:
+    """Answer whether a key was charged. No attempt before the present one charges it from now on."""
+    charged = _note(token, f"asked {hf.activity_context().engine_attempt_id}")
+    return hf.Completed(charged[-1].value) if charged else hf.NotCompleted()
+
+
+@app.activity(
+    idempotency_key=lambda token: token, verify=find_charge, retry=hf.Retry(max_attempts=1_000, initial_ms=10)
+)
+async def charge(token: str) -> str:
+    """Charge a key, and say under which number."""
+    context = hf.activity_context()
+    await asyncio.sleep(0.02)
+    value = uuid.uuid4().hex
+    charged = _note(token, f"charge {context.engine_attempt_id} {context.run_id} {context.step_id} {value}")
+    if all(effect.value != value for effect in charged):
+        raise ConnectionError("somebody has asked meanwhile, and was answered that nothing was charged")
+    await asyncio.sleep(0.02)
+    return value
+
+
+# --- programs
+
+
 @app.workflow
-async def play(script: Script) -> list[Any]:
+async def play(script: Script, told: list[Any], updates: list[str]) -> list[Any]:
     """Carry out a program, and return everything that it was told."""
-    return [await _carry_out(kind, *rest) for kind, *rest in script]
+    arrived: asyncio.Queue[str] = asyncio.Queue()
+    for token in updates:
+        arrived.put_nowait(token)
+
+    async def note(token: str) -> str:
+        await hf.sleep(0.01)
+        arrived.put_nowait(token)
+        return token
+
+    hf.on_update("note", note)
+    for position, (kind, *rest) in enumerate(script):
+        if kind == "again":
+            hf.continue_as_new(script[position + 1 :], told, [arrived.get_nowait() for _ in range(arrived.qsize())])
+        told.append(await (arrived.get() if kind == "update" else _carry_out(kind, *rest)))
+    return told
 
 
 async def _carry_out(kind: str, *rest: Any) -> Any:
     match kind:
         case "work":
             return await work(rest[0])
+        case "job":
+            return await work.options(queue=QUEUE)(rest[0])
+        case "charge":
+            return await charge(rest[0])
+        case "ask":
+            return await hf.task("ask", str)
+        case "limit":
+            try:
+                async with asyncio.timeout(rest[0]):
+                    return await work(0.2)
+            except TimeoutError:
+                return None
         case "sleep":
             return await hf.sleep(rest[0])
         case "wait":
@@ -102,7 +189,7 @@ async def _carry_out(kind: str, *rest: Any) -> Any:
         case "all":
             return await asyncio.gather(*(_carry_out(*each) for each in rest[0]))
         case "child":
-            return await play(rest[0])
+            return await play(rest[0], [], [])
     raise AssertionError(kind)
 
 
@@ -111,24 +198,31 @@ def draw_script(rng: Random, depth: int = 0) -> Script:
     return [_draw(rng, depth) for _ in range(rng.randint(1, 4 if depth == 0 else 2))]
 
 
+ANYWHERE = ("work", "work", "work", "sleep", "job", "charge", "limit")
+AT_THE_TOP = ("wait", "wait", "all", "child", "ask", "update", "again")
+
+
 def _draw(rng: Random, depth: int) -> list[Any]:
-    kinds = ["work", "work", "work", "sleep", *(["wait", "all", "child"] if depth == 0 else [])]
-    match rng.choice(kinds):
-        case "work":
-            return ["work", rng.choice((0.0, 0.0, 0.0, 0.02, 0.2, 1.0))]
+    match kind := rng.choice((*ANYWHERE, *(AT_THE_TOP if depth == 0 else ()))):
+        case "work" | "job":
+            return [kind, rng.choice((0.0, 0.0, 0.0, 0.02, 0.2, 1.0))]
+        case "charge":
+            return ["charge", f"{rng.getrandbits(64):016x}"]
+        case "limit":
+            return ["limit", rng.choice((0.05, 0.3, 2.0))]
         case "sleep":
             return ["sleep", rng.choice((0.01, 0.3, 2.0))]
-        case "wait":
-            return ["wait"]
+        case "wait" | "ask" | "update" | "again":
+            return [kind]
         case "all":
             return ["all", [_draw(rng, 1) for _ in range(rng.randint(2, 4))]]
         case _:
             return ["child", draw_script(rng, 1)]
 
 
-def signals_of(script: Script) -> int:
-    """Return how many signals a program waits for. Children wait for none."""
-    return sum(kind == "wait" for kind, *_ in script)
+def given_to(script: Script) -> list[str]:
+    """Return what a program has to be given, in order: signals and updates. Children need nothing."""
+    return [kind for kind, *_ in script if kind in ("wait", "update")]
 
 
 def leaves_of(value: Any) -> Iterator[str]:
@@ -167,5 +261,18 @@ if "dropped-commit" in PLANTED:
     _drop_ends()
 if "forgotten-activities" in PLANTED:
     _forget_the_lost()
+
+
+def _trust() -> None:
+    """Carry keyed steps out again without asking whether they have happened."""
+
+    async def trust(self: ActivityExecutor, attempt: Any, context: Any, deadline: float | None) -> None:
+        return None
+
+    ActivityExecutor._verify = trust  # type: ignore[method-assign]
+
+
+if "unverified" in PLANTED:
+    _trust()
 if "falls-over" in PLANTED:
     OwnedRuns.perform_effects = None  # type: ignore[assignment,method-assign]

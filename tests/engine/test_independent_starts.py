@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 import holdfast as hf
+from holdfast.core.fork import find_cut
 from holdfast.core.state import COMPLETED, FAILED
 from holdfast.engine.check_histories import check_history
 from holdfast.errors import NotDurable, RunFailed, StartRefused, StoreUnavailable
@@ -61,6 +63,24 @@ def make_app() -> hf.App:
         return (await hf.start(hf.PlanRef(plan_id="etl"), {"days": 2})).run_id
 
     @app.workflow
+    async def counter() -> int:
+        added: asyncio.Queue[int] = asyncio.Queue()
+
+        def add(number: int) -> int:
+            added.put_nowait(number)
+            return number
+
+        hf.on_update("add", add)
+        return await added.get() + await added.get()
+
+    @app.workflow
+    async def counts() -> int:
+        run = await hf.start(counter)
+        first = await app.run(run.run_id).update("add", number=1)
+        await hf.sleep(0.001)
+        return int(first)
+
+    @app.workflow
     async def chain(left: int) -> int:
         if left:
             await hf.start(chain, left - 1, run_id=f"chain-{left - 1}")
@@ -71,6 +91,23 @@ def make_app() -> hf.App:
 
 def workflow(app: hf.App, name: str) -> Any:
     return hf.Workflow(app.registry.workflow(name))
+
+
+@pytest.mark.contract("WF-4")
+async def test_a_fork_keeps_what_its_original_has_started_and_updated(variant: EngineVariant) -> None:
+    """The ids of a start and of an update, if the run gives them, are those of the original in its history."""
+    app = make_app()
+    async with variant.opened() as store, variant.node(app, store):
+        run = await app.start(workflow(app, "counts"))
+        assert await run.result() == 1
+        history = await run.events()
+        for cut in sorted({find_cut(history, at) for at in range(1, len(history) + 1)}):
+            fork = await run.fork(at=cut)
+            assert await fork.result() == 1, cut
+            assert await (await fork.fork(at=cut)).result() == 1, cut
+            assert check_history(app.registry, await fork.events()) is None
+        started = await store.find(RunQuery(workflow="counter"))
+        assert len(started) <= 1 + 2 * 2  # forks from before the start have started runs of their own
 
 
 @pytest.mark.contract("WF-4")

@@ -40,7 +40,8 @@ SOMETIMES: dict[str, frozenset[str]] = {
     "plans": HARM | {"plans: RunCompleted", "plans: RunFailed", "plans: RunCancelled"},
     "features": HARM
     | {"timed out: execution", "timed out: run", "started later", "started after approval", "forks", "jumps"}
-    | {"version 1", "version 2", "projected", "projected again", "calls with a place"},
+    | {"version 1", "version 2", "projected", "projected again", "calls with a place"}
+    | {"locks held", "steps under a lock", "callbacks asked for", "runs started by runs"},
 }
 """What must happen in the stories of a kind, if there are `ENOUGH` of them."""
 

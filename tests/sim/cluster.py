@@ -19,7 +19,7 @@ from holdfast.testing.faults import CALM, Faults, FaultyStore, Weather
 from holdfast.testing.sim_loop import SimProcess
 from tests.early_first_turns import take_first_turns_early
 from tests.sim.features import JUMPS_S
-from tests.sim.scripts import register
+from tests.sim.scripts import Definitions
 from tests.sim.sealed_values import sealing
 from tests.sim.world import LOST_TURNS, World
 
@@ -54,7 +54,7 @@ class SeededRng:
 class Member:
     """One process with an app and its node."""
 
-    def __init__(self, world: World, weather: Weather, name: str, life: int) -> None:
+    def __init__(self, world: World, definitions: Definitions, weather: Weather, name: str, life: int) -> None:
         rng = Random(world.rng.random())
         self.name = name
         self.process = SimProcess(world.loop, f"{name}-{life}")
@@ -63,7 +63,9 @@ class Member:
         limits = Limits(rotation_steps=rng.choice((1, 3, 50)), poison_retries=rng.choice((1, 3)), lost_turns=LOST_TURNS)
         sealed = sealing(world.objects, weather, f"{name} {life}") if world.is_sealed else {}
         self.app = App("sim", limits=limits, ids=SeededIds(rng), rng=SeededRng(rng), **sealed)
-        self.workflows = register(self.app, world, is_first=name == "n0")
+        features = world.features
+        versions = (("1",), "1") if features is None else features.versions_of(is_first=name == "n0")
+        self.workflows = definitions.given_to(self.app, *versions)
         self._options = NodeOptions(
             lease_ms=LEASE_MS,
             safety_poll_s=4.0,
@@ -119,10 +121,11 @@ class Member:
 
     def broken_tasks(self, *, may_be_superseded: bool) -> list[str]:
         """Return what has ended by an exception and should not have ended."""
+        ended = [task for task in self.process.tasks if task.done()]
+        if ended:  # each is looked at once
+            self.process.tasks = [task for task in self.process.tasks if not task.done()]
         problems = [
-            (task, task.exception())
-            for task in self.process.tasks
-            if task.get_name() in NODE_TASKS and task.done() and not task.cancelled()
+            (task, task.exception()) for task in ended if task.get_name() in NODE_TASKS and not task.cancelled()
         ]
         return [
             f"{self.process.name}: task {task.get_name()} ended: {problem!r}"
@@ -136,6 +139,7 @@ class Cluster:
 
     def __init__(self, world: World, size: int) -> None:
         self._world = world
+        self._definitions = Definitions(world)
         self._rng = Random(f"{world.rng.random()} chaos")
         self.weather = Weather()
         self.members: list[Member | None] = [None] * size
@@ -144,7 +148,7 @@ class Cluster:
             self._start(place)
 
     def _start(self, place: int) -> None:
-        member = Member(self._world, self.weather, f"n{place}", len(self.all))
+        member = Member(self._world, self._definitions, self.weather, f"n{place}", len(self.all))
         self._world.note(f"start  {member.process.name}", "starts")
         self.members[place] = member
         self.all.append(member)

@@ -1,5 +1,5 @@
 """What runs can have beside their scripts: time-outs, a later start, an approval, one of two versions, forks, the bus,
-and activities with a limit.
+activities with a limit, a lock that they share, callbacks, and runs that they start and update.
 
 These stories also have a store whose clock jumps ahead, as that of a machine that was suspended. Nodes have no clock of
 their own that anything depends on. A node has one version of the workflow `dated`, or both; the first has both.
@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import holdfast as hf
 from holdfast.app import App
+from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import Event
 
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
 
 Play = Callable[[list[Any], list[Any]], Awaitable[list[Any]]]
 
-GATES = ("play", "play", "gated", "gated", "dated", "dated", "seated", "seated")
+GATES = ("play", "play", "gated", "gated", "dated", "dated", "seated", "seated", "locked", "locked", "called", "starting")
+LOCK = "ledger"
 GATED_AT_ONCE = 2
+VERSIONS = ("1", "2")
 SEATS, SEATS_OF_KEY, SITS, SITS_MS = 2, 1, 3, 500
 """How many calls may be under way, and of one key, and how many may begin within how many milliseconds."""
 JUMPS_S = (0.5, 5.0, 60.0)
@@ -44,8 +48,8 @@ class Features:
 
     # --- nodes
 
-    def register(self, app: App, is_first: bool, play: Play) -> dict[str, Any]:
-        """Register with the app of a node: workflows, in the versions that this node has, and the projection."""
+    def register(self, app: App, play: Play, inside: Play) -> None:
+        """Register the workflows, in all versions, and the projection."""
 
         @app.workflow(requires_approval=True, at_once=GATED_AT_ONCE)
         async def gated(script: list[Any], seen: list[Any]) -> list[Any]:
@@ -69,19 +73,52 @@ class Features:
             await asyncio.gather(*calls, return_exceptions=True)
             return await play(script, seen)
 
-        versions = ("1", "2") if is_first else self.rng.choice((("1",), ("2",), ("1", "2")))
-        dated = {version: self._dated(app, version, play) for version in versions}
-        app.projection("all", first_ms=50, most_ms=500, max_attempts=10_000)(self._project)
-        return {"gated": gated, "seated": seated, "dated": dated[self.rng.choice(versions)]}
+        ledger = app.lock(LOCK)
 
-    def _dated(self, app: App, version: str, play: Play) -> Any:
+        @app.workflow
+        async def locked(script: list[Any], seen: list[Any]) -> list[Any]:
+            async with ledger(str(len(script) % 2)):
+                return await inside(script, seen)
+
+        @app.activity(retry=hf.Retry(max_attempts=20, initial_ms=200, most_ms=2_000))
+        async def submit(ref: hf.CallbackRef, seconds: float) -> None:
+            await self._world.submit(ref, seconds)
+
+        @app.workflow
+        async def called(script: list[Any], seen: list[Any]) -> list[Any]:
+            answer = hf.callback(str, timeout=20.0)
+            await submit(answer.ref, 0.5 * len(script))
+            try:
+                seen.append(await answer)
+            except TimeoutError:  # an operator may have skipped the request
+                seen.append("no answer")
+            return await play(script, seen)
+
+        @app.workflow
+        async def starting(script: list[Any], seen: list[Any]) -> list[Any]:
+            started: hf.RunHandle[Any] = await hf.start("play", script=script, seen=[])
+            self._world.note(f"start  {started.run_id}", "runs started by runs")
+            with suppress(hf.errors.ActivityFailed):  # it had ended before
+                seen.append(await app.run(started.run_id).update("poke", seconds=0.3, token=str(hf.uuid4())))
+            return await play(script, seen)
+
+        for version in VERSIONS:
+            self._dated(app, version, play)
+        app.projection("all", first_ms=50, most_ms=500, max_attempts=10_000)(self._project)
+
+    def versions_of(self, is_first: bool) -> tuple[tuple[str, ...], str]:
+        """Draw which versions of workflows a node has, and which of them it starts."""
+        versions = VERSIONS if is_first else self.rng.choice((("1",), ("2",), VERSIONS))
+        return versions, self.rng.choice(versions)
+
+    def _dated(self, app: App, version: str, play: Play) -> None:
         async def dated(script: list[Any], seen: list[Any]) -> list[Any]:
             if hf.run_info().version != version:
                 self._world.violate(f"{hf.run_info().run_id} is of another version than {version}")
             self._world.note(f"version {version}", f"version {version}")
             return await play(script, seen)
 
-        return app.workflow(name="dated", version=version)(dated)
+        app.workflow(name="dated", version=version)(dated)
 
     async def _project(self, events: list[dict[str, Any]]) -> None:
         for event in events:
@@ -154,6 +191,27 @@ class Features:
                 inside = self._world.store.under_way("gated")
                 if len(inside) > GATED_AT_ONCE:
                     self._world.violate(f"more runs are under way than there is room for: {sorted(inside)}")
+            if queued.plan_id == f"lock:{LOCK}":
+                self._check_holders()
+        elif isinstance(body, e.StepStarted) and queued.plan_id == "locked" and not is_copied(event, history):
+            self._check_held(event, history)
+
+    def _check_holders(self) -> None:
+        """No key of the lock has two holders."""
+        under_way = self._world.store.under_way(f"lock:{LOCK}")
+        self._world.note(f"held   {' '.join(sorted(under_way))}", "locks held")
+        keys = Counter(codec.decode(queued.input, dict[str, str])["key"] for queued in under_way.values())
+        if any(count > 1 for count in keys.values()):
+            self._world.violate(f"a key of the lock has several holders: {sorted(under_way)}")
+
+    def _check_held(self, event: Event, history: Sequence[Event]) -> None:
+        """What is done under the lock begins while the run's own holder is under way, or an operator let it in."""
+        holders = [other.data.child_run_id for other in history if isinstance(other.data, e.ChildStarted)]
+        under_way = self._world.store.under_way(f"lock:{LOCK}")
+        self._world.note(f"locked {event.run_id} {event.step_id}", "steps under a lock")
+        is_let_in = any(isinstance(other.data, e.StepSkipped) for other in history)
+        if not is_let_in and not any(holder in under_way for holder in holders):
+            self._world.violate(f"{event.run_id}: {event.step_id} began, and the run does not hold the lock")
 
     def check_places(self, calls: Sequence[Call], begun: int, now: int) -> None:
         """Check that no more calls have places than there are, and that no period holds more beginnings."""

@@ -42,14 +42,13 @@ def merge(before: Seen, branches: dict[str, Seen]) -> Seen:
     return Seen(notes)
 
 
-def register_flows(app: App, world: World, work: Any) -> dict[str, Any]:
+def register_flows(app: App, world: World, work: Any) -> None:
     """Register the flows of this simulation: the same on every node."""
     flows: dict[str, Any] = {}
     for number in range(KINDS):
         name = f"flow{number}"
         drawing = _Drawing(Random(f"{name} {world.seed}"), world, work, [*flows.values()])
         flows[name] = app.flow(name, Seen, hf.Scene(*(drawing.step(0) for _ in range(3))))
-    return flows
 
 
 class _Drawing:

@@ -7,13 +7,17 @@ so that the result of a run depends on everything that it was told.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
+from copy import copy
 from datetime import timedelta
 from random import Random
 from typing import Any
 
 import holdfast as hf
 from holdfast.app import App
+from holdfast.program.flow.definition import FlowDefinition
 from holdfast.program.tasks import Escalation
+from holdfast.workflow import Flow, Workflow
 from tests.sim.flows import register_flows
 from tests.sim.world import AT_ONCE, PER_KEY, RATE, World, key_of
 
@@ -87,8 +91,40 @@ def draw_payments(rng: Random, number: int) -> Script:
     ]
 
 
-def register(app: App, world: World, *, is_first: bool = True) -> dict[str, Any]:
-    """Register the workflows that play scripts, and their activity, with an app. Return the workflows.
+class Definitions:
+    """The workflows and activities of one story, made once: hundreds of its nodes have the same code."""
+
+    def __init__(self, world: World) -> None:
+        self._app = App("sim")
+        register(self._app, world)
+        self._registry = self._app.registry
+        self._registry.fingerprints()  # which every copy has then
+
+    def given_to(self, app: App, versions: Container[str], newest: str) -> dict[str, Any]:
+        """Register them with the app of one process, those of these versions alone. Return the workflows.
+
+        What a process learns of its workflows, their queries and updates, it has to learn by itself.
+        """
+        registry = self._registry
+        for activity in registry.activities.values():
+            app.registry.add_activity(activity)
+        for name, sink in registry.sinks.items():
+            app.registry.add_sink(sink, registry.projections.get(name))
+        given: dict[str, Any] = {}
+        dated = {name for name, version in registry.workflows if version != "1"}
+        for (name, version), shared in registry.workflows.items():
+            if name in dated and version not in versions:
+                continue
+            own = copy(shared)
+            own.queries, own.updates = dict(shared.queries), dict(shared.updates)
+            app.registry.add_workflow(own, registry.workflow_limits.get(name))
+            if name not in given or version == newest:
+                given[name] = Flow(own) if isinstance(own, FlowDefinition) else Workflow(own)
+        return given
+
+
+def register(app: App, world: World) -> None:
+    """Register the workflows that play scripts, and their activity, with an app.
 
     Only few runs of `narrow` are admitted at once. It starts no children: they could wait for their parent's place.
     """
@@ -144,8 +180,12 @@ def register(app: App, world: World, *, is_first: bool = True) -> dict[str, Any]
         hf.on_query("seen", lambda: seen)
         return await Player(app, world, work, {}, seen, is_top=True).run(script)
 
-    more = {} if world.features is None else world.features.register(app, is_first, plain)
-    return {"play": play, "narrow": narrow, "pay": pay, "planned": planned, **register_flows(app, world, work), **more}
+    async def inside(script: list[Any], seen: list[Any]) -> list[Any]:
+        return await Player(app, world, work, {}, seen, is_top=False).run(script)
+
+    register_flows(app, world, work)
+    if world.features is not None:
+        world.features.register(app, plain, inside)
 
 
 class Player:

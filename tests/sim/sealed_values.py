@@ -12,13 +12,17 @@ from random import Random
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core.events import Event
+from holdfast.core.index_rows import RuntimeSnapshot
+from holdfast.core.messages import Signal
 from holdfast.errors import StoreUnavailable
 from holdfast.store.artifacts import run_path
+from holdfast.store.memory.run import Run
 from holdfast.store.payloads import Payload, SealingStore
-from holdfast.store.port import Store
+from holdfast.store.port import MailboxQuery, Store
 from holdfast.testing.faults import Weather
 
 T = TypeVar("T")
@@ -141,6 +145,7 @@ class SealedView:
     def __init__(self, store: Store, objects: dict[str, tuple[int, bytes]], on_missing: Callable[[str], None]) -> None:
         self.store = SealingStore(store, [hf.Encryption(KEYS), _Reader(objects, on_missing)])
         self._histories: dict[str, list[Event]] = {}
+        self._mailboxes: dict[str, list[Signal]] = {}
 
     def events_of(self, run_id: str, count: int) -> list[Event]:
         """Return the history of a run, which has so many events."""
@@ -148,6 +153,23 @@ class SealedView:
         while len(known) < count:
             known += at_once(self.store.read_events(run_id, len(known)))
         return known[:count]
+
+    def mailbox_of(self, run: Run) -> list[Signal]:
+        """Return the signals of a run. Each is opened once; that it is consumed changes nothing else of it."""
+        run_id = run.head.run_id
+        known = self._mailboxes.setdefault(run_id, [])
+        while len(known) < len(run.signals):
+            after = known[-1].inbox_seq if known else 0
+            known += at_once(self.store.find(MailboxQuery(run_id=run_id, consumed=True, after=after)))
+        return [
+            opened if opened.consumed_seq == stored.consumed_seq else replace(opened, consumed_seq=stored.consumed_seq)
+            for opened, stored in zip(known, run.signals, strict=True)
+        ]
+
+    def snapshot_of(self, run_id: str) -> RuntimeSnapshot | None:
+        """Return the snapshot of a run."""
+        [loaded] = at_once(self.store.load([run_id]))
+        return None if loaded is None else loaded.head.snapshot
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any, get_args
@@ -21,6 +23,7 @@ from holdfast.core import events as e
 from holdfast.core.index_rows import Task
 from holdfast.core.invariants import check_drained
 from holdfast.core.keyed_steps import RECONCILE_MARK
+from holdfast.core.keys import RESERVED_PREFIX
 from holdfast.core.messages import (
     CONTROL_SIGNAL,
     TASK_SIGNAL,
@@ -94,12 +97,16 @@ def simulate(
         if scenario.done():
             scenario.result()
 
+    collects = gc.isenabled()
+    gc.disable()  # a story is short, and its loop holds every task anyway
     try:
         with patch.object(dead_processes, "PROC", Path("/nowhere")):  # processes here are not the machine's
             loop.simulate(main())
         assert world is not None
         return Report(world)
     finally:
+        if collects:
+            gc.enable()
         if world is not None and world.journals is not None:
             shutil.rmtree(world.journals)
 
@@ -339,7 +346,7 @@ class Simulation:
                 continue
             if not isinstance(answer, port.Refused):
                 assert answer.result is not None
-                self._world.acknowledged.append(answer.result)
+                self._world.acknowledged.setdefault(answer.result.workflow_id, []).append(answer.result)
                 self._world.note(f"told   {request.run_id} {request.name} {request.signal_id}", "signals")
             elif not isinstance(answer.error, NotFound | RunTerminal | RateLimited):
                 self._world.violate(f"a signal was refused: {answer.error!r}")
@@ -352,14 +359,28 @@ class Simulation:
 
         A run that nobody cares for would be woken by whatever it is sent later.
         """
+        end = self._world.loop.time() + HEALED_WITHIN_S
         await asyncio.sleep(RESTED_WITHIN_S)
+        before: dict[str, int] = {}
+        while busy := await self._busy():
+            for run_id, (head, problem) in busy.items():
+                if before.get(run_id) == head.version or self._world.loop.time() > end:
+                    self._world.violate(f"{run_id} is stuck: {problem}: {head}")
+                    return
+            before = {run_id: head.version for run_id, (head, _) in busy.items()}
+            await asyncio.sleep(RESTED_WITHIN_S)  # a plan of many items, one at a time, each with retries, takes longer
+
+    async def _busy(self) -> dict[str, tuple[port.RunHead, str]]:
+        """Return the runs that have a step under way which does not wait for somebody outside."""
+        busy: dict[str, tuple[port.RunHead, str]] = {}
         for head in await self._world.store.find(port.RunQuery()):
             if head.status in TERMINAL or head.status is PAUSED:
                 continue
             state = state_of(head.run_id, self._world.store.events_of(head.run_id))
             for step_id, step in state.open_steps.items():
                 if isinstance(step.body, e.StepStarted | e.TimerStarted) and not step.is_unresolved:
-                    self._world.violate(f"{head.run_id} is stuck: nothing becomes of {step_id}, {step}: {head}")
+                    busy[head.run_id] = head, f"nothing becomes of {step_id}, {step}"
+        return busy
 
     async def _finish(self) -> None:
         """Give every run what it waits for, until all have finished."""
@@ -378,7 +399,10 @@ class Simulation:
                 elif self._world.features is not None and self._world.features.needs_approval(head.run_id):
                     await self._control(head.run_id, "APPROVE")
             for wait in await store.find(port.WaitQuery()):
-                if wait.until is None:
+                is_of_a_lock = "/lock:" in wait.run_id or wait.name.startswith(
+                    RESERVED_PREFIX
+                )  # it is left to the engine
+                if wait.until is None and not is_of_a_lock:
                     await self._signal(wait.run_id, wait.name)
             for task in await store.find(port.TaskQuery(status="OPEN")):
                 for name in PEOPLE:
@@ -414,7 +438,7 @@ class Simulation:
         self.cluster.watch()
         self.cluster.watch_names()
         world = self._world
-        for violation in check_drained(await system_view(world.opened, world.acknowledged)):
+        for violation in check_drained(await system_view(world.opened, chain(*world.acknowledged.values()))):
             world.violate(f"{violation.run_id}: {violation.invariant}: {violation.problem}")
         left = (await world.store.stats()).jobs
         if left:
@@ -469,6 +493,8 @@ class Simulation:
         arrived = target is not None and sent.signal_id in {s.signal_id for s in await read_mailbox(store, sent.run_id)}
         if arrived and target is not None and target.head.tenant != sender.tenant:
             self._world.violate(f"{sender.run_id} has reached {sent.run_id}, a run of another tenant")
+        if sent.name.startswith(RESERVED_PREFIX) and (target is None or target.head.status in TERMINAL):
+            return  # the engine's own, which nobody needs any more
         letters = await store.find(DeadLetterQuery(run_id=sender.run_id, reason="refused"))
         if not arrived and not any(sent.signal_id.encode() in letter.envelope for letter in letters):
             self._world.violate(f"{sender.run_id} has sent {sent.name} to {sent.run_id}, and it is nowhere")

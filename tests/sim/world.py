@@ -23,8 +23,9 @@ from holdfast.core import events as e
 from holdfast.core.admission import RunLimit
 from holdfast.core.call_limits import CallLimit
 from holdfast.core.events import Event
-from holdfast.core.invariants import check
+from holdfast.core.invariants import RunView, check
 from holdfast.core.messages import AcceptedSignalResult, Message
+from holdfast.core.plans import STORE_PLAN
 from holdfast.core.reconciliation import TASK_TYPE
 from holdfast.core.state import retry_token, state_of
 from holdfast.core.timing import step_options
@@ -34,12 +35,11 @@ from holdfast.engine.turns.fail_open import OVER_BUDGET, Begun
 from holdfast.errors import CallerError, NotDurable, StoreError
 from holdfast.limits import Limits
 from holdfast.program.coroutine import current_program
-from holdfast.program.definitions import decode_options
+from holdfast.program.definitions import START_RUN, UPDATE_RUN, decode_options
 from holdfast.registry import Registry
 from holdfast.store import port
 from holdfast.store.memory import MemoryStore
 from holdfast.store.memory.run import Run
-from holdfast.testing import view_of
 from holdfast.testing.sim_loop import LoopClock, SimLoop, current_process
 from tests.server_folder import memory_folder
 from tests.sim.features import Features, is_copied
@@ -59,6 +59,10 @@ AT_ONCE, PER_KEY, RATE = 2, 1, (2, 0.5)
 def key_of(script: list[object]) -> str:
     """Return the key of a run that plays a script in the narrow workflow."""
     return str(len(script) % 2)
+
+
+OF_THE_ENGINE = frozenset({STORE_PLAN, START_RUN, UPDATE_RUN, "submit"})
+"""The activities that do nothing in the world."""
 
 
 class Effect(Struct, frozen=True):
@@ -91,7 +95,8 @@ class World:
         """What some stories have beside scripts."""
         self.effects: dict[tuple[str, str], list[Effect]] = {}
         self.accounts: dict[str, Account] = {}
-        self.acknowledged: list[AcceptedSignalResult] = []
+        self.acknowledged: dict[str, list[AcceptedSignalResult]] = {}
+        """What the senders of signals were told, by run."""
         self.violations: list[str] = []
         self.failed = asyncio.Event()
         self.trace: deque[str] = deque(maxlen=TRACE_LINES)
@@ -260,6 +265,13 @@ class World:
         elif isinstance(body, e.StepUnresolved):
             self.note(f"doubt  {where} {body.error.message}", "unresolved steps")
 
+    async def submit(self, ref: hf.CallbackRef, seconds: float) -> None:
+        """Ask somebody outside for an answer, as an activity: it comes by the token of the callback."""
+        context = activity_context()
+        self.note(f"submit {context.run_id} {ref.step_id}", "callbacks asked for")
+        report = self._report_later(context.callback_token(ref), context.run_id, ref.step_id, seconds)
+        self.loop.create_task(report, context=Context())
+
     async def _report_later(self, token: str, run_id: str, step_id: str, seconds: float) -> None:
         """Report an outcome by its token, until there is an answer."""
         await asyncio.sleep(seconds)
@@ -339,9 +351,7 @@ class World:
         if before.plan_id == "narrow" and any(isinstance(event.data, e.RunStarted) for event in new):
             self._check_room()
             self._check_rate()
-        view = await view_of(self.opened, run_id, self.acknowledged)
-        assert view is not None
-        for violation in check(view):
+        for violation in check(self.store.view_of(run_id, tuple(self.acknowledged.get(run_id, ())))):
             self.violate(f"{run_id}: {violation.invariant}: {violation.problem}")
 
     def _check_room(self) -> None:
@@ -368,12 +378,11 @@ class World:
             started = _started(event, history)
             if started.idempotency_key is not None:
                 self._check_keyed(event, started)
+            if started.idempotency_key is not None or started.name in OF_THE_ENGINE:
                 return
         effects = self.effects.get((event.run_id, event.step_id or ""), [])
         if isinstance(body, e.StepCompleted):
             results = [effect.result for effect in effects]
-            if event.step_id is not None and event.step_id.endswith(":store"):
-                return  # the engine's own: it has no effect in the world
             if codec.decode(body.result, str) not in results:
                 self.violate(f"{where}: the result {bytes(body.result)!r} was recorded and is none of {results}")
         elif isinstance(body, e.StepFailed) and body.error.code == "WorkerLost":
@@ -523,6 +532,36 @@ class WatchedStore(MemoryStore):
         runs = [run for run in self._runs.values() if run.head.plan_id == plan_id and not _is_fork(run)]
         return sorted(
             event.persisted_at for run in runs for event in run.events if isinstance(event.data, e.RunStarted)
+        )
+
+    def view_of(self, run_id: str, acknowledged: tuple[AcceptedSignalResult, ...]) -> RunView:
+        """Return everything that is stored of a run, at this moment, as `testing.view_of` reads it verb by verb."""
+        run, now = self._runs[run_id], self.time()
+        head, snapshot, signals = run.head, run.head.snapshot, run.signals
+        if self._world.is_sealed:
+            snapshot, signals = self._world.sealed_view.snapshot_of(run_id), self._world.sealed_view.mailbox_of(run)
+        loaded = run.loaded(now)
+        return RunView(
+            run_id=run_id,
+            status=head.status,
+            version=head.version,
+            now=now,
+            snapshot=snapshot,
+            events=tuple(self.events_of(run_id)),
+            messages=loaded.messages,
+            signals=tuple(signals),
+            acknowledged=acknowledged,
+            waits=tuple(run.waits.values()),
+            tasks=tuple(run.tasks.values()),
+            records=loaded.records,
+            parent_run_id=head.parent_run_id,
+            tenant=head.tenant,
+            project=head.project,
+            environment=head.environment,
+            letters=tuple(run.letters.values()),
+            lease_owner=head.lease_owner,
+            ready_at=head.ready_at,
+            queued_at=head.queued_at,
         )
 
     def messages_of(self, run_id: str) -> list[Message]:

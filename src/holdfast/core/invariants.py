@@ -10,6 +10,7 @@ report nothing.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Set
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import TypeVar
 
@@ -56,7 +57,7 @@ from holdfast.core.tasks import next_instants
 from holdfast.errors import RunError
 
 
-class RunView(Struct, frozen=True, kw_only=True):
+class RunView(Struct, frozen=True, kw_only=True, dict=True):
     """Everything that a store holds of one run, at the moment `now`.
 
     `signals` is the whole mailbox, with the consumed ones. `messages` are the due ones, which a store shows; `ready_at`
@@ -84,6 +85,14 @@ class RunView(Struct, frozen=True, kw_only=True):
     lease_owner: str | None = None
     ready_at: Instant | None = None
     queued_at: Instant | None = None
+
+    @cached_property
+    def folded(self) -> RunState | RunError:
+        """The state to which the events fold, or why they do not. All invariants share it, and none changes it."""
+        try:
+            return state_of(self.run_id, self.events)
+        except RunError as problem:
+            return problem
 
     @property
     def is_finished(self) -> bool:
@@ -232,11 +241,7 @@ def step_results_are_recorded_once(view: RunView) -> list[str]:
 @_invariant(RunView, "EVT-5", "The events fold to a state.")
 def history_folds(view: RunView) -> list[str]:
     """Find the first event that cannot follow the ones before it."""
-    try:
-        state_of(view.run_id, view.events)
-    except RunError as problem:
-        return [problem.message]
-    return []
+    return [view.folded.message] if isinstance(view.folded, RunError) else []
 
 
 @_invariant(RunView, "PRJ-4", "The stored status, version and runtime snapshot are those of the folded events.")
@@ -375,13 +380,16 @@ def rotations_keep_updates(view: RunView) -> list[str]:
 def rotations_keep_steps(view: RunView) -> list[str]:
     """Find carried steps, open or failed, that were not so before the rotation."""
     found: list[str] = []
-    state = RunState(run_id=view.run_id)
-    for event in view.events if _fold(view) is not None else ():
-        is_rotation = isinstance(event.data, e.ContinuedAsNew) and carried_by(event.data).steps is not None
-        before = own_copy(state) if is_rotation else state
-        fold_onto(state, (event,))
-        if not is_rotation:
+    if _fold(view) is None:
+        return found
+    state, next_place = RunState(run_id=view.run_id), 0
+    for place, event in enumerate(view.events):
+        if not isinstance(event.data, e.ContinuedAsNew) or carried_by(event.data).steps is None:
             continue
+        fold_onto(state, view.events[next_place:place])
+        before = own_copy(state)
+        fold_onto(state, (event,))
+        next_place = place + 1
         was: dict[str, object] = {**before.open_steps, **before.failed_steps}
         now: dict[str, object] = {**state.open_steps, **state.failed_steps}
         found += [
@@ -454,8 +462,10 @@ def records_equal_fold(view: RunView) -> list[str]:
     """Find records that are missing, or differ from what follows from the events. Completed ones are not looked at."""
     if _fold(view) is None:
         return []
-    known = record_changes(RunState(run_id=view.run_id), view.events)
     rows = {_record_row(record) for record in view.records}
+    if not any(isinstance(event.data, e.StepStarted) and event.data.idempotency_key for event in view.events):
+        return _differences("record", rows, set())
+    known = record_changes(RunState(run_id=view.run_id), view.events)
     return _differences("record", rows, {_record_row(record) for record in known if record.status != "completed"})
 
 
@@ -594,10 +604,7 @@ def ended_children_are_reported(view: SystemView) -> list[str]:
 
 
 def _fold(view: RunView) -> RunState | None:
-    try:
-        return state_of(view.run_id, view.events)
-    except RunError:
-        return None
+    return None if isinstance(view.folded, RunError) else view.folded
 
 
 _TAKES_A_SIGNAL: tuple[type[e.Body], ...] = (e.SignalReceived, e.SignalDeadLettered, *chain(*RECORDED_AS.values()))

@@ -315,11 +315,30 @@ class CoroutineProgram:
         if bytes(command.input) == bytes(recorded):
             return True
         if signature is None:
-            return bool(codec.decode(command.input, Any) == codec.decode(recorded, Any))
+            asked, known = codec.decode(command.input, Any), codec.decode(recorded, Any)
+            return bool(asked == known) or self._is_request_of_original(command, asked, known)
         try:
             return signature.unpack(command.input) == signature.unpack(recorded)
         except InvalidInput:  # parameters that were removed, or have another type now
             return False
+
+    def _is_request_of_original(self, command: c.RunActivity | c.StartChild, asked: Any, known: Any) -> bool:
+        """Return whether a start or an update differs only by the id that its run gave it, as in the history of a fork.
+
+        A fork has the recorded calls of its original, with the ids that the original gave them.
+        """
+        field, own_id = self._own_id(command.step_id, getattr(command, "name", ""))
+        if not field or asked["request"].pop(field, "") != own_id:
+            return False
+        given = known["request"].pop(field, "")
+        is_given_by_a_run = len(given) == len(own_id) and given.rpartition(":")[0] == own_id.rpartition(":")[0]
+        return is_given_by_a_run and bool(asked == known)
+
+    def _own_id(self, step_id: str, activity: str) -> tuple[str, str]:
+        """Return the field and the id that this run gives a start or an update: of this step, the same on replay."""
+        digest = codec.digest(f"{self.run_id}/{step_id}".encode())
+        named = {START_RUN: ("request_id", f"{START_RUN}:{digest}"), UPDATE_RUN: ("update_id", digest)}
+        return named.get(activity, ("", ""))
 
     def where(self, command: c.Command | None, event: Event | None = None) -> str:
         """Return the line of source that opened a step; for any other command, the line where the program waits."""
@@ -540,8 +559,8 @@ class CoroutineProgram:
         """Start a run that has nothing to do with this one any more, and return its id; raise `StartRefused`."""
         name = request.workflow or (request.plan.plan_id if request.plan is not None else "") or "plan"
         step_id = self.name_step(f"start:{name}")
-        if not request.request_id:  # the same on every replay, and of no other step
-            request = replace(request, request_id=f"{START_RUN}:{codec.digest(f'{self.run_id}/{step_id}'.encode())}")
+        if not request.request_id:
+            request = replace(request, request_id=self._own_id(step_id, START_RUN)[1])
         input = self.bounded(codec.encode({"request": request}), f"the input of {name!r}")
         self._bytes += len(input)
         options = encode_options(STARTING_A_RUN)
@@ -556,7 +575,7 @@ class CoroutineProgram:
     async def update_run(self, run_id: str, name: str, arguments: dict[str, Any], update_id: str | None) -> Any:
         """Send an update to a run, wait for its answer, and return that; a refusal raises `ActivityFailed`."""
         step_id = self.name_step(f"update_run:{name}")
-        chosen = update_id or codec.digest(f"{self.run_id}/{step_id}".encode())
+        chosen = update_id or self._own_id(step_id, UPDATE_RUN)[1]
         request = UpdateRequest(run_id=run_id, name=name, update_id=chosen, arguments=arguments)
         input = self.bounded(self.definition.values.encode({"request": request}), f"the input of update {name!r}")
         self._bytes += len(input)

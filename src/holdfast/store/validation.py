@@ -157,6 +157,8 @@ def check_page(limit: int) -> int:
 def check_values(**values: Any) -> None:
     """Refuse what no store can look up: text that is not Unicode, numbers past 2^62, and anything else."""
     for field, value in values.items():
+        if value is None or (type(value) is str and value.isascii()):
+            continue
         if isinstance(value, str):
             problem = _check_unicode(field, value)
         elif isinstance(value, tuple):
@@ -249,6 +251,8 @@ def _check_unicode(field: str, value: str) -> InvalidInput | None:
 def check_plans(plans: Sequence[Any] | None) -> None:
     """Refuse a list of definitions that no store can look up."""
     for plan in plans or ():
+        if type(plan) is tuple and [type(part) for part in plan] == [str, str] and "".join(plan).isascii():
+            continue  # nearly every definition of nearly every claim
         if not isinstance(plan, tuple) or len(plan) != 2 or not all(isinstance(part, str) for part in plan):
             raise InvalidInput(f"a definition is a pair of a plan's id and its version, not {plan!r}", field="plans")
         check_values(plans=plan)

@@ -312,11 +312,12 @@ class MemoryStore:
         now = self._now()
         validation.check_page(limit)
         self._check_node(node, now)
+        known = None if plans is None else frozenset(plans)
         eligible = [
             (since, run_id)
             for run_id, run in self._runs.items()  # in order of creation
-            if (plans is None or queries.claimed_as(run.head) in plans)
-            and (since := self._eligible_since(run, node, now)) is not None
+            if (since := self._eligible_since(run, node, now)) is not None
+            and (known is None or queries.claimed_as(run.head) in known)
         ]
         claimed = []
         for _, run_id in sorted(eligible, key=lambda entry: entry[0])[:limit]:
@@ -407,14 +408,12 @@ class MemoryStore:
         now = self._now()
         visible = [run.work[job.step_id].visible_at for run, job in self._jobs() if job.queue in queues]
         instants = [visible_at for visible_at in visible if visible_at is not None]
+        known = None if plans is None else frozenset(plans)
         for run in self._runs.values():
-            if plans is not None and queries.claimed_as(run.head) not in plans:
-                continue
             owner, ready_at = run.head.lease_owner, run.head.ready_at
-            if owner is not None and owner != node:
-                instants.append(self._lease_end(owner, now))
-            elif ready_at is not None:
-                instants.append(ready_at)
+            at = self._lease_end(owner, now) if owner is not None and owner != node else ready_at
+            if at is not None and (known is None or queries.claimed_as(run.head) in known):
+                instants.append(at)
         return min(instants, default=None)
 
     # --- JobQueue
