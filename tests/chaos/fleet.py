@@ -24,6 +24,10 @@ SENDING_US = 100_000
 """How long it may take until a process notices that it is killed."""
 
 OPENED_WITHIN_S = 60.0
+CONNECT_WITHIN_US = 15_000_000
+"""How long a node tries to connect before it ends, at most: an outage in that time is a reason to end."""
+OUTAGE_FELT_US = 5_000_000
+"""How long after an outage a node may end because of it."""
 
 
 def now_us() -> int:
@@ -81,9 +85,9 @@ class Chronicle:
             if now_us() > asked + DELAY_US:
                 self.delays.append((asked, now_us()))
 
-    def is_out(self, at: int, within_s: float = 5.0) -> bool:
-        """Return whether the database was away at an instant, or shortly before."""
-        return any(begin <= at <= end + within_s * 1e6 for begin, end in self.outages)
+    def was_out(self, since: int, until: int) -> bool:
+        """Return whether the database was away at some time in between, or shortly before."""
+        return any(begin <= until and since <= end + OUTAGE_FELT_US for begin, end in self.outages)
 
 
 @dataclass
@@ -219,10 +223,12 @@ class Fleet:
 
     async def _watch(self, slot: Slot, process: Fork) -> None:
         """Start a node again that ended by itself. It may, if there was no database; else it is noted."""
+        begun = now_us()
         code = await process.wait()
         said = (self._folder / f"{slot.name}.log").read_text()
         says_why = said.splitlines()[-1:] and said.splitlines()[-1].startswith("holdfast: ")
-        if code != UNAVAILABLE or not says_why or not self._chronicle.is_out(now_us()):
+        since = max(begun, now_us() - CONNECT_WITHIN_US)
+        if code != UNAVAILABLE or not says_why or not self._chronicle.was_out(since, now_us()):
             self._chronicle.violations.append(f"node {slot.name} ended by itself with {code}: {said[-500:]}")
         self._chronicle.counts["found no store"] += 1
         await asyncio.sleep(0.2)

@@ -157,7 +157,7 @@ async def test_a_fork_at_every_event_goes_on_to_the_same_end(variant: EngineVari
             assert await again.result() == expected
 
 
-@pytest.mark.contract("SIG-4", "TSK-1", "TMR-1")
+@pytest.mark.contract("SIG-4", "TSK-1", "TMR-1", "INV")
 async def test_waits_tasks_and_timers_are_open_in_a_fork(variant: EngineVariant) -> None:
     app = hf.App("shop")
 
@@ -185,6 +185,9 @@ async def test_waits_tasks_and_timers_are_open_in_a_fork(variant: EngineVariant)
         await app.tasks.complete(own[0].task_id, True, actor=hf.Actor("ann", ("boss",)))
         assert await fork.result() == ["one", "two", True, ""]
         assert (await run.snapshot()).status == "RUNNING"
+        view = await view_of(app.runtime().store, fork.run_id)
+        assert view is not None
+        assert check(view) == [], "the signal that the original has received is in the mailbox of the original"
 
 
 async def test_what_cannot_be_forked_is_refused(variant: EngineVariant) -> None:

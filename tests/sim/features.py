@@ -90,15 +90,15 @@ class Features:
             await submit(answer.ref, 0.5 * len(script))
             try:
                 seen.append(await answer)
-            except TimeoutError:  # an operator may have skipped the request
+            except (TimeoutError, hf.errors.InvalidInput):  # an operator may have skipped the request, or the answer
                 seen.append("no answer")
             return await play(script, seen)
 
         @app.workflow
         async def starting(script: list[Any], seen: list[Any]) -> list[Any]:
-            started: hf.RunHandle[Any] = await hf.start("play", script=script, seen=[])
-            self._world.note(f"start  {started.run_id}", "runs started by runs")
-            with suppress(hf.errors.ActivityFailed):  # it had ended before
+            with suppress(hf.errors.ActivityFailed, hf.errors.InvalidInput):  # it has ended, or a step was skipped
+                started: hf.RunHandle[Any] = await hf.start("play", script=script, seen=[])
+                self._world.note(f"start  {started.run_id}", "runs started by runs")
                 seen.append(await app.run(started.run_id).update("poke", seconds=0.3, token=str(hf.uuid4())))
             return await play(script, seen)
 
