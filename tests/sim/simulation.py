@@ -34,6 +34,7 @@ from holdfast.core.messages import (
     TaskRequest,
     control_request,
 )
+from holdfast.core.plans import is_plan
 from holdfast.core.reconciliation import TASK_TYPE
 from holdfast.core.state import PAUSED, TERMINAL, state_of
 from holdfast.engine import dead_processes
@@ -361,15 +362,17 @@ class Simulation:
         A run that nobody cares for would be woken by whatever it is sent later.
         """
         end = self._world.loop.time() + HEALED_WITHIN_S
-        await asyncio.sleep(RESTED_WITHIN_S)
-        before: dict[str, int] = {}
+        await asyncio.sleep(RESTED_WITHIN_S / 2)
+        before = {run_id: head.version for run_id, (head, _) in (await self._busy()).items()}
+        await asyncio.sleep(RESTED_WITHIN_S / 2)
         while busy := await self._busy():
             for run_id, (head, problem) in busy.items():
-                if before.get(run_id) == head.version or self._world.loop.time() > end:
+                is_going_on = is_plan(head.plan_id) and before.get(run_id) != head.version
+                if not is_going_on or self._world.loop.time() > end:
                     self._world.violate(f"{run_id} is stuck: {problem}: {head}")
                     return
             before = {run_id: head.version for run_id, (head, _) in busy.items()}
-            await asyncio.sleep(RESTED_WITHIN_S)  # a plan of many items, one at a time, each with retries, takes longer
+            await asyncio.sleep(RESTED_WITHIN_S / 2)  # a plan of many items, one at a time, takes longer
 
     async def _busy(self) -> dict[str, tuple[port.RunHead, str]]:
         """Return the runs that have a step under way which does not wait for somebody outside."""
