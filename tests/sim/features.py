@@ -27,7 +27,20 @@ if TYPE_CHECKING:
 
 Play = Callable[[list[Any], list[Any]], Awaitable[list[Any]]]
 
-GATES = ("play", "play", "gated", "gated", "dated", "dated", "seated", "seated", "locked", "locked", "called", "starting")
+GATES = (
+    "play",
+    "play",
+    "gated",
+    "gated",
+    "dated",
+    "dated",
+    "seated",
+    "seated",
+    "locked",
+    "locked",
+    "called",
+    "starting",
+)
 LOCK = "ledger"
 GATED_AT_ONCE = 2
 VERSIONS = ("1", "2")
@@ -95,7 +108,7 @@ class Features:
             return await play(script, seen)
 
         @app.workflow
-        async def starting(script: list[Any], seen: list[Any]) -> list[Any]:
+        async def begins(script: list[Any], seen: list[Any]) -> list[Any]:
             with suppress(hf.errors.ActivityFailed, hf.errors.InvalidInput):  # it has ended, or a step was skipped
                 started: hf.RunHandle[Any] = await hf.start("play", script=script, seen=[])
                 self._world.note(f"start  {started.run_id}", "runs started by runs")
