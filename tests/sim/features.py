@@ -39,7 +39,7 @@ GATES = (
     "locked",
     "locked",
     "called",
-    "starting",
+    "begins",
 )
 LOCK = "ledger"
 GATED_AT_ONCE = 2
