@@ -773,14 +773,15 @@ async def start(
     run_timeout: timedelta | float | None = None,
     cleanup_timeout: timedelta | float | None = None,
     reuse: ReusePolicy | None = None,
+    debounce: Debounce | None = None,
     **kwargs: Any,
 ) -> RunHandle[R]:
     """Start a run from inside a workflow that is no child: nothing waits for it, and it goes on when this one ends.
 
     A workflow or a flow, with its arguments; by its name with keyword arguments; or a plan, by a `PlanRef`, with its
     inputs. The run is of the same tenant, project and environment. It is started once, whatever crashes: by its
-    `request_id`, as with `App.start`, or by the step. A start that is refused raises `StartRefused`. `reuse` is as with
-    `App.start`.
+    `request_id`, as with `App.start`, or by the step. A start that is refused raises `StartRefused`. `reuse` and
+    `debounce` are as with `App.start`.
     """
     program = current_program()
     if program is None:
@@ -795,6 +796,7 @@ async def start(
         version=workflow_version,
         timeouts=run_timeouts(execution_timeout, run_timeout, cleanup_timeout),
         reuse=reuse,
+        debounce=debounce,
     )
     values = program.definition.values
     if isinstance(workflow, PlanRef):

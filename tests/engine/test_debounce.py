@@ -11,9 +11,18 @@ from holdfast.core.events import InputReplaced
 from holdfast.core.plans import DEBOUNCE_LEVEL
 from holdfast.core.state import RunStatus
 from holdfast.engine.inbox.authorization import ControlRequest, Verdict
-from holdfast.errors import Conflict, InvalidInput, NotPermitted, PayloadTooLarge, RunCancelled, RunTimedOut
+from holdfast.errors import (
+    Conflict,
+    InvalidInput,
+    NotPermitted,
+    PayloadTooLarge,
+    RunCancelled,
+    RunTimedOut,
+    StoreUnavailable,
+)
 from holdfast.limits import Limits
-from holdfast.store.port import RunQuery, Store
+from holdfast.store.port import PurgePolicy, RunQuery, Store
+from holdfast.store.proxy import StoreProxy
 from holdfast.testing import VirtualClock
 from tests.engine.harness import EngineVariant, event_types, store_with_virtual_time, wait_for_event, wait_for_status
 
@@ -336,3 +345,96 @@ async def test_each_start_is_authorised(variant: EngineVariant) -> None:
             await app.start(index, "secret", debounce=KEY)
         assert [each.command for each in asked] == ["START", "START"]
         assert "InputReplaced" not in await event_types(run)
+
+
+class LosesAnswers(StoreProxy):
+    """Takes debounced starts and does not say so, a few times."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.left = 0
+
+    async def create(self, runs: Any, claim_for: str | None = None) -> Any:
+        answers = await self.inner.create(runs, claim_for)
+        if self.left > 0 and any(new.plan_id == "index" for new in runs):
+            self.left -= 1
+            raise StoreUnavailable("the connection was lost")
+        return answers
+
+
+@pytest.mark.contract("WF-4", "QUE-1")
+async def test_a_workflow_debounces_what_it_starts_and_each_of_its_starts_counts_once(variant: EngineVariant) -> None:
+    """Also if the answer of the store was lost, and when it is replayed; callers outside share the key."""
+    app, index, given = index_app()
+
+    @app.workflow
+    async def edit(texts: list[str], name: str | None = None) -> list[str]:
+        found = []
+        for text in texts:
+            run: hf.RunHandle[str] = await hf.start(name or index, text=text, debounce=KEY)
+            found.append(run.run_id)
+            await hf.wait_signal("next")
+        return found
+
+    async with store_with_virtual_time(variant) as (inner, clock):
+        store = LosesAnswers(inner)
+        async with variant.node(app, store):
+            store.left = 2
+            editor = await app.start(edit, ["a", "b"], run_id="editor")
+            for lost in (1, 2):
+                await wait_for_event(editor, "StepRetried", lost)
+                pass_time(store, clock, 1)
+            await wait_for_event(editor, "SignalWaiting")
+            [head] = await store.find(RunQuery(workflow="index"))
+            run = app.run(head.run_id)
+            store.left = 1
+            await editor.signal("next")
+            await wait_for_event(editor, "StepRetried", 3)
+            pass_time(store, clock, 1)
+            await wait_for_event(editor, "SignalWaiting", 2)
+            await editor.signal("next")
+            assert await editor.result() == [run.run_id, run.run_id]
+            await settled(run, 1)
+            by_name = await app.start(edit, ["c"], "index")
+            await by_name.signal("next")
+            assert await by_name.result() == [run.run_id]
+            await settled(run, 2)
+            assert (await app.start(index, "d", debounce=KEY)).run_id == run.run_id
+            await settled(run, 3)
+            assert store.left == 0
+            pass_time(store, clock, QUIET_S)
+            assert await result_of(run, store, clock) == "d"
+            assert (await event_types(run)).count("InputReplaced") == 3
+    assert set(given) == {"d"}
+
+
+@pytest.mark.contract("FMT-2")
+async def test_retention_takes_what_has_finished_and_no_input_of_what_waits(variant: EngineVariant) -> None:
+    """The number of the next run goes on from the latest that is kept, and begins anew when there is none."""
+    app, index, given = index_app()
+    everything = PurgePolicy(finished_run_ms=0)
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
+        first = await app.start(index, "a", debounce=KEY, request_id="r-1")
+        pass_time(store, clock, QUIET_S)
+        assert await result_of(first, store, clock) == "a"
+        second = await app.start(index, "b", debounce=KEY)
+        await app.start(index, "c", debounce=KEY, request_id="r-3")
+        await settled(second, 1)
+        assert (await store.purge(everything)).runs == 1
+        assert [head.run_id for head in await store.find(RunQuery(limit=10))] == [second.run_id]
+        again = await app.start(index, "c", debounce=KEY, request_id="r-3")
+        assert (again.run_id, second.run_id) == (second.run_id, f"{first.run_id}~000002")
+        pass_time(store, clock, QUIET_S)
+        assert await result_of(second, store, clock) == "c"
+        third = await app.start(index, "d", debounce=KEY)
+        assert third.run_id == f"{first.run_id}~000003"
+        await third.terminate()
+        with pytest.raises(RunCancelled):
+            await third.result()
+        clock.advance(ms=1)
+        assert (await store.purge(everything)).runs == 2
+        anew = await app.start(index, "a", debounce=KEY, request_id="r-1")
+        assert (anew.run_id, anew.is_reused) == (first.run_id, False)
+        pass_time(store, clock, QUIET_S)
+        assert await result_of(anew, store, clock) == "a"
+    assert set(given) == {"a", "c"}

@@ -61,6 +61,7 @@ from holdfast.testing.samples import (
     timer,
     wait,
 )
+from tests.engine.harness import wait_for_event
 from tests.s3_server import S3Server
 
 KINDS = ("sqlite", "postgres", "s3")
@@ -214,6 +215,36 @@ async def test_everything_arrives_as_it_was(make: Make, clock: VirtualClock, sou
     assert isinstance(resumed, Appended)
     assert resumed.position == 2, "who wrote what is known"
     assert (await SampleNode(there, "node-c").step("waits", complete())).head.finished_at is not None
+
+
+@pytest.mark.contract("QUE-6")
+@pytest.mark.parametrize(("source", "target"), [("sqlite", "postgres"), ("postgres", "s3"), ("s3", "sqlite")])
+async def test_a_debounced_run_takes_inputs_and_begins_with_the_last_in_the_copy(
+    make: Make, clock: VirtualClock, source: str, target: str
+) -> None:
+    here, there = await make(source), await make(target)
+    app = hf.App("search")
+    key = hf.Debounce("doc-7", quiet=30, at_most=300)
+
+    @app.workflow
+    async def index(text: str) -> str:
+        return text
+
+    async with asyncio.timeout(60):
+        async with app.connect(here):
+            first = await app.start(index, "a", debounce=key)
+            await app.start(index, "b", debounce=key, request_id="r-2")
+        clock.advance(ms=10_000)
+        assert (await copy_store(here, there)).unconsumed_signals == 1
+        async with app.node(there):
+            for text, request in (("b", "r-2"), ("c", "r-3")):
+                again = await app.start(index, text, debounce=key, request_id=request)
+                assert (again.run_id, again.is_reused) == (first.run_id, True)
+            run = app.run(first.run_id)
+            await wait_for_event(run, "InputReplaced", 2)
+            clock.advance(ms=30_001)
+            there.wakeups.notify()
+            assert await run.result() == "c"
 
 
 @pytest.mark.contract("OWN-1", "OWN-3")

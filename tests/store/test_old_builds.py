@@ -22,7 +22,7 @@ import pytest
 from msgspec.structs import replace
 
 import holdfast as hf
-from holdfast.core.plans import CONTEXT_LEVEL, FORMAT_LEVEL
+from holdfast.core.plans import CONTEXT_LEVEL, DEBOUNCE_LEVEL, FORMAT_LEVEL
 from holdfast.core.state import COMPLETED, RUNNING
 from holdfast.errors import Conflict
 from holdfast.store.port import FinishedRunQuery, PurgePolicy, RunQuery
@@ -262,6 +262,41 @@ async def test_a_run_with_a_context_is_not_claimed_by_a_build_before_that_level(
             with node("next", address, NEW):
                 assert await carrying.result() == 4
             nodes = {event.engine_run_ref.node.partition("#")[0] for event in await carrying.events()}
+            assert nodes & {"old", "new", "next"} == {"new", "next"}
+
+
+@pytest.mark.contract("QUE-6")
+@pytest.mark.parametrize(
+    ("old_build", "address"), [("11.10.level.2", "sqlite"), ("11.10.level.2", "postgres")], indirect=True
+)
+async def test_a_debounced_run_is_not_claimed_by_a_build_before_that_level(old_build: Path, address: str) -> None:
+    """It would begin with its first input. The build stays on the store, and runs what it understands."""
+    key = hf.Debounce("doc-7", quiet=3, at_most=60)
+    async with client(address) as (app, order):
+        first = await app.start(order, 1, debounce=key)
+        with node("old", address, old_build):
+            store = app.runtime().store
+            assert (await app.start(order, 2, debounce=key)).run_id == first.run_id
+
+            async def is_due() -> bool:
+                [head] = await store.find(RunQuery(run_ids=(first.run_id,)))
+                assert (head.needs, head.status, head.lease_epoch) == (DEBOUNCE_LEVEL, "PENDING", 0)
+                assert head.snapshot is not None
+                return await store.now() > (head.snapshot.waiting_until or 0) + 3_000_000
+
+            await until(is_due)
+            simple = await app.start(order, 1, run_id="simple")
+            await waits(app, ["simple"])  # the old node has looked at what is ready
+            assert await is_due(), "it stays as it was"
+            with node("new", address, NEW) as new:
+                await waits(app, [first.run_id])
+                new.end(kill=True)
+            await simple.signal("go", 1)
+            assert await simple.result() == 4
+            await first.signal("go", 1)
+            with node("next", address, NEW):
+                assert await first.result() == 5
+            nodes = {event.engine_run_ref.node.partition("#")[0] for event in await first.events()}
             assert nodes & {"old", "new", "next"} == {"new", "next"}
 
 

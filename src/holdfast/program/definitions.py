@@ -14,6 +14,7 @@ from holdfast.core import codec
 from holdfast.core.admission import AdmissionRequest, Overload, RunLimit, check_admission_request, check_limit
 from holdfast.core.attributes import AttributeType
 from holdfast.core.call_limits import LimitedBy
+from holdfast.core.debounce import Debounce
 from holdfast.core.events import NULL, RunTimeouts
 from holdfast.core.graph import Graph
 from holdfast.core.keys import check_idempotency_key, check_name, check_step_name, require_step_name
@@ -285,6 +286,7 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     attributes: Any = None
     timeouts: RunTimeouts | None = None
     reuse: Literal["return", "reject", "restart-if-finished", "terminate-and-restart"] | None = None
+    debounce: Debounce | None = None
 
 
 class _NamedSignature(Signature):

@@ -590,6 +590,7 @@ class Runtime:
             attributes=request.attributes or {},
             timeouts=request.timeouts,
             reuse=request.reuse,
+            debounce=request.debounce,
         )
         if request.plan is not None:
             plan, uri = await self.plans.resolve(head.tenant, request.plan)
