@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core.audit import AuditEntry
-from holdfast.core.bus import OutboxReplay, OutboxSettlement, Sink, SinkProgress
+from holdfast.core.bus import OutboxReplay, OutboxSettlement, Sink, SinkProgress, pause_ms
 from holdfast.core.events import Event
 from holdfast.engine.activities.secrets import EnvironmentSecrets
 from holdfast.engine.bus import relay
@@ -312,10 +312,11 @@ async def test_what_a_sink_rejects_becomes_a_dead_letter_and_an_alert_and_can_be
 
 @pytest.mark.contract("BUS-1")
 async def test_after_so_many_failures_what_cannot_be_sent_is_given_up(store: Store) -> None:
-    """Then the next is tried."""
+    """Then the next is tried; and it is an alert, once, that the sink fails."""
     app, order = make_app()
     async with Receiver().serve() as receiver:
         receiver.status = 500
+        await store.put_sink(Sink(name="pager", kind="projection", alerts=True, workflows=("none",)))
         await store.put_sink(hook(receiver, max_attempts=3, first_ms=1, most_ms=2, event_types=("RunQueued",)))
         async with running(app, store):
             run = await app.start(order, 1)
@@ -325,6 +326,43 @@ async def test_after_so_many_failures_what_cannot_be_sent_is_given_up(store: Sto
                     await asyncio.sleep(0.01)
         [letter] = await store.find(BusDeadLetterQuery())
         assert (letter.from_seq, letter.attempts, letter.detail) == (1, 3, "the answer is 500")
+        failing = [alert for alert in await store.find(AlertQuery()) if alert.code == "BUS_SINK_FAILING"]
+        said = [(alert.priority, alert.sink, alert.detail) for alert in failing]
+        assert said == [(1, "hook", "3 failures: the answer is 500")]
+
+
+@pytest.mark.contract("BUS-1")
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 0.999])
+def test_pauses_grow_twofold_up_to_a_bound_and_are_drawn(fraction: float) -> None:
+    sink = Sink(name="hook", kind="projection", first_ms=100, most_ms=1_000)
+    full = [100, 200, 400, 800, 1_000, 1_000]
+    pauses = [pause_ms(sink, failures, fraction) for failures in (1, 2, 3, 4, 5, 10**9)]
+    assert pauses == [int(each * (1 - fraction / 2)) for each in full]
+
+
+@pytest.mark.contract("BUS-1", "TMR-1")
+async def test_a_sink_that_has_failed_is_left_alone_for_its_pause(store: Store) -> None:
+    """Whatever is committed meanwhile, and whichever node relays."""
+    app, order = make_app()
+    async with Receiver().serve() as receiver:
+        receiver.status = 500
+        await store.put_sink(hook(receiver, first_ms=3_600_000, most_ms=7_200_000))
+        async with running(app, store):
+            first = await app.start(order, 1)
+            async with asyncio.timeout(60):
+                while not (status := await status_of(store)).failures:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            asked = receiver.requests
+            await (await app.start(order, 2)).result()
+            await first.result()
+        again, _ = make_app()
+        async with running(again, store):
+            await (await again.start(hf.Workflow(again.registry.workflow("order")), 3)).result()
+            await asyncio.sleep(1)  # a relay that did not wait would have asked by now
+        assert receiver.requests == asked
+        pause_s = (status.due_at - status.failed_at) / 1_000_000
+        assert 1_800 <= pause_s <= 3_600
+        assert (await status_of(store)).due_at == status.due_at
 
 
 @pytest.mark.contract("BUS-1", "SEC-1")
@@ -383,8 +421,13 @@ async def test_a_projection_goes_on_where_it_was_when_its_process_ended(store: S
 async def test_a_projection_that_is_far_behind_is_an_alert(store: Store) -> None:
     """Once, until it has caught up."""
     app, order = make_app()
-    seen: list[dict[str, Any]] = []
-    app.projection("late", first_ms=1, most_ms=5)(seen.extend)
+    failures: list[str] = []
+
+    @app.projection("late", first_ms=1, most_ms=5)
+    async def late(events: list[dict[str, Any]]) -> None:
+        if failures:
+            raise RuntimeError(failures.pop())
+
     app.projection("pager", alerts=True, workflows=("none",))(lambda events: None)
     async with running(app, store):
         run = await app.start(order, 1)
@@ -394,9 +437,12 @@ async def test_a_projection_that_is_far_behind_is_an_alert(store: Store) -> None
     [entry] = await store.find(OutboxQuery(sink="late"))
     aged = OutboxSettlement(entry=entry, rest=replace(entry, at=entry.at - 60_000_000, attempts=1))
     assert await store.settle_outbox("late", [aged], SinkProgress()) == [True]
+    failures += ["not yet", "not yet"]
     async with running(app, store):
         await until_sent(store, "late")
         await until_alert(store, "PROJECTOR_LAG_HIGH")
+    assert failures == []
+    assert [alert.code for alert in await store.find(AlertQuery())] == ["PROJECTOR_LAG_HIGH"]
 
 
 @pytest.mark.contract("PRJ-3", "BUS-1")

@@ -16,6 +16,7 @@ from holdfast.core.schedules import (
     check_schedule,
     decide_ticks,
     due_at,
+    waited_for,
     with_next,
 )
 
@@ -76,6 +77,23 @@ def test_a_queue_is_worked_off_in_order_and_bounded() -> None:
     decision = decide_ticks(rest, every_minute, (QUEUED_TICKS + 5) * MINUTE, is_running=False)
     assert decision.starts == (MINUTE,)
     assert len(decision.schedule.queued) == QUEUED_TICKS - 1
+
+
+@pytest.mark.contract("TMR-2")
+@pytest.mark.parametrize(
+    ("is_running", "starts", "queued"), [(False, (1, 2, 3, -9), (-8,)), (True, (1, 2, 3), (-9, -8))]
+)
+def test_a_queue_of_runs_that_may_overlap_waits_for_its_own_run_alone(
+    is_running: bool, starts: tuple[int, ...], queued: tuple[int, ...]
+) -> None:
+    given = replace(schedule(overlap="allow"), queued=(-9 * MINUTE, -8 * MINUTE), running=("r-1", "r-2"))
+    assert waited_for(given) == ()
+    assert waited_for(replace(given, queue_run_id="r-2")) == ("r-2",)
+    assert waited_for(replace(given, spec=schedule(overlap="skip").spec)) == ("r-1", "r-2")
+    decision = decide_ticks(given, every_minute, 3 * MINUTE, is_running=is_running)
+    assert decision.starts == tuple(tick * MINUTE for tick in starts)
+    assert decision.schedule.queued == tuple(tick * MINUTE for tick in queued)
+    assert decision.is_from_queue is not is_running
 
 
 @pytest.mark.contract("TMR-2")

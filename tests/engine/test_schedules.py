@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import holdfast as hf
 from holdfast.core.index_rows import START, runtime_snapshot
 from holdfast.core.run_context import encode_context
 from holdfast.core.schedules import Schedule
-from holdfast.core.state import CANCELLED, COMPLETED, PENDING, RUNNING, state_of
+from holdfast.core.state import CANCELLED, PENDING, RUNNING, state_of
 from holdfast.engine.ticks import TZDATA
 from holdfast.errors import Conflict, InvalidInput, NotFound, Overloaded
 from holdfast.store.memory import MemoryStore
@@ -307,16 +308,17 @@ async def test_a_delayed_run_can_be_cancelled_and_signalled_and_survives_its_nod
         far = await app.start(report, at=moment + timedelta(days=400))
         await far.cancel()
         await until(lambda: _status(store, far.run_id, CANCELLED))
-        early = await app.start(hold, at=moment + timedelta(seconds=1.5))
-        await early.signal("go")
         past = await app.start(report, 2, at=moment - timedelta(days=1))
         assert await past.result() == 2
+        early = await app.start(hold, after=2 * SECOND)
+        await early.signal("go")
         [head] = await store.find(RunQuery(run_ids=(early.run_id,)))
-        assert head.status in (PENDING, COMPLETED)
+        assert head.ready_at is not None
+        assert head.status == PENDING or await store.now() >= head.ready_at, "a signal does not start it"
     async with app.node(store, options=OPTIONS):
         await app.run(early.run_id).result()
         started = next(event for event in await app.run(early.run_id).events() if event.event_type == "RunStarted")
-        assert started.persisted_at >= (moment + timedelta(seconds=1.5)).timestamp() * 1_000_000
+        assert started.persisted_at >= head.ready_at
 
 
 @pytest.mark.contract("TMR-2", "API-2")
@@ -405,6 +407,33 @@ async def test_a_backfill_goes_on_after_a_pause(store: Store) -> None:
         await app.schedules.resume("tick")
         await until(lambda: _at_least(store, "tick", 2))
         assert len((await app.schedules.get("tick")).queued) == 1
+
+
+@pytest.mark.contract("TMR-2")
+async def test_a_backfill_gets_its_turn_beside_runs_that_always_overlap(store: Store) -> None:
+    """Its ticks run one after the other, whatever the other runs of a schedule do that lets them overlap."""
+    app = an_app()
+    async with app.node(store, options=OPTIONS):
+        await app.schedules.create("tick", every=SECOND, workflow="hold", overlap="allow")
+        began = (await until(lambda: _at_least(store, "tick", 1)))[0].created_at
+        period = datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 1, 1, tzinfo=UTC) + 3 * SECOND
+        assert await app.schedules.backfill("tick", *period) == 3
+        since = int(period[0].timestamp()) * 1_000_000
+        for number in range(3):
+            *before, run = await until(partial(_of_ticks_before, app, store, began, number + 1))
+            assert [await tick_of(app, run.run_id), len(before)] == [("tick", since + number * 1_000_000), number]
+            count = len(await runs_of(store, "tick"))
+            await until(partial(_at_least, store, "tick", count + 1))
+            assert await _of_ticks_before(app, store, began, number + 2) == [], "one after the other"
+            await app.run(run.run_id).signal("go")
+        assert (await app.schedules.get("tick")).queued == ()
+
+
+async def _of_ticks_before(app: hf.App, store: Store, instant: int, count: int) -> list[RunHead]:
+    """Return the runs of ticks that were over before an instant by more than an hour, if there are so many."""
+    heads = await runs_of(store, "tick")
+    found = [head for head in heads if (await tick_of(app, head.run_id))[1] < instant - 3_600_000_000]
+    return found if len(found) >= count else []
 
 
 @pytest.mark.contract("TMR-2")

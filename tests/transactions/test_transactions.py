@@ -14,7 +14,10 @@ import pytest
 
 import holdfast as hf
 from holdfast.client import SyncClient
+from holdfast.core.bus import Sink
 from holdfast.errors import Conflict, HoldfastError, InvalidInput, NotFound, Overloaded, PayloadTooLarge, RunCancelled
+from holdfast.store.postgres import PostgresStore
+from holdfast.store.types import OutboxQuery, PurgePolicy
 from tests.transactions.callers import (
     POSTGRES,
     SQLITE,
@@ -364,6 +367,43 @@ async def test_payloads_are_sealed_in_transactions_too(tmp_path: Path) -> None:
         assert await result_of(run) == [True, False]
     stored = b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert b"a secret order" not in stored
+
+
+@pytest.mark.postgres
+@pytest.mark.contract("BUS-1", "FMT-2")
+@pytest.mark.parametrize("is_removed_again", [True, False])
+async def test_what_a_transaction_put_into_the_outbox_of_a_sink_that_was_removed_meanwhile_goes(
+    postgres_url: str, is_removed_again: bool
+) -> None:
+    """The server cannot delete what is not committed yet: retention does, or who removes a sink next."""
+    app = make_app()
+    async with app.node(postgres_url, options=NEVER_POLLS):
+        store = await PostgresStore.open(postgres_url)
+        for name in ("gone", "kept"):
+            await store.put_sink(Sink(name=name, kind="projection"))
+        async with by_asyncpg(postgres_url) as caller:
+            run = await app.start(workflow(app, "order"), "o-1", connection=caller.connection)
+            assert await store.remove_sink("gone")
+            await caller.commit()
+        await result_of(run)
+        assert await outbox_sinks(postgres_url) == 2
+        if is_removed_again:
+            assert not await store.remove_sink("gone")
+        else:
+            dry = await store.purge(PurgePolicy(outbox_ms=3_600_000, dry_run=True))
+            assert await store.purge(PurgePolicy(outbox_ms=3_600_000)) == dry
+        assert await outbox_sinks(postgres_url) == 1
+        kept = await store.find(OutboxQuery(sink="kept"))
+        assert [(entry.run_id, entry.from_seq) for entry in kept][:1] == [(run.run_id, 1)]
+        await store.close()
+
+
+async def outbox_sinks(url: str) -> int:
+    """Return of how many sinks the outbox has entries, whether they are there or not."""
+    connection = await asyncpg.connect(url)
+    count = await connection.fetchval("SELECT count(DISTINCT sink_no) FROM holdfast.outbox")
+    await connection.close()
+    return int(count)
 
 
 # --- without an event loop

@@ -67,7 +67,8 @@ class Schedule(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `declared` recognises a declaration in code that has not changed. `next_due` is `next_tick` with its jitter, None
     while it is paused, or ended. `queued` are ticks that wait for the run before, `running` are its runs that may not
-    have finished. `tzdata` is the version of the time zones by which `next_tick` was computed.
+    have finished, `queue_run_id` is the run that the queue has started last. `tzdata` is the version of the time zones
+    by which `next_tick` was computed.
     """
 
     schedule_id: str
@@ -94,6 +95,7 @@ class Schedule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     next_due: Instant | None = None
     queued: tuple[Instant, ...] = ()
     running: tuple[str, ...] = ()
+    queue_run_id: str = ""
     last_tick: Instant | None = None
     last_run_id: str = ""
     started: int = 0
@@ -142,15 +144,19 @@ def with_next(schedule: Schedule, tick: Instant | None) -> Schedule:
 
 
 class TickDecision(Struct, frozen=True):
-    """The schedule afterwards, the ticks whose runs are started, and whether running ones are cancelled for that."""
+    """The schedule afterwards, the ticks whose runs are started, and whether running ones are cancelled for that.
+
+    `is_from_queue`: the last of these ticks has waited in the queue.
+    """
 
     schedule: Schedule
     starts: tuple[Instant, ...] = ()
     cancels: bool = False
+    is_from_queue: bool = False
 
 
 def decide_ticks(schedule: Schedule, following: Following, now: Instant, *, is_running: bool) -> TickDecision:
-    """Decide the ticks that are due. `is_running`: a run of the schedule has not finished.
+    """Decide the ticks that are due. `is_running`: a run that is `waited_for` has not finished.
 
     Of missed ticks `TICKS_AT_ONCE` are counted, and the others passed over.
     """
@@ -181,14 +187,22 @@ def decide_ticks(schedule: Schedule, following: Following, now: Instant, *, is_r
             starts.append(tick)
         watermark = tick
         tick = following(tick)
-    if queued and not is_running and not starts:
+    is_from_queue = bool(queued) and not is_running and (spec.overlap == "allow" or not starts)
+    if is_from_queue:
         starts.append(queued.pop(0))
     changed = replace(
         schedule, watermark=watermark, queued=tuple(queued), skipped=skipped, missed=missed,
         started=schedule.started + len(starts), last_tick=starts[-1] if starts else schedule.last_tick,
     )  # fmt: skip
     cancels = spec.overlap == "cancel-running" and is_running and bool(starts)
-    return TickDecision(with_next(changed, tick), tuple(starts), cancels)
+    return TickDecision(with_next(changed, tick), tuple(starts), cancels, is_from_queue)
+
+
+def waited_for(schedule: Schedule) -> tuple[str, ...]:
+    """Return the runs that keep a tick waiting: those of the schedule, or of its queue if its runs may overlap."""
+    if schedule.spec.overlap != "allow":
+        return schedule.running
+    return (schedule.queue_run_id,) if schedule.queue_run_id else ()
 
 
 def check_spec(spec: ScheduleSpec) -> InvalidInput | None:

@@ -11,7 +11,7 @@ waited for one after the other.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -39,6 +39,7 @@ from holdfast.core.schedules import (
     due_at,
     request_id_of,
     tag_of,
+    waited_for,
     with_next,
 )
 from holdfast.core.state import TERMINAL
@@ -401,9 +402,12 @@ class Schedules:
         return True
 
     async def _fire_ticks(self, schedule: Schedule) -> None:
-        running = await self._unfinished(schedule.running)
+        waited = waited_for(schedule)
+        unfinished = await self._unfinished(dict.fromkeys((*schedule.running, *waited)))
+        running = [run_id for run_id in unfinished if run_id in schedule.running]
+        is_running = any(run_id in waited for run_id in unfinished)
         now = await self._store.now()
-        decision = decide_ticks(schedule, partial(following, schedule.spec), now, is_running=bool(running))
+        decision = decide_ticks(schedule, partial(following, schedule.spec), now, is_running=is_running)
         news = [self._prepare(await self._queued(schedule, tick), schedule, tick) for tick in decision.starts]
         if decision.cancels:
             for run_id in running:
@@ -412,6 +416,7 @@ class Schedules:
         changed = replace(
             decision.schedule,
             running=_running(replace(schedule, running=tuple(running)), new_ids),
+            queue_run_id=new_ids[-1] if decision.is_from_queue else schedule.queue_run_id,
             last_run_id=new_ids[-1] if new_ids else schedule.last_run_id,
             last_error="",
         )
@@ -446,6 +451,7 @@ class Schedules:
         corrected = replace(
             stored,
             running=tuple(dict.fromkeys(kept)),
+            queue_run_id=renamed.get(stored.queue_run_id, stored.queue_run_id),
             last_run_id=last,
             started=stored.started - len(other),
             last_error=str(refused[-1])[:500] if refused else stored.last_error,
@@ -459,7 +465,7 @@ class Schedules:
         except Conflict:
             logger.debug("schedule %s was changed meanwhile", schedule.schedule_id)
 
-    async def _unfinished(self, run_ids: Sequence[str]) -> list[str]:
+    async def _unfinished(self, run_ids: Collection[str]) -> list[str]:
         """Return those of the runs that have not finished."""
         if not run_ids:
             return []
@@ -505,9 +511,10 @@ class Schedules:
 
     def _await_run(self, schedule: Schedule) -> None:
         """Look at the schedule again when its run has finished: the next tick in its queue follows."""
-        if schedule.place in self._awaited or not schedule.running:
+        waited = waited_for(schedule)
+        if schedule.place in self._awaited or not waited:
             return
-        run_id = schedule.running[-1]
+        run_id = waited[-1]
 
         async def wait() -> None:
             try:

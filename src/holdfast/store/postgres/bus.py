@@ -82,6 +82,16 @@ SELECT {sql.SINK},
     (SELECT count(*) FROM holdfast.bus_dead_letters l WHERE l.sink_no = s.sink_no)
 FROM holdfast.sinks s
 """
+_LOST_SINKS = """
+WITH RECURSIVE numbers AS (
+    (SELECT sink_no FROM holdfast.outbox ORDER BY sink_no LIMIT 1)
+    UNION ALL
+    SELECT (SELECT o.sink_no FROM holdfast.outbox o WHERE o.sink_no > n.sink_no ORDER BY o.sink_no LIMIT 1)
+    FROM numbers n WHERE n.sink_no IS NOT NULL
+)
+SELECT sink_no FROM numbers n
+WHERE sink_no IS NOT NULL AND NOT EXISTS (SELECT FROM holdfast.sinks s WHERE s.sink_no = n.sink_no)
+"""
 _LETTERS = f"""
 SELECT {sql.BUS_LETTER} FROM holdfast.bus_dead_letters l JOIN holdfast.sinks s ON s.sink_no = l.sink_no
 """
@@ -120,9 +130,19 @@ async def remove_sinks(transaction: Transaction, where: str, value: str | None) 
     """Delete sinks with all that is theirs."""
     found = await transaction.fetch(f"DELETE FROM holdfast.sinks WHERE {where} = $1 RETURNING sink_no", value)
     gone = [row[0] for row in found]
-    await transaction.fetch("DELETE FROM holdfast.outbox WHERE sink_no = ANY ($1)", gone)
     await transaction.fetch("DELETE FROM holdfast.bus_dead_letters WHERE sink_no = ANY ($1)", gone)
+    await _drop_lost(transaction)
     return len(gone)
+
+
+async def _drop_lost(transaction: Transaction) -> None:
+    """Delete the entries of sinks that are gone, also those that a turn wrote which did not know that yet.
+
+    What is visible of a sink that is there was written after it was stored, so that the sink is visible too.
+    """
+    lost = [row[0] for row in await transaction.fetch(_LOST_SINKS)]
+    if lost:
+        await transaction.fetch("DELETE FROM holdfast.outbox WHERE sink_no = ANY ($1)", lost)
 
 
 async def settle(
@@ -326,6 +346,8 @@ async def purge(transaction: Transaction, policy: PurgePolicy, doomed: list[int]
             count += await _drop(transaction, policy, "sinks WHERE tenant = $1", askable(policy.tenant))
         else:
             count += await remove_sinks(transaction, "tenant", askable(policy.tenant))
+    if not policy.dry_run and policy.tenant is None:
+        await _drop_lost(transaction)
     return count, has_more
 
 
