@@ -114,7 +114,9 @@ def test_a_file_that_cannot_be_imported_is_shown_by_its_own_lines(
 @pytest.mark.parametrize(
     ("arguments", "said", "where"),
     [
-        (["nod", "shop.py"], 'Unknown command "nod"', "holdfast --help"),
+        (["nod", "shop.py"], 'Unknown command "nod". Did you mean "node"?', "holdfast --help"),
+        (["run", "lst"], 'Unknown command "lst". Did you mean "list"?', "holdfast run --help"),
+        (["run", "list", "--statu", "PAUSED"], "--statu. Did you mean --status?", "holdfast run list --help"),
         (["node"], "TARGET requires an argument", "holdfast node --help"),
         (["node", "shop.py", "--stor", "x"], "--stor", "holdfast node --help"),
         (["node", "shop.py", "--drain-s", "soon"], "--drain-s", "holdfast node --help"),

@@ -212,6 +212,10 @@ def test_all_dead_letters_that_a_filter_finds_are_requeued_or_dropped(setup: Com
 def test_a_lone_hyphen_is_the_standard_input() -> None:
     assert with_stdin_last(["run", "start", "order", "-"]) == ["run", "start", "order", "--", "-"]
     assert with_stdin_last(["call", "runs.start", "-", "--json"]) == ["call", "runs.start", "--json", "--", "-"]
+    assert with_stdin_last(["call", "runs.start", "--json", "-"]) == ["call", "runs.start", "--json", "--", "-"]
+    assert with_stdin_last(["run", "start", "a", "--tag=x", "-"]) == ["run", "start", "a", "--tag=x", "--", "-"]
+    assert with_stdin_last(["run", "start", "a", "--tag", "-"]) == ["run", "start", "a", "--tag", "-"]
+    assert with_stdin_last(["--json", "-"]) == ["--json", "-"]
     for kept in (["artifact", "get", "a", "-o", "-"], ["run", "start", "order", "--", "-"], ["run", "list"]):
         assert with_stdin_last(kept) == kept
 
@@ -578,6 +582,46 @@ def test_a_run_is_shown_in_words_and_an_empty_list_says_so(setup: CommandSetup) 
     assert "-> `holdfast run retry-step words-2 charge` tries the failed step again" in shown
     nothing = setup.hf("run", "list", "--workflow", "nothing-of-the-kind")
     assert (nothing.stdout, nothing.stderr) == ("", "holdfast: there are none\n")
+
+
+def test_a_workflow_that_is_misspelt_is_found(setup: CommandSetup) -> None:
+    assert "did you mean 'echo'?" in setup.hf("run", "start", "ecco", code=3).stderr
+
+
+def test_an_input_is_piped_into_a_command(setup: CommandSetup) -> None:
+    """Wherever the options stand."""
+    for words in (["-", "--wait"], ["--wait", "-"]):
+        done = subprocess.run(
+            command("run", "start", "echo", *words),
+            cwd=setup.folder,
+            env=environment(HOLDFAST_SERVER=setup.url),
+            input='{"value": "piped"}\n',
+            capture_output=True,
+            text=True,
+            timeout=MOST_SECONDS,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, '"piped"\n'), done.stderr
+
+
+def test_a_list_that_is_watched_is_shown_again_until_it_is_interrupted(setup: CommandSetup) -> None:
+    run_id = start(setup, "order", "order_id=o-w", run_id="run-watched")
+    process = subprocess.Popen(
+        command("run", "list", "--text", run_id, "--watch"),
+        cwd=setup.folder,
+        env=environment(HOLDFAST_SERVER=setup.url),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    lines = iter(process.stdout.readline, "")
+    assert any("RUNNING" in line for line in lines)
+    setup.hf("run", "cancel", run_id, "--wait")
+    assert any("CANCELLED" in line for line in lines)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=MOST_SECONDS)
+    assert (process.returncode, err) == (130, "")
 
 
 @pytest.mark.contract("SIG-13", "API-1")

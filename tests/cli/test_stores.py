@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import sqlite3
+import subprocess
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from holdfast.errors import Conflict, StoreCorrupt, StoreUnavailable
 from holdfast.store.sqlite import backup
 from holdfast.store.sqlite.backup import copy_store, file_info
 from holdfast.store.sqlite.migrate import latest_version
-from tests.cli.command_process import environment, run
+from tests.cli.command_process import MOST_SECONDS, command, environment, run
 from tests.cli.forked_commands import ForkedCommands
 
 pytestmark = pytest.mark.process
@@ -62,6 +64,41 @@ async def test_a_store_is_made_looked_at_copied_and_put_back(forks: ForkedComman
     assert json.loads(done.stdout)["runs"] == 3
     listed = forks.run(tmp_path, env, "run", "list", "--store", "sqlite:///other.db", "--json")
     assert [run["run_id"] for run in json.loads(listed.stdout)["items"]] == ["run-2", "run-1", "run-0"]
+
+
+async def test_a_store_of_a_server_is_looked_at(forks: ForkedCommands, tmp_path: Path, postgres_url: str) -> None:
+    """Without its password."""
+    app, echo = make_app()
+    async with app.node(postgres_url):
+        await (await app.start(echo, "x")).result()
+    done = forks.run(tmp_path, environment(), "store", "info", "--store", postgres_url, "--json")
+    assert done.returncode == 0, done.stderr
+    info = json.loads(done.stdout)
+    assert info["software"].startswith("PostgreSQL ")
+    assert (info["runs"], info["by_status"], info["schema_version"]) == (1, {"COMPLETED": 1}, info["latest_version"])
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["store", "backup", "copy.db"], b"copying"),
+        (["doctor"], b"reading runs"),
+        (["run", "bulk", "retry", "--status", "COMPLETED", "--yes"], b"retry"),
+    ],
+)
+async def test_long_work_shows_how_far_it_has_come_on_a_terminal(
+    tmp_path: Path, words: list[str], shown: bytes
+) -> None:
+    await fill(tmp_path / "shop.db", 3)
+    screen, terminal = pty.openpty()
+    env = environment(HOLDFAST_STORE="sqlite:///shop.db", TERM="xterm")
+    with subprocess.Popen(
+        command(*words), cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=terminal, text=True
+    ) as process:
+        os.close(terminal)
+        said, _ = process.communicate(timeout=MOST_SECONDS)
+    with open(screen, "rb") as written:
+        assert shown in written.read1(100_000), said
 
 
 async def test_a_copy_is_taken_while_a_node_works_and_nobody_waits(

@@ -92,6 +92,25 @@ async def test_what_is_not_declared_is_an_activity_failed(variant: EngineVariant
             assert (failed.value.info.code, failed.value.info.cause.code) == ("ActivityFailed", code)
 
 
+async def test_what_is_not_declared_is_known_by_its_name_and_its_bases(variant: EngineVariant) -> None:
+    app = hf.App("shop")
+
+    @app.activity(retry=hf.Retry(max_attempts=1))
+    async def book() -> None:
+        raise SeatTaken("12a")
+
+    @app.workflow
+    async def order() -> list[Any]:
+        try:
+            await book()
+        except ActivityFailed as problem:
+            return [problem.info.code, list(problem.info.bases)]
+        return []
+
+    async with variant.node(app):
+        assert await (await app.start(order)).result() == ["SeatTaken", ["SoldOut"]]
+
+
 @pytest.mark.parametrize(
     ("options", "problem", "attempts"),
     [

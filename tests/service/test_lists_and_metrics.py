@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from obstore.store import MemoryStore as ObjectsInMemory
 
 import holdfast as hf
 from holdfast.core.codec import parse_instant
+from holdfast.engine.observe.samples import Sampler
 from holdfast.service.context import Headers, Principal
 from holdfast.service.live.subscriptions import MOST_PENDING, ListChange, ListSubscription
 from holdfast.store.s3 import S3Store
@@ -156,8 +158,38 @@ async def test_metrics_tell_what_was_done_and_what_is_there(tmp_path: Path) -> N
     assert QUICK.streams == 1_000
 
 
+async def test_metrics_tell_what_is_tried_again_and_overdue_as_it_was_sampled(tmp_path: Path) -> None:
+    """Nothing is said of them where no sample was taken lately, which is no 0."""
+    async with serve_in_process(f"sqlite:///{tmp_path}/s.db") as server:
+        before = samples((await server.http.get("/metrics")).text)
+        assert not [name for name, _ in before if name in ("holdfast_runs_retrying", "holdfast_tasks_overdue")]
+        store = server.app.runtime().store
+
+        @server.app.activity(retry=hf.Retry(initial_ms=3_600_000))
+        async def call() -> None:
+            raise ConnectionError("nobody answers")
+
+        @server.app.workflow
+        async def tries() -> None:
+            await call()
+
+        @server.app.workflow
+        async def asks() -> None:
+            await hf.task("review", bool, due=timedelta(milliseconds=1))
+
+        for _ in range(2):
+            run_id = await server.start("tries")
+            await server.until("runs.get", {"run_id": run_id}, lambda run: run.get("retrying") is not None)
+        run_id = await server.start("asks")
+        await server.until("tasks.list", {"run_id": run_id, "overdue": True}, lambda tasks: tasks["items"])
+        assert await Sampler(store, "node-1", 60.0, 3_600.0).come_round()
+        found = samples((await server.http.get("/metrics")).text)
+    assert (found["holdfast_runs_retrying", ""], found["holdfast_tasks_overdue", ""]) == (2, 1)
+
+
 async def test_the_page_names_every_metric(tmp_path: Path) -> None:
     async with serve_in_process(f"sqlite:///{tmp_path}/s.db") as server:
+        assert await Sampler(server.app.runtime().store, "node-1", 60.0, 3_600.0).come_round()
         text = (await server.http.get("/metrics")).text
     names = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
     page = (Path(__file__).parents[2] / "docs" / "observing.md").read_text(encoding="utf-8")

@@ -102,9 +102,18 @@ def with_stdin_last(given: list[str]) -> list[str]:
     if len(places) != 1 or "--" in given:
         return given
     [place] = places
-    if place > 0 and given[place - 1].startswith("-"):  # the value of an option
+    if place > 0 and given[place - 1].startswith("-") and _takes_value(given, given[place - 1]):
         return given
     return [*given[:place], *given[place + 1 :], "--", "-"]
+
+
+def _takes_value(given: list[str], option: str) -> bool:
+    """Return whether the word after an option belongs to it: not after a flag, nor after one that has its value."""
+    if "=" in option:
+        return False
+    _, apps, _ = commands.parse_commands(given)
+    known = apps[-1].assemble_argument_collection(parse_docstring=False) if apps[-1].default_command else []
+    return not any(option in each.names and each.token_count()[0] == 0 for each in known)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from holdfast.core.bus import SinkStatus
 from holdfast.engine.bus.relays import find_sinks
 from holdfast.engine.observe.metrics import Histogram, observer_of
+from holdfast.engine.observe.samples import SampleAt, find_samples
 from holdfast.service.context import RequestContext, Service
 from holdfast.service.http.exchange import Exchange
 from holdfast.service.operations.system import raise_node_alerts
@@ -26,6 +27,10 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 SCOPE = "system:read"
 KEEP_S = 2.0
 """For how long the counts of the store are reused."""
+SAMPLED_US = 600_000_000
+"""How old a sample may be whose counts are shown: what only a sample counts would cost too much at each scrape."""
+SAMPLES = 1_000
+"""How many of them are read: one is taken each minute, if nobody chooses otherwise."""
 
 Samples = tuple[tuple[str, ...], Iterable[tuple[tuple[str, ...], float]]]
 """The names of labels, and each value with its labels."""
@@ -63,7 +68,12 @@ class Metrics:
             self._sinks = await find_sinks(store, SinkQuery(counted=True))
         await raise_node_alerts(context)
         at = await store.now()
-        return [*self._of_store(self._stats[1], at), *self._of_bus(self._sinks, at), *self._of_process(context)]
+        return [
+            *self._of_store(self._stats[1], at),
+            *_of_sample(await find_samples(store, at - SAMPLED_US, SAMPLES)),
+            *self._of_bus(self._sinks, at),
+            *self._of_process(context),
+        ]
 
     def _of_store(self, stats: Stats, now: int) -> Iterator[Metric]:
         lag_s = 0.0 if stats.oldest_ready_at is None else max(0, now - stats.oldest_ready_at) / 1e6
@@ -125,6 +135,13 @@ class Metrics:
             ((operation, str(status)), count) for (operation, status), count in sorted(service.requests.items())
         ]
         yield _counter("http_requests_total", "Requests answered here.", (("operation", "status"), requests))
+
+
+def _of_sample(samples: Sequence[SampleAt]) -> Iterator[Metric]:
+    """Return what the last sample of the installation says; nothing where none is taken."""
+    for last in samples[-1:]:
+        yield _gauge("runs_retrying", "Runs of which an activity is tried again.", _one(last.sample.retrying))
+        yield _gauge("tasks_overdue", "Open tasks that are overdue.", _one(last.sample.overdue))
 
 
 class _Collected(Collector):
