@@ -30,7 +30,7 @@ KEEP_S = 2.0
 SAMPLED_US = 600_000_000
 """How old a sample may be whose counts are shown: what only a sample counts would cost too much at each scrape."""
 SAMPLES = 1_000
-"""How many of them are read: one is taken each minute, if nobody chooses otherwise."""
+"""How many of them are read: by default one is taken each minute."""
 
 Samples = tuple[tuple[str, ...], Iterable[tuple[tuple[str, ...], float]]]
 """The names of labels, and each value with its labels."""
