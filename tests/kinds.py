@@ -48,7 +48,7 @@ QUICK_VARIANTS = (("memory", 5_000), ("sqlite", 0))
 IN_TURN: dict[str, tuple[Any, ...]] = {
     "how": ("REST", "JSON-RPC", "client in process", "client over HTTP", "command line"),
     "store": ("memory", "sqlite"),
-    "address": ("memory", "sqlite"),
+    "stored_in": ("memory", "sqlite"),
 }
 """Parameters whose values take turns in a test with many cases: each case is quick with one of them."""
 
@@ -96,7 +96,7 @@ def is_repetition(item: pytest.Item) -> bool:
     """Return whether the test is one of many alike, of which a few are enough while writing code."""
     given, parts = parameters(item), parts_of(item)
     if "variant" in given:
-        return (given.get("address"), given["variant"]) not in _in_turn(item, QUICK_VARIANTS)
+        return (given.get("stored_in"), given["variant"]) not in _in_turn(item, QUICK_VARIANTS)
     suite = getattr(item, "cls", None)
     if suite is not None and any(base.__name__ == "StoreSuite" for base in suite.__mro__):
         return parts[-1] != QUICK_SUITE
@@ -132,7 +132,7 @@ def _is_repeated(item: pytest.Item) -> bool:
     """Return whether a test is one of several that differ in where they are played alone."""
     given = parameters(item)
     if "variant" in given:
-        return given.get("address") in {address for address, _ in QUICK_VARIANTS}
+        return given.get("stored_in") in {store for store, _ in QUICK_VARIANTS}
     return len(given) > 1 and any(given.get(name) in values for name, values in REPEATED.items())
 
 
