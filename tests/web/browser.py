@@ -22,6 +22,7 @@ PATIENCE_MS = 20_000
 expect.set_options(timeout=PATIENCE_MS)
 
 DESK = {"width": 1440, "height": 900}
+SMALL_DESK = {"width": 1280, "height": 720}
 PHONE = {"width": 390, "height": 844}
 
 SCREENS = [

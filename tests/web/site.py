@@ -129,7 +129,7 @@ class Orchard:
 
 
 def _make_app(orchard: Orchard) -> App:
-    app = App("orchard")
+    app = App("orchard", attributes={"cents": int})
 
     @app.activity
     async def reserve(order_id: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
-from tests.web.browser import PHONE, SCREENS, open_page
+from tests.web.browser import PHONE, SCREENS, SMALL_DESK, open_page
 from tests.web.site import Site
 
 PLACES = ("/runs", "/runs/{courier}", "/runs/{order}", "/inbox", "/health", "/audit")
@@ -121,6 +121,28 @@ async def test_a_phone_shows_everything_in_its_width_and_large_enough_to_touch(b
         await button.tap()
         await page.get_by_role("dialog").get_by_role("button", name="Retry step").tap()
         await expect(page.locator(".head-marks")).to_contain_text("Completed")
+
+
+async def test_a_small_desk_shows_everything_in_its_width_and_rows_are_one_line(browser: Browser, site: Site) -> None:
+    runs = await two_runs(site)
+    lines = """all => all.map((each) => each.getBoundingClientRect().height
+        / parseFloat(getComputedStyle(each).lineHeight))"""
+    async with open_page(browser, site.address, size=SMALL_DESK) as page:
+        for place in PLACES:
+            await page.goto(place.format(**runs))
+            await expect(page.locator("main .view > *").first).to_be_visible()
+            await page.wait_for_timeout(300)
+            wide = await page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= SMALL_DESK["width"], f"{place} is {wide} wide"
+        await page.goto("/runs")
+        rows = page.locator(".rows-body .run-row")
+        await expect(rows).to_have_count(2)
+        heights = await rows.evaluate_all("all => all.map((each) => each.offsetHeight)")
+        assert max(heights) <= 40, heights
+        for words in (".top a", ".rows-body [data-main]", ".rows-body .status", "main .view button"):
+            found = await page.locator(words).evaluate_all(lines)
+            assert found, words
+            assert max(found) < 2.9, (words, found)
 
 
 async def test_colours_follow_the_system_until_somebody_chooses(browser: Browser, site: Site) -> None:

@@ -1,6 +1,7 @@
 """Health: what the page says about nodes, queues, throughput, lag, limits and alerts, and to whom it says nothing."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from playwright.async_api import Browser, Locator, Page, expect
 from holdfast.app import App
 from holdfast.core.snapshot import Alert
 from holdfast.engine.observe.samples import NodeLoad, Sample
+from holdfast.engine.options import NodeOptions
 from tests.web.browser import module as the_module
 from tests.web.browser import open_page
 from tests.web.inbox_site import InboxSite, serve_inbox, sign_in
@@ -169,6 +171,26 @@ async def test_a_node_that_has_gone_is_missed_and_a_dead_letter_is_named(screen:
     await expect(verdict).to_contain_text("1 dead letter is not settled")
     await verdict.get_by_role("link", name="Look").click()
     await expect(screen.locator(".dead-letter")).to_have_count(1)
+
+
+async def test_a_node_is_shown_with_its_version_workflows_queues_and_load(screen: Page, inbox: InboxSite) -> None:
+    second, store = App("second"), inbox.orchard.app.runtime().store
+
+    @second.workflow
+    async def greet() -> None: ...
+
+    @second.workflow
+    async def thank() -> None: ...
+
+    options = NodeOptions(queues=("labels", "parcels"), lease_ms=1_000)
+    async with second.node(store, name="second", options=options):
+        await screen.goto("/health")
+        shown = panel_of(screen, "Nodes").locator("li", has_text="second")
+        while not re.search(r"0 runs, 0 activities", await shown.inner_text()):
+            await next_sample(screen)  # what it does is said when its lease is renewed
+        words = await shown.inner_text()
+        assert re.search(r"\b\d+\.\d+\S* · 2 workflows · queue labels, parcels · 0 runs, 0 activities", words), words
+        await expect(shown.locator("[title*=greet]")).to_have_attribute("title", "greet, thank")
 
 
 @pytest.mark.contract("API-4")

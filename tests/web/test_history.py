@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Page, expect
 
-from tests.web.browser import module
+from tests.web.browser import PHONE, module
 from tests.web.site import Site
 
 FOLD = f"""async ([events, at]) => {{
@@ -212,3 +212,35 @@ async def test_the_steps_of_a_child_open_in_place(page: Page, site: Site) -> Non
     await inner.locator(".step-label").nth(1).click()
     await expect(page.get_by_role("heading", name="reserve#2")).to_be_visible()
     assert page.url.endswith("?step=reserve%232")
+
+
+async def test_labels_of_bars_stay_within_the_drawing(page: Page, site: Site) -> None:
+    """Beside their bars where there is room, and inside of a bar that goes from one edge to the other."""
+    run_id = await site.start("order", order_id="o-1")
+    await page.goto(f"/runs/{run_id}")
+    inside = page.locator(".step-row", has_text="approval").locator("text.took.inside")
+    await expect(inside).to_be_visible()  # once the wait is the most of the run
+    beyond = """all => all.map((each) => {
+        const [text, drawing] = [each.getBoundingClientRect(), each.ownerSVGElement.getBoundingClientRect()];
+        return Math.max(drawing.left - text.left, text.right - drawing.right);
+    })"""
+    for size in (page.viewport_size, PHONE):
+        assert size is not None
+        await page.set_viewport_size(size)  # type: ignore[arg-type]
+        await expect(inside).to_be_visible()
+        found = await page.locator(".step-row text.took").evaluate_all(beyond)
+        assert len(found) >= 1
+        assert max(found) <= 1, found
+
+
+async def test_ids_and_values_are_copied_by_a_button(page: Page, site: Site) -> None:
+    await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    run_id = await site.start("order", order_id="o-1")
+    await page.goto(f"/runs/{run_id}")
+    copied = "navigator.clipboard.readText()"
+    await page.get_by_title("Copy the id").click()
+    await expect(page.get_by_text("The id was copied.")).to_be_visible()
+    assert await page.evaluate(copied) == run_id
+    await page.get_by_role("group", name="Input").get_by_role("button", name="Copy").click()
+    await expect(page.get_by_text("Copied.", exact=True)).to_be_visible()
+    assert json.loads(await page.evaluate(copied)) == {"order_id": "o-1"}

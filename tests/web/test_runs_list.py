@@ -252,6 +252,26 @@ async def test_what_is_typed_is_completed_and_finds_runs_by_what_is_known_of_the
     await expect(page.get_by_text("No run matches")).to_be_visible()
 
 
+@pytest.mark.contract("QUE-4")
+async def test_runs_are_found_by_status_workflow_and_attribute_at_once(page: Page, site: Site) -> None:
+    for workflow, text, cents in (("hostile", "a", 5_000), ("hostile", "b", 500), ("order", "c", 5_000)):
+        asked = {"workflow": workflow, "attributes": {"cents": cents}, "reference_key": f"{workflow}-{cents}"}
+        given = {"order_id": text} if workflow == "order" else {"text": text}
+        assert (await site.http.post("/v1/runs", json={**asked, "input": given})).status_code == 201
+    await page.goto("/runs")
+    await expect(page.get_by_role("button", name="Failed 2")).to_be_visible()
+    box = page.get_by_label("Search runs")
+    for typed, found in (
+        ("status:failed workflow:hostile cents>1000", ["hostile-5000"]),
+        ("cents>1000", ["order-5000", "hostile-5000"]),
+        ("status:failed cents<=500", ["hostile-500"]),
+    ):
+        await box.fill(typed)
+        await expect(page.locator("[data-main]")).to_have_text(found)
+    await page.reload()  # what is looked for is in the address
+    await expect(page.locator("[data-main]")).to_have_text(["hostile-500"])
+
+
 async def test_columns_views_and_what_is_found_can_be_kept(page: Page, site: Site) -> None:
     await site.start("courier", reference="C-1", order_id="c-1")
     await site.start("order", reference="=ORD", order_id="o-1")
