@@ -1,14 +1,19 @@
 """What event types mean stands once, on the bodies: every kind of step is whole, and the page's tables follow."""
 
+import re
 from typing import get_args
 
 import pytest
 
+from holdfast.cli.run_words import now_of
 from holdfast.core import commands as c
 from holdfast.core import events as e
+from holdfast.core.graph import Graph, GraphNode, NodeKind
 from holdfast.core.snapshot import StepStatus
 from holdfast.program.coroutine import ON_EVENT
 from tools.event_tables import SCRIPT, script
+
+PAGE = SCRIPT.parent.parent
 
 
 def test_the_tables_of_the_page_are_the_generated_ones() -> None:
@@ -24,6 +29,29 @@ def test_every_kind_of_step_is_opened_by_one_event_and_closed_by_one_of_its_own(
 def test_people_have_a_word_for_every_kind_of_step() -> None:
     assert all(body.LABEL for body in e.OPENING)
     assert not any(body.LABEL or body.IS_WORK for body in e.BODIES.values() if body not in e.OPENING)
+
+
+@pytest.mark.parametrize("kind", get_args(e.StepKind))
+@pytest.mark.parametrize(
+    ("file", "table"), [("lib/icons.js", "PATHS"), ("run/bars.js", "HEIGHTS"), ("runs/row.js", "WAITS")]
+)
+def test_the_page_draws_and_names_every_kind_of_step(kind: str, file: str, table: str) -> None:
+    found = re.search(rf"const {table} = \{{(.*?)\}};", (PAGE / file).read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    assert re.search(rf"(^|[{{,\s]){kind}: ", found[1]), f"{table} in {file}"
+
+
+@pytest.mark.parametrize("kind", get_args(e.StepKind))
+def test_the_command_line_has_a_word_for_every_kind_of_step(kind: str) -> None:
+    assert not now_of({"status": "RUNNING", "waiting_kind": kind}).startswith(kind)
+
+
+def test_graphs_have_a_shape_for_every_kind_of_step() -> None:
+    """But for updates, which are no part of what a workflow does."""
+    kinds = [kind for kind in get_args(e.StepKind) if kind != "update"]
+    assert set(kinds) <= set(get_args(NodeKind))
+    nodes = [GraphNode(id="n", label="n", kind=kind) for kind in kinds]
+    assert len({Graph(kind="plan", nodes=(node,)).mermaid() for node in nodes}) == len(kinds)
 
 
 def test_no_event_both_opens_and_closes_or_changes_a_step() -> None:

@@ -11,10 +11,12 @@ run is completed, it was skipped.
 import re
 from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
+from typing import get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.core.events import StepKind
 from holdfast.core.graph import FOLD_MOST, GROUP_KINDS, Change, Graph, GraphKind, GraphNode, NodeKind, fold_of, folded
 from holdfast.core.instants import Instant
 from holdfast.core.snapshot import RunSnapshot, StepSnapshot, StepStatus
@@ -378,7 +380,7 @@ class _OfRun:
 
 
 _OPEN_KINDS = GROUP_KINDS - {"for_each"}
-_STEP_KINDS: dict[str, NodeKind] = {kind: kind for kind in ("activity", "timer", "signal", "task", "child")}
+_STEP_KINDS: dict[str, NodeKind] = {kind: kind for kind in get_args(NodeKind) if kind in get_args(StepKind)}
 
 
 def _role_of(step_id: str) -> tuple[str, str]:
