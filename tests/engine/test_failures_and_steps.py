@@ -168,6 +168,30 @@ async def test_an_error_chooses_when_it_is_tried_again(asked: Any) -> None:
     assert waited == pytest.approx(3_600 + (1 if asked == "soon" else 90), abs=0.5)
 
 
+@pytest.mark.parametrize(("minutes", "survives"), [(4, True), (6, False)])
+async def test_the_default_policy_outlives_a_short_outage(minutes: int, survives: bool) -> None:
+    app = hf.App("shop")
+
+    @app.activity
+    async def book() -> str:
+        if (node.now - begun).total_seconds() < 60 * minutes:
+            raise ConnectionError("nobody answers")
+        return "booked"
+
+    @app.workflow
+    async def order() -> str:
+        return await book()
+
+    async with TestNode(app) as node:
+        begun = node.now
+        run = await app.start(order)
+        if survives:
+            assert await run.result() == "booked"
+        else:
+            with pytest.raises(RunFailed, match="nobody answers"):
+                await run.result()
+
+
 def new_app() -> tuple[hf.App, Any]:
     app = hf.App("pages")
 

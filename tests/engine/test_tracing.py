@@ -83,6 +83,27 @@ async def test_a_run_becomes_one_trace_whoever_carried_out_its_steps() -> None:
         assert span.start_time <= span.end_time
 
 
+async def test_spans_have_the_names_and_scopes_that_calls_were_given() -> None:
+    exporter = InMemorySpanExporter()
+    named = hf.App("named")
+
+    @named.activity
+    async def pack(item: int) -> int:
+        return item
+
+    @named.workflow
+    async def packing() -> None:
+        for item in (17, 18):
+            async with hf.scope(f"item {item}"):
+                await pack.options(name="wrap")(item)
+
+    async with named.node(hf.MemoryStore()), traced(named, exporter):
+        await (await named.start(packing)).result()
+    assert {span.name for span in exporter.get_finished_spans()} == {
+        "run packing", "step item 17/wrap", "step item 18/wrap",
+    }  # fmt: skip
+
+
 async def test_without_a_run_an_activity_is_a_plain_call() -> None:
     async with app.node(hf.MemoryStore()), traced(app, InMemorySpanExporter()):
         assert await pay(3) == 3

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Page, expect
 
+import holdfast as hf
 from tests.web.browser import PHONE, module
 from tests.web.site import Site
 
@@ -244,3 +245,17 @@ async def test_ids_and_values_are_copied_by_a_button(page: Page, site: Site) -> 
     await page.get_by_role("group", name="Input").get_by_role("button", name="Copy").click()
     await expect(page.get_by_text("Copied.", exact=True)).to_be_visible()
     assert json.loads(await page.evaluate(copied)) == {"order_id": "o-1"}
+
+
+async def test_scopes_stand_in_the_names_of_steps(page: Page, site: Site) -> None:
+    app = site.orchard.app
+
+    @app.workflow
+    async def scoped() -> None:
+        async with hf.scope("item 17"):
+            await hf.sleep(0.001, name="cool down")
+
+    run_id = await site.start("scoped")
+    await page.goto(f"/runs/{run_id}")
+    await expect(page.locator(".step-name")).to_have_text(["item 17/cool down"])
+    await expect(page.locator(".log-row", has_text="item 17/cool down").first).to_be_visible()

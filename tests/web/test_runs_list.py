@@ -1,5 +1,7 @@
 """The list of runs: live, filtered by its address, long, and many at once."""
 
+import asyncio
+import re
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -303,6 +305,26 @@ async def test_columns_views_and_what_is_found_can_be_kept(page: Page, site: Sit
 
 
 @pytest.mark.contract("SIG-13")
+async def test_to_approve_is_offered_where_a_run_waits_for_it(page: Page, site: Site) -> None:
+    await site.start("order", reference="ORD-1", order_id="o-1")
+    await site.start("weighty", reference="HEAVY", cents=7)
+    await page.goto("/runs")
+    bar = page.get_by_role("region", name="Selected runs")
+    approve = bar.get_by_role("button", name="Approve…")
+    await page.get_by_label("Select ORD-1").check()
+    await bar.get_by_label("More for the selected runs").click()
+    await expect(bar.get_by_role("button", name="Terminate…")).to_be_visible()
+    await expect(approve).to_have_count(0)
+    await page.get_by_label("Select HEAVY").check()
+    await expect(bar.locator(".bulk-buttons button").first).to_have_text("Approve…")
+    await approve.click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog.locator(".preview")).to_contain_text("1 of 2 runs are concerned")
+    await dialog.get_by_role("button", name="Approve 1").click()
+    await expect(page.locator(".run-row", has_text="HEAVY")).to_contain_text("Completed")
+
+
+@pytest.mark.contract("SIG-13")
 async def test_all_that_a_filter_finds_are_retried_whether_they_are_loaded_or_not(page: Page, site: Site) -> None:
     app = site.orchard.app
     workflow = app.registry.workflow("courier", None)
@@ -319,6 +341,21 @@ async def test_all_that_a_filter_finds_are_retried_whether_they_are_loaded_or_no
     dialog = page.get_by_role("dialog")
     await expect(dialog.locator(".preview")).to_contain_text("230 of 230 runs are concerned.")
     await dialog.get_by_label("Reason").fill("the zone is back")
+    go = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        """Let only the first hundred through."""
+        if (route.request.post_data_json or {}).get("cursor"):
+            await go.wait()
+        await route.continue_()
+
+    await page.route("**/v1/run-commands", hold)
     await dialog.get_by_role("button", name="Retry step 230").click()
+    await expect(dialog.get_by_role("progressbar")).to_have_attribute("value", re.compile(r"^0\.43"))
+    go.set()
     await expect(page.get_by_text("230 tried again.")).to_be_visible()
+    log = (await site.http.get("/v1/audit?operation=runs.command_many&limit=500")).json()["items"]
+    assert len({entry["run_id"] for entry in log}) == 230, "what was done to each is on record"
+    accepted = [event for event in await site.events(log[0]["run_id"]) if event["event_type"] == "SignalAccepted"]
+    assert "the zone is back" in str(accepted)
     await expect(page.get_by_role("button", name="Completed 230")).to_be_visible()

@@ -65,11 +65,13 @@ const COMMANDS = {
   },
 };
 
-// What helps runs like these stands first; everything else is under More.
+// What helps runs like these stands first; everything else is under More. To approve is offered where some run waits for
+// it, or where runs are meant that are not loaded.
 function buttonsFor(runs) {
   const some = (isIt) => runs.some(isIt);
   const helps = {
     retry_step: some((run) => run.status === "PAUSED" && run.failed_step_ids?.length > 0),
+    approve: some((run) => run.waiting_kind === "approval"),
     try_now: some((run) => run.retrying),
     resume: some((run) => run.status === "PAUSED" && !run.failed_step_ids?.length),
     fork: some((run) => run.status === "FAILED"),
@@ -108,12 +110,13 @@ export function bulkBar(scope, done, onAll) {
     h("button", { class: "link-button", type: "button", onclick: done }, "Clear"),
   );
   const update = (hasMore = false) => {
-    const { count: found, runs } = scope();
+    const { count: found, runs, asked } = scope();
     const names = buttonsFor(runs);
-    if (found > 0 && names.join() !== offered) {
-      offered = names.join();
+    const others = Object.keys(COMMANDS).filter((name) => !names.includes(name) && (name !== "approve" || asked));
+    if (found > 0 && [...names, others.length].join() !== offered) {
+      offered = [...names, others.length].join();
       put(buttons, names.map(button));
-      put(items, Object.keys(COMMANDS).filter((name) => !names.includes(name)).map(item));
+      put(items, others.map(item));
     }
     all.hidden = !hasMore;
     element.hidden = found === 0;
