@@ -174,6 +174,37 @@ async def test_a_sink_that_is_made_again_under_its_name_while_its_relay_sends_ge
         assert (await status_of(store)).delivered == len(history)
 
 
+@pytest.mark.contract("BUS-1", "API-4")
+async def test_what_is_for_a_sink_that_was_made_again_is_never_sent_to_the_old_address(store: Store) -> None:
+    """Also if it is replaced after the relay has read where to send, and before it reads what."""
+    app, order = make_app()
+    async with Receiver().serve() as first, Receiver().serve() as second:
+
+        class Replacing(StoreProxy):
+            """The sink is replaced once its relay has read it, before what it has yet to get is read."""
+
+            async def find(self, query: Any) -> Any:
+                found = await self.inner.find(query)
+                if isinstance(query, SinkQuery) and query.name == "hook" and not replaced:
+                    replaced.append(query)
+                    await store.remove_sink("hook")
+                    await store.put_sink(hook(second))
+                    await store.replay_outbox(OutboxReplay("hook"))
+                return found
+
+        replaced: list[SinkQuery] = []
+        await store.put_sink(hook(first))
+        async with running(app, store, replace(OPTIONS, relays=False)):
+            run = await app.start(order, 1)
+            await run.result()
+            history = [event.run_seq for event in await run.events()]
+        async with running(app, Replacing(store)):
+            while second.of(run.run_id) != history:  # noqa: ASYNC110 - another task sends; `running` bounds it
+                await asyncio.sleep(0.01)
+            await until_sent(store)
+        assert (len(replaced), first.requests, second.of(run.run_id)) == (1, 0, history)
+
+
 @pytest.mark.contract("BUS-1")
 async def test_a_sink_that_hangs_is_left_alone_after_one_request_for_each_place(store: Store) -> None:
     """It is not asked for every run that waits, each with its time-out; when it answers again it gets everything."""

@@ -193,6 +193,10 @@ class Relay:
                 return next_at
             else:
                 self._after, began = START, START
+        found = await self._store.find(SinkQuery(name=self.name))
+        if not found or found[0].number != status.number or found[0].sink.is_paused:
+            return 0  # what was read may be for another sink of this name, which sends it elsewhere
+        status = found[0]
         last = await self._send_page(status, groups, now)
         self._after = (page[-1].number if last is groups[-1] else last[0].number, LAST)
         return 0
