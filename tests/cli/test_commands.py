@@ -66,17 +66,22 @@ def setup(tmp_path_factory: pytest.TempPathFactory, forks: ForkedCommands) -> It
 
 
 @contextmanager
-def serving(folder: Path, *words: str) -> Iterator[tuple[str, str]]:
+def serving(folder: Path, *words: str, **more: str) -> Iterator[tuple[str, str]]:
     """Run a server, and give its address and what it has said; then let it end in order."""
     started = command("server", "shop.py", "--port", "0", *words)
-    process = subprocess.Popen(started, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(started, cwd=folder, env=environment(**more), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     said = ""
     while not (found := re.search(r"is served at (http://\S+)", said)):
         line = process.stderr.readline()
         assert line, said
         said += line
-    yield found[1], said
+    try:
+        yield found[1], said
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
     process.send_signal(signal.SIGTERM)
     _, rest = process.communicate(timeout=MOST_SECONDS)
     assert process.returncode == 0
@@ -90,11 +95,10 @@ def start(setup: CommandSetup, *words: str, run_id: str) -> str:
 
 def until(ask: Callable[[], Any], is_it: Callable[[Any], bool]) -> Any:
     """Ask until the answer is as it should be. Each question is a process, which is pause enough."""
-    for _ in range(20):
-        answer = ask()
-        if is_it(answer):
-            return answer
-    raise AssertionError(answer)
+    end = time.monotonic() + MOST_SECONDS
+    while not is_it(answer := ask()):
+        assert time.monotonic() < end, answer
+    return answer
 
 
 @pytest.mark.contract("API-1", "SIG-12")
@@ -622,6 +626,33 @@ def test_a_list_that_is_watched_is_shown_again_until_it_is_interrupted(setup: Co
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=MOST_SECONDS)
     assert (process.returncode, err) == (130, "")
+
+
+@pytest.mark.slow
+@pytest.mark.contract("WF-6")
+def test_a_server_without_a_node_takes_samples_and_has_its_queries_answered_by_a_node(
+    tmp_path: Path, forks: ForkedCommands
+) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    store, pending = ("--store", "sqlite:///own.db"), {"PENDING": 1}
+    with serving(tmp_path, *store, "--open", "--no-node", HOLDFAST_NODE__SAMPLE_S="0.2") as (url, _):
+        here = CommandSetup(tmp_path, url, forks)
+        run_id = start(here, "order", "order_id=o-1", run_id="run-1")
+        until(lambda: here.json("system", "samples")["items"][-1:], lambda last: last and last[0]["runs"] == pending)
+        node = subprocess.Popen(
+            command("node", "shop.py", *store), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+        )
+        assert node.stderr is not None
+        try:
+            assert any("works on" in line for line in node.stderr)
+            until(lambda: here.json("run", "waits", run_id), lambda page: page["items"])
+            assert here.hf("run", "query", run_id, "progress").stdout == '{"order_id":"o-1"}\n'
+            nodes = {each["is_here"]: each["workflows"] for each in here.json("system", "nodes")["items"]}
+            assert (nodes[True], "order" in nodes[False]) == ([], True)
+        finally:
+            node.terminate()
+            node.communicate(timeout=MOST_SECONDS)
+        assert node.returncode == 0
 
 
 @pytest.mark.contract("SIG-13", "API-1")
