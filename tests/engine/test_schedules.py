@@ -519,6 +519,37 @@ async def test_a_tick_that_was_due_during_a_deployment_is_run_by_what_is_deploye
     await store.close()
 
 
+@pytest.mark.contract("TMR-2", "FMT-1", "WF-3")
+async def test_the_version_is_no_part_of_a_tick(store: Store) -> None:
+    """What has run before a deployment is not run again after it; what has not is run by the new version."""
+
+    def deployed(version: str) -> hf.App:
+        app = hf.App("clock")
+
+        @app.workflow(version=version)
+        async def report() -> str:
+            return version
+
+        return app
+
+    first, second = deployed("1"), deployed("2")
+    day = timedelta(days=1)
+    async with first.node(store, options=OPTIONS):
+        await first.schedules.create("daily", "@daily", workflow="report")
+        now = datetime.fromtimestamp(await store.now() / 1_000_000, UTC)
+        since = now.replace(hour=0, minute=0, second=0, microsecond=0) - 2 * day
+        assert await first.schedules.backfill("daily", since, since + 2 * day, overlap="allow") == 2
+    async with second.node(store, options=OPTIONS):
+        assert await second.schedules.backfill("daily", since - day, since + 2 * day, overlap="allow") == 3
+        runs = await runs_of(store, "daily")
+        ticks = {(await tick_of(second, run.run_id))[1]: run.plan_version for run in runs}
+    began = int(since.timestamp()) * 1_000_000
+    assert (len(runs), ticks) == (3, {began - DAY: "2", began: "1", began + DAY: "1"})
+
+
+DAY = 86_400_000_000
+
+
 @pytest.mark.contract("TMR-2", "API-2")
 async def test_a_declaration_does_not_take_the_schedule_of_another_app(store: Store) -> None:
     def declaring(name: str) -> hf.App:

@@ -17,10 +17,10 @@ from holdfast.service.context import Headers, Principal
 from holdfast.service.live.subscriptions import MOST_PENDING, ListChange, ListSubscription
 from holdfast.store.s3 import S3Store
 from holdfast.store.s3.bucket import Bucket
-from holdfast.store.types import new_head
+from holdfast.store.types import PurgePolicy, new_head
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import message, new_run
-from tests.service.in_process import serve_in_process
+from tests.service.in_process import InProcessServer, serve_in_process
 from tests.service.operation_cases import expect_problem, finished, open_task, waiting_order
 from tests.service.stream_readers import QUICK, served, settled
 
@@ -156,6 +156,25 @@ async def test_metrics_tell_what_was_done_and_what_is_there(tmp_path: Path) -> N
     for name in ("ready_lag_seconds", "dead_letters_open", "activities_running", "event_streams"):
         assert ("holdfast_" + name, "") in found
     assert QUICK.streams == 1_000
+
+
+@pytest.mark.contract("FMT-2")
+async def test_metrics_tell_what_retention_has_deleted(tmp_path: Path) -> None:
+    async with serve_in_process(f"sqlite:///{tmp_path}/s.db") as server:
+        await finished(server, "echo")
+        store = server.app.runtime().store
+        policy = PurgePolicy(finished_run_ms=0)
+        assert (await store.purge(replace(policy, dry_run=True))).runs == 1
+        assert not any(name == "holdfast_retention_deleted_total" for name, _ in await metrics_of(server))
+        deleted = await store.purge(policy)
+        found = await metrics_of(server)
+    assert found["holdfast_retention_deleted_total", 'kind="runs"'] == deleted.runs == 1
+    assert found["holdfast_retention_deleted_total", 'kind="events"'] == deleted.events > 0
+
+
+async def metrics_of(server: InProcessServer) -> dict[tuple[str, str], float]:
+    """Return what the service has counted."""
+    return samples((await server.http.get("/metrics")).text)
 
 
 async def test_metrics_tell_what_is_tried_again_and_overdue_as_it_was_sampled(tmp_path: Path) -> None:

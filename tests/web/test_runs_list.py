@@ -274,6 +274,25 @@ async def test_runs_are_found_by_status_workflow_and_attribute_at_once(page: Pag
     await expect(page.locator("[data-main]")).to_have_text(["hostile-500"])
 
 
+@pytest.mark.contract("QUE-4")
+async def test_runs_are_found_by_their_attributes_and_words_together(page: Page, site: Site) -> None:
+    for reference, cents in (("CHEAP", 5), ("DEAR", 1_500), ("DEAREST", 9_000)):
+        asked = {"workflow": "order", "input": {"order_id": reference}, "reference_key": reference}
+        await site.http.post("/v1/runs", json={**asked, "attributes": {"cents": cents}})
+    await site.start("order", reference="FREE", order_id="o-1")
+    await page.goto("/runs")
+    box = page.get_by_label("Search runs")
+    for typed, expected in (
+        ("cents>1000", ["DEAREST", "DEAR"]),
+        ("cents>=5 cents<2000", ["DEAR", "CHEAP"]),
+        ("cents!=* free", ["FREE"]),
+        ("dearest cents>1000", ["DEAREST"]),
+        ("dearest cents<1000", []),
+    ):
+        await box.fill(typed)
+        await expect(page.locator("[data-main]")).to_have_text(expected)
+
+
 async def test_columns_views_and_what_is_found_can_be_kept(page: Page, site: Site) -> None:
     await site.start("courier", reference="C-1", order_id="c-1")
     await site.start("order", reference="=ORD", order_id="o-1")
