@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
+FOUND = """\
+cents>1000 reference.customer=42 [('order', {'cents': 1500})]
+region=eu [('ship', {'region': 'eu'})]
+"""
 
 
 @pytest.mark.parametrize(
@@ -21,6 +25,10 @@ DOCS = Path(__file__).parents[2] / "docs"
         ),
         ("artifacts.md", "mailed 988890 bytes, True\n"),
         ("secrets.md", "charged 4200 with [redacted: stripe/key]\n"),
+        ("search.md", FOUND),
+        ("fork.md", "receipt for o-1 ['reserve', 'charge', 'charge']\nreceipt for o-2\n"),
+        ("bus.md", "[4200]\n"),
+        ("retention.md", ""),
         ("middleware.md", "950 cents, asked for by ann\n950\n"),
     ],
 )

@@ -155,6 +155,14 @@ def test_a_build_knows_its_formats_by_its_scripts(tmp_path: Path) -> None:
         schema.check(first - 1, 1, "here")
 
 
+@pytest.mark.contract("FMT-1")
+def test_the_page_names_the_formats_that_are_written_and_those_that_are_migrated(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "production.md").read_text(encoding="utf-8")
+    sqlite, postgres = (planted(tmp_path / name, f"holdfast.store.{name}") for name in ("sqlite", "postgres"))
+    written = f"format {sqlite.latest} on SQLite and {postgres.latest} on PostgreSQL"
+    assert f"{written}, and migrates stores from {sqlite.first} and {postgres.first} on" in page
+
+
 def _range(first: int, last: int) -> Iterable[int]:
     return list(range(first, last + 1))
 
