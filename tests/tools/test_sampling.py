@@ -12,7 +12,7 @@ from tests import kinds
 CASES = range(60)
 LIVE = {5_000: "live", 0: "replayed"}
 HOW = kinds.IN_TURN["how"]
-VARIANTS = [(address, live) for address in ("memory", "sqlite") for live in LIVE]
+VARIANTS = [(store, live) for store in ("memory", "sqlite") for live in LIVE]
 STORES = ("memory", "sqlite", "postgres", "bucket")
 
 
@@ -35,7 +35,7 @@ def made(test: str, *marks: str, **given: Any) -> pytest.Item:
 
 def families() -> list[list[pytest.Item]]:
     """Return cases, each with all of its combinations."""
-    variants = [[made(f"test_{n}", address=at, variant=live) for at, live in VARIANTS] for n in CASES]
+    variants = [[made(f"test_{n}", stored_in=at, variant=live) for at, live in VARIANTS] for n in CASES]
     ways = [[made("test_way", case=n, how=how) for how in HOW] for n in CASES]
     stores = [[made("test_store", store=store, case=n) for store in STORES] for n in CASES]
     return [*variants, *ways, *stores]
@@ -66,7 +66,7 @@ def test_each_case_is_quick_once_and_played_twice() -> None:
 
 def test_together_the_cases_are_played_in_every_combination() -> None:
     given = [kinds.parameters(item) for item in played()]
-    assert {(each.get("address"), each["variant"]) for each in given if "variant" in each} == set(VARIANTS)
+    assert {(each.get("stored_in"), each["variant"]) for each in given if "variant" in each} == set(VARIANTS)
     assert {each["how"] for each in given if "how" in each} == set(HOW)
     assert {each["store"] for each in given if "store" in each} == set(STORES)
 
