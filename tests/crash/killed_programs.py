@@ -150,6 +150,7 @@ SCENARIOS: dict[str, tuple[App, Callable[[App, Path], Awaitable[tuple[str, Any]]
     "callback": (border_programs.app, border_programs.answer),
     "lock": (border_programs.app, border_programs.pass_through),
     "replaced run": (border_programs.app, border_programs.replace_run),
+    "restarted run": (border_programs.app, border_programs.restart_run),
     "debounced run": (border_programs.app, border_programs.debounce),
 }
 

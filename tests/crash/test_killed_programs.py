@@ -25,6 +25,13 @@ ENDINGS: dict[str, tuple[str, Any]] = {
     "callback": ("7", 1),
     "lock": ("0 by u0, 1 by u1, 2 by u2", ["0 by u0", "1 by u1", "2 by u2"]),
     "replaced run": ("bob: done", [["c", "CANCELLED"], ["c~000002", "COMPLETED"]]),
+    "restarted run": (
+        "e~000002",
+        [
+            ["check out for e", "check out for e~000002", "milk for e", "rice for e~000002"],
+            [["e", "COMPLETED", ["ann", "milk"]], ["e~000002", "COMPLETED", ["ann", "rice"]]],
+        ],
+    ),
     "debounced run": ("draft 2", ["COMPLETED"]),
 }
 

@@ -241,6 +241,42 @@ async def test_a_step_that_is_tried_again_stands_in_line_anew(variant: EngineVar
         await desk.is_free(store)
 
 
+@pytest.mark.contract("SIG-13")
+@pytest.mark.parametrize("how", ["has failed", "is to be tried again later"])
+async def test_a_step_that_an_operator_has_tried_again_waits_for_a_place(variant: EngineVariant, how: str) -> None:
+    desk = Desk()
+    is_broken = True
+    later = hf.Retry(initial_ms=3_600_000)
+
+    @desk.app.activity(limit=desk.limit, retry=ONCE if how == "has failed" else later, on_failure="pause")
+    async def break_down() -> str:
+        desk.seen.append("broken")
+        if is_broken:
+            raise ValueError("no")
+        return f"mended at attempt {hf.activity_context().attempt}"
+
+    @desk.app.workflow
+    async def mend() -> str:
+        return await break_down()
+
+    async with variant.opened() as store, variant.node(desk.app, store, **PATIENT):
+        run = await desk.app.start(mend)
+        await wait_for_event(run, "StepFailed" if how == "has failed" else "StepRetried")
+        desk.shut("holder")
+        holder = await desk.app.start(desk.visit, "holder")
+        await desk.has_seen("broken", "holder")
+        second = await desk.waiting("second")
+        is_broken = False
+        await run.retry_step("break_down", actor="ann", wait=True)
+        await asyncio.sleep(0.05)
+        assert desk.seen == ["broken", "holder"]
+        desk.open("holder")
+        assert (await holder.result(), await second.result()) == ("holder", "second")
+        assert await run.result() == f"mended at attempt {1 if how == 'has failed' else 2}"
+        assert desk.seen == ["broken", "holder", "second", "broken"]
+        await desk.is_free(store)
+
+
 async def test_a_fork_stands_in_line_for_what_was_under_way(variant: EngineVariant) -> None:
     """It takes no place that its origin has, and the origin keeps it."""
     desk = Desk()

@@ -14,6 +14,7 @@ import pytest
 from obstore.store import MemoryStore as ObjectsInMemory
 
 import holdfast as hf
+from holdfast.core import codec
 from holdfast.errors import CheckpointOwnershipCapabilityError, InvalidInput, RunFailed
 from holdfast.store.s3 import S3Store
 from holdfast.store.s3.bucket import Bucket
@@ -447,15 +448,18 @@ async def test_limits_hold_where_payloads_are_encrypted(variant: EngineVariant) 
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["other", "killed"])
-async def test_place_of_a_killed_process_is_free_again(tmp_path: Path, name: str) -> None:
-    """After its time-out; at once if the node comes back under its name."""
+@pytest.mark.parametrize(
+    ("kind", "name"), [("code", "other"), ("code", "killed"), ("queue", "other"), ("flow", "other"), ("plan", "other")]
+)
+async def test_place_of_a_killed_process_is_free_again(tmp_path: Path, kind: str, name: str) -> None:
+    """After its time-out; at once if the node comes back under its name. Whatever has asked for the call."""
     address = f"sqlite:///{tmp_path / 'limits.db'}"
-    app, order = make_app(hangs=False)
+    app, start = make_app(kind, hangs=False)
     async with app.connect(address):
-        runs = [await app.start(order, user) for user in ("ann", "bob")]
+        runs = [await start(user) for user in ("ann", "bob")]
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.engine.limited_process", "killed", address), stdout=asyncio.subprocess.PIPE
+            *(sys.executable, "-m", "tests.engine.limited_process", "killed", address, kind),
+            stdout=asyncio.subprocess.PIPE,
         )
         assert process.stdout is not None
         async with asyncio.timeout(60):
@@ -465,4 +469,8 @@ async def test_place_of_a_killed_process_is_free_again(tmp_path: Path, name: str
     visible_ms = VISIBLE_MS if name == "other" else 60_000
     options = hf.NodeOptions(**{**OPTIONS, "visible_ms": visible_ms})
     async with asyncio.timeout(60), app.node(address, name=name, options=options):
-        assert sorted([await app.run(run.run_id).result() for run in runs]) == ["ann at attempt 2", "bob at attempt 1"]
+        ended = [await wait_for_event(app.run(run.run_id), "StepCompleted") for run in runs]
+        for run in runs:
+            await app.run(run.run_id).result()
+    results = [codec.decode(event.data.result, str) for event in ended]  # type: ignore[attr-defined]
+    assert sorted(results) == ["ann at attempt 2", "bob at attempt 1"]

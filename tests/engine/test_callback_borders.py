@@ -1,18 +1,25 @@
 """Callbacks beside the other features: what a token is good for, and what a late answer gets."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast as hf
 from holdfast.core.state import RunStatus
-from holdfast.errors import Conflict, InvalidInput, NotFound, RunTerminal
+from holdfast.errors import Conflict, InvalidInput, NotFound, PayloadUnreadable, RunTerminal
+from holdfast.settings import load_settings
+from holdfast.store.copy import copy_store
 from holdfast.store.memory import MemoryStore
+from holdfast.store.open import open_store
 from holdfast.store.port import PurgePolicy, Store
+from holdfast.store.sqlite import SqliteStore
 from tests.engine.harness import EngineVariant, store_with_virtual_time, wait_for_event, wait_for_status
+from tests.engine.submitting_process import LEASE_MS, SUBMITTED, make_app
 from tests.engine.test_callbacks import Bank, Receipt
 from tests.engine.test_completion import Office
 
@@ -200,3 +207,126 @@ async def test_a_process_without_the_activity_refuses_a_result_that_does_not_fit
                 await stranger.complete_activity(token, {"by": "ann"})
             await stranger.complete_activity(token, "ann")
         assert await run.result() == "signed by ann"
+
+
+@pytest.mark.contract("SEC-1")
+@pytest.mark.parametrize("how", ["callback", "later"])
+async def test_a_token_that_an_activity_lets_out_stands_in_no_history(how: str, variant: EngineVariant) -> None:
+    """Neither in an error, as that of a client which names the address that it has asked, nor in a result."""
+    app, tokens = hf.App("bank"), list[str]()
+
+    @app.activity(retry=hf.Retry(max_attempts=2, initial_ms=1))
+    async def submit(ref: hf.CallbackRef) -> list[str]:
+        context = hf.activity_context()
+        token = context.callback_token(ref) if how == "callback" else context.token
+        tokens.append(token)
+        context.heartbeat({"at": token})
+        if context.attempt == 1:
+            raise ConnectionError(f"POST https://bank.example/pay?answer={token} failed")
+        return [token, "sent"]
+
+    @app.workflow
+    async def order() -> str:
+        answer = hf.callback(Receipt)
+        sent = await submit(answer.ref)
+        return f"{sent[1]}, {(await answer).cents}"
+
+    async with variant.node(app):
+        run = await app.start(order)
+        await wait_for_event(run, "StepCompleted")
+        events = await run.events()
+        assert [event.event_type for event in events].count("StepRetried") == 1
+        assert not [token for token in tokens if token in str(events)]
+        assert str(events).count("[redacted: ") >= 2
+        if how == "callback":
+            await app.complete_activity(tokens[0], PAID)
+            assert await run.result() == "sent, 7"
+
+
+@pytest.mark.contract("SEC-2")
+async def test_an_answer_is_sealed_and_recognised_also_after_a_change_of_keys(tmp_path: Path) -> None:
+    """Who has no key reports nothing, and what does not fit is refused by who has."""
+    address = f"sqlite:///{tmp_path / 'bank.db'}"
+    keys, both = {"k1": b"1" * 32}, {"k2": b"2" * 32, "k1": b"1" * 32}
+    bank = Bank(heartbeat_timeout=60)
+    bank.app.codecs = (hf.Encryption(keys),)
+    async with asyncio.timeout(60), bank.app.node(address, options=REPLAYED):
+        run = await parked(bank)
+    stranger, friend = hf.App("web"), hf.App("web", codecs=[hf.Encryption(both)])
+    token = bank.tokens[0]
+    async with asyncio.timeout(60), stranger.connect(address):
+        for refused in (stranger.complete_activity(token, PAID), stranger.fail_activity(token, "no money")):
+            with pytest.raises(PayloadUnreadable):
+                await refused
+    async with asyncio.timeout(60), friend.connect(address):
+        await friend.heartbeat_activity(token)
+        with pytest.raises(InvalidInput, match="the result of step 'callback'"):
+            await friend.complete_activity(token, {"cents": "plenty"})
+        await friend.complete_activity(token, {"cents": 424242})
+        await friend.complete_activity(token, {"cents": 424242})
+        with pytest.raises(Conflict):
+            await friend.complete_activity(token, PAID)
+    assert not any(b"424242" in path.read_bytes() for path in tmp_path.iterdir())
+    bank.app.codecs = (hf.Encryption(both),)
+    async with asyncio.timeout(60), bank.app.node(address, options=REPLAYED):
+        assert await bank.app.run(run.run_id).result() == "paid 424242"
+        await bank.app.complete_activity(token, {"cents": 424242})
+    assert not any(b"424242" in path.read_bytes() for path in tmp_path.iterdir())
+
+
+@pytest.mark.contract("STO-1")
+async def test_a_token_is_good_in_a_copy_of_the_store(tmp_path: Path) -> None:
+    bank = Bank(heartbeat_timeout=60)
+    here, there = [await SqliteStore.open(tmp_path / f"{name}.db") for name in ("here", "there")]
+    try:
+        for store in (here, there):
+            await store.migrate()
+        async with asyncio.timeout(60), bank.app.node(here, options=REPLAYED):
+            run = await parked(bank)
+        await copy_store(here, there)
+        async with asyncio.timeout(60), bank.app.node(there, options=REPLAYED):
+            await bank.app.heartbeat_activity(bank.tokens[0])
+            with pytest.raises(InvalidInput):
+                await bank.app.complete_activity(bank.tokens[0], {})
+            await bank.app.complete_activity(bank.tokens[0], PAID)
+            assert await bank.app.run(run.run_id).result() == "paid 7"
+    finally:
+        await here.close()
+        await there.close()
+
+
+@pytest.mark.process
+@pytest.mark.contract("OWN-3")
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_an_answer_counts_while_the_node_that_submitted_is_dead(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Killed before it could report that it has submitted: the next attempt, elsewhere, gives the same token away."""
+    address = f"sqlite:///{tmp_path / 'bank.db'}" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    SUBMITTED.clear()
+    app, order = make_app(hangs=False)
+    store = await open_store(load_settings({}, store=address))
+    await store.migrate()
+    try:
+        async with app.connect(store):
+            run = await app.start(order)
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.engine.submitting_process", address), stdout=asyncio.subprocess.PIPE
+            )
+            assert process.stdout is not None
+            async with asyncio.timeout(60):
+                token = (await process.stdout.readline()).decode().strip()
+            process.kill()
+            await process.wait()
+            await app.complete_activity(token, 7)
+            assert await run.status() == RunStatus.RUNNING
+        options = hf.NodeOptions(lease_ms=LEASE_MS)
+        async with asyncio.timeout(60), app.node(store, name="other", options=options):
+            found = await app.run(run.run_id).result()
+            assert found == [7, "submitted at attempt 2"]
+            await app.complete_activity(token, 7)
+            with pytest.raises(RunTerminal):
+                await app.complete_activity(token, 8)
+        assert [token] == SUBMITTED
+    finally:
+        await store.close()

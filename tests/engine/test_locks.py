@@ -41,7 +41,11 @@ class Seen(list[str]):
 def bank(**options: Any) -> tuple[hf.App, Any, Seen]:
     """Return an app with a workflow that holds a lock until it gets a signal, and what happens, in order."""
     app, seen = hf.App("bank", **options), Seen()
-    accounts = app.lock("account")
+    return app, transfer_of(app, app.lock("account"), seen), seen
+
+
+def transfer_of(app: hf.App, accounts: Any, seen: Seen) -> Any:
+    """Return a workflow that holds a lock until it gets a signal."""
 
     @app.activity
     async def note(what: str) -> None:
@@ -59,7 +63,7 @@ def bank(**options: Any) -> tuple[hf.App, Any, Seen]:
             await note(f"out {number}")
         return str(word)
 
-    return app, transfer, seen
+    return transfer
 
 
 async def holders(store: Store, status: RunStatus) -> list[str | None]:

@@ -57,12 +57,20 @@ class Redactor:
     def __init__(self, values: Mapping[str, str]) -> None:
         self._wanted: dict[bytes, str] = {}
         """What is looked for, and the name of the secret that it shows."""
+        self._anchors: set[bytes] = set()
+        """Of each form a part that is there in every text that shows it, unless that has unusual escapes."""
+        self._numbers: dict[bytes, str] = {}
+        self.add(values)
+
+    def add(self, values: Mapping[str, str]) -> None:
+        """Replace these values too; a thread that is redacting meanwhile may do so without them."""
+        wanted = dict(self._wanted)
         for name, value in values.items():
             for form in _forms(value):
-                self._wanted.setdefault(form, name)
-        self._anchors = {max(_UNRESERVED.findall(form), key=len, default=b"") for form in self._wanted}
-        """Of each form a part that is there in every text that shows it, unless that has unusual escapes."""
-        self._numbers = {
+                wanted.setdefault(form, name)
+        self._wanted = wanted
+        self._anchors = {max(_UNRESERVED.findall(form), key=len, default=b"") for form in wanted}
+        self._numbers = self._numbers | {
             value.encode(): name for name, value in values.items() if len(value) >= NUMBER_CHARS and value.isascii()
         }
 

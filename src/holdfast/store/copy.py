@@ -280,9 +280,10 @@ def _has_to_be_written(run: WholeRun, known: WholeRun | None) -> bool:
     """Return whether a run is missing in the target, or is older there. It must not have gone on there."""
     run_id = run.head.run_id
     if run.has_place:
+        child = "" if run.head.parent_run_id is None else f", a child of run {run.head.parent_run_id},"
         raise Conflict(
-            f"run {run_id} is queued by the limit of its workflow, or counts there: let such runs finish, or cancel "
-            "them, before the store is copied",
+            f"run {run_id}{child} is queued by the limit of its workflow, or counts there: let such runs finish, or "
+            "cancel them, a child with its parent, before the store is copied",
             run_id=run_id,
         )
     if known is None:

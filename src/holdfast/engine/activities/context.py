@@ -26,6 +26,7 @@ from holdfast.core.streams import StreamAppend
 from holdfast.engine.activities.streams import ActivityStream, StreamAccess
 from holdfast.errors import (
     CheckpointOwnershipCapabilityError,
+    Conflict,
     HoldfastError,
     InvalidInput,
     NotDurable,
@@ -121,9 +122,10 @@ class ActivityContext(Struct, eq=False):
     _reported: Details = UNSET
     _is_announced: bool = False
     _is_over: bool = False
+    _writes_no_more: bool = False
     _entered: Token[ResolvedSecrets | None] | None = None
     secrets: ResolvedSecrets | None = None
-    """The values of the secrets that the attempt was given; None if it was given none."""
+    """The values of the secrets that the attempt was given, with tokens; None if it has none."""
     streams: "dict[str, ActivityStream] | None" = None
     """The streams that this attempt writes to; None if it writes to none."""
 
@@ -196,18 +198,27 @@ class ActivityContext(Struct, eq=False):
     def token(self) -> str:
         """The right to report the outcome of this attempt from outside, as text for a link or a message.
 
-        Its holder may report one outcome, and nothing else. It cannot be guessed. Treat it as a secret.
+        Its holder may report one outcome, and nothing else. It cannot be guessed. Treat it as a secret: it is redacted
+        from what the activity returns, raises and reports.
         """
         step = self._work.step
         of = ActivityToken(self.run_id, step.step_id, step.logical_attempt_id, step.engine_attempt_id, step.opened_at)
-        return write_activity_token(of, self._key)
+        return self._secret_token(of, "token")
 
     def callback_token(self, ref: CallbackRef) -> str:
-        """Return the right to report one outcome of a callback of this run. Treat it as a secret.
+        """Return the right to report one outcome of a callback of this run. Treat it as a secret, as `token`.
 
         Of a callback of another run it makes a token that no run takes.
         """
-        return write_activity_token(ActivityToken(self.run_id, ref.step_id, 0, 0, ref.opened_at), self._key)
+        return self._secret_token(ActivityToken(self.run_id, ref.step_id, 0, 0, ref.opened_at), "callback token")
+
+    def _secret_token(self, of: ActivityToken, name: str) -> str:
+        """Return a token, which is redacted from what the attempt returns, raises and reports from now on."""
+        token = write_activity_token(of, self._key)
+        if self.secrets is None:
+            self.secrets = ResolvedSecrets({})
+        self.secrets.redactor.add({name: token})
+        return token
 
     async def put_artifact(self, source: Source, kind: str) -> ArtifactRef:
         """Store bytes beside the run, as they come, and return the reference to them."""
@@ -228,7 +239,7 @@ class ActivityContext(Struct, eq=False):
     def stream(self, name: str) -> ActivityStream:
         """Return a stream of the run, to write to."""
         require_step_name("name", name)
-        if self._is_over:
+        if self._is_over or self._writes_no_more:
             raise asyncio.CancelledError(f"attempt {self.attempt} of step {self.step_id} is over")
         access = self._stream_access
         if access is None:
@@ -254,7 +265,7 @@ class ActivityContext(Struct, eq=False):
         return self.streams[name]
 
     def _chunk(self, name: str, value: Any) -> Raw:
-        if self._is_over:
+        if self._is_over or self._writes_no_more:
             raise asyncio.CancelledError(f"attempt {self.attempt} of step {self.step_id} is over")
         encoded = self._work.definition.values.encode(value)
         if self.secrets is not None:
@@ -265,6 +276,12 @@ class ActivityContext(Struct, eq=False):
         """Wait until what was written to streams is durable, or cannot be."""
         for stream in (self.streams or {}).values():
             await stream.flush()
+
+    def close_streams(self) -> None:
+        """Store nothing more of what this attempt writes: it is given up, and the step may be another's by now."""
+        self._writes_no_more = True
+        for stream in (self.streams or {}).values():
+            stream.fail(Conflict(f"attempt {self.attempt} of step {self.step_id} is over", step_id=self.step_id))
 
     def complete_later(self) -> NoReturn:
         """End the activity without an outcome: the holder of its `token` reports it with `App.complete_activity`."""

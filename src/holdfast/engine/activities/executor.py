@@ -151,6 +151,7 @@ class ActivityExecutor:
         context = ActivityContext(
             work, loop, self._on_heartbeat, self.key, self._most_bytes, self.artifacts, self.streams, details
         )
+        attempt.context = context
         before = CONTEXT.set(context)
         outcome: Outcome
         try:
@@ -371,6 +372,7 @@ class _Attempt(Struct, eq=False):
     has_slot: bool = False
     has_begun: bool = False
     is_given_up: bool = False
+    context: ActivityContext | None = None
 
     def begin(self) -> None:
         """Begin, now that there is a slot."""
@@ -385,6 +387,8 @@ class _Attempt(Struct, eq=False):
     def cancel(self, slots: Slots) -> None:
         """Give it up, whether it has begun or not."""
         self.is_given_up = True
+        if self.context is not None:
+            self.context.close_streams()
         if self.task is not None:
             self.task.cancel()
         elif self.has_slot and not self.has_begun:  # nothing of it will ever run, not even what frees its slot

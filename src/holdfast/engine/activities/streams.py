@@ -77,9 +77,10 @@ class StreamSender:
             self._task = None
 
     async def _send(self) -> None:
-        writers = list(self._waiting)[:WRITERS_AT_ONCE]
-        for writer in writers:
+        known = list(self._waiting)[:WRITERS_AT_ONCE]
+        for writer in known:
             del self._waiting[writer]
+        writers = [writer for writer in known if writer.has_more]
         batch = [(writer, writer.take()) for writer in writers]
         items = [given for _, given in batch]
         while True:
@@ -198,6 +199,8 @@ class ActivityStream(Stream):
 
     def settle(self, given: StreamAppend, answer: Appended | Refused) -> None:
         """Note that what was taken is durable, or why it never will be."""
+        if self._problem is not None:  # it was given up meanwhile
+            return
         if isinstance(answer, Refused):
             self.fail(answer.error)
             return
