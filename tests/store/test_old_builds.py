@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from functools import partial
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from holdfast.core.plans import CONTEXT_LEVEL, DEBOUNCE_LEVEL, FORMAT_LEVEL
 from holdfast.core.state import COMPLETED, RUNNING
 from holdfast.errors import Conflict
 from holdfast.store.port import FinishedRunQuery, PurgePolicy, RunQuery
+from holdfast.store.schema import read_schema
 from holdfast.testing.samples import new_run
 from tests.store.upgrade_node import OTHERS, make_app
 
@@ -132,7 +134,18 @@ async def waits(app: hf.App, run_ids: list[str]) -> None:
     await until(all_wait)
 
 
-@builds_on_stores(("8.7.rotations.2", "sqlite"), ("9.8", "postgres"), ("10.9", "sqlite"), ("11.10.level.2", "postgres"))
+@pytest.mark.parametrize(("place", "store"), [(0, "sqlite"), (1, "postgres")])
+def test_there_is_a_build_of_each_earlier_format(old_builds: Path, place: int, store: str) -> None:
+    built = {int(folder.name.split(".")[place]) for folder in old_builds.iterdir()}
+    with as_file(files(f"holdfast.store.{store}")) as folder:
+        schema = read_schema(folder)
+    assert built == set(range(schema.first, schema.latest))
+
+
+@builds_on_stores(
+    *(("8.7.rotations.2", "sqlite"), ("9.8", "postgres"), ("10.9", "sqlite"), ("11.10.level.2", "postgres")),
+    ("12.11", "sqlite"),
+)
 async def test_runs_of_an_old_build_go_on_with_this_one_and_back(old_build: Path, address: str) -> None:
     """An upgrade, and a downgrade: the old build reads what this one has written, in the new format."""
     with node("old", address, old_build) as old:
@@ -157,7 +170,10 @@ async def test_runs_of_an_old_build_go_on_with_this_one_and_back(old_build: Path
             assert {head.status for head in await store.find(RunQuery())} == {COMPLETED}
 
 
-@builds_on_stores(("8.7.rotations.2", "postgres"), ("9.8", "sqlite"), ("10.9", "postgres"), ("11.10.level.2", "sqlite"))
+@builds_on_stores(
+    *(("8.7.rotations.2", "postgres"), ("9.8", "sqlite"), ("10.9", "postgres"), ("11.10.level.2", "sqlite")),
+    ("12.11", "postgres"),
+)
 async def test_old_and_new_nodes_share_the_work_and_take_over_from_each_other(old_build: Path, address: str) -> None:
     """Both are alive, each is killed once, and every run ends with its result."""
     async with client(address) as (app, order):
@@ -267,7 +283,9 @@ async def test_a_run_with_a_context_is_not_claimed_by_a_build_before_that_level(
 
 @pytest.mark.contract("QUE-6")
 @pytest.mark.parametrize(
-    ("old_build", "address"), [("11.10.level.2", "sqlite"), ("11.10.level.2", "postgres")], indirect=True
+    ("old_build", "address"),
+    [(build, store) for build in ("11.10.level.2", "12.11") for store in ("sqlite", "postgres")],
+    indirect=True,
 )
 async def test_a_debounced_run_is_not_claimed_by_a_build_before_that_level(old_build: Path, address: str) -> None:
     """It would begin with its first input. The build stays on the store, and runs what it understands."""
