@@ -7,9 +7,15 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from holdfast.core import codec
 from holdfast.core.events import ErrorInfo
-from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivityOutcome, ActivitySucceeded, NodeLost
+from holdfast.core.messages import (
+    ActivityDetached,
+    ActivityErrored,
+    ActivityOutcome,
+    ActivitySucceeded,
+    NodeLost,
+    activity_completed,
+)
 from holdfast.core.state import state_of
 from holdfast.core.timing import Retry
 from holdfast.engine.activities.dispatch import is_local
@@ -48,6 +54,19 @@ def test_only_local_activities_of_a_run_that_was_just_loaded_are_lost() -> None:
     given.inputs.clear()
     given.is_fresh = False
     assert lost(run, given) == []
+
+
+@pytest.mark.contract("OWN-3", "LAT-1")
+def test_an_outcome_of_a_start_that_was_never_committed_does_not_keep_a_step_from_being_lost() -> None:
+    """A node that fails open reports what it began although its turn lost, or another run had this id."""
+    run = Driver().start()
+    run.ask(step("charge"))
+    opened_at = run.state.open_steps["charge"].opened_at
+    outcome = ActivityOutcome(logical_attempt_id=1, engine_attempt_id=1, result=Raw(b"1"))
+    own = activity_completed("run-1", "charge", "charge~1", outcome, START, opened_at)
+    assert lost(run, held(messages=(own,))) == []
+    assert lost(run, held(messages=(replace(own, opened_at=0),))) == [], "an older build does not say when it opened"
+    assert lost(run, held(messages=(replace(own, opened_at=opened_at - 1),))) == ["charge"]
 
 
 @pytest.mark.contract("OWN-3", "TMR-1")
@@ -122,10 +141,8 @@ def test_a_failure_of_an_earlier_attempt_does_not_hide_that_the_present_one_is_l
     assert run.state.open_steps["charge"].engine_attempt_id == 2
 
     def with_outcome(attempt: int, error: ErrorInfo | None) -> OwnedRun:
-        payload = codec.encode(ActivityOutcome(logical_attempt_id=1, engine_attempt_id=attempt, error=error))
-        return held(
-            messages=(SimpleNamespace(waiting_token=None, type="ActivityCompleted", step_id="charge", payload=payload),)
-        )
+        outcome = ActivityOutcome(logical_attempt_id=1, engine_attempt_id=attempt, error=error)
+        return held(messages=(activity_completed("run-1", "charge", f"charge~{attempt}-", outcome, START),))
 
     refused = ErrorInfo("ValueError", "the card was refused")
     assert lost(run, with_outcome(1, refused)) == ["charge"], "it ends nothing, and no node works on the second"

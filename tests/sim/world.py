@@ -346,7 +346,7 @@ class World:
             self.violate(f"{run_id}: {process.name} committed a turn of a run that belongs to {owner}")
         for event in new:
             self._check_event(event, history)
-            if self.features is not None:
+            if self.features is not None and not (is_retry and before.version >= event.run_seq):
                 self.features.check_event(event, history)
         if before.plan_id == "narrow" and any(isinstance(event.data, e.RunStarted) for event in new):
             self._check_room()

@@ -133,9 +133,12 @@ class OwnedRun(Struct, gc=False, eq=False):
 def _is_of_present_attempt(message: Message, state: RunState) -> bool:
     """Return whether the outcome in a message ends the attempt that its step is at.
 
-    An earlier failure does not; nor does an earlier success of a keyed step, which may only be kept beside it.
+    An earlier failure does not; nor does an earlier success of a keyed step, which may only be kept beside it, and
+    what was begun for a start of the step that was never committed, or in a deleted run that had this id.
     """
     step = state.open_steps.get(message.step_id or "")
+    if step is not None and message.opened_at not in (0, step.opened_at):
+        return False
     try:
         outcome = codec.decode(message.payload, ActivityOutcome)
     except InvalidInput:  # it becomes a dead letter
