@@ -252,7 +252,7 @@ async def test_ending_a_run_at_once_needs_a_reason(page: Page, site: Site) -> No
 async def test_a_page_that_nobody_looks_at_rests_and_catches_up(page: Page, site: Site) -> None:
     run_id = await site.start("patient")
     streams: set[Request] = set()
-    page.on("request", lambda request: streams.update([request] if "/stream" in request.url else []))
+    page.on("request", lambda request: streams.update([request] if "/stream?" in request.url else []))
     page.on("requestfailed", lambda request: streams.discard(request))
     page.on("requestfinished", lambda request: streams.discard(request))
     await page.clock.install()
