@@ -29,6 +29,12 @@ ANN = hf.Actor("ann", roles=("operator",))
 ONCE = hf.Retry(max_attempts=1)
 
 
+@pytest.fixture(params=["memory", "sqlite"])
+def stored_in(request: pytest.FixtureRequest) -> str:
+    """Return a kind of store that has limits on activities: a bucket refuses them when a node starts."""
+    return str(request.param)
+
+
 class Desk:
     """An app with one place at a desk, who has come there, and doors behind which those who sit there wait."""
 
