@@ -1,8 +1,8 @@
 """Operators' commands through a real node: schema, authoriser, recorded decision, effect."""
 
 import asyncio
-from contextlib import suppress
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, get_args
 
 import pytest
