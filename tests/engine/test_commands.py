@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, get_args
 
 import pytest
@@ -331,7 +331,9 @@ async def test_a_step_that_paused_its_run_is_tried_again_by_another_node(variant
 
 
 @pytest.mark.contract("SIG-13")
-async def test_a_retry_that_is_certain_to_be_refused_is_answered_at_once_and_recorded(variant: EngineVariant) -> None:
+async def test_a_retry_that_is_certain_to_be_refused_is_answered_at_once_and_recorded(
+    variant: EngineVariant, stored_in: str
+) -> None:
     app = hf.App("orders")
     goes_on = asyncio.Event()
 
@@ -348,7 +350,8 @@ async def test_a_retry_that_is_certain_to_be_refused_is_answered_at_once_and_rec
     async with variant.node(app):
         run = await app.start(order)
         await wait_for_event(run, "StepStarted")
-        with suppress(Conflict):  # it may fail before the run decides; one that has decided by then has refused it
+        # It may fail before the run decides. A bucket answers so late that the run may have decided, and refused it.
+        with suppress(Conflict) if stored_in == "s3" else nullcontext():
             await run.retry_step("charge", signal_id="early")
         await wait_for_history(run, lambda events: len(verdicts(events)) == 1)
         goes_on.set()

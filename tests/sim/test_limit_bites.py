@@ -11,13 +11,17 @@ from holdfast.core.call_limits import CallDecision, CallLimit
 from holdfast.core.instants import Instant
 from holdfast.store.memory import run
 from holdfast.store.memory.call_limits import Call, CallLimits, Id
-from tests.sim.planted import first_finding
+from tests.sim.planted import SEEDS, first_finding
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.contract("ACT-7"),
     pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"),
 ]
+
+
+FEW = 10
+"""Of so many seeds one finds a fault that bites often."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +34,9 @@ def _silence() -> Iterator[None]:
     logger.setLevel(level)
 
 
-def finding() -> str:
+def finding(seeds: int = SEEDS) -> str:
     """Return what the first seed finds that finds anything in runs with calls under a limit."""
-    return first_finding(runs=0, payers=0, featured=8)
+    return first_finding(runs=0, payers=0, featured=8, seeds=seeds)
 
 
 def test_it_finds_a_rate_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +47,7 @@ def test_it_finds_a_rate_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
         self._begins[name] = self._begins[name][-1:]
 
     monkeypatch.setattr(CallLimits, "_begin", forget)
-    assert "calls have begun within" in finding()
+    assert "calls have begun within" in finding(FEW)
 
 
 def test_it_finds_a_place_that_is_never_freed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +59,7 @@ def test_it_finds_a_place_that_is_never_freed(monkeypatch: pytest.MonkeyPatch) -
         return decide(self, name, kept, limit, now)
 
     monkeypatch.setattr(CallLimits, "_decide", count_lost)
-    assert "is stuck: nothing becomes of sit" in finding()
+    assert "is stuck: nothing becomes of sit" in finding(FEW)
 
 
 def test_it_finds_a_late_heartbeat_that_keeps_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
