@@ -36,7 +36,7 @@ from bench.report import Row, Rows, percentile, progress, table
 from bench.stores import as_the_command
 from holdfast.core.state import RunStatus
 from holdfast.store.port import RunQuery
-from holdfast.store.types import RunCountQuery
+from holdfast.store.queries import RunCountQuery
 
 WARM_RUNS = 300
 ONE_BY_ONE = 50

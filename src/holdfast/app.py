@@ -81,7 +81,8 @@ from holdfast.store.artifacts import Artifacts
 from holdfast.store.decisions import LIFE
 from holdfast.store.open import open_store
 from holdfast.store.payloads import PayloadCodec, SealingStore, sealed
-from holdfast.store.types import DeadLetterQuery, ReusePolicy
+from holdfast.store.queries import DeadLetterQuery
+from holdfast.store.types import ReusePolicy
 from holdfast.store.validation import check_node_name, check_ownership
 from holdfast.workflow import Flow, Workflow
 

@@ -13,7 +13,7 @@ from holdfast.program.plan.definition import PlanDefinition, check_plan
 from holdfast.program.plan.text import PlanProblem
 from holdfast.registry import Registry
 from holdfast.run import RunHandle
-from holdfast.store.types import PlanQuery
+from holdfast.store.queries import PlanQuery
 
 PlanDocument = dict[str, Any] | str | bytes
 """A plan: its text, the bytes of it, or a plain value."""

@@ -16,7 +16,7 @@ from holdfast.errors import InvalidInput
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.registry import Registry
 from holdfast.run import RunHandle
-from holdfast.store.types import ScheduleQuery
+from holdfast.store.queries import ScheduleQuery
 from holdfast.workflow import Workflow
 
 

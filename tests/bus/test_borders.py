@@ -20,8 +20,8 @@ from holdfast.errors import Conflict, NotFound
 from holdfast.store.archive import Archive
 from holdfast.store.copy import copy_store
 from holdfast.store.port import ArchivedRunQuery, RunQuery, Store
+from holdfast.store.queries import OutboxQuery
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.types import OutboxQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, complete
 from tests.bus.test_relay import OPTIONS, make_app, running, status_of, until_sent

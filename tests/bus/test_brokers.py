@@ -16,7 +16,7 @@ from holdfast.core.bus import OutboxReplay
 from holdfast.engine.activities.secrets import EnvironmentSecrets
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Store
-from holdfast.store.types import BusDeadLetterQuery
+from holdfast.store.queries import BusDeadLetterQuery
 from tests.bus.test_relay import running, status_of, until_sent
 from tests.nats_server import NatsServer
 from tests.redis_server import RedisServer

@@ -15,8 +15,8 @@ import pytest
 from holdfast.engine.options import NodeOptions
 from holdfast.store.port import Store
 from holdfast.store.postgres import PostgresStore
+from holdfast.store.queries import BusDeadLetterQuery
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.types import BusDeadLetterQuery
 from tests.bus.test_relay import hook, make_app, status_of
 from tests.bus.webhook_server import Receiver, until
 

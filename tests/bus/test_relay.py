@@ -23,7 +23,7 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.payloads import SealingStore
 from holdfast.store.port import Store
 from holdfast.store.proxy import StoreProxy
-from holdfast.store.types import AlertQuery, BusDeadLetterQuery, EventQuery, OutboxQuery, SinkQuery
+from holdfast.store.queries import AlertQuery, BusDeadLetterQuery, EventQuery, OutboxQuery, SinkQuery
 from tests.bus.webhook_server import KEY, Receiver, until
 
 OPTIONS = NodeOptions(safety_poll_s=0.2, lease_ms=2_000, drain_s=2.0)

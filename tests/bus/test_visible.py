@@ -8,7 +8,7 @@ import holdfast as hf
 from holdfast.clock import SystemClock
 from holdfast.core.bus import OutboxSettlement, Sink, SinkProgress, letter_of
 from holdfast.engine.observe.doctor import examine
-from holdfast.store.types import OutboxQuery
+from holdfast.store.queries import OutboxQuery
 from holdfast.testing.samples import new_run
 from tests.service.in_process import serve_in_process
 

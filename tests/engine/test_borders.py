@@ -12,7 +12,7 @@ from holdfast.errors import StoreError
 from holdfast.run import RunHandle
 from holdfast.store.port import Job, Store
 from holdfast.store.proxy import StoreProxy
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.queries import DeadLetterQuery
 from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_history
 
 

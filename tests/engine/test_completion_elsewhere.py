@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.engine.completion_waiters import CompletionWaiters
 from holdfast.store.memory import MemoryStore
-from holdfast.store.types import Found, Query, Row
+from holdfast.store.queries import Found, Query, Row
 from holdfast.testing.sim_loop import SimLoop
 
 AWAY_S = 30.0

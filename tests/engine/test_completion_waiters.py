@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from holdfast.core.state import COMPLETED, RUNNING
 from holdfast.engine.completion_waiters import PAGE_RUNS, Completion, CompletionWaiters
 from holdfast.errors import EngineError, NotFound, StoreCorrupt, StoreUnavailable
-from holdfast.store.types import EventQuery, Found, LoadedRun, created_run
+from holdfast.store.queries import EventQuery, Found
+from holdfast.store.types import LoadedRun, created_run
 from holdfast.store.wakeups import NOTHING, LocalWakeups, digest_of
 from holdfast.testing.samples import new_run
 

@@ -18,7 +18,7 @@ from holdfast.engine.check_histories import _heads
 from holdfast.engine.observe.doctor import examine
 from holdfast.errors import Conflict, StoreCorrupt
 from holdfast.store.port import MailboxQuery, RunQuery, WaitQuery
-from holdfast.store.types import AuditQuery, DeadLetterQuery
+from holdfast.store.queries import AuditQuery, DeadLetterQuery
 from tests.engine.harness import wait_for_event
 from tests.service.in_process import serve_in_process
 

@@ -22,7 +22,7 @@ from holdfast.limits import ERROR_TEXT_CHARS, DeadLetterPolicy
 from holdfast.run import RunHandle
 from holdfast.settings import load_settings
 from holdfast.store.port import LoadedRun, Turn
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.queries import DeadLetterQuery
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, message, wait
 from tests.engine.harness import wait_for_event

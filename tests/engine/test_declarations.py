@@ -22,7 +22,7 @@ from holdfast.program.definitions import WorkflowDefinition
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import MailboxQuery, RunQuery, Store
 from holdfast.store.postgres.store import PostgresStore
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.queries import DeadLetterQuery
 from tests.engine.harness import wait_for_event
 
 

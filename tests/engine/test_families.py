@@ -14,7 +14,7 @@ from holdfast.program.definitions import ClosePolicy
 from holdfast.service.auth.tenancy import seen_by
 from holdfast.store.inspect import system_view
 from holdfast.store.port import RunQuery, Store, TaskQuery
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.queries import DeadLetterQuery
 from holdfast.testing.samples import new_run
 from tests.engine.harness import EngineVariant, wait_for_event
 

@@ -12,8 +12,9 @@ import pytest
 import holdfast as hf
 from holdfast.errors import NotFound
 from holdfast.store.proxy import StoreProxy
+from holdfast.store.queries import EventQuery, Found, Query, Row
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.types import EventQuery, Found, PurgePolicy, Query, Row
+from holdfast.store.types import PurgePolicy
 from holdfast.store.wakeups import Ended, LocalWakeups, SocketWakeups, Topic
 
 RUNS = 250

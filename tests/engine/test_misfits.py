@@ -16,7 +16,7 @@ from holdfast.engine.inbox.dead_letters import DeadLetterHandle, find_dead_lette
 from holdfast.errors import InvalidInput
 from holdfast.run import RunHandle
 from holdfast.store.port import Store
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.queries import DeadLetterQuery
 from holdfast.testing import system_view
 from tests.engine.harness import EngineVariant, event_types, store_with_virtual_time, wait_for_event, wait_for_status
 

@@ -19,7 +19,7 @@ from holdfast.service.auth.tokens import make_token
 from holdfast.service.options import ServiceOptions
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import RunQuery
-from holdfast.store.types import TokenQuery
+from holdfast.store.queries import TokenQuery
 from tests.engine.harness import EngineVariant, wait_for_event
 
 TEXTS: list[Any] = [None, 5, 0, False, b"x", ["x"], {"x": 1}, "\ud800", object()]

@@ -17,7 +17,7 @@ from holdfast.core.bus import OutboxSettlement, SinkProgress, letter_of
 from holdfast.engine.observe.samples import Sampler
 from holdfast.engine.retention import unsealed
 from holdfast.store.archive import Archive
-from holdfast.store.types import OutboxQuery, SinkQuery
+from holdfast.store.queries import OutboxQuery, SinkQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import message
 from tests.service.in_process import Caller, InProcessServer

@@ -18,7 +18,7 @@ from holdfast.service.http.openapi import EXAMPLES, RUN
 from holdfast.service.http.static import ASSETS, PLACES
 from holdfast.service.operations import OPERATIONS, STREAMS
 from holdfast.store.port import PurgePolicy, RunQuery
-from holdfast.store.types import DeadLetterQuery, OutboxQuery
+from holdfast.store.queries import DeadLetterQuery, OutboxQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.store_suite.retention import archived_run
 from tests.service.in_process import InProcessServer

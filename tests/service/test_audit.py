@@ -11,7 +11,7 @@ from holdfast.core import codec
 from holdfast.core.access import read_token
 from holdfast.core.events import CallerRef
 from holdfast.service.operations import OPERATIONS
-from holdfast.store.types import AuditQuery, DeadLetterQuery
+from holdfast.store.queries import AuditQuery, DeadLetterQuery
 from holdfast.testing.samples import dead_letter
 from tests.service.in_process import InProcessServer, make_app
 from tests.service.token_callers import (

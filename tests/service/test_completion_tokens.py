@@ -5,7 +5,7 @@ from msgspec import Raw
 
 from holdfast.service.options import ServiceOptions
 from holdfast.store.port import RunQuery
-from holdfast.store.types import AuditQuery
+from holdfast.store.queries import AuditQuery
 from tests.service.token_callers import call_operation, code_in, serve_with_tokens, store_of
 
 NOTHING = Raw(b"{}")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.store.types import AuditQuery, TokenQuery
+from holdfast.store.queries import AuditQuery, TokenQuery
 from tests.service.in_process import InProcessServer
 from tests.service.token_callers import (
     TRANSPORTS,

@@ -19,7 +19,7 @@ from holdfast.service.auth.oidc import OidcAccess, Provider
 from holdfast.service.auth.sessions import FAILED_SIGN_INS, SIGN_INS_PER_MINUTE
 from holdfast.service.http.server import access_of
 from holdfast.service.options import OidcOptions, ServiceOptions
-from holdfast.store.types import AuditQuery
+from holdfast.store.queries import AuditQuery
 from tests.service.in_process import InProcessServer, make_app, serve_in_process
 from tests.service.openid_provider import AUDIENCE, CLIENT, OpenIdProvider, openid_provider
 from tests.service.token_callers import bearer_header, store_of, token_for

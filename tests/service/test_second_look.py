@@ -14,7 +14,7 @@ from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
 from holdfast.service.context import make_service
 from holdfast.service.http.server import listening
 from holdfast.service.options import ServiceOptions
-from holdfast.store.types import TokenQuery
+from holdfast.store.queries import TokenQuery
 from tests.service.in_process import MOST_SECONDS, make_app, serve_in_process
 from tests.service.test_audit import app_with_quorum, open_task
 from tests.service.test_connections import connected

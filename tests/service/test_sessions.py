@@ -9,7 +9,7 @@ import pytest
 from holdfast.service.auth.sessions import SIGN_INS_PER_MINUTE
 from holdfast.service.http.server import check_access
 from holdfast.service.options import ServiceOptions
-from holdfast.store.types import TokenQuery
+from holdfast.store.queries import TokenQuery
 from tests.service.in_process import InProcessServer, serve_in_process
 from tests.service.token_callers import bearer_header, code_in, serve_with_tokens, store_of, token_for
 

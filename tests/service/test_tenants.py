@@ -13,7 +13,7 @@ from holdfast.service.context import Headers, Principal
 from holdfast.service.http.openapi import EXAMPLES
 from holdfast.service.operations import OPERATIONS
 from holdfast.store.port import EventQuery, Refused, RunQuery, Store, TaskQuery, WaitQuery
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.queries import DeadLetterQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, signal, task, wait
 from holdfast.testing.samples import dead_letter as dead_letter_of

@@ -20,8 +20,8 @@ from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
 from holdfast.service.context import make_service, open_access
 from holdfast.service.http.server import check_access, listening, serve
 from holdfast.service.options import ServiceOptions
+from holdfast.store.queries import TokenQuery
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.types import TokenQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import access_token
 from tests.service.in_process import make_app

@@ -45,7 +45,7 @@ from holdfast.program.definitions import UPDATE_RUN
 from holdfast.run import RunHandle
 from holdfast.store import port
 from holdfast.store.payloads import SealingStore
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.queries import DeadLetterQuery
 from holdfast.testing import system_view
 from holdfast.testing.faults import FaultyStore
 from holdfast.testing.samples import message, read_mailbox, signal

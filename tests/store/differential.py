@@ -44,7 +44,8 @@ from holdfast.store.port import (
     Turn,
     WaitQuery,
 )
-from holdfast.store.types import CALL_LIMITS, BulletinQuery, DeadLetterQuery, StreamQuery
+from holdfast.store.queries import BulletinQuery, DeadLetterQuery, StreamQuery
+from holdfast.store.types import CALL_LIMITS
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import read_history, read_picture
 from holdfast.testing.store_suite.admission import releasing_turn

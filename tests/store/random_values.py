@@ -44,7 +44,8 @@ from holdfast.store.port import (
     TaskQuery,
     WaitQuery,
 )
-from holdfast.store.types import DeadLetterQuery, FinishedRunQuery, Reuse, ReusePolicy
+from holdfast.store.queries import DeadLetterQuery, FinishedRunQuery
+from holdfast.store.types import Reuse, ReusePolicy
 from holdfast.testing.samples import job, message, new_run, record
 from holdfast.testing.store_suite.base import BAD_NAMES, STRANGE_IDS
 

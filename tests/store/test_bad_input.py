@@ -18,8 +18,8 @@ from holdfast.limits import JSON_DEPTH
 from holdfast.store import port
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Accepted, Committed, Created, Refused, Store
+from holdfast.store.queries import DeadLetterQuery
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.types import DeadLetterQuery
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, activity, complete, marker, message, new_run, signal, wait
 

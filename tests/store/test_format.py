@@ -43,10 +43,10 @@ from holdfast.store.port import (
     Store,
     TaskQuery,
 )
+from holdfast.store.queries import AuditQuery, DeadLetterQuery, PlanQuery, TokenQuery
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.connection import APPLICATION_ID
 from holdfast.store.sqlite.migrate import latest_version, schema
-from holdfast.store.types import AuditQuery, DeadLetterQuery, PlanQuery, TokenQuery
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,

@@ -12,9 +12,10 @@ import pytest
 
 from holdfast.core.search import parse_conditions
 from holdfast.errors import HoldfastError, StoreNotMigrated, StoreTooNew, StoreTooOld
+from holdfast.store.queries import AuditQuery, RunQuery
 from holdfast.store.schema import Schema, read_schema
 from holdfast.store.sqlite import SqliteStore, migrate
-from holdfast.store.types import AuditQuery, PurgePolicy, RunQuery
+from holdfast.store.types import PurgePolicy
 from holdfast.testing.samples import SampleNode, new_run
 from tests.store.test_format import FORMATS, change, restore
 

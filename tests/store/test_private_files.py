@@ -24,10 +24,10 @@ from holdfast.store.health import Bounds
 from holdfast.store.nats_wakeups import read_address
 from holdfast.store.open import open_store
 from holdfast.store.postgres.address import parse_address
+from holdfast.store.queries import AuditQuery, TokenQuery
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.backup import copy_store, restore_store
 from holdfast.store.sqlite.connection import APPLICATION_ID
-from holdfast.store.types import AuditQuery, TokenQuery
 from holdfast.testing import START, VirtualClock
 
 

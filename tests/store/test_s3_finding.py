@@ -20,12 +20,12 @@ from obstore.store import MemoryStore as ObjectsInMemory
 from holdfast.core.state import PAUSED, RUNNING
 from holdfast.errors import StoreUnavailable
 from holdfast.store.port import BulletinQuery, Duplicate, Existing, PurgePolicy, RunQuery, ScheduleQuery
+from holdfast.store.queries import AlertQuery, SinkQuery
 from holdfast.store.s3 import S3Store
 from holdfast.store.s3 import bucket as bucket_module
 from holdfast.store.s3.bucket import FIRST_REQUEST_S, LEAST_REQUEST_S, REQUEST_S, AnswerTime, Bucket, Stored, Unchanged
 from holdfast.store.s3.mirror import OVERLAP
 from holdfast.store.s3.server_time import ServerTime
-from holdfast.store.types import AlertQuery, SinkQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, complete, marker, new_run, signal, wait
 from tests.store.faulty_objects import FaultyObjects, Killed, kill_at, opened

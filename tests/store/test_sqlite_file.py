@@ -14,8 +14,8 @@ from holdfast.core.dead_letters import Settled
 from holdfast.engine.inbox.receipts import receipt_of
 from holdfast.errors import InvalidInput, StoreCorrupt, StoreUnavailable, StoreUnsafe
 from holdfast.store.port import Accepted, Created, Duplicate, Refused, RunQuery
+from holdfast.store.queries import DeadLetterQuery
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.types import DeadLetterQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, activity, job, message, new_run, signal, wait
 from holdfast.testing.store_suite.jobs import put

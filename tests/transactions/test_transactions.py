@@ -17,7 +17,8 @@ from holdfast.client import SyncClient
 from holdfast.core.bus import Sink
 from holdfast.errors import Conflict, HoldfastError, InvalidInput, NotFound, Overloaded, PayloadTooLarge, RunCancelled
 from holdfast.store.postgres import PostgresStore
-from holdfast.store.types import OutboxQuery, PurgePolicy
+from holdfast.store.queries import OutboxQuery
+from holdfast.store.types import PurgePolicy
 from tests.transactions.callers import (
     POSTGRES,
     SQLITE,

@@ -5,7 +5,7 @@ from playwright.async_api import Browser, Page, expect
 
 from holdfast.core.bus import OutboxSettlement, Sink, SinkProgress, letter_of
 from holdfast.service.auth.tokens import TokenAccess, make_token
-from holdfast.store.types import BusDeadLetterQuery, OutboxQuery
+from holdfast.store.queries import BusDeadLetterQuery, OutboxQuery
 from holdfast.testing.samples import new_run
 from tests.web.browser import open_page
 from tests.web.site import HOSTILE, Orchard, Site, serve_site

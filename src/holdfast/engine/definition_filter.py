@@ -37,7 +37,7 @@ from holdfast.errors import StoreCorrupt, StoreError
 from holdfast.registry import Registry
 from holdfast.store.decisions import name_of
 from holdfast.store.port import Plan, RunHead, RunQuery, Store
-from holdfast.store.types import DeadLetterQuery, pages
+from holdfast.store.queries import DeadLetterQuery, pages
 
 MOST_HANDED = 10_000
 """How many runs that were handed over are remembered."""

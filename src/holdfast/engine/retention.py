@@ -44,7 +44,7 @@ from holdfast.store.port import (
     Store,
     TaskQuery,
 )
-from holdfast.store.types import pages
+from holdfast.store.queries import pages
 
 T = TypeVar("T")
 Window = timedelta | float | None

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from holdfast.core.codec import format_instant
 from holdfast.errors import InvalidInput
 from holdfast.service.context import RequestContext
-from holdfast.store import types as store
+from holdfast.store import port
 
 Row = TypeVar("Row")
 Query = TypeVar("Query", bound=Struct)
@@ -20,7 +20,7 @@ Query = TypeVar("Query", bound=Struct)
 PageSize = Annotated[int, Meta(ge=1, le=500, description="The most items to answer with.")]
 Cursor = Annotated[str, Meta(max_length=2_000, description="What the page before gave as `next`; empty for the first.")]
 
-Found = tuple[store.Found[Row], str | None]
+Found = tuple[port.Found[Row], str | None]
 
 LOOK_ROWS = 2_000
 """How many rows are looked at in one go for words: others who search have their turn in between."""
@@ -43,7 +43,7 @@ def decode_cursor(kind: str, cursor: str, place_type: Any) -> Any:
     return place
 
 
-def time_of(rows: store.Found[Any]) -> str | None:
+def time_of(rows: port.Found[Any]) -> str | None:
     """Return when the rows of a list were so, or None if that is now."""
     return None if rows.as_of is None else format_instant(rows.as_of)
 
@@ -74,14 +74,14 @@ async def read_page(
     search = _Search(context) if getattr(query, "text", None) is not None or getattr(query, "where", None) else None
     if search is not None:
         query = replace(query, look=min(LOOK_ROWS, search.rows_left))
-    rows: store.Found[Row] = store.Found()
+    rows: port.Found[Row] = port.Found()
     size = 0
     while len(rows) <= limit:
         more = await find(replace(query, **{place: behind}, limit=limit + 1 - len(rows)))
         looked_to = getattr(more, "cursor", None)
         rows += more
         rows.as_of = rows.as_of or getattr(more, "as_of", None)
-        if isinstance(more, store.Found) and more.unreadable:
+        if isinstance(more, port.Found) and more.unreadable:
             rows.unreadable += more.unreadable
             more.log(kind)
         size += sum(map(size_of, more))
@@ -91,18 +91,18 @@ async def read_page(
         is_enough = size >= most or (search is not None and search.is_enough())
         if is_enough and len(rows) <= limit:
             return rows, encode_cursor(kind, behind)
-    page = store.Found(rows[:limit], None, rows.unreadable, rows.as_of)
+    page = port.Found(rows[:limit], None, rows.unreadable, rows.as_of)
     return page, encode_cursor(kind, place_of(rows[limit - 1]))
 
 
 async def read_ordered(
-    context: RequestContext, query: store.RunQuery, order_by: str, *, cursor: str, limit: int
-) -> Found[store.RunHead]:
+    context: RequestContext, query: port.RunQuery, order_by: str, *, cursor: str, limit: int
+) -> Found[port.RunHead]:
     """Return a page of runs in an order, and the cursor of the next one: the store's answers have their ends."""
     kind = f"runs by {order_by}"
     behind = decode_cursor(kind, cursor, tuple[str | float, int, str]) if cursor else None
     search = _Search(context)
-    rows: store.Found[store.RunHead] = store.Found()
+    rows: port.Found[port.RunHead] = port.Found()
     while len(rows) < limit:
         asked = replace(query, behind=behind, limit=limit - len(rows), most_bytes=context.page_bytes)
         more = await context.store.find(asked)

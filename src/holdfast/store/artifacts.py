@@ -48,7 +48,7 @@ from holdfast.errors import (
 from holdfast.settings import ArtifactSettings
 from holdfast.store.payloads import Payload, PayloadCodec, StreamCodec
 from holdfast.store.port import RunQuery, Store
-from holdfast.store.types import pages
+from holdfast.store.queries import pages
 
 T = TypeVar("T")
 

@@ -21,8 +21,9 @@ from holdfast.core.schedules import Schedule
 from holdfast.errors import Conflict, InvalidInput, StoreCorrupt
 from holdfast.store import port, validation
 from holdfast.store.port import Store
+from holdfast.store.queries import pages
 from holdfast.store.transfer import RUNS_AT_ONCE, Transfer, WholeRun
-from holdfast.store.types import CALL_LIMITS, pages
+from holdfast.store.types import CALL_LIMITS
 
 Row = TypeVar("Row")
 Progress = Callable[[int, int], None]

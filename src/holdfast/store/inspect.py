@@ -13,7 +13,7 @@ from holdfast.core.index_rows import Task, Wait
 from holdfast.core.invariants import RunView, SystemView
 from holdfast.core.messages import AcceptedSignalResult, Signal
 from holdfast.store.port import Index, LoadedRun, MailboxQuery, RunQuery, RunStore, Store, TaskQuery, WaitQuery
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.queries import DeadLetterQuery
 
 PAGE = 100
 

@@ -22,8 +22,9 @@ from msgspec.structs import replace
 
 from holdfast.core.search import Condition, Order, after_prefix
 from holdfast.core.state import RunStatus
+from holdfast.store.queries import Found, RunCount, RunCountQuery, RunQuery, within
 from holdfast.store.sql import HEAD, Where, count_rows, found_of, head_of
-from holdfast.store.types import Found, RunCount, RunCountQuery, RunHead, RunQuery, within
+from holdfast.store.types import RunHead
 
 FEW = 5_000
 """How many entries of a source are gathered and sorted for one answer, at most."""

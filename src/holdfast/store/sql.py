@@ -23,23 +23,17 @@ from holdfast.core.plans import RegisteredPlan
 from holdfast.core.schedules import Schedule
 from holdfast.core.state import RunStatus
 from holdfast.errors import CorruptHistory, StoreCorrupt
-from holdfast.store.types import (
-    ArchivedRun,
+from holdfast.store.queries import (
     ArchivedRunQuery,
     AuditQuery,
-    Bulletin,
     BulletinQuery,
     BusDeadLetterQuery,
     DeadLetterQuery,
     EventQuery,
     Found,
-    HostLock,
-    Job,
     MailboxQuery,
     PlaceInLine,
-    Plan,
     PlanQuery,
-    RunHead,
     RunQuery,
     ScheduleQuery,
     SinkQuery,
@@ -47,6 +41,7 @@ from holdfast.store.types import (
     TaskQuery,
     WaitQuery,
 )
+from holdfast.store.types import ArchivedRun, Bulletin, HostLock, Job, Plan, RunHead
 
 _snapshots = msgspec.json.Decoder(RuntimeSnapshot)
 _messages = msgspec.json.Decoder(Message)

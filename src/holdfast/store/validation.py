@@ -68,9 +68,9 @@ from holdfast.limits import (
 from holdfast.settings import Ownership
 from holdfast.store.decisions import LIFE, first_signals, not_waiting
 from holdfast.store.port import RunStore
+from holdfast.store.queries import EventQuery, RunCountQuery, RunQuery
 from holdfast.store.types import (
     ArchivedRun,
-    EventQuery,
     Existing,
     Heartbeat,
     Job,
@@ -79,8 +79,6 @@ from holdfast.store.types import (
     Refused,
     Reuse,
     ReusePolicy,
-    RunCountQuery,
-    RunQuery,
     Turn,
 )
 

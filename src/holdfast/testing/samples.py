@@ -38,7 +38,7 @@ from holdfast.store.port import (
     Turn,
     WaitQuery,
 )
-from holdfast.store.types import (
+from holdfast.store.queries import (
     AlertQuery,
     BusDeadLetterQuery,
     DeadLetterQuery,

@@ -27,14 +27,7 @@ from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.migrate import schema as schema_scripts
 from holdfast.store.postgres.pool import in_schema
-from holdfast.store.types import (
-    AlertQuery,
-    BusDeadLetterQuery,
-    DeadLetterQuery,
-    OutboxQuery,
-    SinkQuery,
-    TokenQuery,
-)
+from holdfast.store.queries import AlertQuery, BusDeadLetterQuery, DeadLetterQuery, OutboxQuery, SinkQuery, TokenQuery
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, access_token, complete, dead_letter, new_run, signal
 from holdfast.testing.store_suite.admission import admit, enqueue

@@ -10,8 +10,8 @@ import pytest
 from holdfast.errors import StoreError, StoreTooOld
 from holdfast.store.postgres import PostgresStore, migrate
 from holdfast.store.postgres.address import parse_address
+from holdfast.store.queries import AuditQuery
 from holdfast.store.schema import Schema
-from holdfast.store.types import AuditQuery
 from holdfast.testing.samples import SampleNode
 from tests.store.postgres.tampering import behind, execute
 from tests.store.postgres.test_format import FORMATS, restore

@@ -25,7 +25,7 @@ from holdfast.store.port import Heartbeat, TaskQuery
 from holdfast.store.postgres import PostgresStore, bus, queries
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.pool import Pool
-from holdfast.store.types import EventQuery, OutboxQuery, TokenQuery
+from holdfast.store.queries import EventQuery, OutboxQuery, TokenQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import (
     SampleNode,

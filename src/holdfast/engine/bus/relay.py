@@ -43,7 +43,7 @@ from holdfast.errors import SecretNotFound, SecretsUnavailable, StoreCorrupt
 from holdfast.limits import PROJECTOR_LAG_MS
 from holdfast.store.payloads import concealed
 from holdfast.store.port import Store
-from holdfast.store.types import AlertQuery, EventQuery, OutboxQuery, SinkQuery
+from holdfast.store.queries import AlertQuery, EventQuery, OutboxQuery, SinkQuery
 
 PAGE_ENTRIES = 200
 """How many entries are read at a time."""

@@ -25,7 +25,7 @@ from holdfast.program.secrets import Secret, SecretScope
 from holdfast.registry import Registry
 from holdfast.store.payloads import SealingStore
 from holdfast.store.port import Store, Turn
-from holdfast.store.types import SinkQuery, pages
+from holdfast.store.queries import SinkQuery, pages
 
 LOOK_S = 0.5
 """How often at most a node looks for new sinks because it was notified."""

@@ -6,7 +6,7 @@ from holdfast.core.dead_letters import DeadLetter, Settlement
 from holdfast.core.messages import Message
 from holdfast.errors import InvalidInput
 from holdfast.store.port import Found, Refused, Store
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.queries import DeadLetterQuery
 
 
 class DeadLetterHandle:

@@ -18,7 +18,7 @@ from holdfast.errors import NotFound
 from holdfast.store import port
 from holdfast.store.decisions import no_such_run
 from holdfast.store.payloads import concealed
-from holdfast.store.types import DeadLetterQuery, pages
+from holdfast.store.queries import DeadLetterQuery, pages
 
 
 class Receipt(Struct, frozen=True, kw_only=True):

@@ -98,7 +98,8 @@ from holdfast.store import port
 from holdfast.store.artifacts import Artifacts
 from holdfast.store.decisions import no_such_run
 from holdfast.store.joined import JoinedStore
-from holdfast.store.types import STREAMS, DeadLetterQuery
+from holdfast.store.queries import DeadLetterQuery
+from holdfast.store.types import STREAMS
 
 logger = logging.getLogger("holdfast.node")
 

@@ -20,7 +20,7 @@ from holdfast.service.context import Principal, Service
 from holdfast.service.http.exchange import Exchange, check_head
 from holdfast.service.http.proxies import Proxies, cookie_name
 from holdfast.service.registry import refusal
-from holdfast.store.types import TokenQuery
+from holdfast.store.queries import TokenQuery
 
 SIGN_IN_BYTES = 1_024
 """How large a request to sign in may be. It comes from callers who are not authenticated yet, and holds one token."""

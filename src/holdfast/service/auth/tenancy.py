@@ -50,7 +50,7 @@ from holdfast.store.port import (
     TaskQuery,
     WaitQuery,
 )
-from holdfast.store.types import (
+from holdfast.store.queries import (
     AuditQuery,
     BusDeadLetterQuery,
     DeadLetterQuery,

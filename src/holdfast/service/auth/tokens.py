@@ -25,7 +25,7 @@ from holdfast.service.auth.roles import ADMIN, ROLES, SCOPES, scopes_of
 from holdfast.service.context import Headers, Principal
 from holdfast.service.options import LONGEST_TOKEN_S, TOKEN_S
 from holdfast.store.port import Store
-from holdfast.store.types import TokenQuery
+from holdfast.store.queries import TokenQuery
 
 logger = logging.getLogger("holdfast.access")
 

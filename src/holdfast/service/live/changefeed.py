@@ -27,7 +27,8 @@ from holdfast.service.live.sse import Frame, event_frame
 from holdfast.service.live.subscriptions import Kind, ListChange, ListSubscription
 from holdfast.service.options import ServiceOptions
 from holdfast.store.port import Change, LoadedRun, RunHead, Store, TaskQuery
-from holdfast.store.types import DeadLetterQuery, load_each
+from holdfast.store.queries import DeadLetterQuery
+from holdfast.store.types import load_each
 from holdfast.store.wakeups import Listener
 
 PAGE_EVENTS = 100

@@ -10,7 +10,7 @@ from holdfast.service.context import RequestContext
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import Request, operation
 from holdfast.service.views import Moment, instant_of, shown
-from holdfast.store.types import AuditQuery
+from holdfast.store.queries import AuditQuery
 
 
 class CallerView(Struct, frozen=True):

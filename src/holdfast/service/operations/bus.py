@@ -19,7 +19,7 @@ from holdfast.service.registry import Name, Request, RunId, operation
 from holdfast.service.views import instant_of, moment
 from holdfast.store.decisions import no_such_sink
 from holdfast.store.port import Refused
-from holdfast.store.types import BusDeadLetterQuery, SinkQuery
+from holdfast.store.queries import BusDeadLetterQuery, SinkQuery
 
 SinkName = Annotated[Name, Meta(description="The sink's name. That of a tenant's begins with the tenant and a colon.")]
 Names = Annotated[tuple[Name, ...], Meta(max_length=100)]

@@ -12,7 +12,7 @@ from holdfast.service.paging import Cursor, PageSize, read_page, time_of
 from holdfast.service.registry import ActorName, Name, Request, operation
 from holdfast.service.views import LetterView, letter_view
 from holdfast.store.payloads import concealed
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.queries import DeadLetterQuery
 
 
 class ListLetters(Request, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from holdfast.service.context import RequestContext
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import Name, Request, operation
 from holdfast.service.views import shown
-from holdfast.store.types import TokenQuery
+from holdfast.store.queries import TokenQuery
 
 Place = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 

@@ -15,7 +15,7 @@ from holdfast.core.admission import (
 )
 from holdfast.core.instants import Instant
 from holdfast.errors import Overloaded
-from holdfast.store.types import PlaceInLine
+from holdfast.store.queries import PlaceInLine
 
 
 class Waiting(Struct, frozen=True):

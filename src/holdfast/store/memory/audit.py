@@ -2,7 +2,8 @@
 
 from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
-from holdfast.store.types import AuditQuery, Found, PurgePolicy
+from holdfast.store.queries import AuditQuery, Found
+from holdfast.store.types import PurgePolicy
 
 _EXACT = ("tenant", "run_id", "actor", "operation")
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from msgspec import Raw
 
 from holdfast.core.instants import Instant
-from holdfast.store.types import Bulletin, BulletinQuery
+from holdfast.store.queries import BulletinQuery
+from holdfast.store.types import Bulletin
 
 
 class Bulletins:

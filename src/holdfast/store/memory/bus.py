@@ -23,17 +23,8 @@ from holdfast.core.instants import Instant
 from holdfast.errors import NotFound
 from holdfast.store import decisions
 from holdfast.store.memory.run import Run
-from holdfast.store.types import (
-    COUNTED_ENTRIES,
-    AlertQuery,
-    BusDeadLetterQuery,
-    Found,
-    OutboxQuery,
-    PurgePolicy,
-    Refused,
-    RunHead,
-    SinkQuery,
-)
+from holdfast.store.queries import COUNTED_ENTRIES, AlertQuery, BusDeadLetterQuery, Found, OutboxQuery, SinkQuery
+from holdfast.store.types import PurgePolicy, Refused, RunHead
 
 Key = tuple[int, int]
 """The number of a run, and the first `run_seq` of an entry."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from holdfast.core.call_limits import UNLIMITED, CallDecision, CallLimit, LimitState, Line, decide_call, in_turn
 from holdfast.core.instants import Instant
-from holdfast.store.types import PlaceInLine
+from holdfast.store.queries import PlaceInLine
 
 Id = tuple[int, str]
 """A job: the place of its run in the order of creation, and its step."""

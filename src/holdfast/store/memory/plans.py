@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from holdfast.core.instants import Instant
 from holdfast.core.plans import RegisteredPlan
 from holdfast.store import decisions
-from holdfast.store.types import PlanQuery, PurgePolicy
+from holdfast.store.queries import PlanQuery
+from holdfast.store.types import PurgePolicy
 
 Body = tuple[str, str]
 """A tenant, and the hash of a body that it has."""

@@ -22,8 +22,8 @@ from holdfast.core.tasks import is_effective
 from holdfast.store import port
 from holdfast.store.decisions import lease_end
 from holdfast.store.memory.run import NEVER, Run
+from holdfast.store.queries import within
 from holdfast.store.sql import in_json, lowered, words_of
-from holdfast.store.types import within
 
 Row = TypeVar("Row")
 Runs = Mapping[str, Run]

@@ -3,7 +3,7 @@
 from holdfast.core.instants import Instant
 from holdfast.core.schedules import Schedule
 from holdfast.store import decisions
-from holdfast.store.types import Found, ScheduleQuery
+from holdfast.store.queries import Found, ScheduleQuery
 
 Place = tuple[str, str, str, str]
 

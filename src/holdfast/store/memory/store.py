@@ -45,7 +45,8 @@ from holdfast.store.memory.plans import Plans
 from holdfast.store.memory.run import NEVER, Run
 from holdfast.store.memory.schedules import Schedules
 from holdfast.store.memory.tokens import Tokens
-from holdfast.store.types import creations_may_wake_others, within
+from holdfast.store.queries import within
+from holdfast.store.types import creations_may_wake_others
 from holdfast.store.wakeups import NOTHING, READY, LocalWakeups, news_of
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from holdfast.core.access import AccessToken, is_expired_session, merge_tokens
 from holdfast.core.instants import Instant
-from holdfast.store.types import TokenQuery
+from holdfast.store.queries import TokenQuery
 
 
 class Tokens:

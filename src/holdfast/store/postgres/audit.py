@@ -11,8 +11,8 @@ from holdfast.core.instants import Instant
 from holdfast.store import sql
 from holdfast.store.postgres.columns import askable, columns
 from holdfast.store.postgres.pool import Db, Transaction
+from holdfast.store.queries import AuditQuery, Found
 from holdfast.store.sql import audit_conditions
-from holdfast.store.types import AuditQuery, Found
 
 ENTRY_COLUMNS = 10
 _TYPES = ("bigint", *["text"] * 9)

@@ -9,8 +9,9 @@ from holdfast.core.instants import Instant
 from holdfast.store import sql
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.pool import Db, Transaction
+from holdfast.store.queries import BulletinQuery, Found
 from holdfast.store.sql import bulletin_conditions
-from holdfast.store.types import Bulletin, BulletinQuery, Found
+from holdfast.store.types import Bulletin
 
 _PUT = f"""
 INSERT INTO holdfast.bulletins ({sql.BULLETIN})

@@ -28,16 +28,8 @@ from holdfast.store import decisions, sql
 from holdfast.store.postgres import audit
 from holdfast.store.postgres.columns import askable, columns
 from holdfast.store.postgres.pool import Db, Transaction
-from holdfast.store.types import (
-    COUNTED_ENTRIES,
-    AlertQuery,
-    BusDeadLetterQuery,
-    Found,
-    OutboxQuery,
-    PurgePolicy,
-    Refused,
-    SinkQuery,
-)
+from holdfast.store.queries import COUNTED_ENTRIES, AlertQuery, BusDeadLetterQuery, Found, OutboxQuery, SinkQuery
+from holdfast.store.types import PurgePolicy, Refused
 
 _SINK_TO_REPLACE = f"SELECT {sql.SINK} FROM holdfast.sinks WHERE name = $1 FOR UPDATE"
 _NEW_SINK = """

@@ -17,8 +17,8 @@ from holdfast.store.postgres import audit
 from holdfast.store.postgres.columns import More, askable
 from holdfast.store.postgres.pool import Db, Transaction
 from holdfast.store.postgres.queries import most_rows, read_page
+from holdfast.store.queries import DeadLetterQuery
 from holdfast.store.sql import LETTER, letter_of
-from holdfast.store.types import DeadLetterQuery
 
 
 async def find(db: Db, query: DeadLetterQuery, limit: int) -> port.Found[DeadLetter]:

@@ -10,7 +10,7 @@ from holdfast.errors import StoreCorrupt
 from holdfast.store import port, sql
 from holdfast.store.postgres.columns import askable, columns
 from holdfast.store.postgres.pool import Db, Pool
-from holdfast.store.types import PLACES_COUNTED
+from holdfast.store.queries import PLACES_COUNTED
 
 ACQUIRE = "SELECT o_attempt, o_details, o_job FROM holdfast.take_1($1, $2, $3, $4, $5, $6)"
 ACQUIRE_LIMITED = """

@@ -8,8 +8,9 @@ from holdfast.store import decisions
 from holdfast.store.postgres import schedules
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.pool import Db, Transaction
+from holdfast.store.queries import Found, PlanQuery
 from holdfast.store.sql import Where, plan_order, registered_plan_of
-from holdfast.store.types import Found, PlanQuery, PurgePolicy
+from holdfast.store.types import PurgePolicy
 
 _COLUMNS = "tenant, plan_id, plan_version, sha256, uri, registered_by, registered_at"
 

@@ -15,8 +15,8 @@ from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store import port, search, sql
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.pool import Db
+from holdfast.store.queries import within
 from holdfast.store.sql import Where, in_json, words_of
-from holdfast.store.types import within
 
 PREFIX = "holdfast."
 HEAD = ", ".join(f"l.{name.strip().rpartition('.')[2]}" for name in sql.HEAD.split(","))

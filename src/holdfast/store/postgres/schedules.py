@@ -10,8 +10,8 @@ from holdfast.store.postgres import admission
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.create import create
 from holdfast.store.postgres.pool import Db, Transaction
+from holdfast.store.queries import Found, ScheduleQuery
 from holdfast.store.sql import SCHEDULE_COLUMNS, schedule_conditions, schedule_of, schedule_row
-from holdfast.store.types import Found, ScheduleQuery
 
 _OF_PLACE = "tenant = $1 AND project = $2 AND environment = $3 AND schedule_id = $4"
 _PUT = f"""

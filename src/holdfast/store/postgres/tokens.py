@@ -14,8 +14,8 @@ from holdfast.errors import InvalidInput, StoreCorrupt
 from holdfast.store import sql
 from holdfast.store.postgres.columns import askable, columns
 from holdfast.store.postgres.pool import Db, Transaction
+from holdfast.store.queries import Found, TokenQuery
 from holdfast.store.sql import Where
-from holdfast.store.types import Found, TokenQuery
 
 _COLUMNS = "token, revoked_at, revoked_by, last_used_at"
 

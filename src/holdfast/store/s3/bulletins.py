@@ -14,9 +14,10 @@ from holdfast.clock import Secrets
 from holdfast.core.instants import Instant
 from holdfast.core.keys import storage_key
 from holdfast.store.memory.bulletins import find_among
+from holdfast.store.queries import BulletinQuery
 from holdfast.store.s3.bucket import Bucket
 from holdfast.store.s3.documents import Document
-from holdfast.store.types import Bulletin, BulletinQuery
+from holdfast.store.types import Bulletin
 
 PREFIX = "bulletins"
 HOUR = 3_600_000_000

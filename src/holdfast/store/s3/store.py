@@ -47,6 +47,7 @@ from holdfast.store.memory.plans import Plans
 from holdfast.store.memory.retention import find_finished
 from holdfast.store.memory.run import Run
 from holdfast.store.memory.tokens import Tokens
+from holdfast.store.queries import within
 from holdfast.store.s3.admission import Admission
 from holdfast.store.s3.bucket import Bucket
 from holdfast.store.s3.bulletins import StoredBulletins
@@ -77,7 +78,7 @@ from holdfast.store.s3.streams import StreamParts, append_all
 from holdfast.store.s3.summary import Summary
 from holdfast.store.s3.transfer import S3Transfer
 from holdfast.store.transfer import Transfer
-from holdfast.store.types import CALL_LIMITS, creations_may_wake_others, load_each, within
+from holdfast.store.types import CALL_LIMITS, creations_may_wake_others, load_each
 from holdfast.store.wakeups import Wakeups, may_wake_others
 
 T = TypeVar("T")

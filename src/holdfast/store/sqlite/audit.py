@@ -10,8 +10,8 @@ from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
 from holdfast.store import sql
 from holdfast.store.port import PurgePolicy
+from holdfast.store.queries import AuditQuery, Found
 from holdfast.store.sql import Where, audit_conditions
-from holdfast.store.types import AuditQuery, Found
 
 INSERT = f"INSERT OR IGNORE INTO audit_log ({sql.AUDIT}) VALUES ({', '.join('?' * 10)})"
 

@@ -13,8 +13,9 @@ from msgspec import Raw
 from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
 from holdfast.store import sql
+from holdfast.store.queries import BulletinQuery, Found
 from holdfast.store.sql import bulletin_conditions
-from holdfast.store.types import Bulletin, BulletinQuery, Found
+from holdfast.store.types import Bulletin
 
 _PUT = f"INSERT OR IGNORE INTO bulletins ({sql.BULLETIN}) VALUES (?, ?, ?, ?, ?)"
 _FORGET = "DELETE FROM bulletins WHERE expires_at <= ?"

@@ -27,17 +27,9 @@ from holdfast.core.codec import encode_text
 from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.instants import Instant
 from holdfast.store import decisions, sql
+from holdfast.store.queries import COUNTED_ENTRIES, AlertQuery, BusDeadLetterQuery, Found, OutboxQuery, SinkQuery
 from holdfast.store.sqlite import audit
-from holdfast.store.types import (
-    COUNTED_ENTRIES,
-    AlertQuery,
-    BusDeadLetterQuery,
-    Found,
-    OutboxQuery,
-    PurgePolicy,
-    Refused,
-    SinkQuery,
-)
+from holdfast.store.types import PurgePolicy, Refused
 
 _MATCHING = """FROM sinks
     WHERE (tenant IS NULL OR tenant = NEW.tenant)

@@ -11,8 +11,8 @@ from typing import Any
 from holdfast.core.call_limits import UNLIMITED, CallDecision, CallLimit, LimitState, Line, decide_call
 from holdfast.core.instants import Instant
 from holdfast.store import port, sql
+from holdfast.store.queries import PLACES_COUNTED
 from holdfast.store.sqlite import jobs, queries
-from holdfast.store.types import PLACES_COUNTED
 
 Id = tuple[int, str]
 

@@ -13,10 +13,10 @@ from holdfast.core.messages import Message
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, StoreCorrupt
 from holdfast.store import decisions, port, sql
+from holdfast.store.queries import DeadLetterQuery, within
 from holdfast.store.sql import LETTER, found_of, letter_of, text_bytes
 from holdfast.store.sqlite import audit, queries
 from holdfast.store.sqlite.connection import check_unreadable
-from holdfast.store.types import DeadLetterQuery, within
 
 INSERT = (
     "INSERT OR REPLACE INTO dead_letters (run_no, letter_id, envelope, reason, detail, node, died_at, settled, "

@@ -8,9 +8,10 @@ from msgspec.structs import replace
 from holdfast.core.instants import Instant
 from holdfast.core.plans import RegisteredPlan
 from holdfast.store import decisions
+from holdfast.store.queries import Found, PlanQuery
 from holdfast.store.sql import Where, plan_order, registered_plan_of
 from holdfast.store.sqlite import schedules
-from holdfast.store.types import Found, PlanQuery, PurgePolicy
+from holdfast.store.types import PurgePolicy
 
 COLUMNS = "tenant, plan_id, plan_version, sha256, uri, registered_by, registered_at"
 

@@ -26,8 +26,8 @@ from holdfast.core.messages import ENGINE_SIGNALS, OUTCOME_SIGNAL, Message, Sign
 from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store import decisions, port, search, sql
 from holdfast.store.port import Job
+from holdfast.store.queries import within
 from holdfast.store.sql import WAIT, Where, in_json, text_bytes, wait_name, wait_of, words_of
-from holdfast.store.types import within
 
 EVENTS_AT_ONCE = 25
 """So many events are inserted by one execution of a statement: to begin and end it takes as long as three rows."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from holdfast.core.instants import Instant
 from holdfast.core.schedules import Schedule
 from holdfast.store import decisions, port, validation
+from holdfast.store.queries import Found, ScheduleQuery
 from holdfast.store.sql import SCHEDULE_COLUMNS, schedule_conditions, schedule_of, schedule_row
-from holdfast.store.types import Found, ScheduleQuery
 
 _OF_PLACE = "tenant = ? AND project = ? AND environment = ? AND schedule_id = ?"
 

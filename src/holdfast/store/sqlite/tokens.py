@@ -11,8 +11,8 @@ from holdfast.core import codec
 from holdfast.core.access import AccessToken, merge_tokens
 from holdfast.core.instants import Instant
 from holdfast.errors import InvalidInput, StoreCorrupt
+from holdfast.store.queries import Found, TokenQuery
 from holdfast.store.sql import Where, found_of
-from holdfast.store.types import Found, TokenQuery
 
 _COLUMNS = "token, revoked_at, revoked_by, last_used_at"
 

@@ -10,7 +10,7 @@ from holdfast.core.audit import AuditEntry
 from holdfast.core.events import CallerRef
 from holdfast.errors import InvalidInput
 from holdfast.store.port import Accepted, Created, Duplicate, Existing, PurgePolicy, Refused, Store
-from holdfast.store.types import AuditQuery
+from holdfast.store.queries import AuditQuery
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, access_token, complete, new_run, signal, wait
 from holdfast.testing.store_suite.base import SuiteBase

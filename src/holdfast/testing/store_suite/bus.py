@@ -16,7 +16,7 @@ from holdfast.core.bus import (
 from holdfast.core.dead_letters import Settled
 from holdfast.errors import Conflict, InvalidInput, NotFound
 from holdfast.store.port import CommitConflict, Committed, Created, Existing, PurgePolicy, Store
-from holdfast.store.types import AlertQuery, BusDeadLetterQuery, OutboxQuery, SinkQuery
+from holdfast.store.queries import AlertQuery, BusDeadLetterQuery, OutboxQuery, SinkQuery
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, marker, new_run, read_outbox, wait
 from holdfast.testing.store_suite.audit import entry as audit_entry

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from holdfast.core.dead_letters import Settled
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotFound, RunTerminal
 from holdfast.store.port import CommitConflict, Committed, PurgePolicy, Refused, Store
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.queries import DeadLetterQuery
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, dead_letter, message, wait
 from holdfast.testing.store_suite.base import SuiteBase, unchanged

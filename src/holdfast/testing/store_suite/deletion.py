@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.errors import InvalidInput
 from holdfast.store.port import PurgePolicy, RunQuery, Store
-from holdfast.store.types import AuditQuery, TokenQuery
+from holdfast.store.queries import AuditQuery, TokenQuery
 from holdfast.testing.samples import SampleNode, access_token, complete, signal, task, wait
 from holdfast.testing.store_suite.audit import entry
 from holdfast.testing.store_suite.base import SuiteBase, unchanged

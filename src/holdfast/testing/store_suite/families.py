@@ -14,7 +14,7 @@ from holdfast.core.messages import CONTROL_SIGNAL, ChildOutcome, cancel_request
 from holdfast.errors import InvalidInput
 from holdfast.store.inspect import system_view
 from holdfast.store.port import Committed, PurgePolicy, Refused, RunHead, Store
-from holdfast.store.types import DeadLetterQuery
+from holdfast.store.queries import DeadLetterQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, complete, new_run, read_mailbox, wait
 from holdfast.testing.store_suite.base import SuiteBase

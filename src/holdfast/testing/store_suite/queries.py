@@ -14,7 +14,8 @@ from holdfast.core.timing import Retry
 from holdfast.errors import InvalidInput
 from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS
 from holdfast.store.port import EventQuery, MailboxQuery, RunQuery, Stats, Store, TaskQuery, WaitQuery
-from holdfast.store.types import DeadLetterQuery, PurgePolicy
+from holdfast.store.queries import DeadLetterQuery
+from holdfast.store.types import PurgePolicy
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,

@@ -22,7 +22,7 @@ from holdfast.store.port import (
     Store,
     TaskQuery,
 )
-from holdfast.store.types import pages
+from holdfast.store.queries import pages
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,

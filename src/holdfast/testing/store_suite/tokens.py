@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from holdfast.core.access import AccessToken, merge_tokens
 from holdfast.errors import InvalidInput
 from holdfast.store.port import Store
-from holdfast.store.types import TokenQuery
+from holdfast.store.queries import TokenQuery
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import access_token
 from holdfast.testing.store_suite.base import SuiteBase, unchanged
