@@ -26,7 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"store"}),
     frozenset({"engine"}),
     frozenset({"run"}),
-    frozenset({"workflow", "activity", "app_plans"}),
+    frozenset({"workflow", "activity", "app_plans", "termination"}),
     frozenset({"app_schedules", "lock"}),
     frozenset({"app"}),
     frozenset({"service", "agents"}),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import errors
 from holdfast.activity import Activity
-from holdfast.app import App, start
+from holdfast.app import App
 from holdfast.core.audit import Caller
 from holdfast.core.bus import Sink
 from holdfast.core.debounce import Debounce
@@ -72,7 +72,7 @@ from holdfast.store.open import open_store
 from holdfast.store.payloads import Payload, PayloadCodec, StreamCodec
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.types import PurgePolicy
-from holdfast.workflow import ChildRun, Flow, Workflow
+from holdfast.workflow import ChildRun, Flow, Workflow, start
 
 if TYPE_CHECKING:
     from holdfast.engine.observe.tracing import RedactingSpanProcessor, carry_trace, span_context, traced

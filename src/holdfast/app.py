@@ -4,15 +4,11 @@ An app is a plain object; nothing is global. Calling a registered activity insid
 the coroutine that it returns only calls the function, async or not, so unit tests need nothing.
 """
 
-import asyncio
 import os
-import signal
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from inspect import iscoroutinefunction
-from types import FrameType
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from msgspec.structs import replace
@@ -29,10 +25,9 @@ from holdfast.core.events import ArtifactRef
 from holdfast.core.index_rows import Wait
 from holdfast.core.keys import check_name, check_signal_name, require_step_name
 from holdfast.core.messages import AcceptedSignalResult
-from holdfast.core.plans import PlanRef, is_plan
+from holdfast.core.plans import is_plan
 from holdfast.core.timing import Retry
 from holdfast.engine.activities.secrets import open_provider
-from holdfast.engine.activities.slots import DaemonExecutor
 from holdfast.engine.inbox.authorization import Authoriser
 from holdfast.engine.inbox.dead_letters import DeadLetterHandle
 from holdfast.engine.inbox.signals import FirstSignal, Outgoing, result_of
@@ -46,7 +41,7 @@ from holdfast.engine.retention import Retention
 from holdfast.engine.schedules import instant_of
 from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.start.runtime import OpenRuntimes, Runtime, StartOptions
-from holdfast.errors import CallerError, InvalidInput, NotDurable
+from holdfast.errors import CallerError, InvalidInput
 from holdfast.limits import Limits
 from holdfast.lock import LOCK_PREFIX, Lock, hold, limit_key
 from holdfast.program.activity_limits import ActivityLimit, limited_calls
@@ -60,7 +55,6 @@ from holdfast.program.definitions import (
     ExternalWorkflow,
     LimitOptions,
     OnError,
-    StartRequest,
     WorkflowDefinition,
     WorkflowLimit,
     call_options,
@@ -84,6 +78,7 @@ from holdfast.store.payloads import PayloadCodec, SealingStore, sealed
 from holdfast.store.queries import DeadLetterQuery
 from holdfast.store.types import ReusePolicy
 from holdfast.store.validation import check_node_name, check_ownership
+from holdfast.termination import termination_signal
 from holdfast.workflow import Flow, Workflow
 
 P = ParamSpec("P")
@@ -91,7 +86,6 @@ R = TypeVar("R")
 S = TypeVar("S")
 W = TypeVar("W")
 
-ENDING = (signal.SIGTERM, signal.SIGINT)
 
 Failures = type[Exception] | tuple[type[Exception], ...]
 """Exceptions that fail a run."""
@@ -758,97 +752,6 @@ class App:
         if runtime is None:
             raise InvalidInput("no node is open: use `async with app.node(...)` or `app.connect(...)`")
         return runtime
-
-
-async def start(
-    workflow: Workflow[..., R] | PlanRef | str,
-    *args: Any,
-    request_id: str | None = None,
-    run_id: str | None = None,
-    reference_key: str | None = None,
-    tags: tuple[str, ...] = (),
-    priority: int = 0,
-    attributes: Mapping[str, Any] | None = None,
-    workflow_version: str | None = None,
-    execution_timeout: timedelta | float | None = None,
-    run_timeout: timedelta | float | None = None,
-    cleanup_timeout: timedelta | float | None = None,
-    reuse: ReusePolicy | None = None,
-    debounce: Debounce | None = None,
-    **kwargs: Any,
-) -> RunHandle[R]:
-    """Start a run from inside a workflow that is no child: nothing waits for it, and it goes on when this one ends.
-
-    A workflow or a flow, with its arguments; by its name with keyword arguments; or a plan, by a `PlanRef`, with its
-    inputs. The run is of the same tenant, project and environment. It is started once, whatever crashes: by its
-    `request_id`, as with `App.start`, or by the step. A start that is refused raises `StartRefused`. `reuse` and
-    `debounce` are as with `App.start`.
-    """
-    program = current_program()
-    if program is None:
-        raise NotDurable("hf.start can only be used inside a workflow; outside of one call app.start")
-    request = StartRequest(
-        request_id=request_id or "",
-        run_id=run_id,
-        reference_key=reference_key,
-        tags=tuple(tags),
-        priority=priority,
-        attributes=None if attributes is None else dict(attributes),
-        version=workflow_version,
-        timeouts=run_timeouts(execution_timeout, run_timeout, cleanup_timeout),
-        reuse=reuse,
-        debounce=debounce,
-    )
-    values = program.definition.values
-    if isinstance(workflow, PlanRef):
-        if len(args) > 1 or kwargs:
-            raise InvalidInput("a plan is started with its inputs: hf.start(PlanRef(…), {…})", field="inputs")
-        request = replace(request, plan=workflow, input=values.encode(dict(args[0]) if args else {}))
-    elif isinstance(workflow, str):
-        if args:
-            problem = f"workflow {workflow!r} is started by its name: give its arguments by name too"
-            raise InvalidInput(problem, field="args")
-        require_step_name("workflow", workflow)
-        request = replace(request, workflow=workflow, input=values.encode(kwargs))
-    else:
-        definition = workflow.definition
-        request = replace(request, workflow=definition.name, input=definition.signature.pack(args, kwargs))
-        if definition.is_external:
-            request = replace(request, version=definition.version)
-    return run_from_inside(await program.start_run(request))
-
-
-@contextmanager
-def termination_signal() -> Iterator["asyncio.Future[str]"]:
-    """Yield a future that gets the name of the first SIGTERM or SIGINT. A second one ends the process at once.
-
-    Nor does the end of the process wait for threads: those that `asyncio.to_thread` makes are daemons from now on.
-
-    At once means even if the event loop is stuck: what was acknowledged is durable, and other nodes take over the rest
-    when the lease has expired. Afterwards the former handlers are back. Only a process that is nothing but a node uses
-    this; a node inside another program leaves the signals of the operating system alone.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        raise InvalidInput("only the main thread receives SIGTERM: elsewhere use `async with app.node(...)`")
-    loop = asyncio.get_running_loop()
-    asked: asyncio.Future[str] = loop.create_future()
-    is_asked = False
-
-    # Handlers of the interpreter and not of the loop: they are called while a callback of the loop does not return.
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal is_asked
-        if is_asked:
-            os._exit(128 + number)
-        is_asked = True
-        loop.call_soon_threadsafe(asked.set_result, signal.Signals(number).name)
-
-    loop.set_default_executor(DaemonExecutor())
-    before = {ending: signal.signal(ending, ask) for ending in ENDING}
-    try:
-        yield asked
-    finally:
-        for ending, handler in before.items():
-            signal.signal(ending, handler if handler is not None else signal.SIG_DFL)
 
 
 _OTHER_OPTIONS = {"after", "connection", "workflow_version", *RUN_TIMEOUTS}

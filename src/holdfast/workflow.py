@@ -1,4 +1,7 @@
-"""`Workflow` and `Flow`: what `@app.workflow` and `App.flow` return. Inside a workflow, calling one runs a child."""
+"""`Workflow` and `Flow`: what `@app.workflow` and `App.flow` return, and how a workflow starts others.
+
+Inside a workflow, calling one runs a child; `start` starts a run that is no child.
+"""
 
 import asyncio
 from collections.abc import Coroutine, Generator, Mapping
@@ -6,20 +9,28 @@ from datetime import timedelta
 from functools import update_wrapper
 from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack
 
+from msgspec.structs import replace
+
+from holdfast.core.debounce import Debounce
 from holdfast.core.graph import Graph
+from holdfast.core.keys import require_step_name
+from holdfast.core.plans import PlanRef
 from holdfast.core.timing import Retry
-from holdfast.errors import NotDurable
+from holdfast.errors import InvalidInput, NotDurable
 from holdfast.program.coroutine import CoroutineProgram, current_program, refuse_inside
 from holdfast.program.definitions import (
     PLAIN_CHILD,
     CancelPolicy,
     ChildOptions,
     ClosePolicy,
+    StartRequest,
     WorkflowDefinition,
     child_options,
+    run_timeouts,
 )
 from holdfast.program.flow.definition import FlowDefinition
-from holdfast.run import run_from_inside
+from holdfast.run import RunHandle, run_from_inside
+from holdfast.store.types import ReusePolicy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -140,3 +151,61 @@ class Flow(Workflow[[S], S], Generic[S]):
     def mermaid(self) -> str:
         """Return the tree as a flowchart of Mermaid."""
         return self.definition.graph().mermaid()
+
+
+async def start(
+    workflow: Workflow[..., R] | PlanRef | str,
+    *args: Any,
+    request_id: str | None = None,
+    run_id: str | None = None,
+    reference_key: str | None = None,
+    tags: tuple[str, ...] = (),
+    priority: int = 0,
+    attributes: Mapping[str, Any] | None = None,
+    workflow_version: str | None = None,
+    execution_timeout: timedelta | float | None = None,
+    run_timeout: timedelta | float | None = None,
+    cleanup_timeout: timedelta | float | None = None,
+    reuse: ReusePolicy | None = None,
+    debounce: Debounce | None = None,
+    **kwargs: Any,
+) -> RunHandle[R]:
+    """Start a run from inside a workflow that is no child: nothing waits for it, and it goes on when this one ends.
+
+    A workflow or a flow, with its arguments; by its name with keyword arguments; or a plan, by a `PlanRef`, with its
+    inputs. The run is of the same tenant, project and environment. It is started once, whatever crashes: by its
+    `request_id`, as with `App.start`, or by the step. A start that is refused raises `StartRefused`. `reuse` and
+    `debounce` are as with `App.start`.
+    """
+    program = current_program()
+    if program is None:
+        raise NotDurable("hf.start can only be used inside a workflow; outside of one call app.start")
+    request = StartRequest(
+        request_id=request_id or "",
+        run_id=run_id,
+        reference_key=reference_key,
+        tags=tuple(tags),
+        priority=priority,
+        attributes=None if attributes is None else dict(attributes),
+        version=workflow_version,
+        timeouts=run_timeouts(execution_timeout, run_timeout, cleanup_timeout),
+        reuse=reuse,
+        debounce=debounce,
+    )
+    values = program.definition.values
+    if isinstance(workflow, PlanRef):
+        if len(args) > 1 or kwargs:
+            raise InvalidInput("a plan is started with its inputs: hf.start(PlanRef(…), {…})", field="inputs")
+        request = replace(request, plan=workflow, input=values.encode(dict(args[0]) if args else {}))
+    elif isinstance(workflow, str):
+        if args:
+            problem = f"workflow {workflow!r} is started by its name: give its arguments by name too"
+            raise InvalidInput(problem, field="args")
+        require_step_name("workflow", workflow)
+        request = replace(request, workflow=workflow, input=values.encode(kwargs))
+    else:
+        definition = workflow.definition
+        request = replace(request, workflow=definition.name, input=definition.signature.pack(args, kwargs))
+        if definition.is_external:
+            request = replace(request, version=definition.version)
+    return run_from_inside(await program.start_run(request))

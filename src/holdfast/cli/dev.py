@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from holdfast.app import termination_signal
 from holdfast.cli.app_loader import settings_at, split_target
 from holdfast.cli.dev_child import DEV_OPTIONS, DRAIN_S, RELOAD, DevOptions
 from holdfast.cli.exit_codes import BAD_INPUT, CODES, FAILED, INTERRUPTED, OK
@@ -25,6 +24,7 @@ from holdfast.engine.observe.logs import describe_store
 from holdfast.errors import InvalidInput
 from holdfast.service.auth.csrf import is_loopback
 from holdfast.service.options import ServiceOptions
+from holdfast.termination import termination_signal
 
 PATIENCE_S = 2 * DRAIN_S + 3.0
 """How long the other process may take to end."""

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 import uvicorn
 from starlette.routing import BaseRoute
 
-from holdfast.app import App, termination_signal
+from holdfast.app import App
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput
 from holdfast.service.auth.csrf import check_open, is_loopback
@@ -23,6 +23,7 @@ from holdfast.service.http.protocol import ConnectionLimits, connection_class
 from holdfast.service.options import ServiceOptions
 from holdfast.settings import without_password
 from holdfast.store.port import Store
+from holdfast.termination import termination_signal
 
 logger = logging.getLogger("holdfast.service")
 
