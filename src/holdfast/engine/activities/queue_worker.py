@@ -80,7 +80,7 @@ class QueueWorker:
         self._ask_limited_at: Instant | None = None
         self._visible_ms = visible_ms
         self._slots = slots
-        self._slots.on_free = self.notify
+        self._slots.on_free = self._notice_free_slot
         self._executor = ActivityExecutor(
             *(slots, self._on_outcome, self._on_heartbeat, rng, limits, registry.secrets, registry.middleware.activity)
         )
@@ -128,6 +128,11 @@ class QueueWorker:
         self._notified.set()
         if self._is_stopping:
             self._to_report.set()
+
+    def _notice_free_slot(self) -> None:
+        """Look for jobs again, now that there is a slot. A node that takes none is not woken up for each activity."""
+        if self.is_taking or self._is_stopping:
+            self.notify()
 
     def expect_limited(self) -> None:
         """Note that calls with a limit are in the queues, also if no activity here has one any more."""
