@@ -1,4 +1,4 @@
-"""Tests of `docs/guarantees.md`: each promise names rules of the contract, and a test that there is and that proves one of them."""
+"""Tests of `docs/guarantees.md`: each promise names rules of the contract, and a test that proves one of them."""
 
 from __future__ import annotations
 
