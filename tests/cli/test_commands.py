@@ -370,7 +370,12 @@ def test_what_is_wrong_is_told_in_one_line_with_its_exit_code(setup: CommandSetu
         (["run", "list", "--created-from", "soon"], 2, "--created-from: 'soon' is no time"),
         (["call", "runs.dance"], 3, "there is no operation 'runs.dance'"),
         (["call", "runs.get", "7"], 2, "a JSON object"),
-        (["run", "list", "--server", "nonsense"], 2, "is no address such as http://127.0.0.1:8321"),
+        (
+            ["run", "list", "--server", "127.0.0.1:8321"],
+            2,
+            "begins with http:// or https://, such as http://127.0.0.1:8",
+        ),
+        (["run", "list", "--server", "http://"], 2, "'http://' is no address such as http://127.0.0.1:8321"),
         (["run", "list", "--server", "http://127.0.0.1:1"], 6, "no server answers at http://127.0.0.1:1"),
         (["run", "list", "--server", "http://x", "--store", "sqlite:///shop.db"], 2, "give one or the other"),
     ]:
@@ -403,6 +408,8 @@ def test_errors_are_objects_for_programs(setup: CommandSetup) -> None:
     done = setup.hf("run", "get", "nowhere", "--json", code=3)
     assert json.loads(done.stderr)["code"] == "NotFound"
     assert done.stdout == ""
+    for words in (["run", "get"], ["run", "lst"], ["run", "list", "--limit", "x"], ["run", "list", "--limit", "0"]):
+        assert json.loads(setup.hf(*words, "--json", code=2).stderr)["code"] == "InvalidInput"
 
 
 @pytest.mark.contract("API-1")
@@ -448,6 +455,36 @@ def test_who_has_seen_enough_is_no_error(setup: CommandSetup) -> None:
     )
     assert done.stdout.startswith("run seq")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "closed", "code", "said"),
+    [
+        (("run", "events", "run-0"), ">&-", 0, ""),
+        (("run", "events", "run-0"), "<&- >&- 2>&-", 0, ""),
+        (("run", "start", "echo", "-"), "<&-", 2, "input: this is no JSON"),
+        (("run", "get", "nowhere"), "2>&-", 3, ""),
+        (("run", "events", "run-0"), ">/dev/full", 6, "the output cannot be written: No space left on device"),
+        (("run", "events", "run-0", "--json"), ">/dev/full", 6, "the output cannot be written"),
+        (("completion", "bash"), ">/dev/full", 6, "the output cannot be written"),
+    ],
+)
+def test_a_command_copes_with_streams_that_are_closed_or_full(
+    setup: CommandSetup, words: tuple[str, ...], closed: str, code: int, said: str
+) -> None:
+    done = subprocess.run(
+        f"{' '.join(command(*words))} {closed}",
+        shell=True,
+        cwd=setup.folder,
+        env=environment(HOLDFAST_SERVER=setup.url),
+        capture_output=True,
+        text=True,
+        timeout=MOST_SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.count("\n") == bool(said)
+    assert said in done.stderr
 
 
 @pytest.mark.parametrize(("more", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])

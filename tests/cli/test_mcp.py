@@ -13,7 +13,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.cli.connection import Connection
-from holdfast.cli.mcp import PROTOCOLS, McpServer, describe_tool, tools_of
+from holdfast.cli.mcp import LINE_BYTES, PROTOCOLS, McpServer, describe_tool, tools_of
 from holdfast.client.transports import InProcess
 from holdfast.service import Principal
 from holdfast.service.auth.roles import ROLES
@@ -99,6 +99,55 @@ async def test_refusals_are_answers_with_their_codes() -> None:
         assert (await assistant.ask("ping"))["result"] == {}
 
 
+@pytest.mark.contract("API-2")
+async def test_whatever_comes_is_answered_under_its_own_id_and_an_answer_is_not() -> None:
+    async with assisted() as assistant:
+        for line, id, code in (
+            (b'{"jsonrpc": "2.0", "id": 7, "method": "ping", "params": [1]}', 7, -32602),
+            (
+                b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"runs_list","arguments":[1]}}',
+                7,
+                -32602,
+            ),
+            (b'{"jsonrpc": "1.0", "id": 7, "method": "ping"}', 7, -32600),
+            (b'{"jsonrpc": "2.0", "id": 7}', 7, -32600),
+            (b'{"jsonrpc": "2.0", "id": true, "method": "ping"}', None, -32600),
+            (b'{"jsonrpc": "2.0", "id": null, "method": "ping"}', None, -32600),
+            (b'{"jsonrpc": "2.0", "id": 1.5, "method": "ping"}', None, -32600),
+        ):
+            answer = await assistant.raw(line)
+            assert (answer["id"], answer["error"]["code"]) == (id, code), line
+        assistant.server.take(b'{"jsonrpc": "2.0", "id": 7, "result": {}}')
+        assistant.server.take(b'{"jsonrpc": "2.0", "method": "nonsense"}')
+        await assistant.server.finish()
+        assert (await assistant.ask("ping"))["result"] == {}
+
+
+@pytest.mark.contract("API-1")
+async def test_a_batch_is_answered_as_one() -> None:
+    async with assisted() as assistant:
+        ping = {"jsonrpc": "2.0", "method": "ping"}
+        call = {"method": "tools/call", "params": {"name": "runs_list"}}
+        batch = [{**ping, "id": 1}, ping, {**ping, "id": "1"}, 7, {**ping, **call, "id": 2}]
+        answers: Any = await assistant.raw(json.dumps(batch).encode())
+        assert [answer["id"] for answer in answers] == [1, "1", None, 2]
+        assert answers[3]["result"]["isError"] is False
+        assert (await assistant.raw(json.dumps([{**ping, "id": 1}] * 101).encode()))["error"]["code"] == -32600
+
+
+async def test_a_request_with_an_id_that_is_taken_leaves_the_first_alone() -> None:
+    async with assisted() as assistant:
+        _, run = await assistant.call("runs_start", workflow="order", input={"order_id": "o-1"})
+        slow = {"name": "runs_result", "arguments": {"run_id": run["run_id"], "wait_s": 20}}
+        wait = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": slow}
+        assistant.server.take(json.dumps(wait).encode())
+        refused = await assistant.raw(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}')
+        assert (refused["id"], refused["error"]["code"]) == (1, -32600)
+        assistant.server.take(b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}')
+        await assistant.server.finish()
+        assert (await assistant.ask("ping"))["result"] == {}
+
+
 async def test_one_that_waits_holds_nobody_up_and_can_be_cancelled() -> None:
     async with assisted() as assistant:
         _, run = await assistant.call("runs_start", workflow="order", input={"order_id": "o-1"})
@@ -134,10 +183,27 @@ def test_the_command_speaks_over_stdin_and_stdout(tmp_path: Path) -> None:
         {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "runs_list"}},
     ]
     lines = "".join(f"{json.dumps(each)}\n" for each in asked)
+    lines += '"' + "x" * (LINE_BYTES + 1) + '"\n' + "x" * (LINE_BYTES * 2)  # too long, with an end and without
     done = subprocess.run(
         [*command, "mcp", "--store", store], input=lines, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    first, second = (json.loads(line) for line in done.stdout.splitlines())
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [answer["error"]["code"] for answer in answers if "error" in answer] == [-32600] * 2
+    first, second = (answer for answer in answers if "result" in answer)
     assert first["result"]["protocolVersion"] == PROTOCOLS[0]
     assert json.loads(second["result"]["content"][0]["text"])["items"] == []
+
+
+@pytest.mark.process
+def test_the_command_reads_a_file_too(tmp_path: Path) -> None:
+    store, asked = f"sqlite:///{tmp_path}/a.db", tmp_path / "asked"
+    command = [sys.executable, "-m", "holdfast"]
+    subprocess.run([*command, "store", "migrate", "--store", store], check=True, capture_output=True)
+    asked.write_text('{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n', encoding="utf-8")
+    with asked.open() as lines:
+        done = subprocess.run(
+            [*command, "mcp", "--store", store], stdin=lines, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {"jsonrpc": "2.0", "id": 1, "result": {}}

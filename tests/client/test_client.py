@@ -1,6 +1,8 @@
 """The client: what it gives and raises, its streams, and what happens when the way is bad."""
 
 import asyncio
+import json
+import math
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -250,3 +252,71 @@ def test_a_stream_that_is_let_go_after_its_client_is_no_trouble() -> None:
 def test_a_token_that_is_none_is_refused_before_anything_is_asked(token: str) -> None:
     with pytest.raises(InvalidInput, match="HOLDFAST_TOKEN"):
         Client("http://127.0.0.1:1", token=token)
+
+
+NO_JSON: dict[str, Any] = {
+    "no number": math.nan,
+    "endless": math.inf,
+    "no number inside": {"cents": [1, -math.inf]},
+    "keys that are no text": {1: "x"},
+    "no Unicode": "\ud800",
+    "a type that is not known": object(),
+    "deep": json.loads("[" * 300 + "]" * 300),
+}
+
+
+@pytest.mark.contract("API-1", "API-2")
+@pytest.mark.parametrize("how", ["client in process", "client over HTTP"])
+@pytest.mark.parametrize("what", NO_JSON)
+async def test_what_json_does_not_have_is_refused_and_never_sent_as_something_else(how: str, what: str) -> None:
+    async with serve_in_process() as server:
+        client = client_of(server, how)
+        run = await client.runs.start("patient")
+        with pytest.raises(InvalidInput, match="payload"):
+            await client.signals.send(run.run_id, "other", payload=NO_JSON[what])
+        with pytest.raises(InvalidInput, match="input"):
+            await client.runs.start("echo", input={"value": NO_JSON[what]})
+        with pytest.raises(InvalidInput, match="every_s"):
+            await client.schedules.create("s", "patient", every_s=math.nan)
+        assert (await client.signals.mailbox(run.run_id)).items == []
+        assert len((await client.runs.list()).items) == 1
+
+
+@pytest.mark.contract("API-1")
+@pytest.mark.parametrize("how", ["client in process", "client over HTTP"])
+@pytest.mark.parametrize("name", [".", "..", "...", "%2e", "a/../b"])
+async def test_a_name_of_dots_reaches_what_it_names_and_nothing_else(how: str, name: str) -> None:
+    async with serve_in_process() as server:
+        client = client_of(server, how)
+        run = await client.runs.start("patient", request_id="r")
+        sent = await client.signals.send(run.run_id, name, payload=1, signal_id=name)
+        assert sent.signal_name == sent.signal_id == name
+        assert (await client.signals.receipt(run.run_id, name, name)).status == "accepted"
+        for call in (client.runs.get, client.runs.cancel, client.runs.delete, client.runs.snapshot):
+            with pytest.raises(NotFound, match="there is no run"):
+                await call(name)
+        if "/" not in name:
+            assert (await client.runs.start("patient", run_id=name)).run_id == name
+            assert (await client.runs.get(name)).run_id == name
+
+
+@pytest.mark.contract("API-1", "API-2")
+async def test_what_a_client_asks_is_refused_alike_in_process_and_over_http() -> None:
+    asked: tuple[tuple[str, dict[str, Any]], ...] = (
+        *(("list", {"limit": value}) for value in ("5", 5.0, True, None, -1, 10**30, math.nan)),
+        *(("list", {"roots": value}) for value in (1, "true", None)),
+        *(("list", {"workflow": value}) for value in ("\ud800", 7)),
+        *(("get", {"run_id": value}) for value in (None, 7, "", "\ud800", "x" * 300)),
+        *(("events", {"run_id": "r", "after": value}) for value in ("1", 2**53, 1.0)),
+        *(("result", {"run_id": "r", "wait_s": value}) for value in (math.nan, math.inf, -1, 61, "1")),
+        *(("cancel", {"run_id": value}) for value in ("", "\ud800")),
+    )
+    async with serve_in_process() as server:
+        clients = client_of(server, "client in process"), client_of(server, "client over HTTP")
+        for verb, fields in asked:
+            said = []
+            for client in clients:
+                with pytest.raises(InvalidInput) as refused:
+                    await getattr(client.runs, verb)(**fields)
+                said.append((refused.value.message, refused.value.details.get("field")))
+            assert said[0] == said[1], (verb, fields)

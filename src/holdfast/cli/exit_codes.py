@@ -16,6 +16,7 @@ code  meaning
 ====  =====================================================
 """
 
+import errno
 import os
 import sys
 import traceback
@@ -59,6 +60,9 @@ CODES: dict[type[HoldfastError], int] = {
 }
 """The exit code of each error; of one that is not listed, that of its parent."""
 
+CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What the operating system says where output goes to a disk that takes no more."""
+
 HINTS: dict[type[HoldfastError], str] = {
     e.StoreNotMigrated: "bring it up to date with `holdfast store migrate`",
     e.StoreBusy: "try again; if it stays so, see which process holds it",
@@ -77,7 +81,11 @@ def run_command(command: Callable[[], int | None], *, as_json: bool = False) -> 
         sys.stdout.flush()
         return code or OK
     except CycloptsError as problem:
-        return _say(f"{problem} (see {' '.join(['holdfast', *(problem.command_chain or ())])} --help)", BAD_INPUT)
+        line = f"{problem} (see {' '.join(['holdfast', *(problem.command_chain or ())])} --help)"
+        if as_json:
+            print(json_line(e.InvalidInput(line).as_dict()), file=sys.stderr)
+            return BAD_INPUT
+        return _say(line, BAD_INPUT)
     except HoldfastError as problem:
         if as_json:
             print(json_line(problem.as_dict()), file=sys.stderr)
@@ -88,12 +96,20 @@ def run_command(command: Callable[[], int | None], *, as_json: bool = False) -> 
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
     except BrokenPipeError:  # who reads the output has seen enough, such as `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return INTERRUPTED
     except Exception as problem:
+        if isinstance(problem, OSError) and problem.errno in CANNOT_WRITE:
+            _drop_output()
+            return _say(f"the output cannot be written: {problem.strerror}", UNAVAILABLE)
         for line in traceback.format_exc().splitlines():  # an unexpected error is shown in full
             print(clean(line), file=sys.stderr)
         raise SystemExit(INTERNAL_ERROR) from problem
+
+
+def _drop_output() -> None:
+    """Write no more: what is still in the buffer would fail once more, at the end of the process."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def code_of(kind: type[HoldfastError]) -> int:

@@ -1,6 +1,7 @@
 """Puts the commands together."""
 
 import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -116,9 +117,18 @@ def _takes_value(given: list[str], option: str) -> bool:
     return not any(option in each.names and each.token_count()[0] == 0 for each in known)
 
 
+def _open_what_is_closed() -> None:
+    """Let a process whose standard streams are closed read nothing, and write nowhere: Python leaves them out."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # the lowest number that is free is that of the stream
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(nowhere, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - it stays open
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out the command line, and return the exit code."""
     given = with_stdin_last(list(sys.argv[1:] if arguments is None else arguments))
+    _open_what_is_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to fail
     return run_command(lambda: commands(given), as_json="--json" in given)

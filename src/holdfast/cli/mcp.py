@@ -7,7 +7,7 @@ line is one message of JSON-RPC 2.0. May not: offer operations on tokens, or wri
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -29,8 +29,15 @@ RESOURCES = ("runs", "signals", "tasks", "workflows", "plans", "schedules", "let
 LINE_BYTES = 4 * 1024 * 1024
 """How large a message may be."""
 
+READ_BYTES = 64 * 1024
+
 AT_ONCE = 16
 """How many tools may be at work at the same time."""
+
+BATCH = 100
+"""How many messages a batch may have, where the client's revision of the protocol has batches."""
+
+NO_REQUEST = "this is no request of JSON-RPC 2.0"
 
 PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS = -32700, -32600, -32601, -32602
 
@@ -66,56 +73,88 @@ class McpServer:
         self._tools = tools
         self._send = send
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._working: dict[Any, asyncio.Task[None]] = {}
+        self._requests: dict[str, asyncio.Task[Json]] = {}
+        self._working: set[asyncio.Task[None]] = set()
 
     def take(self, line: bytes) -> None:
-        """Take a message. It is answered when its answer is there, whatever came before it."""
+        """Take a message, or a batch of them. It is answered when its answer is there, whatever came before it."""
         try:
             message = msgspec.json.decode(line)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            self._refuse(None, PARSE_ERROR, "this is no JSON")
+            self._say(_refused(None, PARSE_ERROR, "this is no JSON"))
             return
-        if (
-            not isinstance(message, dict)
-            or message.get("jsonrpc") != "2.0"
-            or not isinstance(message.get("method"), str)
-        ):
-            self._refuse(None, INVALID_REQUEST, "this is no request of JSON-RPC 2.0")
+        is_batch = isinstance(message, list)
+        if is_batch and not 1 <= len(message) <= BATCH:
+            self._say(_refused(None, INVALID_REQUEST, f"a batch has 1 to {BATCH} messages"))
             return
-        params = message.get("params") or {}
-        if "id" not in message:
-            if message["method"] == "notifications/cancelled" and isinstance(params, dict):
-                self._cancel(params.get("requestId"))
-            return
-        id = message["id"]
-        if not isinstance(id, str | int) or not isinstance(params, dict):
-            self._refuse(None, INVALID_REQUEST, "an id is a text or a number, and params are an object")
-            return
-        task = asyncio.create_task(self._answer(id, message["method"], params), name=f"mcp {message['method']}")
-        self._working[id] = task
-        task.add_done_callback(lambda _: self._working.pop(id, None))
+        begun = [self._begin(each) for each in (message if is_batch else [message])]
+        task = asyncio.create_task(self._finish(begun, is_batch=is_batch), name="mcp")
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+
+    def refuse_long(self) -> None:
+        """Refuse a message that is too long to be read."""
+        self._say(_refused(None, INVALID_REQUEST, f"a message has at most {LINE_BYTES} bytes"))
 
     async def finish(self) -> None:
         """Wait for what is at work: the client sends nothing more."""
         while self._working:
-            await asyncio.wait([*self._working.values()])
+            await asyncio.wait([*self._working])
+
+    def _begin(self, message: Any) -> "asyncio.Task[Json] | Json | None":
+        """Begin to answer a message; return the task that does, or the answer, or None if there is none."""
+        if not isinstance(message, dict):
+            return _refused(None, INVALID_REQUEST, NO_REQUEST)
+        id, method, params = message.get("id"), message.get("method"), message.get("params") or {}
+        if not isinstance(id, str | int) or isinstance(id, bool):
+            id = None
+        if message.get("jsonrpc") != "2.0" or not isinstance(method, str):
+            is_answer = method is None and ("result" in message or "error" in message)
+            return None if is_answer else _refused(id, INVALID_REQUEST, NO_REQUEST)
+        if "id" not in message:
+            if method == "notifications/cancelled" and isinstance(params, dict):
+                self._cancel(params.get("requestId"))
+            return None
+        if id is None:
+            return _refused(None, INVALID_REQUEST, "an id is a text or a whole number")
+        if not isinstance(params, dict):
+            return _refused(id, INVALID_PARAMS, "params are an object")
+        if _key(id) in self._requests:
+            return _refused(id, INVALID_REQUEST, "a request with this id is not answered yet")
+        task = asyncio.create_task(self._answer(id, method, params), name=f"mcp {method}")
+        self._requests[_key(id)] = task
+        task.add_done_callback(lambda _: self._requests.pop(_key(id), None))
+        return task
+
+    async def _finish(self, begun: "list[asyncio.Task[Json] | Json | None]", *, is_batch: bool) -> None:
+        """Send what there is to say to a message, or to all of a batch. A request that was cancelled has no answer."""
+        tasks = [each for each in begun if isinstance(each, asyncio.Task)]
+        if tasks:
+            await asyncio.wait(tasks)
+        answers: list[Json] = []
+        for each in begun:
+            if not isinstance(each, asyncio.Task):
+                answers += [] if each is None else [each]
+            elif not each.cancelled():
+                answers.append(each.result())
+        if answers:
+            self._say(answers if is_batch else answers[0])
 
     def _cancel(self, id: Any) -> None:
-        task = self._working.get(id) if isinstance(id, str | int) else None
+        task = self._requests.get(_key(id))
         if task is not None:
             task.cancel()
 
-    async def _answer(self, id: str | int, method: str, params: Json) -> None:
+    async def _answer(self, id: str | int, method: str, params: Json) -> Json:
         if method == "initialize":
-            self._result(id, self._initialize(params))
-        elif method == "ping":
-            self._result(id, {})
-        elif method == "tools/list":
-            self._result(id, {"tools": [describe_tool(name, each) for name, each in self._tools.items()]})
-        elif method == "tools/call":
-            await self._call(id, params)
-        else:
-            self._refuse(id, NO_METHOD, f"there is no method {method!r}")
+            return _result(id, self._initialize(params))
+        if method == "ping":
+            return _result(id, {})
+        if method == "tools/list":
+            return _result(id, {"tools": [describe_tool(name, each) for name, each in self._tools.items()]})
+        if method == "tools/call":
+            return await self._call(id, params)
+        return _refused(id, NO_METHOD, f"there is no method {method!r}")
 
     def _initialize(self, params: Json) -> Json:
         asked = params.get("protocolVersion")
@@ -125,27 +164,35 @@ class McpServer:
             "serverInfo": {"name": "holdfast", "version": version("holdfast")},
         }
 
-    async def _call(self, id: str | int, params: Json) -> None:
+    async def _call(self, id: str | int, params: Json) -> Json:
         name, arguments = params.get("name"), params.get("arguments") or {}
         operation = self._tools.get(name) if isinstance(name, str) else None
-        if operation is None or not isinstance(arguments, dict):
-            self._refuse(
-                id, INVALID_PARAMS, f"there is no tool {name!r}" if operation is None else "arguments: an object"
-            )
-            return
+        if operation is None:
+            return _refused(id, INVALID_PARAMS, f"there is no tool {name!r}")
+        if not isinstance(arguments, dict):
+            return _refused(id, INVALID_PARAMS, "arguments: an object")
         async with self._room:
             try:
                 answer = await self._connection(operation.name, arguments)
             except HoldfastError as problem:
-                self._result(id, _content(problem.as_dict(), is_error=True))
-                return
-        self._result(id, _content(answer))
+                return _result(id, _content(problem.as_dict(), is_error=True))
+        return _result(id, _content(answer))
 
-    def _result(self, id: str | int, result: Json) -> None:
-        self._send(msgspec.json.encode({"jsonrpc": "2.0", "id": id, "result": result}))
+    def _say(self, answer: Json | list[Json]) -> None:
+        self._send(msgspec.json.encode(answer))
 
-    def _refuse(self, id: str | int | None, code: int, text: str) -> None:
-        self._send(msgspec.json.encode({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}}))
+
+def _key(id: Any) -> str:
+    """Return an id as a key: 1 and "1" are two requests."""
+    return repr(id)
+
+
+def _result(id: str | int, result: Json) -> Json:
+    return {"jsonrpc": "2.0", "id": id, "result": result}
+
+
+def _refused(id: str | int | None, code: int, text: str) -> Json:
+    return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}}
 
 
 def _content(value: Any, *, is_error: bool = False) -> Json:
@@ -178,13 +225,49 @@ async def _serve(target: Target, tools: Mapping[str, Operation]) -> None:
 
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=LINE_BYTES)
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+    transport: asyncio.ReadTransport | asyncio.Task[None]
+    try:
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+    except ValueError:  # stdin is a file, which is there already
+        transport = asyncio.create_task(_feed(reader), name="stdin")
     try:
         async with connect(target) as connection:
             server = McpServer(connection, tools, send)
-            while line := await reader.readline():
-                if line.strip():
+            async for line in _lines(reader):
+                if line is None:
+                    server.refuse_long()
+                elif line.strip():
                     server.take(line)
             await server.finish()
     finally:
-        transport.close()
+        if isinstance(transport, asyncio.Task):
+            transport.cancel()
+        else:
+            transport.close()
+
+
+async def _feed(reader: asyncio.StreamReader) -> None:
+    while part := await asyncio.to_thread(sys.stdin.buffer.read, READ_BYTES):
+        reader.feed_data(part)
+    reader.feed_eof()
+
+
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes | None]:
+    """Return the lines that come, and None for one that is too long, which is not kept."""
+    is_long = False
+    while True:
+        try:
+            line = await reader.readuntil(b"\n")
+        except asyncio.LimitOverrunError as over:
+            await reader.readexactly(over.consumed)
+            if not is_long:
+                yield None
+            is_long = True
+            continue
+        except asyncio.IncompleteReadError as end:
+            if end.partial and not is_long:
+                yield end.partial
+            return
+        if not is_long:
+            yield line
+        is_long = False

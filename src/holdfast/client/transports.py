@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
-from urllib.parse import quote
 
 import msgspec
 
@@ -12,10 +11,11 @@ from holdfast.engine.run_context import context
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
 from holdfast.program.values import PLAIN, Values
 from holdfast.service.context import Principal, make_service
+from holdfast.service.http.exchange import BODY_DEPTH
 from holdfast.service.http.problems import Problem, unexpected
 from holdfast.service.live.sse import Stream
 from holdfast.service.operations.artifacts import Download
-from holdfast.service.registry import Operation, binder_of
+from holdfast.service.registry import Operation, binder_of, path_segment
 from holdfast.settings import without_password
 
 _reader = msgspec.json.Decoder(Problem)
@@ -91,6 +91,11 @@ class Http:
             is_address = address.startswith(("http://", "https://")) and bool(httpx.URL(address).host)
         except httpx.InvalidURL:
             is_address = False
+        if "://" not in address:
+            raise InvalidInput(
+                "the address of a service begins with http:// or https://, such as http://127.0.0.1:8321",
+                field="address",
+            )
         if not is_address:
             raise InvalidInput(
                 f"the service {without_password(address)!r} is no address such as http://127.0.0.1:8321",
@@ -145,6 +150,9 @@ class Http:
 
 def _request(operation: Operation, fields: dict[str, Any], values: Values) -> dict[str, Any]:
     """Return what is asked as REST has it."""
+    text = encoded(fields, values)
+    if not operation.has_body:  # an address has no types: as a text, a value may fit that does not
+        binder_of(operation).from_json(text)
     rest, path = dict(fields), operation.path
     for field in operation.path_fields:
         if field not in rest:
@@ -152,19 +160,17 @@ def _request(operation: Operation, fields: dict[str, Any], values: Values) -> di
         given = rest.pop(field)
         if not isinstance(given, str) or not given:
             raise InvalidInput(f"{field}: Expected `str` of length >= 1", field=field)
-        path = path.replace(f"{{{field}}}", quote(given, safe=""))
+        path = path.replace(f"{{{field}}}", path_segment(given))
     asked: dict[str, Any] = {"method": operation.verb, "url": path}
     if operation.has_body:
-        return {**asked, "content": encoded(rest, values), "headers": {"content-type": "application/json"}}
+        content = encoded(rest, values) if operation.path_fields else text
+        return {**asked, "content": content, "headers": {"content-type": "application/json"}}
     return {**asked, "params": {field: _text(value) for field, value in rest.items() if value is not None}}
 
 
 def encoded(fields: dict[str, Any], values: Values = PLAIN) -> bytes:
-    """Return what is asked as JSON."""
-    try:
-        return values.encode_plain(fields)
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as problem:
-        raise InvalidInput(f"this cannot be sent as JSON: {problem}") from problem
+    """Return what is asked as JSON; raise `InvalidInput` for a value that JSON does not have, such as NaN."""
+    return values.encode_request(fields, BODY_DEPTH)
 
 
 def _text(value: Any) -> str | list[str]:

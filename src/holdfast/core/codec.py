@@ -97,8 +97,8 @@ SEALED = b'{"$holdfast":['
 _UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, RecursionError)
 
 
-def encode(value: object, using: Encoders = _PLAIN) -> Raw:
-    """Return the value as JSON, in its own order."""
+def encode(value: object, using: Encoders = _PLAIN, depth: int = JSON_DEPTH) -> Raw:
+    """Return the value as JSON, in its own order; raise `InvalidInput` if that would be another value."""
     if value is None:
         return NULL
     try:
@@ -110,8 +110,8 @@ def encode(value: object, using: Encoders = _PLAIN) -> Raw:
             _refuse_not_finite(using.builtins_of(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
         raise InvalidInput(_unstorable(value, problem)) from problem
-    if len(raw) > JSON_DEPTH and is_deeper(raw, JSON_DEPTH):
-        raise InvalidInput(f"a value is nested more than {JSON_DEPTH} deep; keep it elsewhere and store a reference")
+    if len(raw) > depth and is_deeper(raw, depth):
+        raise InvalidInput(f"a value is nested more than {depth} deep; keep it elsewhere and store a reference")
     return Raw(raw)
 
 

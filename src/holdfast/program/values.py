@@ -93,8 +93,18 @@ class Values:
         return codec.encode(value, self._encoders)
 
     def encode_plain(self, value: object) -> bytes:
-        """Return a value as JSON for another process, which checks it."""
+        """Return a value of plain kinds as JSON: texts, whole numbers and the like, which need no look."""
         return self._encoders.in_order.encode(value)
+
+    def encode_request(self, fields: Mapping[str, object], depth: int) -> bytes:
+        """Return what is asked of another process as JSON; raise `InvalidInput` for what JSON does not have."""
+        asked: dict[str, Raw] = {}
+        for field, value in fields.items():
+            try:
+                asked[field] = codec.encode(value, self._encoders, depth)
+            except InvalidInput as problem:
+                raise InvalidInput(f"{field}: {problem.message}", field=field) from problem
+        return self._encoders.in_order.encode(asked)
 
     def decode(self, raw: Raw | bytes | str, kind: Any) -> Any:
         """Return the value that the JSON holds, as this type; raise `InvalidInput` if it does not fit."""

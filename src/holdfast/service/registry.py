@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import cache
 from types import ModuleType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -311,6 +311,12 @@ class RequestBinder:
             return msgspec.convert(fields, self._kind)
         except (msgspec.MsgspecError, RecursionError) as problem:
             raise refusal(problem, self._kind) from problem
+
+
+def path_segment(text: str) -> str:
+    """Return a value as a segment of an address. Of `.` and `..` the dots are encoded: libraries would resolve them."""
+    segment = quote(text, safe="")
+    return segment.replace(".", "%2E") if segment in (".", "..") else segment
 
 
 @cache

@@ -6,7 +6,7 @@ router that sees the decoded path, as Starlette's does, cannot distinguish from 
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 from holdfast.errors import MalformedRequest, MethodNotAllowed, NotFound
 from holdfast.service.context import UNAUTHENTICATED, Service
@@ -14,7 +14,7 @@ from holdfast.service.http.downloads import Downloads
 from holdfast.service.http.exchange import Exchange, HeaderList
 from holdfast.service.live.sse import MEDIA_TYPE, EventStreams
 from holdfast.service.operations.artifacts import MEDIA_TYPE as OCTETS
-from holdfast.service.registry import Operation, binder_of
+from holdfast.service.registry import Operation, binder_of, path_segment
 
 
 class Endpoint:
@@ -140,4 +140,6 @@ def _allowed(endpoints: Mapping[str, Endpoint]) -> str:
 
 def _location(exchange: Exchange, response: Any) -> HeaderList:
     run_id = getattr(getattr(response, "run", response), "run_id", None)
-    return [] if run_id is None else [(b"location", f"{exchange.mount}/v1/runs/{quote(run_id, safe='')}".encode())]
+    if run_id is None:
+        return []
+    return [(b"location", f"{exchange.mount}/v1/runs/{path_segment(run_id)}".encode())]
