@@ -116,7 +116,7 @@ CHANGES: dict[str, Callable[[Shop], Order]] = {
     "await one after the other what was gathered": change(gathers=one_by_one),
     "change how long a sleep takes": change(sleeps=lambda: hf.sleep(5)),
     "replace hf.sleep by asyncio.sleep": change(sleeps=lambda: asyncio.sleep(60)),
-    "choose the new way by patched()": change(patches=True),
+    "choose the new code by patched()": change(patches=True),
     "change the name of a signal": change(signal="start"),
     "wrap a step in a task and await it there": change(wraps=True),
     "return earlier": change(ends_early=True),
@@ -147,7 +147,7 @@ def recorded() -> CoreRun:
 
 def test_the_page_has_every_change() -> None:
     assert list(documented()) == list(CHANGES)
-    assert {verdict.split(",")[0] for verdict in documented().values()} == {"paused", "goes on"}
+    assert {verdict.split(",")[0] for verdict in documented().values()} == {"paused", "continues"}
     assert len(CHANGES) >= 12
 
 
@@ -181,7 +181,7 @@ def test_a_change_is_noticed_or_does_no_harm_as_documented(name: str) -> None:
 
 @pytest.mark.contract("WF-3")
 def test_new_runs_take_the_patched_way_and_replay_it() -> None:
-    run = CoreRun(*app_with(CHANGES["choose the new way by patched()"])).start()
+    run = CoreRun(*app_with(CHANGES["choose the new code by patched()"])).start()
     for step_id in ("charge", "charge#2", "post"):
         run.complete(step_id, "")
     assert run.replayed().open == ["ship"]
