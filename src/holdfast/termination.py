@@ -13,10 +13,16 @@ from holdfast.errors import InvalidInput
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
+LIFE = "_HOLDFAST_LIFE"
+"""The variable that `holdfast` sets for the processes it starts: a descriptor that ends with the command."""
+
 
 @contextmanager
 def termination_signal() -> Iterator["asyncio.Future[str]"]:
     """Yield a future that gets the name of the first SIGTERM or SIGINT. A second one ends the process at once.
+
+    In a process that the `holdfast` command has started it is the end of the command that counts as a signal, and
+    further signals do not: a service manager may signal both, and the command passes its own on.
 
     Nor does the end of the process wait for threads: those that `asyncio.to_thread` makes are daemons from now on.
 
@@ -29,15 +35,25 @@ def termination_signal() -> Iterator["asyncio.Future[str]"]:
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[str] = loop.create_future()
     is_asked = False
+    life = os.environ.pop(LIFE, None)
 
     # Handlers of the interpreter and not of the loop: they are called while a callback of the loop does not return.
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal is_asked
-        if is_asked:
+        if not is_asked:
+            is_asked = True
+            loop.call_soon_threadsafe(asked.set_result, signal.Signals(number).name)
+        elif life is None:
             os._exit(128 + number)
-        is_asked = True
-        loop.call_soon_threadsafe(asked.set_result, signal.Signals(number).name)
 
+    def end_with_command(life: int) -> None:
+        os.read(life, 1)
+        if is_asked:
+            os._exit(128 + signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if life is not None:  # in a thread, which goes on if the event loop is stuck
+        threading.Thread(target=end_with_command, args=[int(life)], name="end with command", daemon=True).start()
     loop.set_default_executor(DaemonExecutor())
     before = {ending: signal.signal(ending, ask) for ending in ENDING}
     try:

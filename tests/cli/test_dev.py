@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.cli import dev_child
 from holdfast.cli.dev_child import DevOptions
+from holdfast.termination import LIFE
 from tests.cli.command_process import MOST_SECONDS, Running, environment, running
 from tests.cli.forked_commands import ForkedCommands
 
@@ -129,7 +130,8 @@ async def test_code_that_cannot_be_imported_is_waited_with(
     monkeypatch.setattr(dev_child, "note", lambda text: loop.call_soon_threadsafe(begun.set))
     (tmp_path / "stall.py").write_text("import missing_part\n")
     life, theirs = os.pipe()
-    given = DevOptions(target=f"{tmp_path}/stall.py", store="memory://", host="", port=0, listener=0, life=life)
+    given = DevOptions(target=f"{tmp_path}/stall.py", store="memory://", host="", port=0, listener=0)
+    monkeypatch.setenv(LIFE, str(life))
     waiting = asyncio.create_task(asyncio.to_thread(dev_child.run, given))
     async with asyncio.timeout(MOST_SECONDS):
         await begun.wait()

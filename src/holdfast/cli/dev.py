@@ -5,20 +5,17 @@ imported changes. The socket is listened on all the time, so what is asked meanw
 """
 
 import asyncio
-import os
-import signal
 import socket
-import sys
-from collections import deque
-from typing import Annotated, Any
+from collections.abc import Awaitable
+from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
 
 from holdfast.cli.app_loader import settings_at, split_target
 from holdfast.cli.dev_child import DEV_OPTIONS, DRAIN_S, RELOAD, DevOptions
-from holdfast.cli.exit_codes import BAD_INPUT, CODES, FAILED, INTERRUPTED, OK
 from holdfast.cli.output import note
+from holdfast.cli.processes import keep_alive, lifeline, start_python
 from holdfast.cli.server import HOST, PORT, Port
 from holdfast.engine.observe.logs import describe_store
 from holdfast.errors import InvalidInput
@@ -28,13 +25,6 @@ from holdfast.termination import termination_signal
 
 PATIENCE_S = 2 * DRAIN_S + 3.0
 """How long the other process may take to end."""
-
-OWN_CODES = frozenset({OK, FAILED, BAD_INPUT, *CODES.values(), INTERRUPTED, 143})
-"""With these it has said why. After others it has crashed, by code of the app."""
-
-PAUSE_S = 0.5
-CRASHES = 12
-CRASHES_S = 60.0
 
 
 def dev(
@@ -79,69 +69,14 @@ def dev(
 
 async def _supervise(target: str, store: str, host: str, listener: socket.socket) -> int:
     """Run the other process, again and again, until this one is asked to end or the other has ended by itself."""
-    ours, theirs = os.pipe()  # nothing is ever written: the other process sees when this one is gone
-    given = DevOptions(
-        target=target, store=store, host=host, port=listener.getsockname()[1], listener=listener.fileno(), life=ours
-    )
-    try:
-        with termination_signal() as asked:
-            crashes = _Crashes()
-            while not asked.done():
-                process = await _start(given)
-                ended = asyncio.ensure_future(process.wait())
-                awaited: set[asyncio.Future[Any]] = {asked, ended}
-                await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-                if not ended.done():
-                    await _end(process, ended)
-                elif ended.result() != RELOAD:
-                    if ended.result() in OWN_CODES or crashes.is_too_often():
-                        return max(ended.result(), FAILED)
-                    note(f"the process of the app has ended {_by(ended.result())}, without stopping: starting it again")
-                    await asyncio.wait([asked], timeout=PAUSE_S)
-            return OK
-    finally:
-        os.close(ours)
-        os.close(theirs)
+    with lifeline() as life, termination_signal() as asked:
+        port, descriptors = listener.getsockname()[1], (listener.fileno(),)
+        given = DevOptions(target=target, store=store, host=host, port=port, listener=listener.fileno())
+        # In the environment, which only this user can read: the store's address may hold a password.
+        environment = {DEV_OPTIONS: msgspec.json.encode(given).decode()}
 
+        def start() -> Awaitable[asyncio.subprocess.Process]:
+            arguments = ("-m", "holdfast.cli.dev_child")
+            return start_python(*arguments, life=life, environment=environment, descriptors=descriptors)
 
-class _Crashes:
-    """Counts how often the other process has crashed of late: more often than a run that ends it is tried."""
-
-    def __init__(self) -> None:
-        self._at: deque[float] = deque(maxlen=CRASHES)
-
-    def is_too_often(self) -> bool:
-        """Note a crash, and return whether it is no use to start it again."""
-        self._at.append(asyncio.get_running_loop().time())
-        is_full = len(self._at) == CRASHES and self._at[-1] - self._at[0] < CRASHES_S
-        if is_full:
-            note(f"the process of the app has ended {CRASHES} times within {CRASHES_S:.0f} s: mend it, and start again")
-        return is_full
-
-
-def _by(code: int) -> str:
-    if code >= 0:
-        return f"with {code}"
-    try:
-        return f"by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"by signal {-code}"
-
-
-async def _start(given: DevOptions) -> asyncio.subprocess.Process:
-    # In the environment, which only this user can read: the store's address may hold a password.
-    return await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "holdfast.cli.dev_child"],
-        env={**os.environ, DEV_OPTIONS: msgspec.json.encode(given).decode()},
-        stdin=asyncio.subprocess.DEVNULL,
-        pass_fds=(given.listener, given.life),
-        process_group=0,  # Ctrl-C is for this process, which passes it on once
-    )
-
-
-async def _end(process: asyncio.subprocess.Process, ended: "asyncio.Future[int]") -> None:
-    process.terminate()
-    await asyncio.wait([ended], timeout=PATIENCE_S)
-    if not ended.done():
-        process.kill()
-        await ended
+        return await keep_alive("the process of the app", start, asked, patience_s=PATIENCE_S, reload=RELOAD)

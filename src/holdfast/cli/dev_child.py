@@ -24,6 +24,7 @@ from holdfast.cli.server import set_up_logging
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput
 from holdfast.service.options import ServiceOptions
+from holdfast.termination import LIFE
 
 RELOAD = 75
 """The exit code that asks to be started again."""
@@ -40,14 +41,13 @@ _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pl
 
 
 class DevOptions(Struct, frozen=True, kw_only=True):
-    """What the process needs to know from the one that starts it. `life` ends when that one does."""
+    """What the process needs to know from the one that starts it."""
 
     target: str
     store: str
     host: str
     port: int
     listener: int
-    life: int
 
 
 def run(given: DevOptions) -> int:
@@ -62,15 +62,13 @@ def run(given: DevOptions) -> int:
         note(problem.message)
         show_traceback(problem)
         note("waiting for the code to change")
-        return _wait_for_change(given, before)
+        return _wait_for_change(before)
     return asyncio.run(_serve(app, given, look_at(imported()) | first))
 
 
 async def _serve(app: App, given: DevOptions, before: Look) -> int:
     from holdfast.service.http.server import serve  # here, so that commands which do not serve do not wait for it
 
-    loop = asyncio.get_running_loop()
-    loop.add_reader(given.life, _end, loop, given.life)
     watching = asyncio.create_task(_watch(before))
     service = ServiceOptions(host=given.host, port=given.port, is_open=True, drain_s=DRAIN_S)
     queues = {activity.options.queue for activity in app.registry.activities.values()}
@@ -97,15 +95,11 @@ async def _watch(before: Look) -> str:
             return changed
 
 
-def _end(loop: asyncio.AbstractEventLoop, life: int) -> None:
-    loop.remove_reader(life)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _wait_for_change(given: DevOptions, before: Look) -> int:
+def _wait_for_change(before: Look) -> int:
     """Wait until what could not be imported has changed, or the file that was missing may have come."""
+    life = int(os.environ[LIFE])
     while True:
-        gone, _, _ = select.select([given.life], [], [], LOOK_S)
+        gone, _, _ = select.select([life], [], [], LOOK_S)
         if gone:
             return 0
         if changed_since(before) is not None:

@@ -1,0 +1,112 @@
+"""The processes that a command starts: started again after a crash, and ended with the command, however that ends."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from holdfast.cli.exit_codes import BAD_INPUT, CODES, FAILED, INTERRUPTED, OK
+from holdfast.cli.output import note
+from holdfast.termination import LIFE
+
+EXPLAINED = frozenset({OK, FAILED, BAD_INPUT, *CODES.values(), INTERRUPTED, 143})
+"""A process that ends with one of these has reported why. With another code it has crashed, by code of the app."""
+
+PAUSE_S = 0.5
+CRASHES = 12
+CRASHES_S = 60.0
+
+
+@contextmanager
+def lifeline() -> Iterator[int]:
+    """Yield the reading end of a pipe that nothing is written to. It ends when this process does, even by SIGKILL."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+async def start_python(
+    *arguments: str, life: int, environment: Mapping[str, str], descriptors: tuple[int, ...] = ()
+) -> asyncio.subprocess.Process:
+    """Start a process that ends with `life`. Ctrl-C does not reach it: it is for this process, which passes it on."""
+    return await asyncio.create_subprocess_exec(
+        *[sys.executable, *arguments],
+        env={**os.environ, **environment, LIFE: str(life)},
+        stdin=asyncio.subprocess.DEVNULL,
+        pass_fds=(*descriptors, life),
+        process_group=0,
+    )
+
+
+async def keep_alive(
+    name: str,
+    start: Callable[[], Awaitable[asyncio.subprocess.Process]],
+    asked: "asyncio.Future[str]",
+    *,
+    patience_s: float | None,
+    reload: int | None = None,
+) -> int:
+    """Keep a process running until `asked` is done, or until it has ended by itself and has reported why.
+
+    A process that crashes, or ends with the code `reload`, is started again. Return its exit code, which is never OK if
+    it was not asked to end. A process that was asked to end is killed after `patience_s`; None waits for it.
+    """
+    crashes = _Crashes(name)
+    while not asked.done():
+        process = await start()
+        ended = asyncio.ensure_future(process.wait())
+        awaited: set[asyncio.Future[Any]] = {asked, ended}
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            await _end(process, ended, patience_s)
+            return max(ended.result(), OK)
+        code = ended.result()
+        if code == reload:
+            continue
+        is_over = code in EXPLAINED or crashes.is_too_often()
+        if not is_over:
+            note(f"{name} has ended {_by(code)}, without stopping: starting it again")
+        await asyncio.wait([asked], timeout=PAUSE_S)  # a service manager may have asked both processes to end
+        if is_over:
+            return max(code, OK if asked.done() else FAILED)
+    return OK
+
+
+class _Crashes:
+    """Counts how often a process has crashed of late: more often than a run that ends it is tried."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._at: deque[float] = deque(maxlen=CRASHES)
+
+    def is_too_often(self) -> bool:
+        """Note a crash, and return whether it is no use to start the process again."""
+        self._at.append(asyncio.get_running_loop().time())
+        is_full = len(self._at) == CRASHES and self._at[-1] - self._at[0] < CRASHES_S
+        if is_full:
+            note(f"{self._name} has ended {CRASHES} times within {CRASHES_S:.0f} s: mend it, and start again")
+        return is_full
+
+
+def _by(code: int) -> str:
+    if code >= 0:
+        return f"with {code}"
+    try:
+        return f"by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"by signal {-code}"
+
+
+async def _end(process: asyncio.subprocess.Process, ended: "asyncio.Future[int]", patience_s: float | None) -> None:
+    process.terminate()
+    await asyncio.wait([ended], timeout=patience_s)
+    if not ended.done():
+        process.kill()
+        await ended
