@@ -14,7 +14,8 @@ from holdfast.engine.turns.poison import TRIED_TOGETHER
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import SUSPECT_LOSSES
 from holdfast.store.memory import MemoryStore
-from holdfast.store.port import Turn
+from holdfast.store.port import Store, Turn
+from holdfast.store.proxy import StoreProxy
 
 PATIENCE_S = 60.0
 
@@ -122,3 +123,79 @@ async def test_a_run_whose_next_loss_may_be_its_last_is_tried_alone(losses: int,
     """Else others that are lost with it would be set aside for what it did."""
     commits = await played_by_suspects(losses, 5, lost_turns)
     assert [[lost for _, lost in turns] for turns in commits] == [[losses + 1], [0]] * 5
+
+
+class Blaming(StoreProxy):
+    """A store in which every run counts as lost so often after each turn."""
+
+    def __init__(self, store: Store, losses: int) -> None:
+        super().__init__(store)
+        self._losses = losses
+
+    async def commit(self, turns: Sequence[Turn]) -> Any:
+        """Commit the turns with this count."""
+        return await self._store.commit([replace(turn, losses=self._losses) for turn in turns])
+
+
+class Silent(StoreProxy):
+    """A store that does not answer once a suspect is tried: before its turn is committed, or after the try is."""
+
+    def __init__(self, store: Store, losses: int, silent_after: str) -> None:
+        super().__init__(store)
+        self._tried, self._silent_after = losses + 1, silent_after
+        self.is_silent = asyncio.Event()
+
+    async def commit(self, turns: Sequence[Turn]) -> Any:
+        """Commit, and answer as long as nobody is tried."""
+        is_try = any(turn.losses == self._tried for turn in turns)
+        if self.is_silent.is_set():
+            return await self._store.commit(turns)
+        answers = await self._store.commit(turns) if is_try else None
+        if is_try and self._silent_after == "try":
+            return answers
+        self.is_silent.set()
+        return await asyncio.Event().wait()
+
+
+def walking_app() -> tuple[hf.App, Any]:
+    app = hf.App("court")
+
+    @app.workflow
+    async def walk() -> str:
+        return await hf.wait_signal("go", str)
+
+    return app, walk
+
+
+async def park_suspect(app: hf.App, walk: Any, store: Store, losses: int) -> None:
+    """Start a run that waits for a signal, and counts as lost so often; and send it the signal."""
+    async with asyncio.timeout(PATIENCE_S), app.node(Blaming(store, losses)) as node:
+        run = await app.start(walk, run_id="w")
+        while node.owns("w"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    async with app.connect(store):
+        await run.signal("go", "now")
+
+
+async def losses_of(store: Store, run_id: str) -> int:
+    [loaded] = await store.load([run_id])
+    assert loaded is not None
+    return loaded.head.losses
+
+
+@pytest.mark.contract("OWN-3", "MSG-3")
+@pytest.mark.parametrize("silent_after", ["try", "turn"])
+@pytest.mark.parametrize("losses", [SUSPECT_LOSSES, SUSPECT_LOSSES + 2])
+async def test_a_try_does_not_count_whose_node_leaves_in_good_order(
+    store: Store, losses: int, silent_after: str
+) -> None:
+    """Else a run would be set aside because its nodes were stopped, whether or not it is known that the try counts."""
+    app, walk = walking_app()
+    await park_suspect(app, walk, store, losses)
+    silent = Silent(store, losses, silent_after)
+    async with asyncio.timeout(PATIENCE_S), app.node(silent, options=hf.NodeOptions(drain_s=0)):
+        await silent.is_silent.wait()
+        assert await losses_of(store, "w") == losses + 1
+    assert await losses_of(store, "w") == losses
+    async with asyncio.timeout(PATIENCE_S), app.node(store):
+        assert await app.run("w").result() == "now"

@@ -21,7 +21,8 @@ from tests.early_first_turns import take_first_turns_early
 from tests.sim.features import JUMPS_S
 from tests.sim.scripts import Definitions
 from tests.sim.sealed_values import sealing
-from tests.sim.world import LOST_TURNS, World
+from tests.sim.tries import LOST_TURNS
+from tests.sim.world import World
 
 LEASE_MS = 3_000
 BUDGET_MS = 20

@@ -42,7 +42,8 @@ from holdfast.store.payloads import Payload
 from holdfast.testing.sim_loop import current_process
 from tests.sim.planted import first_finding
 from tests.sim.sealed_values import Bucket
-from tests.sim.world import LOST_TURNS, World
+from tests.sim.tries import LOST_TURNS
+from tests.sim.world import World
 
 pytestmark = [
     pytest.mark.slow,

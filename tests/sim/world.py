@@ -44,11 +44,9 @@ from holdfast.testing.sim_loop import LoopClock, SimLoop, current_process
 from tests.server_folder import memory_folder
 from tests.sim.features import Features, is_copied
 from tests.sim.sealed_values import SHARE, SealedView
+from tests.sim.tries import Tries, is_of_poison
 
 TRACE_LINES = 4_000
-LOST_TURNS = 6
-"""How many processes a run may end. More than by default: here others end them all the time, also while it is tried."""
-
 FAILING_OPEN = 0.25
 """How many of the seeds have nodes that begin activities while the commit of their start is slow."""
 
@@ -116,6 +114,7 @@ class World:
         self.processes: dict[str, str] = {}
         self.deaths: Counter[str] = Counter()
         self.ended_by: Counter[str] = Counter()
+        self.tries = Tries(self)
 
     @property
     def opened(self) -> port.Store:
@@ -146,6 +145,7 @@ class World:
             self.deaths[bomb] += 1
             self.ended_by[program.run_id] += 1
             self.note(f"bomb   {program.run_id} {bomb} for the {self.deaths[bomb]}. time", "poison turns")
+            self.tries.blame(program.run_id, process.name)
             process.kill()
 
     # --- effects
@@ -400,11 +400,7 @@ class World:
             self.violate(f"{where}: a failure was recorded and nothing has failed")
         elif isinstance(body, e.StepRetried) and body.reason == "node lost":
             self._check_lost(event, history)
-        elif isinstance(body, e.RunPaused) and body.error is not None and body.error.code == "PoisonTurn":
-            self.note(f"set aside {event.run_id}", "set aside")
-            if self.ended_by[event.run_id] < LOST_TURNS // 2:
-                self.violate(f"{event.run_id}: it is set aside, and others have ended the processes")
-        elif isinstance(body, e.RunPaused) and body.error is not None:
+        elif isinstance(body, e.RunPaused) and body.error is not None and not is_of_poison(event):
             self.violate(f"{event.run_id}: its program could not go on: {body.error.code}: {body.error.message}")
         elif isinstance(body, e.TaskCompleted | e.TaskReminded | e.TaskAssigned | e.TaskRefused):
             self._check_task(event, history)
@@ -518,6 +514,10 @@ class WatchedStore(MemoryStore):
         events = self._runs[run_id].events
         return self._world.sealed_view.events_of(run_id, len(events)) if self._world.is_sealed else events
 
+    def head_of(self, run_id: str) -> port.RunHead:
+        """Return a run as it is."""
+        return self._runs[run_id].head
+
     def under_way(self, plan_id: str) -> dict[str, e.RunQueued]:
         """Return how the runs of a plan began that have started and not finished. Limits do not hold back forks."""
         runs = {run_id: run for run_id, run in self._runs.items() if run.head.plan_id == plan_id and not _is_fork(run)}
@@ -572,6 +572,8 @@ class WatchedStore(MemoryStore):
         """Commit, and check what was committed."""
         before = [self._runs[turn.run_id].head for turn in turns]
         answers = await super().commit(turns)
+        done = [place for place, answer in enumerate(answers) if isinstance(answer, port.Committed)]
+        self._world.tries.note([turns[place] for place in done], [before[place] for place in done])
         for turn, head, answer in zip(turns, before, answers, strict=True):
             if isinstance(answer, port.CommitConflict):
                 self._world.note(f"lost   {turn.run_id} v{turn.expected_version} e{turn.epoch} {answer}", "conflicts")

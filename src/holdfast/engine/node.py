@@ -49,12 +49,12 @@ from holdfast.engine.turns.fail_open import FailOpen
 from holdfast.engine.turns.owned_runs import OwnedRun, OwnedRuns, unsuccessful
 from holdfast.engine.turns.poison import (
     TRIED_TOGETHER,
+    counting_turn,
     deferring_turn,
     is_first_try,
     is_suspect,
     losses_after,
     poison_of,
-    trial_turn,
     tried,
 )
 from holdfast.errors import (
@@ -181,6 +181,14 @@ class Node:
     # --- the loop: claim, turn, commit, effects
 
     async def _work(self) -> None:
+        try:
+            await self._take_turns()
+        except asyncio.CancelledError:  # the node leaves: no run has ended it
+            with suppress(StoreError):
+                await self.turn_processor.take_back_tries()
+            raise
+
+    async def _take_turns(self) -> None:
         while True:
             try:
                 batch = await self._gather()
@@ -593,7 +601,10 @@ class TurnProcessor:
             if poison is not None:
                 await self._set_aside(suspects[0], poison)
                 return
-            answers = await self._commit([trial_turn(owned.loaded.head) for owned in suspects])
+            for owned in suspects:
+                owned.untried_losses = owned.loaded.head.losses
+            heads = [owned.loaded.head for owned in suspects]
+            answers = await self._commit([counting_turn(head, head.losses + 1) for head in heads])
             for owned, answer in zip(suspects, answers, strict=True):
                 if isinstance(answer, CommitConflict):
                     self.owned_runs.lose(owned.loaded.head.run_id, answer, owned)
@@ -601,6 +612,13 @@ class TurnProcessor:
                     owned.loaded, owned.is_tried = tried(owned.loaded), True
         if still_tried := [owned for owned in suspects if owned.is_tried]:
             await self._take_together(still_tried)
+
+    async def take_back_tries(self) -> None:
+        """Let the tries that are under way not count: their node ends, and none of them has ended it."""
+        under_way = [(owned.loaded.head, owned.untried_losses) for owned in self.owned_runs.by_id.values()]
+        turns = [counting_turn(head, losses) for head, losses in under_way if losses is not None]
+        if turns:
+            await self._store.commit(turns)
 
     async def _set_aside(self, suspect: OwnedRun, poison: PoisonTurn) -> None:
         """Pause a run that was tried too often."""

@@ -72,6 +72,7 @@ class OwnedRun(Struct, gc=False, eq=False):
     is_fresh: bool = True
     deferred_with: object = None  # what the turn was given whose end waits for updates
     is_tried: bool = False  # whether it is durable that its turn is tried
+    untried_losses: int | None = None  # how often it counted as lost before a try that is, or may be, durable
     losses_after: int = 0  # how often it counts as lost after its present turn
     refused: TurnRefused | None = None  # why its present turn is no more than a pause
     is_offered: bool = False  # whether its present turn comes after a look for nodes with other code
@@ -120,7 +121,7 @@ class OwnedRun(Struct, gc=False, eq=False):
         """Take note of a turn that was committed."""
         self.taken = ()
         state, signals, details = draft.state, self.loaded.signals, self.loaded.details
-        self.is_tried = False
+        self.is_tried, self.untried_losses = False, None
         if draft.received:
             consumed = {inbox_seq for inbox_seq, _ in draft.received}
             signals = tuple(signal for signal in signals if signal.inbox_seq not in consumed)

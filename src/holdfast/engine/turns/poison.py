@@ -4,9 +4,9 @@
 fault. So a run that was lost twice in a row is a suspect: its turn is tried apart from others', and the try is counted,
 durably, before it begins. After an outage all runs of a fleet may be suspects, and to try one after the other would
 take long: so those that are tried for the first time are tried together, some at once, and of those that are lost once
-more each is tried alone. A turn that is committed clears its run. A run that was lost `lost_turns` times is set aside:
-it is paused by a turn that runs none of its code, as are all that follow, until an operator resumes it. That is one
-more try.
+more each is tried alone. A turn that is committed clears its run. A node that leaves in good order was ended by no run:
+it takes back the tries that it has counted and not finished. A run that was lost `lost_turns` times is set aside: it is
+paused by a turn that runs none of its code, as are all that follow, until an operator resumes it. That is one more try.
 
 An activity that ends its process is no poison: its attempts are counted. To distinguish the two, outcomes of activities
 are made durable before a run takes them that was lost before.
@@ -75,15 +75,15 @@ def _is_resumed(loaded: LoadedRun) -> bool:
     return any(control.name == "RESUME" and control.is_allowed for control in controls_of(loaded.signals))
 
 
-def trial_turn(head: RunHead) -> Turn:
-    """Return a turn that records nothing but that the run is about to be tried."""
+def counting_turn(head: RunHead, losses: int) -> Turn:
+    """Return a turn that records nothing but how often a run counts as lost."""
     return Turn(
         run_id=head.run_id,
         expected_version=head.version,
         epoch=head.lease_epoch,
         snapshot=head.snapshot or RuntimeSnapshot(status=head.status, state_version=head.version),
         seen_inbox_seq=head.inbox_seq,
-        losses=head.losses + 1,
+        losses=losses,
     )
 
 
