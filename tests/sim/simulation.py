@@ -302,7 +302,7 @@ class Simulation:
         """Look into the books, and return an operator's answer about an unresolved step: true, or that it fails."""
         facts = decoded(task.payload)
         assert isinstance(facts, dict)
-        account = self._world.accounts.setdefault(facts["idempotency_key"], Account(""))
+        account = self._world.accounts.setdefault(facts["idempotency_key"], Account())
         attempt = int(task.step_id.rpartition(RECONCILE_MARK)[2])
         if self._rng.random() < 0.2:
             account.answers.append("")

@@ -1,6 +1,6 @@
 """Judges whom the nodes blame for processes that ended: see `holdfast/engine/turns/poison.py`.
 
-Nobody can tell a run that ends its process from one whose process was killed just while it was tried, again and again.
+No store can distinguish a run that ends its process from one whose process is killed each time just while it is tried.
 So what is judged is the evidence. A run is set aside only after as many tries as there have to be, all but the first of
 them alone, none of them followed by a turn or taken back; and nothing else ends a process while it tries one run alone.
 """
@@ -80,4 +80,6 @@ class Tries:
 
 def is_of_poison(event: e.Event) -> bool:
     """Return whether a run is set aside by this event."""
-    return isinstance(event.data, e.RunPaused) and event.data.error is not None and event.data.error.code == "PoisonTurn"
+    return (
+        isinstance(event.data, e.RunPaused) and event.data.error is not None and event.data.error.code == "PoisonTurn"
+    )

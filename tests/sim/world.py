@@ -73,8 +73,7 @@ class Effect(Struct, frozen=True):
 class Account:
     """What a payment service knows of one key."""
 
-    def __init__(self, mood: str) -> None:
-        self.is_truthful = mood == ""
+    def __init__(self) -> None:
         self.receipts: list[str] = []
         self.lost: list[int] = []
         self.said: list[object] = []
@@ -198,14 +197,14 @@ class World:
             self.violate(f"{run_id} {step_id}: the key {context.idempotency_key!r} is not {key!r}")
         self.note(f"charge {key} {run_id} {step_id} attempt {attempt}", "charges asked for")
         await asyncio.sleep(seconds / 2)
-        account = self.accounts.setdefault(key, Account(mood))
+        account = self.accounts.setdefault(key, Account())
         if attempt < account.ended_before:
             raise ConnectionError("somebody has asked meanwhile, and was answered that nothing was charged")
         is_lost = len(account.lost) < failures
         if not is_lost or self.rng.random() < 0.5:
             account.receipts.append(f"{key}/{len(account.receipts)}")
             self.note(f"charged {key} {account.receipts}", "charges")
-            if account.is_truthful and len(account.receipts) > 1:
+            if mood == "" and len(account.receipts) > 1:
                 self.violate(f"{run_id} {step_id}: {key} was charged twice, and its verifier is truthful")
         if is_lost:
             account.lost.append(attempt)
@@ -217,7 +216,7 @@ class World:
     async def find_charge(self, key: str, mood: str) -> object:
         """Answer, as a verifier, whether a key was charged: truly, or as the mood is."""
         context = activity_context()
-        account = self.accounts.setdefault(key, Account(mood))
+        account = self.accounts.setdefault(key, Account())
         await asyncio.sleep(0.05)
         self.note(f"verify {key} attempt {context.engine_attempt_id} {account.receipts}", "verifications")
         account.ended_before = max(account.ended_before, context.engine_attempt_id)
@@ -239,7 +238,7 @@ class World:
 
     def asked(self, key: str, attempt: int) -> str | None:
         """Answer an operator truly: the receipt of a key, or None; no attempt up to this one charges it any more."""
-        account = self.accounts.setdefault(key, Account(""))
+        account = self.accounts.setdefault(key, Account())
         if account.receipts:
             return account.receipts[-1]
         account.ended_before = max(account.ended_before, attempt + 1)
@@ -248,7 +247,7 @@ class World:
     def _check_keyed(self, event: Event, started: e.StepStarted) -> None:
         """A keyed step succeeds only by what was charged, or by what its verifier or an operator has said."""
         body, where = event.data, f"{event.run_id} {event.step_id}"
-        account = self.accounts.get(started.idempotency_key or "", Account(""))
+        account = self.accounts.get(started.idempotency_key or "", Account())
         if isinstance(body, e.StepCompleted):
             result = codec.decode(body.result, str)
             said = [verdict.result for verdict in account.said if isinstance(verdict, hf.Completed)]
