@@ -76,6 +76,8 @@ def _described(package: Any, name: str, value: Any) -> Iterator[str]:
     yield from _code(_signature(node, name))
     yield from _prose(ast.get_docstring(node))
     if isinstance(node, ast.ClassDef):
+        made = _method(node, "__init__")
+        yield from _prose(ast.get_docstring(made) if made else None)
         yield from _members(node)
 
 
@@ -134,9 +136,9 @@ def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str, str]]:
 def _signature(node: Definition, name: str) -> str:
     if isinstance(node, ast.ClassDef):
         bases = [ast.unparse(base) for base in node.bases if ast.unparse(base) not in ("Struct", "ABC")]
-        made = next((each for each in node.body if getattr(each, "name", "") == "__init__"), None)
+        made = _method(node, "__init__")
         line = f"class {name}" + (f"({', '.join(bases)})" if bases else "")
-        return f"{line}\n\n{_signature(made, name)}" if isinstance(made, ast.FunctionDef) else line
+        return f"{line}\n\n{_signature(made, name)}" if made else line
     arguments = [part for part in _arguments(node.args) if part not in ("self", "cls")]
     returns = f" -> {ast.unparse(node.returns)}" if node.returns and node.name != "__init__" else ""
     head = "async def " if isinstance(node, ast.AsyncFunctionDef) else "def " if node.name != "__init__" else ""
@@ -146,6 +148,10 @@ def _signature(node: Definition, name: str) -> str:
         if len(line) <= 100
         else f"{head}{name}(\n" + "".join(f"    {part},\n" for part in arguments) + f"){returns}"
     )
+
+
+def _method(node: ast.ClassDef, name: str) -> ast.FunctionDef | None:
+    return next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == name), None)
 
 
 def _arguments(given: ast.arguments) -> Iterator[str]:
@@ -196,8 +202,11 @@ def settings_page() -> str:
 
 def _variables(kind: type[Any], prefix: str) -> Iterator[str]:
     groups: list[tuple[str, type[Any]]] = []
-    yield from ("| variable | default | what it says |", "|---|---|---|")
+    options = {name: (default, words) for name, _, default, words in _fields(_class(hf.NodeOptions))}
+    yield from ("| variable | default | meaning |", "|---|---|---|")
     for name, _, default, words in _fields(_class(kind)):
+        if kind is settings.NodeSettings:  # what is not set there is as the options have it
+            default, words = options[name]
         value = getattr(kind(), name) if not _needs_arguments(kind) else None
         if hasattr(type(value), "__struct_fields__"):
             groups.append((f"{prefix}{name.upper()}__", type(value)))
@@ -213,7 +222,7 @@ def _needs_arguments(kind: type[Any]) -> bool:
 
 
 def _options(kind: type[Any]) -> Iterator[str]:
-    yield from ("| option | type | default | what it says |", "|---|---|---|---|")
+    yield from ("| option | type | default | meaning |", "|---|---|---|---|")
     for name, annotation, default, words in _fields(_class(kind)):
         yield f"| `{name}` | {_cell(annotation)} | {_cell(default)} | {_flat(words)} |"
 

@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 class Activity(Generic[P, R]):
-    """A registered activity."""
+    """A registered activity. Call it in a workflow."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class Activity(Generic[P, R]):
     def options(self, **changes: Any) -> "Activity[P, R]":
         """Return the same activity with other options for the calls made through it.
 
-        Those of `@app.activity`, and of the call itself: `name` is what its step is called; `idempotency_key`, a text,
-        is its key, whatever the definition computes. With `cancel="wait"` a cancellation while it is awaited waits for
-        its outcome: a result is returned, and the code is cancelled where it waits next.
+        They are the options of `@app.activity`, and two of the call: `name` is the name of its step, and
+        `idempotency_key`, a text, replaces the computed key. With `cancel="wait"`, a cancellation while the call is
+        awaited waits for its outcome: a result is returned, and the code is cancelled at its next wait.
         """
         call = call_options(self.call, changes)
         return Activity(self.definition, activity_options(self.call_options, **changes), call)

@@ -119,7 +119,7 @@ class RegistersActivity(Protocol):
 
 
 class App:
-    """A set of workflows and activities, and the node that runs them."""
+    """A set of workflows and activities. Open it with `node`, `connect` or `serve` to run them on a store."""
 
     def __init__(
         self,
@@ -139,17 +139,21 @@ class App:
         retention: Retention | None = None,
         on_error: OnError = "pause",
     ) -> None:
-        """`codecs` seal what goes to the store, such as `Encryption`; without them, those that the settings name.
+        """Options that are not given here come from the settings, where these have them.
 
-        `artifacts` is where artifacts and large values are kept; without it, what the settings name.
-        `allow_cross_tenant_signals` lets workflows signal runs of other tenants, projects and environments.
-        `converters` store values of types of your own: see docs/types.md.
-        `secrets` is where the values of secrets come from, a provider or the address of one; otherwise the settings.
-        `plan_sources` are prefixes of addresses from which plans may be fetched, such as `https://plans.example.com/`.
-        `attributes` are the types of the search attributes of runs, by name: see docs/search.md.
-        `retention` is how long what is over is kept; without it, what the settings say, and otherwise for ever.
-        `on_error` is what an exception does that a workflow does not handle, where the workflow does not say: `pause`
-        the run until the code is mended, or `fail` it. See docs/workflows.md.
+        - `limits`: the bounds of the installation.
+        - `codecs`: they encode payloads on their way to the store, such as `Encryption`.
+        - `artifacts`: where artifacts and large values are kept.
+        - `secrets`: where the values of secrets come from, a provider or its address.
+        - `retention`: how long finished data is kept. Without it, and without settings, nothing is deleted.
+        - `attributes`: the types of search attributes, by name. See docs/search.md.
+        - `converters`: how values of your own types are stored. See docs/types.md.
+        - `plan_sources`: prefixes of addresses from which plans may be read, such as `https://plans.example.com/`.
+        - `authoriser`: decides who may do what with which run. See docs/access.md.
+        - `allow_cross_tenant_signals`: workflows may signal runs of other tenants, projects and environments.
+        - `on_error`: what an unhandled exception of a workflow does: `pause` the run until the code is fixed, or `fail`
+          it.
+        - `ids`, `rng`: replaced in tests.
         """
         self.name = name
         self.on_error = error_policy(on_error)
@@ -214,15 +218,16 @@ class App:
         entity: bool = False,
         **limits: Unpack[LimitOptions],
     ) -> Any:
-        """Register an async function as a workflow. Use as `@app.workflow` or `@app.workflow(version="2")`.
+        """Register an async function as a workflow: `@app.workflow` or `@app.workflow(version="2")`.
 
-        `signals` declares the types of signals by name: a signal that does not fit is refused before it is stored, and
-        so is one of another name, unless `allow_other_signals`; then its sender gets a warning.
-        `failures` are exceptions that fail a run, beside `WorkflowFailed` and what steps and waits raise. Any other one
-        that the code does not handle pauses the run until the code is mended; with `on_error="fail"` it fails the run.
-        With `requires_approval` a run does not start before an operator has approved it (`RunHandle.approve`).
-        An `entity` lives on signals: its runs take more than `Limits.signals_per_run_per_minute`, without a bound.
-        `limits` (at_once, per_key, key, rate, overload) bound its runs, of all versions: the last one's hold.
+        - `signals`: the types of signals, by name. A signal that does not fit is refused when it is sent. So is a
+          signal of another name, unless `allow_other_signals`; then its sender gets a warning.
+        - `failures`: exceptions that fail a run, in addition to `WorkflowFailed` and to failures of steps and waits.
+          Any other unhandled exception pauses the run until the code is fixed, or fails it with `on_error="fail"`.
+        - `requires_approval`: a run does not start before an operator has approved it (`RunHandle.approve`).
+        - `entity`: its runs may get more than `Limits.signals_per_run_per_minute`.
+        - `at_once`, `per_key`, `key`, `rate`, `overload`: limits on its runs, for all versions together. Those of the
+          version that was registered last apply. See docs/limits.md.
         """
         for signal_name in signals or ():
             check_signal_name(signal_name)
@@ -248,12 +253,12 @@ class App:
         return register if function is None else register(function)
 
     def lock(self, name: str, *, at_once: int = 1, rate: tuple[int, timedelta] | None = None) -> Lock:
-        """Declare a lock between runs: `async with accounts("17"):` lets one run at a time go on there, by key.
+        """Declare a lock between runs. `async with accounts("17"):` lets one run at a time into the block, by key.
 
-        With `at_once` so many hold a key together. A `rate` of (10, timedelta(seconds=1)) lets so many enter in that
-        time, all keys together. Apps on the same store that declare the same name share the lock. It
-        is freed when its holder leaves the block or ends, however that ends. Runs of the workflow `lock:NAME` show who
-        has it and who waits (docs/locks.md).
+        With `at_once`, that many runs may hold a key together. A `rate` of `(10, timedelta(seconds=1))` lets that many
+        enter in that time, all keys together. Apps on the same store that declare the same name share the lock. The
+        lock is released when its holder leaves the block or ends, also after a crash. Runs of the workflow `lock:NAME`
+        show who holds it and who waits. See docs/locks.md.
         """
         if type(at_once) is not int or at_once < 1:
             raise InvalidInput(f"at_once is a whole number from 1, not {at_once!r}", field="at_once")
@@ -270,11 +275,11 @@ class App:
     ) -> Workflow[P, R]: ...
 
     def external_workflow(self, workflow: Any, /, *, name: str | None = None, version: str = "1") -> Any:
-        """Return a workflow of another app on the same store, to run it as a child or to start it.
+        """Return a workflow of another app on the same store, to call it as a child or to start it.
 
-        By its name it takes arguments by name. Given an async function without a body, which has the same parameters
-        and result, calls are checked and typed. This process needs none of its code, and never runs it; its approval
-        and its limits hold. A child waits until a node has that version.
+        Given a name, it takes arguments by name. Given an async function without a body, with the same parameters and
+        result, calls are checked and typed. This process does not need its code and never executes it. Its approval and
+        its limits apply. A child waits until a node has that version.
         """
         _check_version(version)
         definition = ExternalWorkflow(workflow, name, version, self.registry.values)
@@ -299,10 +304,11 @@ class App:
         entity: bool = False,
         **limits: Unpack[LimitOptions],
     ) -> Flow[S]:
-        """Register a flow: a tree of steps around a state of this type (a dataclass, a Struct, a model of pydantic).
+        """Register a flow: a tree of steps around a state of this type (a dataclass, a Struct, a pydantic model).
 
-        It is started with the state, and its result is the last one. The signals in the tree are declared with it.
-        `doc` says what it is for. The other arguments are those of `workflow`; `key` is a function of `state`.
+        It is started with a state, and its result is the last state. The signals in the tree are declared with it.
+        `doc` is its description. The other arguments are those of `workflow`; `key` is a function of `state`. See
+        docs/flows.md.
         """
         require_step_name("a flow's name", name)
         _check_version(version)
@@ -355,16 +361,18 @@ class App:
         limit: ActivityLimit | None = None,
         **options: Any,
     ) -> Any:
-        """Register a function as an activity. Use as `@app.activity` or `@app.activity(retry=…, timeout=…)`.
+        """Register a function as an activity: `@app.activity` or `@app.activity(retry=…, timeout=…)`.
 
-        `idempotency_key` computes the key of a call from arguments, by their names. A call with a key is reconciled:
-        before it is dispatched again, `verify`, a function of the same arguments, is asked whether it has happened. It
-        returns `NotCompleted`, `Completed`, `CompletedWithoutResult` or `Indeterminate`, within `verify_timeout`.
-        One that raises or takes too long is asked again as `verify_retry` says, before an operator is asked.
-        `raises` are exceptions that a workflow can catch around a call by their own classes: what it gets is both an
-        `ActivityFailed` and that. `retry_if`, a plain function of the exception, returns whether it is retried at all.
-        With `cancel="wait"` in `options` a cancellation waits for the outcome of a call that is under way.
-        `limit` bounds how many calls are under way, and how often they begin, over all nodes: see `ActivityLimit`.
+        - `idempotency_key`: computes the key of a call from its arguments, by their names. Before a call with a key is
+          repeated, `verify`, a function of the same arguments, returns whether it has happened: `NotCompleted`,
+          `Completed`, `CompletedWithoutResult` or `Indeterminate`, within `verify_timeout`. A verifier that raises or
+          times out is retried as `verify_retry` says, before an operator is asked. See docs/reconciliation.md.
+        - `raises`: exceptions that a workflow can catch by their own classes. What it gets is also an `ActivityFailed`.
+        - `retry_if`: a function of the exception that returns whether it is retried at all.
+        - `cancel="wait"`: a cancellation waits for the outcome of a running call.
+        - `limit`: bounds concurrent calls and calls per period, over all nodes. See `ActivityLimit`.
+
+        Further options are those of `Activity.options`. See docs/activities.md.
         """
         call = call_options(PLAIN_CALL, options)
 
@@ -390,10 +398,10 @@ class App:
         return register if function is None else register(function)
 
     def sink(self, name: str, address: str, *, secret: Secret | str = "", **options: Any) -> Sink:
-        """Declare a sink of the event bus: where events of runs go. Nodes of this app store it when they start.
+        """Declare a sink of the event bus, which gets events of runs. Nodes of this app store it when they start.
 
-        `address` is the URL of a webhook, `nats://host:4222/SUBJECT`, or `redis://host:6379/STREAM`. `secret` is what a
-        webhook is signed with, or the password of a broker. Other options are the fields of `Sink`.
+        `address` is the URL of a webhook, `nats://host:4222/SUBJECT`, or `redis://host:6379/STREAM`. `secret` signs
+        requests to a webhook, or is the password of a broker. Other options are the fields of `Sink`. See docs/bus.md.
         """
         kinds: dict[str, SinkKind] = {"http": "webhook", "nats": "nats", "tls": "nats", "redis": "redis"}
         scheme = str(address).partition("://")[0]
@@ -408,9 +416,9 @@ class App:
     def projection(self, name: str, **options: Any) -> Callable[[ProjectionFunction], ProjectionFunction]:
         """Register a function that gets the events of runs, as CloudEvents, in order for each run.
 
-        What it has not got yet is kept in the store: after a crash it goes on there. It may get an event twice, with
-        the same id. It is called on one node at a time, with events of one run, and may be async; what raises is
-        retried. Options are the fields of `Sink`.
+        The store keeps the events that it has not handled yet: after a crash it continues there. It may get an event
+        twice, with the same id. It is called on one node at a time, with events of one run, and may be async. If it
+        raises, it is called again. Options are the fields of `Sink`.
         """
 
         def register(function: ProjectionFunction) -> ProjectionFunction:
@@ -431,9 +439,9 @@ class App:
     def middleware(self, kind: Literal["client"], /) -> Callable[[Middleware[ClientCall]], Middleware[ClientCall]]: ...
 
     def middleware(self, kind: MiddlewareKind, /) -> Callable[[Any], Any]:
-        """Register an async function around every `workflow`, every attempt of an `activity`, or what a `client` asks.
+        """Register an async function around each `workflow`, each attempt of an `activity`, or each `client` call.
 
-        It gets the call and `call_next`, and returns what `await call_next(call)` returns, or something else. The one
+        It gets the call and `call_next`, and returns the result of `await call_next(call)`, or another one. The one
         that is registered first is the outermost. See docs/middleware.md.
         """
         registered = self.registry.middleware.of(kind)
@@ -447,16 +455,16 @@ class App:
         return register
 
     def on_failed(self, hook: RunHook) -> RunHook:
-        """Register a function that is called with the id of a run that has failed, and why. It may be async.
+        """Register a function that is called with the id of a failed run and the reason. It may be async.
 
-        The node that has committed the failure calls it, once, and not again if it is lost meanwhile: what must not be
-        missed is a projection. What it raises is logged.
+        The node that has committed the failure calls it once. If that node is lost, it is not called again: use a
+        projection for what must not be missed. Its exceptions are logged.
         """
         self.registry.on_failed.append(hook)
         return hook
 
     def on_paused(self, hook: RunHook) -> RunHook:
-        """Register a function that is called with the id of a run that is paused, and why. See `on_failed`."""
+        """Register a function that is called with the id of a paused run and the reason. See `on_failed`."""
         self.registry.on_paused.append(hook)
         return hook
 
@@ -465,9 +473,9 @@ class App:
     ) -> Callable[[W], W]:
         """Declare a schedule, as a decorator of a workflow or with `workflow=`.
 
-        `@app.schedule("0 9 * * MON-FRI", tz="Europe/Sofia")`, or with `every=` a timedelta, or once `at=` a datetime.
-        It is stored when a node opens, under `schedule_id` or the workflow's name. What operators did to it stays when
-        the code is deployed again: see docs/schedules.md.
+        `@app.schedule("0 9 * * MON-FRI", tz="Europe/Sofia")`, or with `every=` a timedelta, or once with `at=` a
+        datetime. It is stored when a node opens, under `schedule_id` or the workflow's name. Changes by operators stay
+        when the code is deployed again. See docs/schedules.md.
         """
 
         def declare(workflow: W) -> W:
@@ -480,9 +488,9 @@ class App:
         return declare
 
     def run(self, run_id: str | None = None) -> RunHandle[Any]:
-        """Return the handle of a run that is there already. Inside a workflow it can be signalled, durably.
+        """Return the handle of an existing run. Inside a workflow you can signal it, durably.
 
-        There, without an id, it is the run itself.
+        Inside a workflow, without an id, it is the run itself.
         """
         program = current_program()
         if program is not None:
@@ -492,16 +500,16 @@ class App:
         return RunHandle(self.runtime(), run_id)
 
     async def signal_many(self, signals: Sequence[Outgoing]) -> list[AcceptedSignalResult | CallerError]:
-        """Send signals, each a dict of run_id, name and what else `RunHandle.signal` takes.
+        """Send signals, each a dict of `run_id`, `name` and other arguments of `RunHandle.signal`.
 
-        Each is answered by itself, in order: with its result, or with the error that refuses it.
+        Return for each, in order, its result or the error that refuses it.
         """
         if self.runtimes.current() is None or current_program() is not None:
             raise InvalidInput("no node is open: send signals inside `async with app.node(...)`, outside of workflows")
         return await self.runtime().signal_many(signals)
 
     def waits(self, *, run_id: str | None = None, name: str | None = None) -> AsyncIterator[Wait]:
-        """Iterate over the open waits: of a run, for a signal's name, or all."""
+        """Iterate over the open waits: of one run, for one signal name, or all."""
         return self.runtime().waits(run_id, name)
 
     def signal_schemas(self, workflow: Workflow[..., Any]) -> dict[str, dict[str, Any]]:
@@ -510,33 +518,34 @@ class App:
         return {name: definition.values.schema(kind) for name, kind in definition.signals.items()}
 
     def open_artifact(self, artifact: ArtifactRef) -> AsyncIterator[bytes]:
-        """Iterate over the bytes of an artifact, outside of workflows.
+        """Iterate over the bytes of an artifact, outside workflows.
 
-        A missing one raises `ArtifactMissing`. `ArtifactCorrupt` is raised at the end, if they are not what was stored.
+        If it does not exist, it raises `ArtifactMissing`. At the end it raises `ArtifactCorrupt` if the bytes are not
+        those that were stored.
         """
         return self.runtime().open_artifact(artifact)
 
     async def complete_activity(self, token: str, result: Any = None) -> None:
-        """Report the result of an activity that ended by `complete_later`. When this returns it is durable.
+        """Report the result of an activity that ended with `complete_later`. It is durable on return.
 
-        Each attempt takes one outcome, and the first stands: a second one gets `Conflict`, and so does one that comes
-        after the step was closed by other means. The same outcome again is answered as the first time, so after an
-        error of the store the call can be repeated. A token that is none: `InvalidInput`; a run that has finished:
-        `RunTerminal`. A success counts even when it comes after the attempt's time, as long as the step is open.
+        Each attempt takes one outcome, and the first counts. A second one gets `Conflict`, and so does one after the
+        step was closed in another way. The same outcome again gets the same answer, so you can repeat the call after an
+        error of the store. An invalid token gets `InvalidInput`, a finished run `RunTerminal`. While the step is open,
+        a success counts even after the attempt's time-out.
         """
         await self.runtime().complete_activity(token, result)
 
     async def fail_activity(self, token: str, error: BaseException | str) -> None:
-        """Report that such an activity has failed: it is tried again by its policy, unless it is `NonRetryable`.
+        """Report that such an activity has failed. It is retried by its policy, unless it is `NonRetryable`.
 
-        Answers like `complete_activity`; once the step has come to a later attempt, with `Conflict`.
+        It answers like `complete_activity`. If the step is in a later attempt, it answers with `Conflict`.
         """
         await self.runtime().fail_activity(token, error)
 
     async def heartbeat_activity(self, token: str) -> None:
-        """Report that who answers a callback is still at it: its `heartbeat_timeout` begins anew.
+        """Report that the holder of a callback is still working: its `heartbeat_timeout` starts anew.
 
-        Too late, or a callback without such a time-out: `Conflict`.
+        If it is too late, or the callback has no such time-out, it raises `Conflict`.
         """
         await self.runtime().heartbeat_activity(token)
 
@@ -549,15 +558,15 @@ class App:
         after: DeadLetter | None = None,
         limit: int = 100,
     ) -> list[DeadLetterHandle]:
-        """Return dead letters, the oldest first, from after one that was returned before."""
+        """Return dead letters, the oldest first, after the given one."""
         start = (0, "") if after is None else (after.died_at, after.letter_id)
         query = DeadLetterQuery(run_id=run_id, reason=reason, settled=settled, after=start, limit=limit)
         return await self.runtime().dead_letters(query)
 
     async def dequeue_and_start(self) -> list[Dequeued]:
-        """Admit queued runs, start them here if the node takes runs, and return what happened to each.
+        """Admit queued runs, start them here if the node executes workflows, and return what happened to each.
 
-        Nodes call it when a run has finished, and periodically. Calling it at any other time is safe (QUE-3).
+        Nodes call it when a run has finished, and periodically. You may call it at any time (QUE-3).
         """
         return await self.runtime().dequeue_and_start()
 
@@ -584,7 +593,7 @@ class App:
 
     @property
     def tasks(self) -> Tasks:
-        """The tasks that runs give to people, and what people can do with them."""
+        """The tasks of people: list, claim, complete and comment on them."""
         return self.runtime().tasks()
 
     # --- running
@@ -593,10 +602,10 @@ class App:
     async def node(
         self, store: str | port.Store | None = None, *, name: str | None = None, options: NodeOptions | None = None
     ) -> AsyncIterator[Node]:
-        """Run this app's workflows while the context is open. The store: an address, a store, or `HOLDFAST_STORE`.
+        """Run this app's workflows while the context is open. The store is an address, a store, or `HOLDFAST_STORE`.
 
-        A node that comes back under its name takes over what its former life held; without one it gets one of its own.
-        The signals of the process are left alone: who ends the context decides when the node stops. See `serve`.
+        A node that restarts under the same name takes over its former runs. Without a name it gets a new one. Signals
+        of the process are not handled: the node stops when the context ends. See `serve`.
         """
         options = options or NodeOptions()
         if options.fail_open and name is None:
@@ -654,17 +663,17 @@ class App:
 
     @asynccontextmanager
     async def connect(self, store: str | port.Store | None = None) -> AsyncIterator[None]:
-        """Start runs, send to them and wait for them while the context is open, and leave the work to others' nodes."""
+        """Start runs, send to them and wait for them while the context is open. Other nodes execute them."""
         async with self.node(store, options=NodeOptions(takes_runs=False, relays=False, sample_s=None)):
             yield
 
     async def serve(
         self, store: str | port.Store | None = None, *, name: str | None = None, options: NodeOptions | None = None
     ) -> None:
-        """Run a node until SIGTERM or SIGINT, then let it finish what is under way, for at most `drain_s`.
+        """Run a node until SIGTERM or SIGINT, then let running activities finish, for at most `drain_s`.
 
-        A second signal ends the process at once. A node that comes back under its name takes over what its former life
-        held. Works on the main thread only; an error of the node itself is raised.
+        A second signal ends the process at once. A node that restarts under the same name takes over its former runs.
+        It works only in the main thread, and raises an error of the node itself.
         """
         with termination_signal() as asked:
             work = describe_work(self.registry.workflow_names(), options or NodeOptions())
@@ -702,17 +711,17 @@ class App:
         debounce: Debounce | None = None,
         **kwargs: Any,
     ) -> RunHandle[R]:
-        """Start a run with these arguments. The same request again gives the run that is there.
+        """Start a run with these arguments, and return its handle. The same request again returns the same run.
 
-        So it does after a deployment: only with `workflow_version`, of one that is here, is that a part of the request.
-        `tenant`, `project` and `environment` are its owner; a request is the same only within them. If the workflow has
-        limits, the run may be queued, fairly between tenants and by `priority` (higher first), or be `Overloaded`.
-        `with_signal`, a dict of name, payload and signal_id, is in its mailbox from the start, or is sent to the run
-        that is there. By `reference_key`, `reference_parts` and declared `attributes` runs are found (docs/search.md).
-        With `at`, a datetime with a time zone, or `after`, it is PENDING until then. `execution_timeout` bounds the
-        whole run, `run_timeout` a stretch: it cleans up for `cleanup_timeout`, and fails with `RunTimedOut`.
-        `reuse` and `debounce` (docs/starting.md) say what becomes of an id that is taken, or of many starts of a key.
-        `context` are texts for all that follows (docs/middleware.md); `connection`: see docs/transactions.md.
+        - `request_id` makes the start idempotent within `tenant`, `project` and `environment`, the owner of the run;
+          `workflow_version` is a part of the request if it is given. `reuse` is for a `run_id` that is in use.
+        - `with_signal`: a dict of `name`, `payload` and `signal_id`, for the new run or the existing one.
+        - `reference_key`, `reference_parts`, `attributes`, `tags`: the run is found by them. See docs/search.md.
+        - `at`, a datetime with a time zone, or `after`: PENDING until then. `priority`: higher is admitted first.
+        - `execution_timeout` bounds the whole run, `run_timeout` the time since its last rotation. Then it cleans up
+          for `cleanup_timeout` and fails with `RunTimedOut`.
+
+        `debounce`: docs/starting.md. `context`: docs/middleware.md. `connection`: docs/transactions.md.
         """
         refuse_inside("start", "call the workflow to run it as a child, or hf.start to start it on its own")
         runtime, definition = self.runtime(), self._known(workflow, workflow_version)
@@ -747,7 +756,7 @@ class App:
         return RunHandle(runtime, started.run_id, started_as, None, started.is_reused, connection is None)
 
     def runtime(self) -> Runtime:
-        """Return the runtime of the node that is open: every verb, by definition and for a caller. For services."""
+        """Return the runtime of the open node, with every verb by definition and for a caller. For services."""
         runtime = self.runtimes.current()
         if runtime is None:
             raise InvalidInput("no node is open: use `async with app.node(...)` or `app.connect(...)`")

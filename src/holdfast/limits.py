@@ -31,16 +31,16 @@ def _types(kind: type[Struct]) -> dict[str, Any]:
 
 
 class DeadLetterPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a message that cannot be handled is retried, and what follows when it becomes a dead letter."""
+    """How a message that cannot be handled is retried, and what happens when it becomes a dead letter."""
 
     first_ms: int = 1_000
-    """How long it is deferred the first time. Each time after that it is twice as long."""
+    """How long it is deferred the first time. The delay doubles each time."""
 
     most_ms: int = 60_000
-    """How long it is deferred at most."""
+    """The longest time that it is deferred."""
 
     pauses_run: bool = False
-    """Whether a run is paused when one of its messages dies, so that it does not go on without it."""
+    """Whether a run is paused if one of its messages becomes a dead letter, so that it does not continue without it."""
 
     def __post_init__(self) -> None:
         for field, least in (("first_ms", 1), ("most_ms", self.first_ms)):
@@ -52,48 +52,50 @@ class DeadLetterPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The configurable bounds of one installation."""
+    """The configurable limits of one installation."""
 
     signal_payload_bytes: int = 64 * 1024
-    """A signal is a message, not a transport for files; larger content goes by reference."""
+    """The largest payload of a signal. A signal is a message; pass larger content by reference."""
 
     value_bytes: int = 2 * 1024 * 1024
-    """The most bytes of one value in a history, as JSON: an input, a result, an answer, progress. Larger content goes
-    by reference: every node that goes on with a run reads all of them. To change it lets runs diverge whose code had
-    met it, or would meet it now."""
+    """The largest value in a history, as JSON: an input, a result, an answer, progress. Pass larger content by
+    reference, because every node that continues a run reads all values. If you change it, runs whose code has met the
+    limit, or would meet the new one, may diverge."""
 
     signals_per_run_per_minute: int = 60
-    """A sender in a loop must not be able to fill the store through one run."""
+    """The largest number of signals to one run in a minute, so that a sender in a loop cannot fill the store."""
 
     acceptance_retention_ms: int = 7 * 24 * 3_600_000
-    """How long a retry with the same signal id gets the first answer. A week outlives every client's retry policy."""
+    """How long a repeated signal id gets the first answer. A week is longer than every client retries."""
 
     batch_items: int = 10_000
-    """The most items in one call of a store verb: one call is one transaction, and others wait for it."""
+    """The most items in one call of a store verb. One call is one transaction, and others wait for it."""
 
     page_items: int = 1_000
-    """The most rows that one call of a `find_` verb answers with, and of `read_events` unless it asks for more."""
+    """The most rows that one call of a `find_` verb returns; also of `read_events`, unless it requests more."""
 
     rotation_steps: int = 50
-    """How many steps a run has before `continue_as_new_if_long` rotates: what a restart replays (CAN-1)."""
+    """The number of steps after which `continue_as_new_if_long` rotates the history: what a restart replays (CAN-1)."""
 
     rotation_bytes: int = 1024 * 1024
-    """How large a history is, as estimated, before `continue_as_new_if_long` rotates it (CAN-1)."""
+    """The estimated size of the history after which `continue_as_new_if_long` rotates it (CAN-1)."""
 
     stream_bytes: int = 64 * 1024 * 1024
-    """The most bytes of one stream of a run, as JSON. What is written to a full one is dropped, and counted."""
+    """The most bytes of one stream of a run, as JSON. Chunks beyond it are dropped and counted."""
 
     stream_chunk_bytes: int = 64 * 1024
-    """The most bytes of one chunk of a stream, as JSON: a stream has many small ones."""
+    """The most bytes of one chunk of a stream, as JSON. A stream has many small chunks."""
 
     poison_retries: int = 10
-    """How often a message that cannot be handled is deferred before it is a dead letter: some five minutes in all."""
+    """How often a message that cannot be handled is deferred before it becomes a dead letter: about five minutes in
+    all."""
 
     lost_turns: int = 5
-    """How many nodes may go away with a run before it is set aside for an operator: its turns end their processes."""
+    """How many nodes may be lost during a run's turn before the run is left to an operator: it may be what kills
+    them."""
 
     dead_letters: DeadLetterPolicy = DeadLetterPolicy()
-    """What becomes of a message that cannot be handled, beside how often it is tried."""
+    """How messages that cannot be handled are deferred, and whether they pause their run."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.dead_letters, DeadLetterPolicy):

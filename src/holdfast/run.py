@@ -27,11 +27,12 @@ R = TypeVar("R")
 
 
 class RunHandle(Struct, Generic[R], frozen=True, eq=False):
-    """One run: its result, its history, and what can be sent to it.
+    """One run: its result, its history, and what you can send to it.
 
     Operators' commands (`cancel`, `pause`, `resume`, `approve`, `retry_step`, `skip_step`, `terminate`) are durable
-    when their method returns. With a `signal_id` a retry is recognised. With `wait` the method returns when the run has
-    decided: `Conflict` is the run's rejection, with the reason. `NotPermitted` is the authoriser's.
+    when their method returns. A repeated command with the same `signal_id` counts once. With `wait` the method returns
+    when the run has handled the command: `Conflict` means that the run refused it, with the reason. `NotPermitted`
+    means that the authoriser did.
     """
 
     _runtime: Runtime
@@ -39,7 +40,7 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
     _definition: WorkflowDefinition | None = None
     _caller: Caller | None = None
     is_reused: bool = False
-    """Whether the start that returned this handle found a run of its id, by another request, and left it as it is."""
+    """Whether the start found a run with this id from another request, and left it unchanged."""
     _is_known: bool = False
     """Whether it was started here, so that it exists, or did."""
 
@@ -77,10 +78,10 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
         return await self._outside().events(self.run_id)
 
     def stream(self, name: str, *, after: int = 0, value_type: Any = Any) -> StreamReader:
-        """Read a stream of the run, as it is written: `async for chunk in run.stream("tokens"): print(chunk.value)`.
+        """Read a stream of the run while it is written: `async for chunk in run.stream("tokens"): print(chunk.value)`.
 
         It begins after chunk `after`, and ends when the stream is closed or the run has finished. Values are decoded as
-        `value_type`. Who was cut off goes on with `after=` the number of the last chunk that they had.
+        `value_type`. After a lost connection, continue with `after=` the number of the last chunk that you have.
         """
         runtime = self._outside()
         require_step_name("name", name)
@@ -94,18 +95,18 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
         return project_run(self.run_id, await self.events())
 
     async def mailbox(self) -> list[Unconsumed]:
-        """Return the signals that no wait has taken, oldest first, with their age."""
+        """Return the signals that no wait has consumed, oldest first, with their age."""
         return await self._outside().mailbox(self.run_id)
 
     async def query(self, name: str, /, **arguments: Any) -> Any:
-        """Ask the run about its present state. A node answers it, from the run's program."""
+        """Call a query of the run. A node answers it from the run's current state."""
         answer = await self._outside().query(
             self.run_id, name, self._runtime.registry.values.encode(arguments), self._caller
         )
         return codec.decode(answer, Any)
 
     async def state(self) -> R:
-        """Return the present state of a flow, as its type. While branches are at work, it is the one before them."""
+        """Return the current state of a flow, as its type. While branches run, it is the state before them."""
         answer = await self._outside().query(self.run_id, "state", codec.encode({}), self._caller)
         definition = self._definition
         if definition is None:
@@ -127,10 +128,10 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
     ) -> AcceptedSignalResult:
         """Send a signal: to the oldest wait of its name, or with `step_id` to exactly that wait.
 
-        With a `signal_id` a retry is recognised and answered as the first time. With `require_waiting` it is refused
-        unless a wait would take it now. Inside a workflow it is sent once, with the turn, and `accepted` is False.
-        `actor` is who sends it, for the authoriser. With a `connection` it is sent in the transaction that is open
-        there, and counts when that is committed: see `App.start`.
+        A repeated signal with the same `signal_id` counts once and gets the first answer. With `require_waiting` it is
+        refused unless a wait would consume it now. Inside a workflow it is sent once, in the commit of the turn, and
+        `accepted` is False. `actor` is the sender, for the authoriser. With a `connection` it is sent in your open
+        transaction and takes effect when you commit: see docs/transactions.md.
         """
         program = current_program()
         if program is not None:
@@ -165,14 +166,14 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
         return await runtime.receipt(self.run_id, sent.signal_name, sent.signal_id, sent.signal_storage_key)
 
     async def update(self, name: str, /, *, update_id: str | None = None, **arguments: Any) -> Any:
-        """Send an update and wait for the run's answer. With an `update_id` a retry gets the first answer.
+        """Send an update and wait for the run's answer. A repeated `update_id` gets the first answer.
 
         Inside a workflow it is a step: sent once, and recorded with its answer. A refusal raises `ActivityFailed`.
         """
         return await self.update_with(name, arguments, update_id)
 
     async def update_with(self, name: str, arguments: dict[str, Any], update_id: str | None = None) -> Any:
-        """Do what `update` does, with arguments of any name."""
+        """Do the same as `update`, with arguments of any name."""
         program = current_program()
         if program is not None:
             return await program.update_run(self.run_id, name, arguments, update_id)
@@ -184,13 +185,13 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
     async def cancel(
         self, reason: str = "", *, actor: str = "", signal_id: str | None = None, wait: bool = False
     ) -> None:
-        """Ask the run to cancel itself; it may clean up first. Asking twice is harmless."""
+        """Request the run to cancel itself; it may clean up first. A second request changes nothing."""
         await self._command("CANCEL", reason, actor, signal_id, wait=wait)
 
     async def pause(
         self, reason: str = "", *, actor: str = "", signal_id: str | None = None, wait: bool = False
     ) -> None:
-        """Pause the run: results are still recorded, but its program does not go on."""
+        """Pause the run: results are still recorded, but its code does not continue."""
         await self._command("PAUSE", reason, actor, signal_id, wait=wait)
 
     async def resume(
@@ -204,8 +205,8 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
     ) -> None:
         """Resume a paused run.
 
-        While a failed step waits for an operator (`on_failure="pause"`) that is a `Conflict`: retry or skip the step.
-        With `raise_failure` its error is raised in the workflow after all, which ends a run that does not catch it.
+        If a failed step waits for an operator (`on_failure="pause"`), this is a `Conflict`: retry or skip the step.
+        With `raise_failure` the error of the step is raised in the workflow, and the run fails if it does not catch it.
         """
         await self._command("RESUME", reason, actor, signal_id, raise_failure=raise_failure, wait=wait)
 
@@ -218,7 +219,7 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
         signal_id: str | None = None,
         wait: bool = False,
     ) -> None:
-        """Approve a run that has not started; or a step of a plan, or a plan, that requires approval."""
+        """Approve a run that has not started; or a plan, or a step of a plan, that requires approval."""
         await self._command("APPROVE", reason, actor, signal_id, step_id=step_id, wait=wait)
 
     async def retry_step(
@@ -226,7 +227,8 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
     ) -> None:
         """Retry a failed step whose failure the workflow has not seen: see `on_failure="pause"`.
 
-        A step of a plan can be retried as long as the plan goes on: what was skipped because of it is reconsidered.
+        A step of a plan can be retried until the plan ends. Steps that were skipped because of its failure are
+        reconsidered.
         """
         await self._command("RETRY_STEP", reason, actor, signal_id, step_id=step_id, wait=wait)
 
@@ -240,10 +242,10 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
         signal_id: str | None = None,
         wait: bool = False,
     ) -> None:
-        """Skip a step, whether it is open or has failed. The workflow gets `result` in its place.
+        """Skip an open or failed step. The workflow gets `result` instead of the step's result.
 
         A task or a wait for a signal is skipped without a result, and only by an operator who may override it: the
-        workflow gets None, or what `on_timeout` returns.
+        workflow gets None, or the result of `on_timeout`.
         """
         packed = self._outside().registry.values.encode(result)
         await self._command("SKIP_STEP", reason, actor, signal_id, step_id=step_id, result=packed, wait=wait)
@@ -251,11 +253,11 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
     async def terminate(
         self, reason: str = "", *, actor: str = "", signal_id: str | None = None, wait: bool = False
     ) -> None:
-        """End the run at once, as cancelled, without letting it clean up."""
+        """End the run at once, as cancelled, without clean-up."""
         await self._command("EMERGENCY_STOP", reason, actor, signal_id, wait=wait)
 
     async def retry_run(self, reason: str = "", *, actor: str = "", signal_id: str | None = None) -> "RunHandle[R]":
-        """Do a finished run again, with the same input, as a new run; return that. An unfinished one: `Conflict`."""
+        """Start a finished run again, with the same input, as a new run, and return it. If unfinished: `Conflict`."""
         command = OperatorCommand(name="RETRY_RUN", reason=reason, actor=actor, signal_id=signal_id)
         run_id = await self._outside().retry_run(self.run_id, command, self._caller)
         return RunHandle(self._runtime, run_id, self._definition, self._caller)
@@ -269,11 +271,11 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
         reason: str = "",
         actor: str = "",
     ) -> "RunHandle[R]":
-        """Start a run that begins with the recorded results of this one up to event `at`, and return it.
+        """Start a run that begins with the recorded results of this run up to event `at`, and return it.
 
-        A history is cut where a commit ended: the fork begins at the last such event that is not after `at`. Without
-        `at` it is cut as late as it can be before the run's end, so that a step that has failed is done again. `input`
-        holds other arguments by their names. The same `request_id` again gives the same fork.
+        The history is cut at the end of a commit: the last one that is not after `at`. Without `at` it is cut at the
+        last possible place before the run's end, so that a failed step is executed again. `input` has other arguments,
+        by name. The same `request_id` returns the same fork. See docs/fork.md.
         """
         packed = None
         if input is not None:

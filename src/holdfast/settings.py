@@ -26,16 +26,16 @@ FOR_CLIENTS = frozenset({"HOLDFAST_SERVER", "HOLDFAST_TOKEN", OIDC_CLIENT_SECRET
 
 
 class EncryptionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keys with which payloads are encrypted. None: they are stored as they are."""
+    """The keys with which payloads are encrypted. Without keys they are stored as they are."""
 
     keys: str = ""
     """Keys as `id:key`, separated by commas, each 32 bytes in hex or base64. The first one encrypts, all decrypt."""
 
     keys_file: str = ""
-    """A file with such keys instead, one in a line."""
+    """A file with such keys, one in a line, instead of `keys`."""
 
     encrypts: bool = True
-    """Whether new payloads are encrypted. Without it the keys only read: until every node has them."""
+    """Whether new payloads are encrypted. Set it to false until every node has the keys: they then only decrypt."""
 
     def __post_init__(self) -> None:
         if self.keys and self.keys_file:
@@ -51,20 +51,20 @@ class EncryptionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ArtifactSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where artifacts and large values are kept. Without a `store`: nowhere, and large values are in the store."""
+    """Where artifacts and large values are kept. Without a `store`, large values are in the store of runs."""
 
     store: str = ""
     """A folder or a bucket: `file:///var/lib/shop/artifacts`, `s3://bucket/prefix`."""
 
     offload_bytes: int = 256 * 1024
-    """Values of more bytes are kept there instead of in the store; 0 keeps all values in the store."""
+    """Larger values are kept there instead of in the store of runs. 0 keeps all values in the store."""
 
     retention_days: dict[str, float] = {}
-    """How long artifacts of a kind are kept. Others stay as long as their run."""
+    """How long artifacts of each kind are kept. Other kinds are kept as long as their run."""
 
 
 class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the nodes that the command line starts; what is left out is as `NodeOptions` has it."""
+    """Options of the nodes that the command line starts. See [options of a node](#options-of-a-node)."""
 
     lease_ms: int | None = None
     claim_runs: int | None = None
@@ -90,22 +90,22 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class RetentionRuleSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long finished runs of a workflow, with a status, or of a tenant are kept. What is left out matches all."""
+    """How long finished runs of a workflow, with a status, or of a tenant are kept. A missing field matches all."""
 
     finished_days: float | None
-    """Counted from their end; null: for ever."""
+    """Counted from the end of the run. null keeps runs without end."""
     workflow: str | None = None
     status: str | None = None
     tenant: str | None = None
 
 
 class RetentionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long what is over is kept, in days. What is left out is kept for ever."""
+    """How long finished data is kept, in days. What has no value is kept without end."""
 
     finished_days: float | None = None
-    """Finished runs with all that is theirs, counted from their end."""
+    """Finished runs with everything that belongs to them, counted from their end."""
     rules: tuple[RetentionRuleSettings, ...] = ()
-    """Come before `finished_days`; the first that matches decides. In an environment variable: a JSON array."""
+    """Rules that come before `finished_days`. The first that matches decides. In an environment variable: JSON."""
     tasks_days: float | None = None
     """Tasks of finished runs that are kept longer."""
     snapshots_days: float | None = None
@@ -115,40 +115,38 @@ class RetentionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     audit_days: float | None = None
     """Entries of the audit log."""
     outbox_days: float | None = None
-    """What waits for sinks, alerts and dead letters of the bus, whether or not a sink got them."""
+    """What waits for sinks; alerts and dead letters of the bus, whether or not a sink got them."""
     archive_index_days: float | None = None
-    """That it is known where a deleted run is archived."""
+    """The record of where a deleted run is archived."""
     stale_runs_days: float | None = None
-    """Unfinished runs that have not changed for so long are an alert."""
+    """Unfinished runs that have not changed for so long raise an alert."""
     stale_tasks_days: float | None = None
-    """Tasks that have been open for so long are an alert."""
+    """Tasks that have been open for so long raise an alert."""
     cancel_stale_runs: bool = False
     cancel_stale_tasks: bool = False
-    """Whether such runs, and the runs of such tasks, are cancelled."""
+    """Whether the runs of such tasks are cancelled."""
     archive: str = ""
-    """Where histories go before they are deleted: `file:///var/lib/shop/archive`, `s3://bucket/prefix`."""
+    """Where histories are archived before they are deleted: `file:///var/lib/shop/archive`, `s3://bucket/prefix`."""
     every_s: float = 3_600.0
-    """How often a node looks for what is past its window."""
+    """How often a node looks for what to delete."""
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be set. Make it with `load_settings`, or directly in code."""
+    """All settings. Make them with `load_settings`, or directly in code."""
 
     store: str = "sqlite:///holdfast.db"
     """Where histories are kept: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://…`,
     `s3://bucket/prefix` or `memory://`."""
 
     checkpoint_ownership: Ownership = "cas-required"
-    """Refuse a store that cannot guard commits against a second owner."""
+    """`cas-required` refuses a store that cannot guard commits against a second owner."""
 
     busy_ms: int = 30_000
-    """How long to wait for other processes on the same file, or for a server, before there is an error."""
+    """How long to wait for other processes on the same file, or for a server, before an error."""
 
     wakeups: str = ""
-    """Where nodes notify each other, such as `nats://localhost:4222/orders`; if empty, in the store's own way.
-
-    For databases that cannot notify. While it is away runs are found a little later, and nothing else happens.
-    """
+    """How nodes notify each other, for databases that cannot notify: `nats://localhost:4222/orders`. Empty: the store's
+    own way. If the NATS server is down, runs are found a little later."""
 
     node: NodeSettings = NodeSettings()
     """Options of the nodes that the command line starts: `HOLDFAST_NODE__LEASE_MS`."""
@@ -160,14 +158,14 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where artifacts and large values are kept."""
 
     retention: RetentionSettings = RetentionSettings()
-    """How long what is over is kept. An app's own policy, `App(retention=…)`, replaces it."""
+    """How long finished data is kept. An app's own policy, `App(retention=…)`, replaces it."""
 
     secrets: str = ""
-    """Where the values of secrets come from: `env://PREFIX_`, `file:///run/secrets`, or the address of a provider that
-    is installed; if empty, there are none. An app's own provider, `App(secrets=…)`, comes before it."""
+    """Where the values of secrets come from: `env://PREFIX_`, `file:///run/secrets`, or the address of an installed
+    provider. Empty: there are none. An app's own provider, `App(secrets=…)`, replaces it."""
 
     limits: Limits = Limits()
-    """The bounds of this installation."""
+    """The limits of this installation."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.store, str):

@@ -60,7 +60,7 @@ class ChildCall(TypedDict, total=False):
 
 
 class Workflow(Generic[P, R]):
-    """A registered workflow. Start it with `App.start`; call it inside another workflow to run it as a child."""
+    """A registered workflow. Start it with `App.start`. Call it inside another workflow to run it as a child."""
 
     def __init__(self, definition: WorkflowDefinition, call: ChildOptions = PLAIN_CHILD) -> None:
         self.definition = definition
@@ -73,7 +73,7 @@ class Workflow(Generic[P, R]):
         return self._program().run_child(self.definition, args, kwargs, self.call)
 
     def child(self, *args: P.args, **kwargs: P.kwargs) -> "ChildRun[R]":
-        """Start it as a child inside a workflow, without waiting: await what this returns for the result."""
+        """Start it as a child inside a workflow without waiting. Await the returned object for the result."""
         run_id, waiting = self._program().start_child(self.definition, args, kwargs, self.call)
         return ChildRun(run_id, waiting)
 
@@ -88,10 +88,10 @@ class Workflow(Generic[P, R]):
         return program
 
     def plain(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Call the function itself, for unit tests: activities are only called, and nothing is recorded.
+        """Call the function itself, for unit tests: activities are called directly, and nothing is recorded.
 
-        What needs a run raises `NotDurable` there: sleeping, waiting for signals, children. For those there is
-        `holdfast.testing.TestNode`.
+        Calls that need a run raise `NotDurable`: sleeping, waiting for signals, children. Use
+        `holdfast.testing.TestNode` for those.
         """
         refuse_inside("plain", "call the workflow to run it as a child")
         return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
@@ -99,10 +99,12 @@ class Workflow(Generic[P, R]):
     def options(self, **call: Unpack[ChildCall]) -> "Workflow[P, R]":
         """Return the same workflow with other options for children.
 
-        `close_policy` is what becomes of one when its parent ends; `attributes`, `tags`, `priority` and `run_id` are
-        what it is started with, and `name` is what its step is called. With `retry` another child is started when it
-        has failed. With `cancel="wait"` a cancellation of the parent while it waits for the child cancels the child,
-        waits until it has ended, and only then goes on: what the child returns is not lost.
+        - `close_policy`: what happens to a child when its parent ends.
+        - `attributes`, `tags`, `priority`, `run_id`: with these it is started.
+        - `name`: the name of its step.
+        - `retry`: another child is started if it fails.
+        - `cancel="wait"`: if the parent is cancelled while it waits for the child, it cancels the child and waits until
+          it has ended. So its result is not lost.
         """
         return Workflow(self.definition, child_options(self.call, {**call}))
 
@@ -123,11 +125,11 @@ class ChildRun(Generic[R]):
         return self._waiting.done()
 
     def cancel(self, reason: str = "") -> None:
-        """Give it up: it is cancelled too, unless it is abandoned."""
+        """Stop waiting for it. It is cancelled too, unless its `close_policy` abandons it."""
         self._waiting.cancel(reason or None)
 
     async def signal(self, name: str, payload: Any = None, *, signal_id: str | None = None) -> None:
-        """Send it a signal, with the turn."""
+        """Send it a signal, in the commit of the turn."""
         await run_from_inside(self.run_id).signal(name, payload, signal_id=signal_id)
 
     async def update(self, name: str, /, *, update_id: str | None = None, **arguments: Any) -> Any:
@@ -136,7 +138,7 @@ class ChildRun(Generic[R]):
 
 
 class Flow(Workflow[[S], S], Generic[S]):
-    """A registered flow: a workflow that is written as a tree of steps around a state. See `App.flow`."""
+    """A registered flow: a workflow that is a tree of steps around a state. See `App.flow`."""
 
     definition: FlowDefinition
 
@@ -145,11 +147,11 @@ class Flow(Workflow[[S], S], Generic[S]):
         return Flow(self.definition, child_options(self.call, {**call}))
 
     def graph(self) -> Graph:
-        """Return the tree as it is drawn."""
+        """Return the tree as a graph."""
         return self.definition.graph()
 
     def mermaid(self) -> str:
-        """Return the tree as a flowchart of Mermaid."""
+        """Return the tree as a Mermaid flowchart."""
         return self.definition.graph().mermaid()
 
 
@@ -170,12 +172,12 @@ async def start(
     debounce: Debounce | None = None,
     **kwargs: Any,
 ) -> RunHandle[R]:
-    """Start a run from inside a workflow that is no child: nothing waits for it, and it goes on when this one ends.
+    """Start an independent run from inside a workflow: it is not a child, and continues when this run ends.
 
-    A workflow or a flow, with its arguments; by its name with keyword arguments; or a plan, by a `PlanRef`, with its
-    inputs. The run is of the same tenant, project and environment. It is started once, whatever crashes: by its
-    `request_id`, as with `App.start`, or by the step. A start that is refused raises `StartRefused`. `reuse` and
-    `debounce` are as with `App.start`.
+    Start a workflow or a flow with its arguments; by its name with keyword arguments; or a plan, by a `PlanRef`, with
+    its inputs. The run has the same tenant, project and environment. It is started once, also after a crash: by its
+    `request_id`, as with `App.start`, or by the step. If the start is refused, it raises `StartRefused`. `reuse` and
+    `debounce` are those of `App.start`.
     """
     program = current_program()
     if program is None:

@@ -55,6 +55,19 @@ def test_every_option_is_there(options: type[msgspec.Struct]) -> None:
     assert all(f"| `{name}` |" in PAGES["reference/settings.md"] for name in options.__struct_fields__)
 
 
+def test_each_option_that_is_a_setting_of_nodes_has_its_default_and_its_meaning() -> None:
+    rows = [row for row in PAGES["reference/settings.md"].splitlines() if row.startswith("| `HOLDFAST_NODE__")]
+    assert len(rows) == len(hf.Settings().node.__struct_fields__)
+    for _, default, meaning, _ in (row.split(" |") for row in rows):
+        assert default.strip("` ") != "None" or "None" in meaning, meaning
+        assert len(meaning.split()) >= 3, meaning
+
+
+def test_what_a_class_takes_is_explained_beside_it() -> None:
+    app = PAGES["reference/api.md"].partition("### `holdfast.App`\n")[2].partition("#### ")[0]
+    assert "- `attributes`: the types of search attributes" in app
+
+
 @pytest.mark.parametrize("group", ["", "node", "encryption", "artifacts", "retention", "limits"])
 def test_every_setting_and_limit_is_there(group: str) -> None:
     kind = getattr(hf.Settings(), group) if group else hf.Settings()

@@ -15,65 +15,66 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     """How a node behaves. Durations end in `_ms` or `_s`."""
 
     lease_ms: int = 10_000
-    """How long others wait, after this node's last renewal, before they go on with its runs."""
+    """How long other nodes wait after this node's last renewal before they take over its runs."""
 
     claim_runs: int = 200
-    """How many runs are claimed by one call."""
+    """The largest number of runs in one claim."""
 
     activities_at_once: int = 200
-    """How many activities are carried out at the same time; those that are not async have a thread each."""
+    """The largest number of concurrent activities. Activities that are not async have a thread each."""
 
     cached_runs: int = 5_000
-    """How many runs are kept in memory. Others are made from their histories when they go on."""
+    """The largest number of runs in memory. Other runs are rebuilt from their histories when they continue."""
 
     safety_poll_s: float = 5.0
-    """How often to look for work although no notification came."""
+    """How often the node looks for work without a notification."""
 
     drain_s: float = 10.0
-    """How long activities may go on once the node is asked to stop."""
+    """How long activities may continue after the node is asked to stop."""
 
     turn_s: float | None = TURN_S
-    """How long a workflow's code may block the node before it is stopped; None or 0, for a debugger, sets no bound."""
+    """How long workflow code may block the node before it is stopped. None or 0 sets no limit, for a debugger."""
 
     blocked_s: float = 60.0
-    """How long the lease is kept while the node's loop does not answer, because a turn, or anything, holds it up."""
+    """How long the lease is renewed while the node's event loop is blocked by a turn or by other code."""
 
     queues: tuple[str, ...] = ()
-    """The queues whose activities are carried out here."""
+    """The queues whose activities this node executes."""
 
     takes_runs: bool = True
-    """Whether to run workflows. Without, the node carries out what is in its queues, and sends and waits."""
+    """Whether the node executes workflows. If not, it executes jobs of its queues, starts runs and sends signals."""
 
     visible_ms: int = 30_000
-    """How long a job may go without word from this node before others see it again."""
+    """How long a job stays invisible to other nodes after this node's last heartbeat."""
 
     definition_grace_s: float | None = 30.0
-    """How long a run may be due while no node alive has its definition before it is paused; None: for ever."""
+    """How long a run may be due before it is paused if no live node has its definition. None: never paused."""
 
     write_latency_budget_ms: int = 3_000
-    """How long a write to the store may take before it is logged, counted and an alert."""
+    """How long a write to the store may take before it is logged, counted and raised as an alert."""
 
     fail_open: str = ""
-    """The folder of a local journal: with one, activities may begin while their start is over the budget, and results
-    whose commit fails beyond it fail their step. Without, which is the default, everything waits for the store."""
+    """The folder of a local journal. With it, activities may begin although the write of their start exceeds the
+    budget, and a step fails if the commit of its result exceeds it. Without it (the default), everything waits for the
+    store."""
 
     artifact_sweep_s: float = 3_600.0
-    """How often artifacts and large values that belong to no run are looked for, to delete them."""
+    """How often artifacts and large values that belong to no run are deleted."""
 
     sample_s: float | None = 60.0
-    """How often the installation is sampled for the charts of health, by one process for all; None: not by this one."""
+    """How often one process samples the installation for the health charts. None: this process takes no samples."""
 
     sample_keep_s: float = 86_400.0
     """How long samples are kept."""
 
     relays: bool | None = None
-    """Whether the event bus is relayed here; None: if it takes runs."""
+    """Whether this node relays the event bus. None: only if it executes workflows."""
 
     relay_events_s: int = 500
-    """How many events a second each relay sends while the node executes runs. A node at rest has no bound."""
+    """The largest number of events a second for each relay while the node executes runs. An idle node has no limit."""
 
     tune_gc: bool = False
-    """Whether the garbage collector of the whole process runs less often while the node works, which saves time."""
+    """Whether to run the garbage collector of the whole process less often while the node works, which saves time."""
 
     def __post_init__(self) -> None:
         check_types(self)

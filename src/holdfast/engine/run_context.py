@@ -31,7 +31,7 @@ BOUND: ContextVar[_Bound | None] = ContextVar("holdfast_context", default=None)
 def context() -> dict[str, str]:
     """Return the context: of the run, inside a workflow or an activity; elsewhere what `bind_context` has bound.
 
-    In a workflow it is the same on every replay. Changing the dict changes nothing else.
+    In a workflow it is the same on every replay. It is a copy.
     """
     program = current_program()
     return texts_of(program.about.context) if program is not None else _around()
@@ -47,7 +47,7 @@ def _around() -> dict[str, str]:
 
 @contextmanager
 def bind_context(**texts: str) -> Iterator[None]:
-    """Add these texts to the context of the runs, and schedules, that are started inside the `with`."""
+    """Add these texts to the context of runs and schedules that are started inside the `with`."""
     refuse_inside("bind_context", "a run keeps the context that it was started with")
     encode_context(texts)  # which raises where it is wrong, and not where something is started
     token = BOUND.set(_Bound({**_around(), **texts}, current_activity()))

@@ -34,8 +34,8 @@ _bodies = json.Decoder(list[Raw])
 class StreamChunk(Struct, frozen=True):
     """A chunk of a stream, as a reader gets it.
 
-    `step_id` and `attempt` say who wrote it: an attempt of an activity, or the workflow, whose step is empty. With
-    `restarted_from` the step has begun anew with this chunk: what it wrote from that number on does not count any more.
+    `step_id` and `attempt` name the writer: an attempt of an activity, or the workflow, whose step is empty. With
+    `restarted_from` the step has started over with this chunk: its chunks from that number on are no longer valid.
     """
 
     seq: int
@@ -169,7 +169,7 @@ def _stopped() -> EngineError:
 
 
 class StreamReader:
-    """The chunks of a stream, from after a number on, until it is closed or its run has finished: `async for`."""
+    """The chunks of a stream after a number, until the stream is closed or its run has finished. Use `async for`."""
 
     def __init__(self, hub: StreamHub, run_id: str, name: str, after: int, decode: Callable[[Raw], Any]) -> None:
         self._hub = hub

@@ -37,7 +37,7 @@ P = ParamSpec("P")
 
 
 async def sleep(duration: timedelta | float, *, name: str = "sleep") -> None:
-    """Sleep durably: for seconds, or for months. No thread, memory or connection is held. The step has the `name`."""
+    """Sleep durably, for seconds or for months. It holds no thread, memory or connection. `name` names the step."""
     program = require_program("sleep")
     require_step_name("name", name)
     seconds: Any = duration.total_seconds() if isinstance(duration, timedelta) else duration
@@ -51,9 +51,10 @@ async def sleep(duration: timedelta | float, *, name: str = "sleep") -> None:
 
 
 def scope(name: str) -> "Scope":
-    """Name a part of the work: `async with hf.scope("item 17"):`. Step ids begin with it: `item 17/charge`.
+    """Name a part of the work: `async with hf.scope("item 17"):`. Its step ids begin with it: `item 17/charge`.
 
-    So they stand in the history, on the page and in traces. A scope holds for tasks that are made in it too.
+    They are shown like this in the history, on the page and in traces. A scope also applies to asyncio tasks made in
+    it.
     """
     require_program("scope")
     require_step_name("name", name)
@@ -74,35 +75,35 @@ class Scope:
 
 
 class RunInfo(Struct, frozen=True, kw_only=True):
-    """What a workflow can know about its run; the same on every replay."""
+    """What a workflow can read about its run. It is the same on every replay."""
 
     run_id: str
     workflow: str
     version: str
-    """The version of the workflow that it was started with."""
+    """The version of the workflow with which it was started."""
     parent_run_id: str | None
     tenant: str
     project: str
     environment: str
     request_id: str
-    """That of its start, or empty."""
+    """The request id of its start, or empty."""
     reference_key: str | None
     tags: tuple[str, ...]
     rotation: int
-    """How often it has begun again, by `continue_as_new` and its like."""
+    """How often its history was rotated, by `continue_as_new` or `continue_as_new_if_long`."""
     retry_of: str | None
-    """The finished run that an operator did again with this one."""
+    """The finished run that an operator started again with this one."""
     created_at: datetime | None
-    """When it was asked for. It is not known of a run that began again under a version before this field."""
+    """When it was requested. Not known of a run that was rotated by a version before this field."""
     started_at: datetime | None
     schedule_id: str | None
     """The schedule that started it."""
     tick: datetime | None
-    """The tick of the schedule, as it was planned: the run may have started later."""
+    """The planned time of the schedule's tick. The run may have started later."""
 
 
 def run_info() -> RunInfo:
-    """Return what is known of this run: ids, parent, version, tags, when it was started, and by which schedule."""
+    """Return what is known about this run: ids, parent, version, tags, times, and its schedule."""
     program = require_program("run_info")
     about = program.about
     origin = about.origin or RunOrigin(0)
@@ -132,7 +133,7 @@ def _moment(instant: int) -> datetime | None:
 
 
 def now() -> datetime:
-    """Return the time of the workflow: the same on every replay."""
+    """Return the current time of the workflow. It is the same on every replay."""
     return datetime_of(require_program("now").now())
 
 
@@ -142,12 +143,12 @@ def uuid4() -> uuid.UUID:
 
 
 def random() -> Random:
-    """Return a generator that is seeded by the run, and so draws the same on every replay."""
+    """Return a random generator that is seeded by the run, so that it draws the same on every replay."""
     return require_program("random").random
 
 
 async def wait_until(condition: Callable[[], bool], *, timeout: timedelta | float | None = None) -> None:
-    """Wait until the condition holds; it is evaluated after each event. `TimeoutError` if it does not hold in time."""
+    """Wait until the condition is true. It is evaluated after each event. Raise `TimeoutError` after `timeout`."""
     program = require_program("wait_until")
     if inspect.iscoroutinefunction(condition):
         raise InvalidInput("wait_until: a condition is read-only; pass a plain function, not an async one")
@@ -162,8 +163,8 @@ async def wait_until(condition: Callable[[], bool], *, timeout: timedelta | floa
 async def step(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
     """Call a function of a module as a durable step: recorded, retried, and not called again once it has a result.
 
-    It needs no registration, has the default options of an activity, and its step is called by its own name. After a
-    crash the node that goes on finds it again because the workflow's code names it: a function of a module, no lambda.
+    It needs no registration, has the default options of an activity, and its step has the function's name. After a
+    crash the node finds it by the workflow's code, so it must be a function of a module, not a lambda.
     """
     program = require_program("step")
     definition = step_definition(program.definition.activities, function, program.definition.values)
@@ -179,9 +180,10 @@ async def poll(
     most: timedelta | float | None = None,
     timeout: timedelta | float | None = None,
 ) -> T:
-    """Call `check`, such as `lambda: look(parcel)`, until it returns something that is true, and return that.
+    """Call `check`, such as `lambda: look(parcel)`, until it returns a true value, and return that value.
 
-    It sleeps `every` in between, each time `backoff` times as long, at most `most`. `TimeoutError` after `timeout`.
+    Between calls it sleeps for `every`, each time `backoff` times as long, at most `most`. It raises `TimeoutError`
+    after `timeout`.
     """
     require_program("poll")
     pause_ms, most_ms = milliseconds(every) or 0, milliseconds(most)
@@ -196,7 +198,7 @@ async def poll(
 
 
 def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
-    """Rotate the history: the workflow begins again with these arguments, as the same run with the same inbox."""
+    """Rotate the history: the workflow starts over with these arguments, as the same run with the same mailbox."""
     program = require_program("continue_as_new")
     input = program.bounded(program.definition.signature.pack(args, kwargs), "the input of continue_as_new")
     program.rotate()
@@ -204,11 +206,11 @@ def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def continue_as_new_if_long(*args: Any, **kwargs: Any) -> None:
-    """Begin again here with these arguments, as `continue_as_new` does, if the history has grown long; else return.
+    """Start over with these arguments, as `continue_as_new` does, if the history is long; otherwise return.
 
-    `Limits.rotation_steps` and `Limits.rotation_bytes` set what is long. It also returns while something is under way
-    that a rotation would lose: an open step or timer, an update that is being answered, a saga, or any task beside the
-    workflow's own. Then the next call tries again.
+    `Limits.rotation_steps` and `Limits.rotation_bytes` set what is long. It also returns if a rotation would lose
+    something: an open step or timer, an update that has no answer yet, a saga, or another asyncio task of the workflow.
+    Then the next call tries again.
     """
     program = require_program("continue_as_new_if_long")
     # On each call, so that a mistake shows at the first one.
@@ -219,21 +221,22 @@ def continue_as_new_if_long(*args: Any, **kwargs: Any) -> None:
 
 
 def cut(*args: Any, **kwargs: Any) -> None:
-    """Call `continue_as_new_if_long`, which is its present name."""
+    """Call `continue_as_new_if_long`, the new name of this function."""
     warn("hf.cut is deprecated: call hf.continue_as_new_if_long", DeprecationWarning, stacklevel=2)
     continue_as_new_if_long(*args, **kwargs)
 
 
 def patched(patch_id: str) -> bool:
-    """Return whether to run the new code: True in runs that get here for the first time, False in older ones."""
+    """Return whether to run the new code: True in runs that reach this place for the first time, False in older
+    runs."""
     require_step_name("patch_id", patch_id)
     return require_program("patched").is_patched(patch_id)
 
 
 def set_attributes(**values: Any) -> None:
-    """Change search attributes of this run, by which it is found from the commit of this turn on. None takes one away.
+    """Change search attributes of this run, from the commit of this turn on. None removes an attribute.
 
-    The app declares their names and types: a value that does not fit raises `InvalidInput`.
+    The app declares their names and types. A value that does not fit raises `InvalidInput`.
     """
     require_program("set_attributes").set_attributes(values)
 
@@ -241,8 +244,8 @@ def set_attributes(**values: Any) -> None:
 def publish(**values: Any) -> None:
     """Show values with this run from the commit of this turn on: `hf.publish(stage="packing", done=0.4)`.
 
-    Lists, streams and the page have the last ones; `done`, from 0 to 1, is drawn as progress. None takes one away. They
-    are for people: at most 4 KB, not searched, and like search attributes not encrypted.
+    Lists, live updates and the page show the last values. `done`, from 0 to 1, is drawn as progress. None removes a
+    value. They are for people: at most 4 KB, not searched, and, like search attributes, not encrypted.
     """
     program = require_program("publish")
     if values:
@@ -250,7 +253,7 @@ def publish(**values: Any) -> None:
 
 
 def on_query(name: str, handler: Callable[..., Any]) -> None:
-    """Answer queries of this name with this function, which is read-only."""
+    """Answer queries of this name with this function. It may only read."""
     require_step_name("query name", name)
     if inspect.iscoroutinefunction(handler):
         raise InvalidInput(f"query {name!r}: a query is read-only; its handler is a plain function, not an async one")
@@ -258,7 +261,7 @@ def on_query(name: str, handler: Callable[..., Any]) -> None:
 
 
 def on_update(name: str, handler: Callable[..., Any], *, validator: Callable[..., Any] | None = None) -> None:
-    """Answer updates of this name with this function; the validator may refuse one by raising."""
+    """Answer updates of this name with this function. The validator may refuse an update by raising an exception."""
     require_step_name("update name", name)
     if inspect.iscoroutinefunction(validator):
         raise InvalidInput(f"update {name!r}: a validator is read-only; pass a plain function, not an async one")
@@ -271,9 +274,9 @@ async def plan(
     *,
     close_policy: ClosePolicy = "await",
 ) -> Any:
-    """Run a plan as a child, and return its output: a document, as a dict or a text, or a reference to one.
+    """Run a plan as a child, and return its output. A plan is a document (a dict or a text), or a reference to one.
 
-    The document is checked and kept in the store before the run is started. One that is wrong raises `ActivityFailed`.
+    The document is checked and stored before the run is started. If it is invalid, `ActivityFailed` is raised.
     """
     program = require_program("plan")
     if isinstance(document, PlanRef):

@@ -51,16 +51,17 @@ async def wait_signal(
     handler: Callable[[Any], Any] | None = None,
     on_misfit: OnMisfit = "dead-letter",
 ) -> Any:
-    """Wait for a signal and return its payload. An earlier one is taken at once; `TimeoutError` if none arrives.
+    """Wait for a signal and return its payload. An earlier one is returned at once. `TimeoutError` if none arrives.
 
-    With `timeout=0` it only looks into the mailbox.
+    - `timeout=0`: only look into the mailbox.
+    - `on_timeout`: a function that is called instead of raising; its result is returned.
+    - `condition`: evaluated once, at the start of the wait. If it is false, the call returns None without waiting.
+    - `handler`: applied to the payload exactly once. Its result is recorded and returned; its exception is raised as
+      `SignalHandlerFailed`.
+    - `on_misfit`: a signal whose payload does not fit `kind` becomes a dead letter, and the wait continues. With
+      `on_misfit="raise"` it is consumed, and `InvalidInput` is raised.
 
-    `on_timeout` is called, and its result returned, instead of raising. `condition` is evaluated once, on entry: if it
-    does not hold, the call returns None without waiting. `handler` is applied to the payload exactly once: its result
-    is recorded and returned, and its exception is raised as `SignalHandlerFailed`. A wait that an operator skips
-    returns None, or the result of `on_timeout`.
-    A signal whose payload does not fit `kind` becomes a dead letter, and the wait goes on; with `on_misfit="raise"` it
-    is consumed, and `InvalidInput` is raised.
+    If an operator skips the wait, it returns None, or the result of `on_timeout`.
     """
     program = require_program("wait_signal")
     check_on_misfit(on_misfit)
@@ -100,10 +101,10 @@ def signals(
 def signals(
     name: str, kind: Any = None, *, timeout: timedelta | float | None = None, on_misfit: OnMisfit = "dead-letter"
 ) -> "Signals[Any]":
-    """Iterate over the signals of a name, in the order of their acceptance: `async for vote in signals("vote", Vote)`.
+    """Iterate over signals of a name in the order of acceptance: `async for vote in hf.signals("vote", Vote)`.
 
-    It ends `timeout` after it was made, once it has returned every signal that was accepted in time, or when an
-    operator skips the present wait; else it never ends.
+    With a `timeout`, it ends that long after it was made, when it has returned every signal that was accepted in time.
+    It also ends when an operator skips the current wait. Otherwise it never ends.
     """
     program = require_program("signals")
     check_signal_name(name)

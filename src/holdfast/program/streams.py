@@ -23,14 +23,14 @@ Write = tuple[str, bytes, bool]
 
 
 class Stream(ABC):
-    """A stream of the run, to be written to."""
+    """A stream of the run to write to."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     @abstractmethod
     async def write(self, value: Any) -> None:
-        """Append a chunk: any value that can be a result. It waits while readers' chunks are too far from durable."""
+        """Append a chunk: any value that can be a result. It waits if too many chunks are not durable yet."""
 
     @abstractmethod
     def write_blocking(self, value: Any) -> None:
@@ -38,11 +38,11 @@ class Stream(ABC):
 
     @abstractmethod
     async def resume(self) -> int:
-        """Go on where the last attempt of this step ended, and return how many of its chunks are there."""
+        """Continue after the chunks of this step's last attempt, and return how many there are."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close the stream for its readers, once all that was written is durable. Nothing can be written after it."""
+        """Close the stream for its readers when all chunks are durable. After that nothing can be written."""
 
 
 class WorkflowStream(Stream):

@@ -17,43 +17,43 @@ LONGEST_TOKEN_S = 366 * DAY_S
 
 
 class OidcOptions(Struct, frozen=True, kw_only=True):
-    """Which OpenID provider says who callers are, and what its claims mean here."""
+    """Which OpenID provider authenticates callers, and what its claims mean."""
 
     issuer: str
     """The provider, as its tokens name it, such as https://login.example.com/realms/ours."""
 
     audience: str
-    """Whom tokens at the API are for: this service, as the provider knows it."""
+    """The audience of tokens for the API: this service, as the provider knows it."""
 
     client_id: str = ""
-    """As whom the page signs people in; empty if it does not."""
+    """The client with which the page signs people in. Empty if it does not."""
 
     client_secret: str = ""
     """The secret of that client, if it has one."""
 
     scope: str = "openid profile email"
-    """What the page asks the provider for."""
+    """The scopes that the page requests from the provider."""
 
     name_claim: str = "sub"
-    """Which claim is the caller's name."""
+    """The claim with the caller's name."""
 
     roles_claim: str = "roles"
-    """Which claim holds the caller's roles, such as `groups` or `realm_access.roles`. They count for tasks too."""
+    """The claim with the caller's roles, such as `groups` or `realm_access.roles`. They also count for tasks."""
 
     role_map: tuple[tuple[str, str], ...] = ()
-    """Which value of that claim is which role here. Without any, a value counts that is the name of a role."""
+    """Which value of that claim means which role. If empty, a value that is the name of a role counts."""
 
     tenant_claim: str = ""
-    """Which claim names the tenant. A token without it is refused."""
+    """The claim with the tenant. A token without it is refused."""
 
     tenant: str = ""
-    """Whose all callers are, where no claim says it; empty for callers who see all tenants."""
+    """The tenant of all callers if there is no such claim. Empty: callers see all tenants."""
 
     algorithms: tuple[str, ...] = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
-    """How tokens may be signed: always with a key pair."""
+    """The algorithms with which tokens may be signed. All use a key pair."""
 
     leeway_s: float = 30.0
-    """By how much the provider's clock may differ from this one."""
+    """How much the provider's clock may differ from this one."""
 
     keys_s: float = 300.0
     """How long the provider's keys are used before they are read again."""
@@ -71,131 +71,130 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """How a service behaves. Durations end in `_s`."""
 
     host: str = "127.0.0.1"
-    """Where to listen. The default is for this machine only."""
+    """The address to listen on. The default is for this machine only."""
 
     port: int = 8321
-    """Where to listen; 0 takes a port that is free."""
+    """The port to listen on. 0 takes a free port."""
 
     public_url: str = ""
-    """Where browsers find the service, such as https://holdfast.example.com, if a proxy stands before it."""
+    """The address of the service in browsers, such as https://holdfast.example.com, if it is behind a proxy."""
 
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks of proxies whose `Forwarded` and `X-Forwarded-*` headers are trusted."""
 
     tls_certificate: str = ""
-    """The file with the certificate and its chain, to be served by https."""
+    """The file with the certificate and its chain, to serve HTTPS."""
 
     tls_key: str = ""
-    """The file with the key of the certificate, if it is another."""
+    """The file with the key of the certificate, if it is another file."""
 
     tls_min_version: str = "1.2"
-    """The oldest version of TLS that is spoken: 1.2 or 1.3."""
+    """The oldest accepted version of TLS: 1.2 or 1.3."""
 
     oidc: OidcOptions | None = None
-    """The OpenID provider that says who callers are, beside tokens of our own."""
+    """The OpenID provider that authenticates callers, in addition to tokens of the store."""
 
     is_open: bool = False
-    """Admit every caller. Without this a service that has no authentication does not start (API-4)."""
+    """Admit every caller. Without it, a service without authentication does not start (API-4)."""
 
     tokens_s: float = 2.0
-    """For how long a token that another process has revoked may still be taken. In this process it ends at once."""
+    """How long a token that another process has revoked may still be accepted. In this process it ends at once."""
 
     token_s: float = TOKEN_S
-    """How long a token is good for that is made over the API without saying."""
+    """The default lifetime of a token that is made over the API."""
 
     longest_token_s: float = LONGEST_TOKEN_S
-    """How long a token that is made over the API may be good for."""
+    """The longest lifetime of a token that is made over the API."""
 
     session_s: float = 12 * 3_600.0
     """How long a session of a browser lasts: a working day."""
 
     refusals_per_minute: int = 30
-    """How often a caller may be refused before everything that they send to runs is rate limited.
-
-    The engine records its refusals in the run's history, which a caller without permission must not fill.
-    """
+    """How many refusals a caller may get before all their requests to runs are rate limited. The engine records
+    refusals in the run's history, and a caller without permission must not fill it."""
 
     body_bytes: int = 2 * 1024 * 1024
-    """The largest body of a request: some batches of the largest signals."""
+    """The largest body of a request: a few batches of the largest signals."""
 
     body_s: float = 10.0
-    """How long the body of a request may take to arrive, and the head of the first one of a connection."""
+    """How long the body of a request may take to arrive; also the head of a connection's first request."""
 
     request_s: float = 30.0
-    """How long an operation may take, beside what the caller asks it to wait."""
+    """How long an operation may take, in addition to the time that the caller asks it to wait."""
 
     wait_s: float = 60.0
-    """The longest that a caller may ask to wait for something."""
+    """The longest time that a caller may ask an operation to wait."""
 
     answer_bytes: int = 8 * 1024 * 1024
-    """The largest answer, of a batch too. Pages end before they reach it, and say where to go on."""
+    """The largest response, also of a batch. Pages end before they reach it and have a cursor for the next one."""
 
     search_rows: int = 50_000
-    """How many rows one request looks at for words; a search that has not ended by then says where to go on."""
+    """How many rows one request for a search in text reads. If the search has not ended, the response has a cursor."""
 
     search_s: float = 1.0
-    """For how long one request looks for words, about."""
+    """About how long one request for a search in text takes."""
 
     reads_per_minute: int = 6_000
-    """How much a token may list and search within a minute: a list counts 1, a search for words 20."""
+    """How much a token may list and search in a minute: a list counts 1, a search in text 20."""
 
     tenant_reads_per_minute: int = 30_000
-    """How much all tokens of a tenant may list and search within a minute, together."""
+    """How much all tokens of a tenant together may list and search in a minute."""
 
     lists_at_once: int = 2
-    """How many lists and searches of one tenant, or of a token of all tenants, are read at once; others wait."""
+    """The largest number of concurrent lists and searches of one tenant, or of a token of all tenants. Others wait."""
 
     batch_calls: int = 100
-    """The most calls in one batch of JSON-RPC."""
+    """The largest number of calls in one batch of JSON-RPC."""
 
     connections: int = 2_000
-    """How many connections are served at once; more have to retry later. A few more are for `/v1/health`."""
+    """The largest number of connections. Callers beyond it must retry later. A few more are reserved for
+    `/v1/health`."""
 
     connections_per_address: int = 1_000
-    """How many of them one address may have. Behind a proxy all are of one: give it as many as `connections` then."""
+    """The largest number of connections from one address. Behind a proxy, set it to `connections`."""
 
     sending_bytes: int = 256 * 1024 * 1024
-    """How large the answers are together that callers have not taken yet; more have to retry later."""
+    """The largest total size of responses that callers have not read yet. Callers beyond it must retry later."""
 
     receiving_bytes: int = 256 * 1024 * 1024
-    """How large the large bodies are together that are being received; an eighth of it for one caller, and for all who
-    are not known yet. More have to retry later."""
+    """The largest total size of large bodies that are being received. One caller, and all unauthenticated callers
+    together, may use an eighth of it. Callers beyond it must retry later."""
 
     idle_s: float = 30.0
-    """How long a connection is kept that asks nothing."""
+    """How long an idle connection is kept."""
 
     drain_s: float = 10.0
-    """How long requests that are under way may go on once the service is asked to stop."""
+    """How long running requests may continue after the service is asked to stop."""
 
     compress_bytes: int = 16 * 1024
-    """From what size on answers are compressed for callers that take it."""
+    """Larger responses are compressed, if the caller accepts that."""
 
     streams: int = 1_000
-    """How many event streams are open at once; more have to retry later."""
+    """The largest number of event streams. Callers beyond it must retry later."""
 
     streams_per_token: int = 100
-    """How many of them are of one token."""
+    """The largest number of event streams of one token."""
 
     streams_per_tenant: int = 500
-    """How many of them are of all tokens of one tenant."""
+    """The largest number of event streams of all tokens of one tenant."""
 
     heartbeat_s: float = 15.0
-    """How long an event stream is silent at most. Then, and when it has something to send, its reader is checked."""
+    """The longest silence of an event stream. Then, and before it sends anything, its reader is checked."""
 
     stall_s: float = 30.0
-    """How long a reader of an event stream may take nothing before it is dropped."""
+    """How long a reader of an event stream may read nothing before it is disconnected."""
 
     watch_poll_s: float = 0.5
     """How often changes are polled without a notification, while there are subscribers."""
 
     watch_rest_s: float = 0.02
-    """How long to wait at least between two looks for changes: what comes in between is looked at together."""
+    """The least time between two polls for changes. Changes in between are read together."""
 
     loop_s: float = 0.5
-    """How long the event loop, which API, node and leases share, may be held up before it is logged; 0 for ever."""
+    """How long the event loop, which API, node and leases share, may be blocked before it is logged. 0: never."""
 
     list_rest_s: float = 0.1
-    """How long to wait at least between two answers to one who watches lists."""
+    """The least time between two messages to a subscriber of lists."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -47,14 +47,14 @@ Details = Raw | UnsetType
 
 
 class NonRetryable(HoldfastError):
-    """Raise this, or a subclass, in an activity whose failure no retry can mend."""
+    """Raise this, or a subclass, in an activity if no retry can fix the failure."""
 
 
 class RetryAfter(HoldfastError):
-    """Raise this, or a subclass, in an activity to choose when it is tried again: `raise RetryAfter(30) from error`.
+    """Raise this, or a subclass, in an activity to set when it is retried: `raise RetryAfter(30) from error`.
 
-    The delay is in seconds or a timedelta, and stands for the one of the policy; its attempts count as usual. Any other
-    exception that has such a `retry_after` chooses in the same way.
+    The delay, in seconds or as a timedelta, replaces the one of the policy; its attempts count as usual. Any other
+    exception with such a `retry_after` does the same.
     """
 
     def __init__(self, retry_after: timedelta | float, message: str = "") -> None:
@@ -104,7 +104,7 @@ OnHeartbeat = Callable[[Work, Details], None]
 
 
 class ActivityContext(Struct, eq=False):
-    """What an activity may know of itself, and report while it works."""
+    """What an activity can read about itself, and report while it runs."""
 
     _work: Work
     _loop: asyncio.AbstractEventLoop
@@ -136,27 +136,27 @@ class ActivityContext(Struct, eq=False):
 
     @property
     def step_id(self) -> str:
-        """The step in which it was called: together with `run_id` a key that is the same for every attempt."""
+        """The step that called it. Together with `run_id` it is a key that is the same for every attempt."""
         return self._work.step.step_id
 
     @property
     def attempt(self) -> int:
-        """How often the step has been tried, counted from 1."""
+        """The number of this attempt, from 1."""
         return self._work.step.attempt
 
     @property
     def idempotency_key(self) -> str | None:
-        """The idempotency key of the call, to hand on to the outside system; None if it has none."""
+        """The idempotency key of the call, to pass to the outside system. None if it has none."""
         return self._work.step.key
 
     @property
     def logical_attempt_id(self) -> int:
-        """How often operators had the step retried, counted from 1: the same for all attempts by the retry policy."""
+        """How often operators have retried the step, from 1. Retries by the policy do not change it."""
         return self._work.step.logical_attempt_id
 
     @property
     def engine_attempt_id(self) -> int:
-        """The number of this dispatch of the step. It grows with every one, whatever the reason."""
+        """The number of this dispatch of the step. It grows with each one, whatever the reason."""
         return self._work.step.engine_attempt_id
 
     @property
@@ -171,7 +171,7 @@ class ActivityContext(Struct, eq=False):
 
     @property
     def run_context(self) -> dict[str, str]:
-        """The context of the run, as its starter gave it."""
+        """The context of the run, as its starter set it."""
         return texts_of(self._work.context)
 
     def heartbeat(self, details: Any = UNSET) -> None:
@@ -337,7 +337,7 @@ CONTEXT: ContextVar[ActivityContext] = ContextVar("holdfast_activity")
 
 
 def activity_context() -> ActivityContext:
-    """Return the context of the activity that is running."""
+    """Return the context of the running activity."""
     try:
         return CONTEXT.get()
     except LookupError:
@@ -345,10 +345,10 @@ def activity_context() -> ActivityContext:
 
 
 def stream(name: str) -> Stream:
-    """Return a stream of the run, to write to: inside an activity or a workflow, `await hf.stream("tokens").write(x)`.
+    """Return a stream of the run to write to, in an activity or a workflow: `await hf.stream("tokens").write(x)`.
 
-    Chunks are ordered and durable, and are read with `RunHandle.stream`. Those of a workflow are durable with its turn,
-    those of an activity soon after they were written, and all of them before its outcome is.
+    Chunks are ordered and durable. Read them with `RunHandle.stream`. Chunks of a workflow are durable with its turn,
+    those of an activity soon after they are written, and all of them before its outcome.
     """
     program = current_program()
     if program is not None:
@@ -361,9 +361,9 @@ def stream(name: str) -> Stream:
 
 
 async def put_artifact(source: Source, *, kind: str = "file") -> ArtifactRef:
-    """Store bytes beside the run, inside an activity: bytes, chunks of them, or the file at a `Path`.
+    """Store bytes beside the run, inside an activity: bytes, chunks of bytes, or the file at a `Path`.
 
-    They pass as they come, and are never whole in memory. The reference can be returned, passed on and kept.
+    Chunks are stored as they arrive, never whole in memory. You can return, pass on and keep the reference.
     """
     return await activity_context().put_artifact(source, kind)
 
@@ -371,7 +371,8 @@ async def put_artifact(source: Source, *, kind: str = "file") -> ArtifactRef:
 def open_artifact(artifact: ArtifactRef) -> AsyncIterator[bytes]:
     """Iterate over the bytes of an artifact, inside an activity.
 
-    A missing one raises `ArtifactMissing`. `ArtifactCorrupt` is raised at the end, if they are not what was stored.
+    If it does not exist, it raises `ArtifactMissing`. At the end it raises `ArtifactCorrupt` if the bytes are not those
+    that were stored.
     """
     return activity_context().open_artifact(artifact)
 

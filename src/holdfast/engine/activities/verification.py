@@ -27,23 +27,23 @@ from holdfast.program.outcomes import Redact, error_info
 
 
 class NotCompleted(Struct, frozen=True):
-    """The effect has not happened, and no earlier attempt can still cause it: the activity is called."""
+    """The effect has not happened, and no earlier attempt can still cause it. The activity is called."""
 
 
 class Completed(Struct, frozen=True):
-    """The effect has happened. The result is what the activity would have returned."""
+    """The effect has happened. `result` is what the activity would have returned."""
 
     result: Any = None
 
 
 class CompletedWithoutResult(Struct, frozen=True):
-    """The effect has happened, and its result cannot be found: the step fails, and is never called again."""
+    """The effect has happened, and its result cannot be found. The step fails and is never called again."""
 
     reason: str = ""
 
 
 class Indeterminate(Struct, frozen=True):
-    """It cannot be known whether the effect has happened: an operator decides."""
+    """It cannot be known whether the effect has happened. An operator decides."""
 
     reason: str = ""
 
