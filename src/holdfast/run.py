@@ -256,10 +256,16 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
         """End the run at once, as cancelled, without clean-up."""
         await self._command("EMERGENCY_STOP", reason, actor, signal_id, wait=wait)
 
-    async def retry_run(self, reason: str = "", *, actor: str = "", signal_id: str | None = None) -> "RunHandle[R]":
-        """Start a finished run again, with the same input, as a new run, and return it. If unfinished: `Conflict`."""
+    async def retry_run(
+        self, reason: str = "", *, from_start: bool = False, actor: str = "", signal_id: str | None = None
+    ) -> "RunHandle[R]":
+        """Start a finished run again, as a new run, and return it. If unfinished: `Conflict`.
+
+        A failed run continues from the step that failed: what was recorded is not executed again. With `from_start`,
+        or after another end, the new run begins with the same input.
+        """
         command = OperatorCommand(name="RETRY_RUN", reason=reason, actor=actor, signal_id=signal_id)
-        run_id = await self._outside().retry_run(self.run_id, command, self._caller)
+        run_id = await self._outside().retry_run(self.run_id, command, self._caller, from_start=from_start)
         return RunHandle(self._runtime, run_id, self._definition, self._caller)
 
     async def fork(

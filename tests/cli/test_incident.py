@@ -47,7 +47,7 @@ async def test_an_incident_ends_with_a_clean_board(forks: ForkedCommands, tmp_pa
         await here.mend_outside()
         await _as_advised(typed, seen[mails], "try_now", f"{MAILS} done")
         await _as_advised(typed, seen[payments], "retry_step", "4 done")
-        await _as_advised(typed, seen[parcels], "fork", f"{PARCELS} done")
+        await _as_advised(typed, seen[parcels], "retry", f"{PARCELS} done")
         assert "`holdfast run resume thumbnail`" in seen[poison]
         await typed("run", "resume", "thumbnail", "--reason", "mended")
         assert "task bulk reassign --overdue" in seen[overdue]

@@ -150,7 +150,11 @@ async def test_a_fork_and_a_run_that_is_tried_again_begin_without(variant: Engin
         assert await fork.result() == "a"
         assert values(await read(fork)) == ["a 0", "a 1", "a 2"]
         assert values(await read(fork, "progress")) == ["a is written"]
-        again = await run.retry_run(actor="ann")
+        kept = await run.retry_run(actor="ann")
+        assert await kept.result() == "a"
+        assert values(await read(kept)) == ["a 0", "a 1", "a 2"]
+        assert values(await read(kept, "progress")) == ["a is written"]
+        again = await run.retry_run(from_start=True, actor="ann")
         assert await again.result() == "a"
         assert values(await read(again, "progress")) == ["a begins", "a is written"]
         assert values(await read(run)) == ["a 0", "a 1", "a 2"]

@@ -171,6 +171,11 @@ class CoreRun:
         """Let go of the program."""
         self.replay.close()
 
+    formers: tuple[e.FormerRun, ...] = ()
+
+    def reach(self, run_seq: int | None, program: Program | None) -> None:
+        raise AssertionError("no run of these tests is a fork")
+
     def replace_input(self, event: Event) -> None:
         raise AssertionError("no run of these tests is debounced")
 

@@ -48,6 +48,11 @@ class PlanRun(CoreRun):
         [self._start] = first.messages
         self.handle(self._start)
 
+    formers: tuple[e.FormerRun, ...] = ()
+
+    def reach(self, run_seq: int | None, program: Program | None) -> None:
+        raise AssertionError("no run of these tests is a fork")
+
     def replace_input(self, event: Event) -> None:
         raise AssertionError("no run of these tests is debounced")
 

@@ -73,10 +73,10 @@ async def test_a_failed_run_goes_on_from_the_failed_step_by_one_click(page: Page
     await expect(primary).to_have_text("Retry from where it failed")  # no step has, but the workflow
     await expect(page.get_by_role("button", name="Retry from the start")).to_be_hidden()
     await primary.click()
-    await expect(page.locator(".head-facts")).to_contain_text("Forked from")
-    fork_id = unquote(page.url.rpartition("/")[2])
-    [queued, *_] = await site.events(quote(fork_id, safe=""))
-    assert queued["data"]["forked_from"]["run_id"] == run_id
+    await expect(page.locator(".head-facts")).to_contain_text("Attempt 2, after")
+    retry_id = unquote(page.url.rpartition("/")[2])
+    [queued, *_] = await site.events(quote(retry_id, safe=""))
+    assert queued["data"]["retry_of"]["run_id"] == run_id
     await page.get_by_role("link", name="Compare").click()
     await expect(page.locator(".compared-row").first).to_be_visible()
     assert await page.evaluate("window.hit") is None

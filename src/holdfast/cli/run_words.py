@@ -41,7 +41,7 @@ def sentences_of(run: dict[str, Any]) -> Iterator[str]:
     if error and not again and run["status"] in ("FAILED", "PAUSED"):
         yield f"{error['code']}: {error['message']}"
     if run["status"] == "FAILED":
-        yield f"-> `holdfast run fork {run_id}` goes on from the failed step"
+        yield f"-> `holdfast run retry {run_id}` goes on from the failed step"
     if run.get("queued_at") or run.get("place"):
         yield _place(run)
     if run.get("active_task_id") and run["status"] == "RUNNING":

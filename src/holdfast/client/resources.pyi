@@ -179,7 +179,9 @@ class Runs:
         wait: bool = ...,
         result: Any = ...,
     ) -> Commanded: ...
-    async def retry(self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ...) -> RunStarted: ...
+    async def retry(
+        self, run_id: str, *, from_start: bool = ..., reason: str = ..., actor: str = ..., signal_id: str = ...
+    ) -> RunStarted: ...
     async def fork(
         self,
         run_id: str,
@@ -227,6 +229,7 @@ class Runs:
             "skip_step",
             "try_now",
             "retry",
+            "retry_from_start",
             "fork",
         ],
         request_id: str,
@@ -371,7 +374,9 @@ class SyncRuns:
         wait: bool = ...,
         result: Any = ...,
     ) -> Commanded: ...
-    def retry(self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ...) -> RunStarted: ...
+    def retry(
+        self, run_id: str, *, from_start: bool = ..., reason: str = ..., actor: str = ..., signal_id: str = ...
+    ) -> RunStarted: ...
     def fork(
         self,
         run_id: str,
@@ -419,6 +424,7 @@ class SyncRuns:
             "skip_step",
             "try_now",
             "retry",
+            "retry_from_start",
             "fork",
         ],
         request_id: str,

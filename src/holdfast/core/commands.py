@@ -4,6 +4,8 @@ A program (code, flow or plan) has one task: given these outcomes, which command
 body of the event that records a command: replay compares the two.
 """
 
+from typing import get_args
+
 from msgspec import Raw, Struct
 
 from holdfast.core import events as e
@@ -202,6 +204,11 @@ Command = (
 )
 
 _ENDS = frozenset({CompleteRun, FailRun, CancelRun})
+
+COMMAND_OF: dict[type[e.Body], type[Command]] = {
+    command.RECORDED_AS: command for command in get_args(Command) if command is not PauseRun
+}
+"""Which command of a program an event records, by the type of its body."""
 
 OF_THE_RUN = "\0run"
 """The key of a command that concerns no step. No step has it, because names hold no control characters."""

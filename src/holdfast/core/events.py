@@ -175,6 +175,8 @@ class RetryOf(Struct, frozen=True, omit_defaults=True, gc=False):
     signal_id: str
     actor: str = ""
     reason: str = ""
+    attempt: int = 2
+    """Which attempt the new run is: one more than the retried run was."""
 
 
 class ScheduleTick(Struct, frozen=True):
@@ -196,16 +198,36 @@ class RunOrigin(Struct, frozen=True, omit_defaults=True, gc=False):
     tags: tuple[str, ...] = ()
     schedule: ScheduleTick | None = None
     retry_of: str | None = None
+    attempt: int = 0
+    """Which attempt it is; 0: as its id says (`core/restarts.py`)."""
+
+
+class FormerRun(Struct, frozen=True, omit_defaults=True, gc=False):
+    """A run that has recorded the first events of another, up to this one, and what its program knew of itself."""
+
+    last_event: int
+    run_id: str
+    attempt: int = 1
+    parent_run_id: str | None = None
+    retry_of: str | None = None
+    schedule: ScheduleTick | None = None
 
 
 class ForkedFrom(Struct, frozen=True, omit_defaults=True, gc=False):
-    """The run whose recorded results a fork begins with, up to which event, and the run whose ids and draws it has."""
+    """The run whose recorded results a fork begins with, how many events they are, and whose ids and draws it has."""
 
     run_id: str
     run_seq: int
     seed: str = ""
     forked_at: Instant = 0
     """From when the time-outs of the fork count."""
+    former: tuple[FormerRun, ...] = ()
+    """The runs that have recorded those events, the earliest first: `run_id`, and those that it was forked from."""
+
+    @property
+    def formers(self) -> tuple[FormerRun, ...]:
+        """The same, of every fork: earlier versions did not write `former`."""
+        return self.former or (FormerRun(self.run_seq, self.run_id),)
 
 
 class RunTimeouts(Struct, frozen=True, omit_defaults=True, gc=False):

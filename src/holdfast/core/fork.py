@@ -6,16 +6,21 @@ Rules of this file:
    parent, nor after the end of the run.
 2. The fork is a run of its own. Every event gets the key and the id that it has in a run of this id (EVT-4), and what
    refers to them follows: parents of events, ids of tasks, and what rotations carry.
-3. Ids and draws of the program stay as they were recorded, so the fork keeps the seed of the run that it is from.
+3. Ids and draws of the program stay as they were recorded, so the fork keeps the seed of the run that it is from. While
+   what was recorded is replayed, the program knows of its run what it knew then (`FormerRun`).
 4. What was open is open again: activities are dispatched anew, with all the attempts of their policy; a keyed one is
    verified first. Timers, deadlines, waits and tasks keep their instants. Signals that were not consumed, progress of
    activities, and outcomes that are reported by token stay with the other run.
 5. An approval is of a run with its input. What was not approved waits for an approval of its own, and so does a run
    with another input.
+6. A failed run is continued without the failures that have ended it. Outcomes that came in the commit of its end, or
+   after the failure, are kept: the fork begins as a run that was paused before they came, and its program gets them
+   when a node with its code resumes it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from re import compile as pattern
+from typing import Any
 
 from msgspec import Raw, Struct
 from msgspec.structs import replace
@@ -23,24 +28,40 @@ from msgspec.structs import replace
 from holdfast.core import events as e
 from holdfast.core import run_timeouts, tasks
 from holdfast.core.codec import decode, encode
+from holdfast.core.commands import COMMAND_OF
 from holdfast.core.event_writer import EventWriter, start_message
-from holdfast.core.events import EngineRunRef, Event
+from holdfast.core.events import EngineRunRef, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.keys import event_id, event_key
 from holdfast.core.messages import Message
+from holdfast.core.restarts import number_of_id
 from holdfast.core.state import RunState, awaits_approval, retry_token, state_of
 from holdfast.errors import Conflict, InvalidInput
 
 FORKED = "forked"
 """Why the activities that were open are dispatched again."""
 
+CONTINUED = "continued from where it failed"
+"""Why a fork begins paused, with outcomes that its program gets when it is resumed."""
+
 _UUID = pattern(rb"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _CLOSES_CHILD = frozenset(body for body, kinds in e.CLOSING.items() if "child" in kinds)
+_FAILURES = (e.StepFailed, e.ChildFailed, e.RunTimedOut)
+
+
+class Kept(Struct, frozen=True):
+    """What a fork keeps of a history: events from its beginning, and outcomes that its program gets afterwards."""
+
+    events: Sequence[Event]
+    outcomes: Sequence[Event] = ()
 
 
 class Fork(Struct, frozen=True):
     """What a fork begins with."""
 
+    queued: e.RunQueued
+    copied: int
+    """How many of the events are from the other run."""
     events: tuple[Event, ...]
     messages: tuple[Message, ...]
     state: RunState
@@ -65,39 +86,176 @@ def find_cut(history: Sequence[Event], at: int) -> int:
     return cut
 
 
-def before_failure(history: Sequence[Event]) -> int:
-    """Return the event before the failed step that has ended the run, or the last one if no such step is known.
+def kept_until(history: Sequence[Event], cut: int) -> Kept:
+    """Return what is kept of a history that is cut after this event."""
+    if find_cut(history, cut) != cut:
+        raise Conflict(f"run {history[0].run_id} cannot be cut after event {cut}", run_id=history[0].run_id)
+    return Kept(history[:cut])
 
-    Where something was begun after the step had failed, such as what undoes other steps, the workflow has handled the
-    failure: then to go back behind it would forget what was done since.
+
+def kept_to_continue(history: Sequence[Event]) -> Kept:
+    """Return what is kept of a run to continue it: of a failed one, all but the failures that have ended it.
+
+    Where something was begun after a step had failed, such as what undoes other steps, the workflow has handled the
+    failure: then to forget it would forget what was done since.
     """
-    for event in reversed(history[:-1] if isinstance(history[-1].data, e.RunFailed) else ()):
-        kind = type(event.data)
-        if kind in (e.StepFailed, e.ChildFailed):
-            return event.run_seq - 1
-        if kind in e.OPENING or kind in e.CLOSING or kind in e.CLOSING_ALL:
+    end = len(history) - 1
+    if not isinstance(history[end].data, e.RunFailed):
+        return kept_until(history, find_cut(history, len(history)))
+    failures = _last_failures(history)
+    place = min(failures) if failures else _last_outcome(history[:end])
+    while (cut := _before(history, place)) > 1:
+        kept = Kept(history[:cut], _outcomes_since(history[:end], cut, failures))
+        children = _open_children(events_of(kept))
+        if not children:
+            return kept
+        # A child reports to its own parent: the fork starts another, and all that came since is left out.
+        end = next(at for at, event in enumerate(history) if event.step_id in children)
+        failures, place = set(), _last_outcome(history[:end])
+    return Kept(history[:1])
+
+
+def failures_since_rotation(kept: Kept) -> list[int]:
+    """Return the places of the steps that have failed since the last rotation."""
+    failed: list[int] = []
+    for place, event in enumerate(kept.events):
+        if isinstance(event.data, e.ContinuedAsNew):
+            failed.clear()
+        elif isinstance(event.data, e.StepFailed):
+            failed.append(place)
+    return failed
+
+
+def without(kept: Kept, places: Collection[int]) -> Kept:
+    """Return what is kept without the events at these places."""
+    events = [event for place, event in enumerate(kept.events) if place not in places]
+    return Kept([replace(event, run_seq=seq) for seq, event in enumerate(events, 1)], kept.outcomes)
+
+
+def has_handled_failure(history: Sequence[Event]) -> bool:
+    """Return whether a run has ended by a failure after which it has done more, such as undone other steps."""
+    last = history[-1].data
+    if not isinstance(last, e.RunFailed) or _last_failures(history):
+        return False
+    bodies = (event.data for event in history)
+    failed = {_gist_of(body.error) for body in bodies if isinstance(body, e.StepFailed | e.ChildFailed)}
+    error: ErrorInfo | None = last.error
+    while error is not None and _gist_of(error) not in failed:
+        error = error.cause
+    return error is not None or last.timeout != ""
+
+
+def _gist_of(error: ErrorInfo) -> tuple[str, str]:
+    return error.code, error.message
+
+
+def _last_failures(history: Sequence[Event]) -> set[int]:
+    """Return the places of the failures after which a failed run has begun nothing more."""
+    found = set()
+    for place in range(len(history) - 2, 0, -1):
+        kind = type(history[place].data)
+        if kind in _FAILURES:
+            found.add(place)
+        elif kind in e.OPENING or kind is e.ContinuedAsNew:
             break
-    return history[-1].run_seq
+    return found
+
+
+def _last_outcome(history: Sequence[Event]) -> int:
+    return next((place for place in range(len(history) - 1, 0, -1) if type(history[place].data) in e.OUTCOMES), 1)
+
+
+def _open_children(history: Sequence[Event]) -> set[str]:
+    steps = state_of(history[0].run_id, history).open_steps.values()
+    return {step.step_id for step in steps if isinstance(step.body, e.ChildStarted)}
+
+
+def _before(history: Sequence[Event], place: int) -> int:
+    """Return how many events come before an outcome and those that the program got with it, in one commit or pause."""
+    paused = [False] * len(history)
+    for at, event in enumerate(history[:-1]):
+        paused[at + 1] = type(event.data) is e.RunPaused or (paused[at] and type(event.data) is not e.RunResumed)
+    while place > 1 and (paused[place] or _comes_with(history[place - 1], history[place])):
+        place -= 1
+    return place
+
+
+def _comes_with(event: Event, following: Event) -> bool:
+    return type(event.data) in e.OUTCOMES and event.persisted_at == following.persisted_at
+
+
+def _outcomes_since(history: Sequence[Event], cut: int, failures: set[int]) -> list[Event]:
+    """Return the outcomes after a cut, without failures, up to the first one to which the program has reacted."""
+    is_open = set(state_of(history[0].run_id, history[:cut]).open_steps)
+    has_timed_out = any(isinstance(history[place].data, e.RunTimedOut) for place in failures)
+    kept: list[Event] = []
+    follows_failure = True
+    for place, event in enumerate(history[cut:], cut):
+        kind = type(event.data)
+        if place in failures:
+            follows_failure = True
+        elif kind in COMMAND_OF and event.caused_by_signal_id is None:
+            if not follows_failure:
+                break
+        elif kind in e.OUTCOMES:
+            follows_failure = False
+            if event.step_id in is_open or (kind is e.RunCancelRequested and not has_timed_out):
+                kept.append(event)
+                is_open.discard(event.step_id or "")
+    return kept
+
+
+def events_of(kept: Kept) -> list[Event]:
+    """Return what is kept as one history: a pause comes before the outcomes that the program is to get afterwards."""
+    if not kept.outcomes:
+        return list(kept.events)
+    pause = replace(
+        kept.events[-1],
+        event_id="",
+        event_type="RunPaused",
+        step_id=None,
+        engine_attempt_id=None,
+        logical_attempt_id=None,
+        data=e.RunPaused(CONTINUED, ErrorInfo("UnhandledError", CONTINUED)),
+        idempotency_key="",
+        caused_by_signal_id=None,
+        parent_event_id=None,
+    )
+    return [*kept.events, *(replace(event, run_seq=0) for event in (pause, *kept.outcomes))]
 
 
 def fork(
-    history: Sequence[Event], run_id: str, cut: int, now: Instant, by: EngineRunRef, input: Raw | None = None
+    kept: Kept,
+    run_id: str,
+    now: Instant,
+    by: EngineRunRef,
+    input: Raw | None = None,
+    retry: e.RetryOf | None = None,
 ) -> Fork:
-    """Return the run that begins with a history up to this event. `input` is instead of what the other run had."""
-    first = history[0].data
+    """Return the run that begins with what is kept of another. `input` is instead of what the other run had.
+
+    With `retry` an operator does the other run again by it.
+    """
+    source, first = kept.events[0].run_id, kept.events[0].data
     if not isinstance(first, e.RunQueued):
-        raise Conflict(f"run {history[0].run_id}: its history does not begin with its start")
-    if find_cut(history, cut) != cut:
-        raise Conflict(f"run {history[0].run_id} cannot be cut after event {cut}", run_id=history[0].run_id)
-    source = first.forked_from
-    origin = e.ForkedFrom(history[0].run_id, cut, source.seed if source is not None else history[0].run_id, now)
-    kept = history[:cut]
-    if input is not None and any(isinstance(event.data, e.ContinuedAsNew) for event in kept):
+        raise Conflict(f"run {source}: its history does not begin with its start")
+    if input is not None and any(isinstance(event.data, e.ContinuedAsNew) for event in kept.events):
         raise InvalidInput("input: before this event the run has begun again with an input of its own", field="input")
-    if input is not None and any(isinstance(event.data, e.RunApproved) for event in kept):
+    if input is not None and any(isinstance(event.data, e.RunApproved) for event in kept.events):
         problem = "input: another input was approved; fork the run at event 1, and the fork waits for its own approval"
         raise InvalidInput(problem, field="input")
-    events = _rewritten(kept, run_id, origin, input)
+    history = events_of(kept)
+    seed = source if first.forked_from is None else first.forked_from.seed
+    origin = e.ForkedFrom(source, len(history), seed, now, _formers(source, first, len(history)))
+    queued = replace(
+        first,
+        forked_from=origin,
+        input=first.input if input is None else input,
+        depth=0,
+        retry_of=retry,
+        **dict.fromkeys(("parent_run_id", "parent_step_id", "parent_token", "schedule")),
+    )
+    events = _rewritten(history, run_id, queued, input)
     state = state_of(run_id, events)
     writer = EventWriter(state, now, by)
     _open_again(state, writer)
@@ -105,10 +263,28 @@ def fork(
     # An approval leaves the run the message that starts it.
     start = () if awaits_approval(state) else (start_message(run_id, now, state.start_at),)
     every = (*events, *writer.events)
-    return Fork(every, (*start, *writer.messages), state_of(run_id, every))
+    return Fork(queued, len(history), every, (*start, *writer.messages), state_of(run_id, every))
 
 
-def _rewritten(history: Sequence[Event], run_id: str, origin: e.ForkedFrom, input: Raw | None) -> list[Event]:
+def attempt_of(run_id: str, queued: e.RunQueued) -> int:
+    """Return which attempt a run is: retries and restarts are counted, forks and debounced starts are not."""
+    if queued.retry_of is not None:
+        return queued.retry_of.attempt
+    if queued.forked_from is not None:
+        return queued.forked_from.formers[-1].attempt
+    return 1 if queued.debounce is not None else number_of_id(run_id)
+
+
+def _formers(run_id: str, queued: e.RunQueued, count: int) -> tuple[e.FormerRun, ...]:
+    """Return the runs that have recorded the first `count` events of a run."""
+    earlier = () if queued.forked_from is None else queued.forked_from.formers
+    retry_of = None if queued.retry_of is None else queued.retry_of.run_id
+    own = e.FormerRun(count, run_id, attempt_of(run_id, queued), queued.parent_run_id, retry_of, queued.schedule)
+    whole = sum(each.last_event < count for each in earlier)
+    return (*earlier[:whole], replace(earlier[whole], last_event=count) if whole < len(earlier) else own)
+
+
+def _rewritten(history: Sequence[Event], run_id: str, queued: e.RunQueued, input: Raw | None) -> list[Event]:
     ids: dict[str, str] = {}
     counts: dict[str, int] = {}
     events: list[Event] = []
@@ -125,7 +301,7 @@ def _rewritten(history: Sequence[Event], run_id: str, origin: e.ForkedFrom, inpu
                 event_id=ids[event.event_id],
                 idempotency_key=key,
                 parent_event_id=ids.get(event.parent_event_id or "", event.parent_event_id),
-                data=_body(event.data, ids, origin, input),
+                data=_body(event.data, ids, queued, input),
             )
         )
     return events
@@ -141,24 +317,20 @@ def _key(event: Event, run_id: str, version: str, counts: dict[str, int]) -> str
     return event_key(run_id, position, 0, event.event_type, version)
 
 
-def _body(body: e.Body, ids: dict[str, str], origin: e.ForkedFrom, input: Raw | None) -> e.Body:
+def _body(body: e.Body, ids: dict[str, str], queued: e.RunQueued, input: Raw | None) -> e.Body:
     if isinstance(body, e.RunQueued):
-        return replace(
-            body,
-            forked_from=origin,
-            input=body.input if input is None else input,
-            depth=0,
-            **dict.fromkeys(("parent_run_id", "parent_step_id", "parent_token", "retry_of", "schedule")),
-        )
+        return queued
     if isinstance(body, e.InputReplaced) and input is not None:
         return replace(body, input=input)
     if isinstance(body, e.TaskCreated):
         return replace(body, task_id=ids.get(body.task_id, body.task_id))
     if isinstance(body, e.ContinuedAsNew):
         text = _UUID.sub(lambda found: ids.get(found[0].decode(), found[0].decode()).encode(), bytes(body.carried))
-        carried = decode(text, dict[str, object])
+        carried = decode(text, dict[str, Any])
         carried |= {"parent_run_id": None, "parent_step_id": None, "parent_token": None, "depth": 0}
-        return replace(body, carried=encode({**carried, "forked_from": origin}))
+        if queued.retry_of is not None and "origin" in carried:
+            carried["origin"] |= {"retry_of": queued.retry_of.run_id, "attempt": queued.retry_of.attempt}
+        return replace(body, carried=encode({**carried, "forked_from": queued.forked_from}))
     return body
 
 

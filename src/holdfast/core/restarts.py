@@ -37,6 +37,12 @@ def restart_number(run_id: str, other: str) -> int | None:
     return None if found is None else int(found[1])
 
 
+def number_of_id(run_id: str) -> int:
+    """Return which run of an id this one is: 1, unless it is a restart."""
+    found = _RESTART.search(run_id)
+    return 1 if found is None else int(found[1])
+
+
 def is_restart_of(run_id: str, other: str) -> bool:
     """Return whether the first run is a later run of the same id as the other."""
     found = _RESTART.search(run_id)

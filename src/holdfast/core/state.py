@@ -618,6 +618,12 @@ def _queued(draft: RunState, event: Event) -> None:
         body.schedule,
         None if body.retry_of is None else body.retry_of.run_id,
     )
+    if body.retry_of is not None:
+        origin = replace(origin, attempt=body.retry_of.attempt)
+    elif body.forked_from is not None:
+        origin = replace(origin, attempt=body.forked_from.formers[-1].attempt)
+    elif body.debounce is not None:  # a later run of its key is no attempt at the same
+        origin = replace(origin, attempt=1)
     _set(draft, "origin", origin)
 
 

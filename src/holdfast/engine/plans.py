@@ -73,17 +73,21 @@ async def load_plan_of(registry: Registry, store: PlanStore, head: RunHead, hist
             return  # the run is paused, as one whose version is missing
 
 
-async def input_of_retry(registry: Registry, store: Store, head: RunHead, queued: e.RunQueued) -> Raw:
+async def input_of_retry(
+    registry: Registry, store: Store, head: RunHead, queued: e.RunQueued, *, from_start: bool = False
+) -> Raw:
     """Return the input of a run that does a run of a plan again, from the steps that have not succeeded.
 
-    It has the results of the others, as far as they are needed. If anything was compensated there are none: then it
-    begins at the beginning.
+    It has the results of the others, as far as they are needed. With `from_start`, or if anything was compensated,
+    there are none: then it begins at the beginning.
     """
     assert queued.plan is not None
     definition, input = await load_plan(registry, store, head.tenant, queued.plan.sha256), queued.input
     done: dict[str, StepResult] = {}
     given = msgspec.json.decode(input, type=dict[str, Raw])
     before = given.pop(DONE, None)
+    if from_start:
+        return Raw(msgspec.json.encode(given))
     if before is not None:
         done = msgspec.json.decode(before, type=dict[str, StepResult])
     after = 0

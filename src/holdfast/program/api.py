@@ -18,6 +18,7 @@ from holdfast.core.events import RunOrigin
 from holdfast.core.instants import datetime_of
 from holdfast.core.keys import require_step_name
 from holdfast.core.plans import PlanRef
+from holdfast.core.restarts import number_of_id
 from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS
 from holdfast.program.coroutine import CoroutineProgram, current_program, require_program, scoped
@@ -91,6 +92,8 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...]
     rotation: int
     """How often its history was rotated, by `continue_as_new` or `continue_as_new_if_long`."""
+    attempt: int
+    """1, and one more with each RETRY_RUN, and with each restart of its id (`reuse`). A rotation or a fork keeps it."""
     retry_of: str | None
     """The finished run that an operator started again with this one."""
     created_at: datetime | None
@@ -103,13 +106,13 @@ class RunInfo(Struct, frozen=True, kw_only=True):
 
 
 def run_info() -> RunInfo:
-    """Return what is known about this run: ids, parent, version, tags, times, and its schedule."""
+    """Return what is known about this run: ids, parent, version, tags, attempt, times, and its schedule."""
     program = require_program("run_info")
     about = program.about
     origin = about.origin or RunOrigin(0)
-    schedule = origin.schedule
+    schedule, run_id = origin.schedule, about.run_id or program.run_id
     return RunInfo(
-        run_id=program.run_id,
+        run_id=run_id,
         workflow=program.definition.name,
         version=program.definition.version,
         parent_run_id=about.parent_run_id,
@@ -120,6 +123,7 @@ def run_info() -> RunInfo:
         reference_key=origin.reference_key,
         tags=origin.tags,
         rotation=program.rotation,
+        attempt=origin.attempt or number_of_id(run_id),
         retry_of=origin.retry_of,
         created_at=_moment(origin.queued_at),
         started_at=_moment(about.started_at),

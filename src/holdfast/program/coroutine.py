@@ -113,6 +113,8 @@ class RunAbout(Struct, frozen=True, gc=False):
     origin: e.RunOrigin | None = None
     started_at: Instant = 0
     context: Raw = NULL
+    run_id: str = ""
+    """Another id than its own, while a fork replays what the run with that id has recorded."""
 
 
 _UNKNOWN = RunAbout()

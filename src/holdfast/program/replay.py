@@ -21,7 +21,7 @@ step, and from then on `advance` returns the commands instead of comparing them.
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Protocol, get_args
+from typing import Protocol
 
 from msgspec import Raw
 from msgspec.json import decode
@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.events import Event
+from holdfast.core.events import Event, FormerRun
 from holdfast.core.keyed_steps import is_of_engine
 from holdfast.errors import NondeterminismError
 from holdfast.program.port import EndDeferred, Program, WritesStreams
@@ -42,12 +42,19 @@ SHOWN_CHARS = 1_000
 class Begin(Protocol):
     """Makes the programs of a run."""
 
+    formers: tuple[FormerRun, ...]
+    """The runs that have recorded the first events of the history, if it is that of a fork."""
+
     def __call__(self, event: Event) -> Program:
         """Make the program that begins with this event: RunStarted, or ContinuedAsNew."""
         ...
 
     def replace_input(self, event: Event) -> None:
         """Take note of the input that a later start has given the run."""
+        ...
+
+    def reach(self, run_seq: int | None, program: Program | None) -> None:
+        """Let the program of a fork know of its run what it knew at this event; None: the history ends here."""
         ...
 
 
@@ -58,9 +65,6 @@ _ENDS = (e.RunCompleted, e.RunFailed)
 _REPORTED = frozenset(e.recording("outcome"))
 _NO_MARKERS: Mapping[str, Raw] = MappingProxyType({})
 _NOT_DEFERRED: Mapping[str, Mapping[int, bool]] = MappingProxyType({})
-_COMMANDED: dict[type[e.Body], type[c.Command]] = {
-    command.RECORDED_AS: command for command in get_args(c.Command) if command is not c.PauseRun
-}
 
 
 class Replay:
@@ -111,7 +115,11 @@ class Replay:
         self._set_replaying(True)
         with origins():
             for event, following in zip(events, [*events[1:], None], strict=True):
+                if self._begin.formers:
+                    self._begin.reach(event.run_seq, self.program)
                 self._replay_one(event, following)
+        if self._begin.formers:
+            self._begin.reach(None, self.program)
         self._set_replaying(False)
         self._closed = None
         if self._issued:
@@ -261,7 +269,7 @@ class Replay:
         if isinstance(event.data, e.RunFailed) and event.data.timeout:
             self._issued.pop(c.OF_THE_RUN, None)  # the program may have ended with it, after cleaning up, or not
             return
-        expected = _COMMANDED.get(kind)
+        expected = c.COMMAND_OF.get(kind)
         if expected is None or self.program is None or _is_from_outside(event) or is_of_engine(event.step_id):
             follows_report, self._follows_report = self._follows_report, _is_reported(event)
             if follows_report and self._follows_report:  # the commands because of them follow after all of them
@@ -306,7 +314,7 @@ class Replay:
 
 def event_key(event: Event) -> str:
     """Return the key of the command that led to an event."""
-    return c.command_key(_COMMANDED[type(event.data)], event.step_id)
+    return c.command_key(c.COMMAND_OF[type(event.data)], event.step_id)
 
 
 def _is_known_by_step(body: e.Body) -> bool:

@@ -4,7 +4,7 @@ The core decides what a command does when the run takes its next turn (`holdfast
 that the authoriser refuses is sent too, as a refusal, so that it is recorded in the run's history.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,20 +14,41 @@ from msgspec.structs import replace
 from holdfast.clock import Ids
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.audit import Caller, audit_entry
+from holdfast.core.audit import AuditEntry, Caller, audit_entry
 from holdfast.core.events import NULL, OPENING, EngineRunRef, Event
-from holdfast.core.fork import before_failure, find_cut, fork
+from holdfast.core.fork import (
+    Fork,
+    Kept,
+    attempt_of,
+    events_of,
+    failures_since_rotation,
+    find_cut,
+    fork,
+    has_handled_failure,
+    kept_to_continue,
+    kept_until,
+    without,
+)
 from holdfast.core.index_rows import index_changes, record_changes, runtime_snapshot
 from holdfast.core.instants import Instant
 from holdfast.core.keys import check_name, check_signal_id, descended, fork_tag, retry_tag, signal_uuid
 from holdfast.core.messages import ControlName, SignalRequest, control_request
 from holdfast.core.operator_commands import OVERRIDES, certain_objection_to_retry, objection_to_resume
-from holdfast.core.state import TERMINAL, RunState, state_of
-from holdfast.engine.history import find_event, head_of, read_history, read_since_rotation, wait_for_event
+from holdfast.core.plans import is_plan
+from holdfast.core.state import FAILED, TERMINAL, RunState, state_of
+from holdfast.engine.history import (
+    find_event,
+    head_of,
+    read_history,
+    read_since_rotation,
+    since_rotation,
+    wait_for_event,
+)
 from holdfast.engine.inbox.authorization import OVERRIDE, Authorizer, ControlRequest, has_override, refusal_id
 from holdfast.engine.plans import input_of_retry
-from holdfast.engine.turns.draft import prepare_run
-from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted, RunTerminal
+from holdfast.engine.turns.draft import prepare_run, start_key
+from holdfast.engine.turns.execute import rebuild
+from holdfast.errors import CallerError, Conflict, CorruptHistory, InvalidInput, NotPermitted, RunTerminal
 from holdfast.limits import NAME_BYTES
 from holdfast.registry import Registry
 from holdfast.store import port
@@ -35,6 +56,9 @@ from holdfast.store.payloads import refuse_sealed
 
 OF_A_STEP: frozenset[ControlName] = frozenset({"RETRY_STEP", "SKIP_STEP"})
 """The commands that are about one step of a run."""
+
+MOST_FAILURES = 20
+"""How many of the earlier failures of a failed run are looked at one by one when it is retried: the last ones."""
 
 Create = Callable[[port.NewRun, Instant], Awaitable[port.Created | port.Existing | port.Refused]]
 
@@ -141,8 +165,14 @@ class CommandSender:
         await self._authorise(run_id, command, "", caller)
         return self._request(run_id, command, caller)
 
-    async def retry_run(self, run_id: str, command: OperatorCommand, caller: Caller | None, node: str) -> str:
-        """Do a finished run again, with the same input, as a new run; return its id. An unfinished one: `Conflict`."""
+    async def retry_run(
+        self, run_id: str, command: OperatorCommand, caller: Caller | None, node: str, *, from_start: bool = False
+    ) -> str:
+        """Do a finished run again, as a new run; return its id. An unfinished one: `Conflict`.
+
+        A failed run goes on from the step that failed, with the recorded results; with `from_start`, and after another
+        end, the new run begins with the same input.
+        """
         command = self._checked(command)
         await self._authorise(run_id, command, "", caller)
         head = await head_of(self._store, run_id)
@@ -153,7 +183,56 @@ class CommandSender:
                 head = await head_of(self._store, run_id)  # it has finished in the meantime
             else:
                 raise Conflict(f"run {run_id} has not finished", run_id=run_id, command=command.name)
-        return await self._start_again(head, command, caller, node)
+        kept = None if from_start else await self._kept_of_failed(head, command)
+        if kept is None:
+            return await self._start_again(head, command, caller, node, from_start=from_start)
+        return await self._continue(head, kept, command, caller, node)
+
+    async def _kept_of_failed(self, head: port.RunHead, command: OperatorCommand) -> Kept | None:
+        """Return what a retry keeps of a failed run; None if it begins at the beginning.
+
+        It does if the workflow has undone steps, or done others, after the one that failed; a run of a plan keeps the
+        results of its steps otherwise (`input_of_retry`).
+        """
+        if head.status is not FAILED or is_plan(head.plan_id):
+            return None
+        history = await read_history(self._store, head.run_id)
+        refuse_sealed(history)
+        kept = kept_to_continue(history)
+        first = kept.events[0].data
+        assert isinstance(first, e.RunQueued)
+        own = 0 if first.forked_from is None else first.forked_from.run_seq
+        seen = [place for place in failures_since_rotation(kept) if place >= own]
+        has_code = (first.plan_id, first.plan_version) in self._registry.workflows
+        settled = self._without(kept, seen) if seen and has_code else kept
+        if settled is kept and has_handled_failure(history):
+            if not has_code:
+                problem = "after its failure it may have undone steps, which only a process with its code can decide"
+                raise _conflict(head.run_id, command, f"{problem}: retry it there, or from the start")
+            return None
+        return settled if len(settled.events) > 1 else None
+
+    def _without(self, kept: Kept, places: Sequence[int]) -> Kept:
+        """Return what is kept without the failures at these places that the program has not acted on.
+
+        An example is a failure in a `gather` that waits for others: what was recorded afterwards stands without it too.
+        """
+        if self._fits(without(kept, places)):
+            return without(kept, places)
+        dropped: set[int] = set()
+        for place in places[: -MOST_FAILURES - 1 : -1]:
+            if self._fits(without(kept, dropped | {place})):
+                dropped.add(place)
+        return without(kept, dropped) if dropped else kept
+
+    def _fits(self, kept: Kept) -> bool:
+        """Return whether the code here goes with what is kept."""
+        try:
+            cached, problem = rebuild(kept.events[0].run_id, since_rotation(events_of(kept)), self._registry)
+        except CorruptHistory:
+            return False
+        cached.close()
+        return problem is None
 
     def _checked(self, command: OperatorCommand) -> OperatorCommand:
         """Return the command with an id, so that it can be sent again after a lost answer without doing it twice."""
@@ -245,12 +324,14 @@ class CommandSender:
             raise answer.error
         return answer
 
-    async def _start_again(self, head: port.RunHead, command: OperatorCommand, caller: Caller | None, node: str) -> str:
+    async def _start_again(
+        self, head: port.RunHead, command: OperatorCommand, caller: Caller | None, node: str, *, from_start: bool
+    ) -> str:
         """Start the run that does this one again, once for each command, and return its id."""
-        run_id, signal_id = head.run_id, command.signal_id or ""
+        run_id = head.run_id
         [first] = await self._store.read_events(run_id, 0, 1)
         assert isinstance(first.data, e.RunQueued)
-        number = codec.digest(f"{run_id}|{signal_id}".encode())
+        new_id, number = _named_retry(run_id, command)
         queued = replace(
             first.data,
             run_request_id=f"retry:{number}",
@@ -262,16 +343,17 @@ class CommandSender:
             start_at=None,
             debounce=None,
             needs=0,
-            retry_of=e.RetryOf(run_id, signal_id, command.actor, command.reason),
+            forked_from=None,
+            retry_of=_retry_of(run_id, first.data, command),
             by=None if caller is None else caller.ref,
         )
         if queued.plan is not None:
-            again = await input_of_retry(self._registry, self._store, head, queued)
+            again = await input_of_retry(self._registry, self._store, head, queued, from_start=from_start)
             what = "what the steps that have succeeded have given to others"
             queued = replace(queued, input=codec.bounded(again, self._registry.limits.value_bytes, what))
         now = await self._store.now()
         new = prepare_run(
-            _fitting(f"{run_id}/retry-{number[:12]}", f"retry-{number}"),
+            new_id,
             queued,
             now,
             node,
@@ -304,8 +386,8 @@ class CommandSender:
     ) -> tuple[str, int]:
         """Start a run with the recorded results of another up to an event, once for each request.
 
-        Return its id, and the last event that it has of the other: a history is cut where a commit ended. Without `at`
-        a step that has failed, and so ended the run, is open again; else it is cut as late as it can be before its end.
+        Return its id, and how many events it has of the other: a history is cut where a commit ended. Without `at` it
+        goes on from the failures that have ended a run (`kept_to_continue`).
         """
         await self._authorise(run_id, command, "", caller)
         head = await head_of(self._store, run_id)
@@ -313,39 +395,95 @@ class CommandSender:
             raise InvalidInput(f"at: the run has the events 1 to {head.version}, not {at}", field="at")
         history = await read_history(self._store, run_id)
         refuse_sealed(history)
-        cut = find_cut(history, before_failure(history) if at is None else at)
+        kept = kept_to_continue(history) if at is None else kept_until(history, find_cut(history, at))
         request_id = request_id or self._ids.new_id()
         number = codec.digest(f"{run_id}|fork|{request_id}".encode())
         fork_id = _fitting(f"{run_id}/fork-{number[:12]}", f"fork-{number}")
-        now = await self._store.now()
-        forked = fork(history, fork_id, cut, now, EngineRunRef(node), input)
-        queued = forked.events[0].data
-        assert isinstance(queued, e.RunQueued)
-        changes = index_changes(RunState(run_id=fork_id), forked.state, forked.events)
-        new = port.NewRun(
-            run_id=fork_id,
-            tenant=head.tenant,
-            project=head.project,
-            environment=head.environment,
-            plan_id=head.plan_id,
-            plan_version=head.plan_version,
+        forked = fork(kept, fork_id, await self._store.now(), EngineRunRef(node), input)
+        new = _new_run(
+            head,
+            forked,
             run_request_id=f"fork:{number}",
             request_key=number,
-            input_sha256=codec.digest(f"{run_id}|{cut}|{codec.value_digest(queued.input)}".encode()),
-            snapshot=runtime_snapshot(forked.state),
-            events=forked.events,
-            messages=forked.messages,
-            waits_opened=changes.waits_opened,
-            tasks=tuple(task for task in changes.tasks if task.status == "OPEN"),
-            records=record_changes(RunState(run_id=fork_id), forked.events),
-            reference_key=head.reference_key,
+            input_sha256=codec.digest(f"{run_id}|{forked.copied}|{codec.value_digest(forked.queued.input)}".encode()),
             tags=descended(head.tags, fork_tag(run_id)),
             audit=audit_entry(caller, self._ids.new_id, actor=command.actor, subject=run_id, detail=command.reason),
         )
         [answer] = await self._store.create([new])
         if isinstance(answer, port.Refused):
             raise answer.error
-        return answer.run_id, cut
+        return answer.run_id, forked.copied
+
+    async def _continue(
+        self, head: port.RunHead, kept: Kept, command: OperatorCommand, caller: Caller | None, node: str
+    ) -> str:
+        """Start the run that goes on where a failed one has failed, once for each command, and return its id."""
+        run_id = head.run_id
+        first = kept.events[0].data
+        assert isinstance(first, e.RunQueued)
+        new_id, number = _named_retry(run_id, command)
+        retry = _retry_of(run_id, first, command)
+        forked = fork(kept, new_id, await self._store.now(), EngineRunRef(node), retry=retry)
+        request = replace(first, run_request_id=f"retry:{number}")
+        new = _new_run(
+            head,
+            forked,
+            run_request_id=request.run_request_id,
+            request_key=start_key(new_id, request, first.plan_version),
+            input_sha256=codec.value_digest(await self._input_of(run_id, first)),
+            tags=descended(head.tags, retry_tag(run_id)),
+            audit=audit_entry(caller, self._ids.new_id, actor=command.actor, subject=run_id, detail=command.reason),
+        )
+        [answer] = await self._store.create([new])
+        if isinstance(answer, port.Refused):
+            raise answer.error
+        return answer.run_id
+
+
+def _named_retry(run_id: str, command: OperatorCommand) -> tuple[str, str]:
+    """Return the id of the run that a retry makes, and the number that is the same for the same command."""
+    number = codec.digest(f"{run_id}|{command.signal_id or ''}".encode())
+    return _fitting(f"{run_id}/retry-{number[:12]}", f"retry-{number}"), number
+
+
+def _retry_of(run_id: str, queued: e.RunQueued, command: OperatorCommand) -> e.RetryOf:
+    attempt = attempt_of(run_id, queued) + 1
+    return e.RetryOf(run_id, command.signal_id or "", command.actor, command.reason, attempt)
+
+
+def _new_run(
+    head: port.RunHead,
+    forked: Fork,
+    *,
+    run_request_id: str,
+    request_key: str,
+    input_sha256: str,
+    tags: tuple[str, ...],
+    audit: AuditEntry | None,
+) -> port.NewRun:
+    """Return the run to create, with what it begins with; it is of the same tenant, project and environment."""
+    before = RunState(run_id=forked.state.run_id)
+    changes = index_changes(before, forked.state, forked.events)
+    return port.NewRun(
+        run_id=forked.state.run_id,
+        tenant=head.tenant,
+        project=head.project,
+        environment=head.environment,
+        plan_id=head.plan_id,
+        plan_version=head.plan_version,
+        run_request_id=run_request_id,
+        request_key=request_key,
+        input_sha256=input_sha256,
+        snapshot=runtime_snapshot(forked.state),
+        events=forked.events,
+        messages=forked.messages,
+        waits_opened=changes.waits_opened,
+        tasks=tuple(task for task in changes.tasks if task.status == "OPEN"),
+        records=record_changes(before, forked.events),
+        reference_key=head.reference_key,
+        tags=tags,
+        audit=audit,
+    )
 
 
 def _decision_by(answer: port.Accepted | port.Duplicate) -> Callable[[Event], bool]:

@@ -438,8 +438,8 @@ async def _failed(store: Store, picture: Picture) -> list[Finding]:
             code = head.snapshot.last_error_code if head.snapshot is not None else None
             by_code.setdefault(code or "", []).append(head)
     advice = (
-        "`holdfast run show RUN-ID` says why; when it is mended, `holdfast run bulk fork SEARCH` goes on from the "
-        "failed step, and `holdfast run bulk retry SEARCH` does them again"
+        "`holdfast run show RUN-ID` says why; when it is mended, `holdfast run bulk retry SEARCH` goes on from the "
+        "failed step, and `holdfast run bulk retry_from_start SEARCH` does them again"
     )
     found = [
         note(

@@ -936,9 +936,14 @@ class Runtime:
     async def _cancel_stale(self, run_id: str, reason: str) -> None:
         await self.command(run_id, OperatorCommand(name="CANCEL", reason=reason, actor="retention"))
 
-    async def retry_run(self, run_id: str, command: OperatorCommand, caller: Caller | None = None) -> str:
-        """Do a finished run again, with the same input, as a new run; return its id. An unfinished one: `Conflict`."""
-        return await self._commands.retry_run(run_id, command, caller, self._node.name)
+    async def retry_run(
+        self, run_id: str, command: OperatorCommand, caller: Caller | None = None, *, from_start: bool = False
+    ) -> str:
+        """Do a finished run again, as a new run; return its id. An unfinished one: `Conflict`.
+
+        A failed run goes on from the step that failed, unless `from_start`.
+        """
+        return await self._commands.retry_run(run_id, command, caller, self._node.name, from_start=from_start)
 
     async def fork_run(
         self,

@@ -22,7 +22,7 @@ from holdfast.core.admission import AdmissionRequest
 from holdfast.core.commands import Command, PauseRun, with_one_rotation
 from holdfast.core.decide import Input, wait_for
 from holdfast.core.event_writer import Decision, Refusal, starts_run
-from holdfast.core.events import NULL, Event, RunStarted
+from holdfast.core.events import NULL, Event, FormerRun, RunStarted
 from holdfast.core.instants import Instant
 from holdfast.core.messages import (
     ENGINE_SIGNALS,
@@ -160,6 +160,16 @@ class _Beginning(Struct, eq=False):  # the collector sees it: through the regist
     rotation: int
     seed: str
     about: RunAbout
+    formers: tuple[FormerRun, ...]
+    own: RunAbout
+
+    def reach(self, run_seq: int | None, program: Program | None) -> None:
+        """Let the program know what the run that has recorded this event knew of itself."""
+        former = next((each for each in self.formers if run_seq is not None and run_seq <= each.last_event), None)
+        about = self.own if former is None else _about_former(former, self.own)
+        self.about = replace(about, started_at=self.about.started_at)
+        if isinstance(program, CoroutineProgram):
+            program.about = self.about
 
     def replace_input(self, event: Event) -> None:
         """Take the input of a later start, for a program that has not begun."""
@@ -181,7 +191,15 @@ class _Beginning(Struct, eq=False):  # the collector sees it: through the regist
         return program
 
 
+def _about_former(former: FormerRun, own: RunAbout) -> RunAbout:
+    origin = own.origin
+    if origin is not None:
+        origin = replace(origin, attempt=former.attempt, retry_of=former.retry_of, schedule=former.schedule)
+    return replace(own, run_id=former.run_id, parent_run_id=former.parent_run_id, origin=origin)
+
+
 def _beginning(registry: Registry, state: RunState, input: Raw, rotation: int) -> _Beginning:
+    about = RunAbout(state.parent_run_id, state.origin, state.started_at, state.context)
     return _Beginning(
         registry,
         state.run_id,
@@ -192,7 +210,9 @@ def _beginning(registry: Registry, state: RunState, input: Raw, rotation: int) -
         input,
         rotation,
         "" if state.forked_from is None else state.forked_from.seed,
-        RunAbout(state.parent_run_id, state.origin, state.started_at, state.context),
+        about,
+        () if state.forked_from is None else state.forked_from.formers,
+        about,
     )
 
 

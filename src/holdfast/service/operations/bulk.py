@@ -26,9 +26,23 @@ from holdfast.service.registry import ActorName, Reason, RunId, operation
 from holdfast.store.port import RunHead, RunQuery
 
 BulkCommand = Literal[
-    "cancel", "pause", "resume", "raise", "terminate", "approve", "retry_step", "skip_step", "try_now", "retry", "fork"
+    "cancel",
+    "pause",
+    "resume",
+    "raise",
+    "terminate",
+    "approve",
+    "retry_step",
+    "skip_step",
+    "try_now",
+    "retry",
+    "retry_from_start",
+    "fork",
 ]
-"""`raise` resumes with the error of a failed step, `try_now` begins the next attempt of an activity that is retried."""
+"""`raise` resumes with the error of a failed step, `try_now` begins the next attempt of an activity that is retried.
+
+`retry` goes on with failed runs from the step that failed, and does others again; `fork` only goes on.
+"""
 
 MOST_RUNS = 100
 """How many runs one request commands. A preview counts more at a time."""
@@ -94,7 +108,7 @@ def _not_concerned(head: RunHead, command: BulkCommand) -> str | None:
         case "try_now":
             is_retrying = head.snapshot is not None and head.snapshot.retrying is not None
             return None if is_retrying and not is_over else "no activity of it is tried again"
-        case "retry":
+        case "retry" | "retry_from_start":
             return None if is_over else "it has not finished"
         case "fork":
             return None if status is FAILED else "it has not failed"
@@ -119,7 +133,7 @@ async def command_many(context: RequestContext, request: CommandRuns) -> RunsCom
 
 async def _answer(context: RequestContext, request: CommandRuns, head: RunHead) -> CommandAnswer:
     objection = _not_concerned(head, request.command)
-    if objection is None and request.command in ("retry", "fork") and not request.run_ids:
+    if objection is None and request.command in ("retry", "retry_from_start", "fork") and not request.run_ids:
         again = await _done_again_by(context, head.run_id)
         if again is not None:
             return CommandAnswer(run_id=head.run_id, made=again, not_concerned="it was done again already")
@@ -177,6 +191,7 @@ _CONTROLS: dict[BulkCommand, ControlName] = {
     "skip_step": "SKIP_STEP",
     "try_now": "RETRY_STEP",
     "retry": "RETRY_RUN",
+    "retry_from_start": "RETRY_RUN",
     "fork": "RETRY_RUN",
 }
 assert _CONTROLS.keys() == set(get_args(BulkCommand))
@@ -192,8 +207,9 @@ async def _carry_out(context: RequestContext, request: CommandRuns, head: RunHea
         signal_id=request.request_id,
         raise_failure=request.command == "raise",
     )
-    if request.command == "retry":
-        return await runtime.retry_run(head.run_id, command, caller)
+    if request.command in ("retry", "retry_from_start"):
+        from_start = request.command == "retry_from_start"
+        return await runtime.retry_run(head.run_id, command, caller, from_start=from_start)
     if request.command == "fork":
         forked, _ = await runtime.fork_run(head.run_id, command, caller, request_id=request.request_id)
         return forked

@@ -161,6 +161,7 @@ class RetryRun(Request, frozen=True, kw_only=True):
     """Which finished run to do again."""
 
     run_id: RunId
+    from_start: Annotated[bool, Meta(description="Begin a failed run again, and keep none of its results.")] = False
     reason: Reason = ""
     actor: ActorName = ""
     signal_id: SignalId | UnsetType = UNSET
@@ -175,11 +176,15 @@ class RetryRun(Request, frozen=True, kw_only=True):
     audit="its commit",
 )
 async def retry_run(context: RequestContext, request: RetryRun) -> RunStarted:
-    """Do a finished run again, with the same input, as a new run. With a `signal_id` a retry gives the same one."""
+    """Do a finished run again, as a new run. With a `signal_id` a retry gives the same one.
+
+    A failed run goes on from the step that failed, with the recorded results. With `from_start`, and after another end,
+    the new run begins with the same input.
+    """
     await context.require_run(request.run_id)
     actor, signal_id = context.name(request.actor), given(request.signal_id)
     command = OperatorCommand(name="RETRY_RUN", reason=request.reason, actor=actor, signal_id=signal_id)
-    run_id = await context.runtime.retry_run(request.run_id, command, context.principal)
+    run_id = await context.runtime.retry_run(request.run_id, command, context.principal, from_start=request.from_start)
     head = await context.runtime.head(run_id)
     return RunStarted(run_id=run_id, workflow=head.plan_id, workflow_version=head.plan_version)
 

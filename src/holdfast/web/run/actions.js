@@ -97,8 +97,8 @@ export function othersFor(model) {
   const isOver = TERMINAL.has(model.state.status);
   return [
     !isOver && may("signals:write") && { name: "signal", word: "Signal", act: () => signalDialog(model) },
-    model.state.status === "FAILED" && may("runs:control") && { name: "fork", word: hasFailedStep(model.state) ? "Retry from the failed step" : "Retry from where it failed", act: () => forkRun(model.runId) },
-    isOver && may("runs:control") && { name: "retry", word: "Retry from the start", act: () => retryRun(model.runId) },
+    model.state.status === "FAILED" && may("runs:control") && { name: "retry", word: hasFailedStep(model.state) ? "Retry from the failed step" : "Retry from where it failed", act: () => retryFailed(model.runId) },
+    isOver && may("runs:control") && { name: "retry-from-start", word: "Retry from the start", act: () => retryFromStart(model.runId) },
     may("runs:write") && { name: "again", word: "Start again with another input", act: () => startAgain(model) },
   ].filter(Boolean);
 }
@@ -114,7 +114,7 @@ function startAgain(model) {
   });
 }
 
-function retryRun(runId) {
+function retryFromStart(runId) {
   const reason = reasonField();
   const signal_id = requestId();
   openDialog({
@@ -122,7 +122,7 @@ function retryRun(runId) {
     action: "Retry",
     body: [h("p", {}, "A new run starts, with the same input. This one stays as it is."), reason.element],
     act: async () => {
-      const run = await call("runs.retry", { run_id: runId, reason: reason.value(), signal_id });
+      const run = await call("runs.retry", { run_id: runId, from_start: true, reason: reason.value(), signal_id });
       toast("The new run has started.");
       go(runAddress(run.run_id));
     },
@@ -130,12 +130,12 @@ function retryRun(runId) {
 }
 
 // A run that goes on from the step that failed, with what was recorded before it. A second click gives the same run.
-const forks = new Map();
+const retries = new Map();
 
-async function forkRun(runId) {
-  if (!forks.has(runId)) forks.set(runId, requestId());
+async function retryFailed(runId) {
+  if (!retries.has(runId)) retries.set(runId, requestId());
   try {
-    const run = await call("runs.fork", { run_id: runId, request_id: forks.get(runId) });
+    const run = await call("runs.retry", { run_id: runId, signal_id: retries.get(runId) });
     toast("A new run goes on from there.");
     go(runAddress(run.run_id));
   } catch (problem) {

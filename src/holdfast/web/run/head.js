@@ -14,7 +14,7 @@ import { failuresToSettle } from "./fold.js";
 
 const iso = (ms) => new Date(ms).toISOString();
 const IN_MENU = new Set(["raise", "terminate", "again"]);
-const FIRST = ["approve", "retry-step", "resume", "fork", "signal"]; // what helps most is the primary action
+const FIRST = ["approve", "retry-step", "resume", "retry", "signal"]; // what helps most is the primary action
 const SUBSTATUS = { AWAITING_APPROVAL: "waits for approval", CANCELLING: "is being cancelled" };
 
 export class RunHead {
@@ -59,7 +59,8 @@ export class RunHead {
       await navigator.clipboard.writeText(head.run_id);
       toast("The id was copied.");
     };
-    const forkedFrom = state.queued?.forked_from?.run_id;
+    const retryOf = state.queued?.retry_of;
+    const madeFrom = retryOf?.run_id ?? state.queued?.forked_from?.run_id;
     const until = TERMINAL.has(state.status) && state.last ? iso(state.last) : null;
     const pairs = [
       [
@@ -77,12 +78,12 @@ export class RunHead {
         "Parent",
         h("a", { class: "mono", href: runAddress(head.parent_run_id) }, shortId(head.parent_run_id)),
       ],
-      forkedFrom && [
-        "Forked from",
+      madeFrom && [
+        retryOf ? `Attempt ${retryOf.attempt ?? 2}, after` : "Forked from",
         [
-          h("a", { class: "mono", href: runAddress(forkedFrom) }, shortId(forkedFrom)),
+          h("a", { class: "mono", href: runAddress(madeFrom) }, shortId(madeFrom)),
           " ",
-          h("a", { href: compareAddress(forkedFrom, head.run_id) }, "Compare"),
+          h("a", { href: compareAddress(madeFrom, head.run_id) }, "Compare"),
         ],
       ],
       publishedOf(head) && ["Published", publishedOf(head)],
@@ -108,7 +109,7 @@ export class RunHead {
     this.shown = shown;
     const wasOpen = this.actions.querySelector("details.menu")?.open ?? false;
     const first = FIRST.map((name) => all.find((each) => each.name === name)).find(Boolean);
-    const isLess = ({ name }) => IN_MENU.has(name) || (name === "retry" && first?.name === "fork");
+    const isLess = ({ name }) => IN_MENU.has(name) || (name === "retry-from-start" && first?.name === "retry");
     const buttons = all.filter((each) => !isLess(each));
     const rest = all.filter(isLess);
     put(

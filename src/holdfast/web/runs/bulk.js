@@ -19,7 +19,18 @@ const MOST_SIGNALS = 500;
 
 const COMMANDS = {
   cancel: { word: "Cancel", title: "Cancel runs", done: "asked to cancel", danger: true, hint: "They may clean up first." },
-  retry: { word: "Retry", title: "Do finished runs again", done: "started again", hint: "New runs start, with the same input." },
+  retry: {
+    word: "Retry",
+    title: "Do finished runs again",
+    done: "started again",
+    hint: "New runs go on from the failed steps of failed runs. Of others they start, with the same input.",
+  },
+  retry_from_start: {
+    word: "Retry from the start",
+    title: "Do finished runs again from the start",
+    done: "started again",
+    hint: "New runs start, with the same input. Nothing that was recorded is kept.",
+  },
   retry_step: {
     word: "Retry step",
     title: "Try the failed steps again",

@@ -1,0 +1,531 @@
+"""RETRY_RUN of failed runs: it goes on from the step that failed, and what was recorded is not done again."""
+
+import asyncio
+import contextlib
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core import events as e
+from holdfast.core.invariants import check
+from holdfast.core.keys import retry_tag
+from holdfast.errors import Conflict, RunCancelled, RunFailed
+from holdfast.store.port import RunQuery
+from holdfast.testing import view_of
+from tests.engine.harness import EngineVariant, wait_for_event
+
+pytestmark = pytest.mark.contract("SIG-13", "WF-7")
+
+ONCE = hf.Retry(max_attempts=1)
+
+
+class Bank:
+    """An app whose `charge` fails until it is mended, and what was carried out."""
+
+    def __init__(self) -> None:
+        self.app = app = hf.App("shop")
+        self.is_mended = False
+        self.calls: list[str] = []
+
+        @app.activity(retry=ONCE)
+        async def reserve(item: str) -> str:
+            self.calls.append(f"reserve {item}")
+            return item
+
+        @app.activity(retry=ONCE)
+        async def charge(item: str) -> str:
+            self.calls.append(f"charge {item}")
+            if not self.is_mended:
+                raise ValueError("no money")
+            return f"paid {item}"
+
+        @app.activity(retry=ONCE)
+        async def release(item: str) -> None:
+            self.calls.append(f"release {item}")
+
+        self.reserve, self.charge, self.release = reserve, charge, release
+
+    async def failed(self, workflow: Any, *arguments: Any) -> hf.RunHandle[Any]:
+        """Start a run, wait until it has failed, and mend what it failed of."""
+        run: hf.RunHandle[Any] = await self.app.start(workflow, *arguments)
+        with pytest.raises(RunFailed):
+            await run.result()
+        self.is_mended = True
+        self.calls.clear()
+        return run
+
+
+async def check_invariants(app: hf.App, run: hf.RunHandle[Any]) -> None:
+    """Raise if what is stored of a run breaks an invariant."""
+    view = await view_of(app.runtime().store, run.run_id)
+    assert view is not None
+    assert check(view) == []
+
+
+async def test_a_failed_run_goes_on_from_the_failed_step_once_for_each_command(variant: EngineVariant) -> None:
+    bank = Bank()
+
+    @bank.app.workflow
+    async def order(item: str) -> str:
+        kept = await bank.reserve(f"{item} {hf.uuid4()}")
+        return f"{kept}, {await bank.charge(item)}"
+
+    async with variant.node(bank.app):
+        run = await bank.failed(order, "book")
+        before = await run.events()
+        again = await run.retry_run("the bank is back", actor="ann", signal_id="click")
+        assert (await run.retry_run(signal_id="click")).run_id == again.run_id
+        result = await again.result()
+        assert bank.calls == ["charge book"]
+        [reserved] = [event.data for event in before if isinstance(event.data, e.StepCompleted)]
+        assert result == f"{bytes(reserved.result).decode()[1:-1]}, paid book"
+        events = await again.events()
+        first = events[0].data
+        assert isinstance(first, e.RunQueued)
+        assert first.retry_of == e.RetryOf(run.run_id, "click", "ann", "the bank is back", 2)
+        assert await run.events() == before, "the failed run is as it was"
+        [found] = await bank.app.runtime().store.find(RunQuery(tag=retry_tag(run.run_id)))
+        assert found.run_id == again.run_id
+        await check_invariants(bank.app, again)
+
+
+async def test_from_the_start_nothing_is_kept(variant: EngineVariant) -> None:
+    bank = Bank()
+
+    @bank.app.workflow
+    async def order(item: str) -> str:
+        return await bank.charge(await bank.reserve(item))
+
+    async with variant.node(bank.app):
+        run = await bank.failed(order, "book")
+        again = await run.retry_run(from_start=True)
+        assert await again.result() == "paid book"
+        assert bank.calls == ["reserve book", "charge book"]
+
+
+async def test_a_completed_and_a_cancelled_run_begin_again(variant: EngineVariant) -> None:
+    bank = Bank()
+
+    @bank.app.workflow
+    async def order(waits: bool) -> str:
+        kept = await bank.reserve("book")
+        if waits:
+            await hf.wait_signal("go")
+        return kept
+
+    async with variant.node(bank.app):
+        done = await bank.app.start(order, False)
+        assert await done.result() == "book"
+        stopped = await bank.app.start(order, True)
+        await wait_for_event(stopped, "SignalWaiting")
+        await stopped.cancel()
+        with pytest.raises(RunCancelled):
+            await stopped.result()
+        assert await (await done.retry_run()).result() == "book"
+        again = await stopped.retry_run()
+        await again.signal("go")
+        assert await again.result() == "book"
+        assert bank.calls == ["reserve book"] * 4
+
+
+async def test_a_result_of_the_commit_that_ended_the_run_is_kept(variant: EngineVariant) -> None:
+    """The code has a bug right behind a paid step, and its author lets runs fail of bugs."""
+    bank = Bank()
+
+    @bank.app.workflow(on_error="fail")
+    async def order() -> str:
+        await hf.sleep(0.001)
+        kept = await bank.reserve("book")
+        if not bank.is_mended:
+            raise KeyError("shelf")
+        return kept
+
+    async with variant.node(bank.app):
+        run = await bank.failed(order)
+        for retry in (await run.retry_run(), await run.fork()):
+            assert await retry.result() == "book"
+            await check_invariants(bank.app, retry)
+        assert bank.calls == []
+
+
+async def test_a_retry_with_the_bug_still_there_fails_as_before(variant: EngineVariant) -> None:
+    bank = Bank()
+
+    @bank.app.workflow(on_error="fail")
+    async def order() -> str:
+        await bank.reserve("book")
+        raise KeyError("shelf")
+
+    async with variant.node(bank.app):
+        run = await bank.failed(order)
+        for _ in range(3):  # a retry of a retry, too
+            run = await run.retry_run()
+            with pytest.raises(RunFailed, match="shelf"):
+                await run.result()
+        assert bank.calls == []
+
+
+@pytest.mark.parametrize("how", ["gather", "gather to the end", "task group", "timeout"])
+async def test_what_succeeded_beside_the_failed_step_is_kept(variant: EngineVariant, how: str) -> None:
+    bank = Bank()
+    go_on = asyncio.Event()
+
+    @bank.app.activity(retry=ONCE)
+    async def slow(item: str) -> str:
+        bank.calls.append(f"slow {item}")
+        await go_on.wait()
+        return item
+
+    @bank.app.workflow
+    async def order() -> list[Any]:
+        quick = await bank.reserve("book")
+        if how == "timeout":
+            async with asyncio.timeout(3600):
+                return [quick, await bank.charge("book")]
+        if how == "task group":
+            async with asyncio.TaskGroup() as group:
+                tasks = group.create_task(bank.charge("book")), group.create_task(slow("pen"))
+            return [quick, *(task.result() for task in tasks)]
+        is_whole = how == "gather to the end"
+        found = await asyncio.gather(bank.charge("book"), slow("pen"), return_exceptions=is_whole)
+        for each in found:
+            if isinstance(each, Exception):
+                raise each
+        return [quick, *found]
+
+    async with variant.node(bank.app):
+        run = await bank.app.start(order)
+        await wait_for_event(run, "StepFailed")
+        if how == "gather to the end":
+            go_on.set()
+        with pytest.raises(RunFailed):
+            await run.result()
+        go_on.set()
+        bank.is_mended = True
+        bank.calls.clear()
+        again = await run.retry_run()
+        assert await again.result() == ["book", "paid book", *(["pen"] if how != "timeout" else [])]
+        # What succeeded is not done again, also where it ended after the failure; what was given up is begun again.
+        given_up = ["slow pen"] if how in ("gather", "task group") else []
+        assert sorted(bank.calls) == ["charge book", *given_up]
+        await check_invariants(bank.app, again)
+
+
+async def test_branches_that_went_on_after_the_failure_of_another_are_not_done_again(variant: EngineVariant) -> None:
+    bank = Bank()
+
+    @bank.app.workflow
+    async def orders() -> list[Any]:
+        async def one(number: int) -> str:
+            if number == 1:
+                return await bank.charge("1")
+            await hf.wait_signal(f"go {number}")
+            return await bank.reserve(str(number))
+
+        found = await asyncio.gather(*map(one, range(3)), return_exceptions=True)
+        for each in found:
+            if isinstance(each, Exception):
+                raise each
+        return found
+
+    async with variant.node(bank.app):
+        run = await bank.app.start(orders)
+        await wait_for_event(run, "StepFailed")
+        for number in (0, 2):
+            await run.signal(f"go {number}")
+        with pytest.raises(RunFailed):
+            await run.result()
+        bank.is_mended = True
+        again = await run.retry_run()
+        assert await again.result() == ["0", "paid 1", "2"]
+        assert bank.calls.count("reserve 0") == bank.calls.count("reserve 2") == 1
+        assert bank.calls.count("charge 1") == 2
+
+
+async def test_a_run_that_has_undone_its_steps_begins_again(variant: EngineVariant) -> None:
+    bank = Bank()
+
+    @bank.app.workflow
+    async def order() -> str:
+        async with hf.Saga() as saga:
+            saga.undo(bank.release, await bank.reserve("book"))
+            return await bank.charge("book")
+
+    async with variant.node(bank.app):
+        run = await bank.failed(order)
+        again = await run.retry_run()
+        assert await again.result() == "paid book"
+        assert bank.calls == ["reserve book", "charge book"]
+
+
+async def test_where_the_code_is_not_there_nobody_guesses_whether_steps_were_undone(tmp_path: Path) -> None:
+    bank, other = Bank(), hf.App("page")
+    address = f"sqlite:///{tmp_path}/shop.db"
+
+    @bank.app.workflow
+    async def order(undoes: bool) -> str:
+        try:
+            return await bank.charge(await bank.reserve("book"))
+        except hf.errors.ActivityFailed:
+            if undoes:
+                await bank.release("book")
+            raise
+
+    async with asyncio.timeout(60), bank.app.node(address):
+        run, undone = await bank.failed(order, False), None
+        bank.is_mended = False
+        undone = await bank.failed(order, True)
+    async with asyncio.timeout(60), other.connect(address):
+        again = await other.run(run.run_id).retry_run()
+        with pytest.raises(Conflict, match="may have undone steps"):
+            await other.run(undone.run_id).retry_run()
+        anew = await other.run(undone.run_id).retry_run(from_start=True)
+    bank.calls.clear()
+    async with asyncio.timeout(60), bank.app.node(address):
+        assert await bank.app.run(again.run_id).result() == "paid book"
+        assert bank.calls.count("reserve book") <= 1, "that of the other"
+        assert await bank.app.run(anew.run_id).result() == "paid book"
+    assert sorted(bank.calls) == ["charge book", "charge book", "reserve book"]
+
+
+async def test_the_failed_child_is_started_again(variant: EngineVariant) -> None:
+    bank = Bank()
+
+    @bank.app.workflow
+    async def pay() -> str:
+        return await bank.charge("book")
+
+    @bank.app.workflow
+    async def order() -> str:
+        return f"{await bank.reserve('book')}, {await pay()}"
+
+    async with variant.node(bank.app):
+        run = await bank.failed(order)
+        again = await run.retry_run()
+        assert await again.result() == "book, paid book"
+        assert bank.calls == ["charge book"]
+        child = (await wait_for_event(run, "ChildStarted")).data.child_run_id  # type: ignore[attr-defined]
+        alone = await bank.app.run(child).retry_run()  # its parent has ended
+        assert await alone.result() == "paid book"
+
+
+async def test_a_rotated_run_goes_on_from_its_failed_step(variant: EngineVariant) -> None:
+    bank = Bank()
+
+    @bank.app.workflow
+    async def orders(number: int = 0) -> list[Any]:
+        info = hf.run_info()
+        await bank.reserve(f"{number} {info.run_id} {info.attempt}")
+        if number < 2:
+            hf.continue_as_new(number + 1)
+        await bank.charge("book")
+        info = hf.run_info()
+        return [info.attempt, info.retry_of, info.rotation, info.run_id]
+
+    async with variant.node(bank.app):
+        run = await bank.failed(orders)
+        again = await run.retry_run()
+        assert await again.result() == [2, run.run_id, 2, again.run_id]
+        assert bank.calls == ["charge book"]
+        view = await view_of(bank.app.runtime().store, again.run_id)
+        assert view is not None
+        assert check(view) == []
+
+
+async def test_a_run_that_fails_while_it_cleans_up_goes_on_cancelling(variant: EngineVariant) -> None:
+    bank = Bank()
+
+    @bank.app.workflow
+    async def order() -> None:
+        try:
+            await hf.wait_signal("go")
+        finally:
+            await bank.charge("the fee")
+
+    async with variant.node(bank.app):
+        run = await bank.app.start(order)
+        await wait_for_event(run, "SignalWaiting")
+        await run.cancel("not wanted")
+        with pytest.raises(RunFailed):
+            await run.result()
+        bank.is_mended = True
+        with pytest.raises(RunCancelled):
+            await (await run.retry_run()).result()
+        assert bank.calls == ["charge the fee"] * 2
+
+
+async def test_signals_that_were_consumed_stay_consumed_and_a_wait_is_open_again(variant: EngineVariant) -> None:
+    bank = Bank()
+
+    @bank.app.workflow(on_error="fail")
+    async def order() -> str:
+        first = await hf.wait_signal("word", str)
+        second = await hf.wait_signal("word", str)
+        if not bank.is_mended:
+            raise KeyError(second)
+        return first + second + await hf.wait_signal("word", str)
+
+    async with variant.node(bank.app):
+        run = await bank.app.start(order)
+        for word in ("a", "b"):
+            await run.signal("word", word)
+        with pytest.raises(RunFailed):
+            await run.result()
+        bank.is_mended = True
+        again = await run.retry_run()
+        await again.signal("word", "c")
+        assert await again.result() == "abc"
+        await check_invariants(bank.app, again)
+
+
+async def test_a_keyed_step_is_verified_before_it_is_tried_again(variant: EngineVariant) -> None:
+    """Its effect may have happened, although the run has failed."""
+    app, charged, asked = hf.App("shop"), list[str](), list[str]()
+
+    async def find_charge(item: str) -> Any:
+        asked.append(item)
+        return hf.Completed("from the ledger")
+
+    @app.activity(retry=ONCE, idempotency_key=lambda item: f"key of {item}", verify=find_charge)
+    async def charge(item: str) -> str:
+        charged.append(item)
+        raise hf.NonRetryable("the answer cannot be read")
+
+    @app.workflow
+    async def order() -> str:
+        return await charge("book")
+
+    async with variant.node(app):
+        run = await app.start(order)
+        with pytest.raises(RunFailed):
+            await run.result()
+        assert (charged, asked) == (["book"], [])
+        again = await run.retry_run()
+        assert await again.result() == "from the ledger"
+        assert (charged, asked) == (["book"], ["book"])
+
+
+async def test_a_command_that_was_sent_twice_makes_one_run(variant: EngineVariant) -> None:
+    """By a client that got no answer, and through another process."""
+    bank = Bank()
+
+    @bank.app.workflow
+    async def order() -> str:
+        return await bank.charge(await bank.reserve("book"))
+
+    async with variant.opened() as store:
+        async with variant.node(bank.app, store):
+            run = await bank.failed(order)
+        async with bank.app.connect(store):
+            first = await bank.app.run(run.run_id).retry_run(signal_id="click")
+        async with variant.node(bank.app, store):
+            again = await bank.app.run(run.run_id).retry_run(signal_id="click")
+            assert again.run_id == first.run_id
+            assert await bank.app.run(again.run_id).result() == "paid book"
+        assert bank.calls == ["charge book"]
+
+
+# --- attempts
+
+
+async def numbers(runs: list[hf.RunHandle[Any]]) -> list[Any]:
+    return [await run.result() for run in runs]
+
+
+async def test_attempts_are_counted_by_retries_and_restarts_and_kept_by_forks_and_rotations(
+    variant: EngineVariant,
+) -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def order(rotated: bool = False) -> int:
+        if not rotated:
+            hf.continue_as_new(True)
+        return hf.run_info().attempt
+
+    async with variant.node(app):
+        first = await app.start(order, run_id="cart", reuse="restart-if-finished")
+        assert await first.result() == 1
+        second = await app.start(order, run_id="cart", reuse="restart-if-finished")
+        assert (second.run_id, await second.result()) == ("cart~000002", 2)
+        third = await second.retry_run()
+        assert await third.result() == 3
+        assert await (await third.retry_run()).result() == 4
+        assert await (await third.fork(at=1)).result() == 3
+        assert await (await second.fork(at=1)).result() == 2
+        restart = await app.start(order, run_id="cart", reuse="terminate-and-restart")
+        assert await restart.result() == 3
+
+
+async def test_a_run_is_told_the_same_at_replay_as_before_its_retry(variant: EngineVariant) -> None:
+    """Steps that were given its id and attempt are recorded with those of the failed run."""
+    bank = Bank()
+    told: list[tuple[str, int, str | None]] = []
+
+    @bank.app.workflow
+    async def order() -> list[Any]:
+        def now() -> tuple[str, int, str | None]:
+            info = hf.run_info()
+            return info.run_id, info.attempt, info.retry_of
+
+        told.append(now())
+        await bank.reserve(str(now()))
+        with contextlib.suppress(hf.errors.ActivityFailed):
+            await bank.charge(str(now()))
+            return [*now()]
+        raise hf.WorkflowFailed("no money")
+
+    async with variant.node(bank.app):
+        first = await bank.failed(order)
+        bank.is_mended = False
+        second = await first.retry_run()
+        with pytest.raises(RunFailed):
+            await second.result()
+        bank.is_mended = True
+        third = await second.retry_run()
+        assert await third.result() == [third.run_id, 3, second.run_id]
+        assert set(told) == {(first.run_id, 1, None)}, "whoever replays its first part"
+        assert {each.partition(" ")[2] for each in bank.calls} == {str((first.run_id, 1, None))}
+
+
+async def test_a_fork_of_a_run_that_gives_its_id_to_steps_goes_on(variant: EngineVariant) -> None:
+    bank = Bank()
+
+    @bank.app.workflow
+    async def order() -> str:
+        await bank.reserve(hf.run_info().run_id)
+        await hf.wait_signal("go")
+        return await bank.reserve(hf.run_info().run_id)
+
+    async with variant.node(bank.app):
+        run = await bank.app.start(order)
+        waiting = await wait_for_event(run, "SignalWaiting")
+        fork = await run.fork(at=waiting.run_seq)
+        again = await fork.fork(at=(await wait_for_event(fork, "SignalWaiting")).run_seq)
+        for each in (fork, again):
+            await each.signal("go")
+            assert await each.result() == each.run_id
+
+
+async def test_a_retry_of_a_tick_is_no_tick_and_says_so_only_after_what_was_recorded(variant: EngineVariant) -> None:
+    bank = Bank()
+    seen: list[str | None] = []
+
+    @bank.app.workflow
+    async def nightly() -> str | None:
+        await bank.reserve(str(hf.run_info().schedule_id))
+        await bank.charge("book")
+        return hf.run_info().schedule_id
+
+    async with variant.node(bank.app):
+        await bank.app.schedules.create("night", workflow=nightly, every=timedelta(days=1))
+        run = await bank.app.schedules.trigger("night")
+        with pytest.raises(RunFailed):
+            await run.result()
+        bank.is_mended = True
+        seen.append(await (await run.retry_run()).result())
+        assert seen == [None]
+        assert bank.calls.count("reserve night") == 1
