@@ -230,6 +230,62 @@ async def test_a_run_that_needs_approval_takes_inputs_until_it_is_approved(varia
         assert await result_of(first, store, clock) == "b"
 
 
+@pytest.mark.parametrize("command", ["cancel", "terminate", "approve"])
+async def test_no_input_is_taken_after_a_command_that_was_given_for_the_run_as_it_was(
+    variant: EngineVariant, command: str
+) -> None:
+    """Also before a node has read the command: what was approved is not exchanged, and no start is cancelled by it."""
+    app, index, given = index_app(requires_approval=command == "approve")
+    async with store_with_virtual_time(variant) as (store, clock):
+        async with app.connect(store):
+            first = await app.start(index, "a", debounce=KEY)
+            await getattr(first, command)("as it is")
+            second = await app.start(index, "b", debounce=KEY)
+            assert (await app.start(index, "c", debounce=KEY)).run_id == second.run_id == f"{first.run_id}~000002"
+        async with variant.node(app, store):
+            first, second = app.run(first.run_id), app.run(second.run_id)
+            await settled(second, 1)
+            if command == "approve":
+                await second.approve()
+                await asyncio.gather(*(wait_for_event(run, "RunApproved") for run in (first, second)))
+            else:
+                with pytest.raises(RunCancelled):
+                    await first.result()
+            pass_time(store, clock, QUIET_S)
+            assert await result_of(second, store, clock) == "c"
+            if command == "approve":
+                assert await first.result() == "a"
+    assert set(given) == ({"a", "c"} if command == "approve" else {"c"})
+
+
+async def test_a_command_that_was_refused_leaves_the_run_open_for_inputs(variant: EngineVariant) -> None:
+    def only_ann_approves(request: ControlRequest) -> Verdict:
+        return request.command != "APPROVE" or request.actor == "ann"
+
+    app, given = hf.App("search", authoriser=only_ann_approves), list[str]()
+
+    @app.workflow(requires_approval=True)
+    async def index(text: str) -> str:
+        given.append(text)
+        await hf.sleep(1)
+        return text
+
+    async with store_with_virtual_time(variant) as (store, clock):
+        async with app.connect(store):
+            first = await app.start(index, "a", debounce=KEY)
+            with pytest.raises(NotPermitted):
+                await first.approve(actor="bob")
+            assert (await app.start(index, "b", debounce=KEY)).run_id == first.run_id
+        async with variant.node(app, store):
+            first = app.run(first.run_id)
+            await settled(first, 1)
+            await first.approve(actor="ann")
+            await wait_for_event(first, "RunApproved")
+            pass_time(store, clock, QUIET_S)
+            assert await result_of(first, store, clock) == "b"
+    assert set(given) == {"b"}
+
+
 async def test_limits_count_the_run_when_its_time_has_come(variant: EngineVariant) -> None:
     """By the key of the last input; what waits for a place takes no other input."""
     app, index, _ = index_app(at_once=1)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.structs import asdict, replace
 
 from holdfast.core import codec
@@ -18,7 +18,7 @@ from holdfast.core.codec import INTEGER_LIMIT
 from holdfast.core.dead_letters import DeadLetter, Settlement
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
-from holdfast.core.messages import Message, SignalRequest
+from holdfast.core.messages import ControlPayload, Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.restarts import next_restart
 from holdfast.core.schedules import Schedule
@@ -198,6 +198,8 @@ class Taken(NamedTuple):
     status: RunStatus
     created_at: Instant = 0
     is_queued: bool = False
+    is_decided: bool = False
+    """Whether a command has reached it that decides on it as it is: `decides`."""
 
 
 def reuse_of(new: NewRun, latest: Taken | None) -> Existing | Refused | None:
@@ -227,10 +229,10 @@ def reuse_of(new: NewRun, latest: Taken | None) -> Existing | Refused | None:
     return None if new.run_id == next_id and is_stopped else Refused(_restarts_as(latest.run_id, next_id))
 
 
-def taken_by(head: RunHead) -> Taken:
+def taken_by(head: RunHead, *, is_decided: bool = False) -> Taken:
     """Return what the verdict on an id has to know of its latest run."""
     place = (head.tenant, head.project, head.environment, head.plan_id)
-    return Taken(head.run_id, place, head.status, head.created_at, head.queued_at is not None)
+    return Taken(head.run_id, place, head.status, head.created_at, head.queued_at is not None, is_decided)
 
 
 def signals_to(new: NewRun, latest: Taken) -> list[SignalRequest]:
@@ -247,6 +249,18 @@ def signals_to(new: NewRun, latest: Taken) -> list[SignalRequest]:
     return [replace(request, run_id=latest.run_id) for request in new.signals if request.signal_id is not None]
 
 
+def decides(command: Raw | str) -> bool:
+    """Return whether a command that no turn has read yet ends a run or approves it.
+
+    It was given for the run as it was then, so the run takes no other input after it.
+    """
+    try:
+        read = codec.decode(Raw(command), ControlPayload)
+    except InvalidInput:
+        return False
+    return read.name in ("CANCEL", "EMERGENCY_STOP", "APPROVE") and read.refusal is None
+
+
 def is_debounced(new: NewRun) -> bool:
     """Return whether a start may become a later input of a run that has not begun."""
     return new.reuse is not None and new.reuse.policy == "debounce"
@@ -255,7 +269,7 @@ def is_debounced(new: NewRun) -> bool:
 def _takes_input_until(new: NewRun, latest: Taken) -> Instant:
     """Return before when the latest run of a key takes another input; 0 if it takes none."""
     terms = getattr(new.events[0].data, "debounce", None)
-    if terms is None or latest.status is not PENDING or latest.is_queued:
+    if terms is None or latest.status is not PENDING or latest.is_queued or latest.is_decided:
         return 0
     return latest.created_at + int(terms.at_most_ms) * 1_000
 

@@ -17,6 +17,7 @@ from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.keys import RESERVED_PREFIX, inbox_uuid, signal_storage_key, signal_suffix
 from holdfast.core.messages import (
+    CONTROL_SIGNAL,
     ENGINE_SIGNALS,
     OUTCOME_SIGNAL,
     AcceptanceRecord,
@@ -82,6 +83,12 @@ class Run:
     def is_finished(self) -> bool:
         """Return whether the run has finished."""
         return self.head.status in TERMINAL
+
+    @property
+    def taken(self) -> decisions.Taken:
+        """Return what the verdict on an id has to know of the run."""
+        commands = (s.payload for s in self.signals if s.consumed_seq is None and s.name == CONTROL_SIGNAL)
+        return decisions.taken_by(self.head, is_decided=any(decisions.decides(payload) for payload in commands))
 
     def loaded(self, now: Instant) -> port.LoadedRun:
         """Return the run with what waits for it."""

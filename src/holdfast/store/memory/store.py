@@ -172,7 +172,7 @@ class MemoryStore:
         assert new.reuse is not None
         numbers = {run_id: restart_number(new.reuse.run_id, run_id) for run_id in self._runs}
         found = max((each for each in numbers if numbers[each]), key=lambda each: numbers[each] or 0, default=None)
-        latest = None if found is None else decisions.taken_by(self._runs[found].head)
+        latest = None if found is None else self._runs[found].taken
         verdict = decisions.reuse_of(new, latest)
         if verdict is None and latest is not None:
             delivered = [self._deliver(each, self._limits, now) for each in decisions.signals_to(new, latest)]

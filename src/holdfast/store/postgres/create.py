@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from holdfast.core.audit import run_entry
 from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
+from holdfast.core.messages import CONTROL_SIGNAL
 from holdfast.core.plans import PLAN_PREFIX
 from holdfast.core.restarts import below, restart_bounds, restart_number
 from holdfast.core.state import RunStatus
@@ -60,6 +61,10 @@ LAST_WITHIN = "SELECT run_id FROM holdfast.runs WHERE run_id > $1 AND run_id < $
 TAKEN = """
 SELECT run_id, tenant, project, environment, plan_id, status, created_at, queued_at IS NOT NULL
 FROM holdfast.runs WHERE run_id = $1 FOR NO KEY UPDATE
+"""
+COMMANDS = """
+SELECT s.payload FROM holdfast.runs r JOIN holdfast.signals s USING (run_no)
+WHERE r.run_id = $1 AND s.name = $2 AND s.consumed_seq IS NULL
 """
 
 
@@ -130,6 +135,9 @@ async def _reuse(db: Db, new: port.NewRun, limits: Limits, now: Instant | None) 
     """Return the verdict on an id that may be taken; None if the run is to be created."""
     assert new.reuse is not None
     latest = await _latest(db, new.reuse.run_id)
+    if latest is not None and decisions.is_debounced(new):
+        commands = await db.fetch(COMMANDS, latest.run_id, CONTROL_SIGNAL)
+        latest = latest._replace(is_decided=any(decisions.decides(payload) for (payload,) in commands))
     verdict = decisions.reuse_of(new, latest)
     if verdict is None and latest is not None:
         delivered = await deliver(db, decisions.signals_to(new, latest), limits, now)

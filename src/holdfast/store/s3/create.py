@@ -130,9 +130,9 @@ class Creator:
         for found in sorted((each for each in restarts if restart_number(run_id, each)), reverse=True):
             held = await self._mirror.fetch(found)
             if held is not None:
-                return decisions.taken_by(held.run.head)
+                return held.run.taken
         held = await self._mirror.fetch(run_id)
-        return None if held is None else decisions.taken_by(held.run.head)
+        return None if held is None else held.run.taken
 
     async def _is_overtaken(self, new: port.NewRun) -> bool:
         """Return whether a run was refused because another one was created with the id that it was to have."""
@@ -224,7 +224,7 @@ def deliver_first(run: StoredRun, new: port.NewRun, limits: Limits, now: Instant
 
 def deliver_to_latest(run: StoredRun, new: port.NewRun, limits: Limits, now: Instant) -> tuple[port.Delivered, ...]:
     """Deliver the signals of a start to the latest run of its id, as far as that may get them as it is now."""
-    return deliver_all(run, decisions.signals_to(new, decisions.taken_by(run.head)), limits, now)
+    return deliver_all(run, decisions.signals_to(new, run.taken), limits, now)
 
 
 def deliver_all(

@@ -10,6 +10,7 @@ from holdfast.core.admission import NEVER, AdmissionRequest
 from holdfast.core.audit import audit_row, run_entry
 from holdfast.core.codec import encode_text
 from holdfast.core.instants import Instant
+from holdfast.core.messages import CONTROL_SIGNAL
 from holdfast.core.plans import PLAN_PREFIX
 from holdfast.core.restarts import below, restart_bounds, restart_number
 from holdfast.core.state import RunStatus
@@ -27,6 +28,10 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 _TAKEN = "SELECT run_id, tenant, project, environment, plan_id, status, created_at, queued_at IS NOT NULL FROM runs"
 _LAST_WITHIN = f"{_TAKEN} WHERE run_id > ? AND run_id < ? ORDER BY run_id DESC LIMIT 1"
+_COMMANDS = """
+SELECT signals.payload FROM runs JOIN signals USING (run_no)
+WHERE runs.run_id = ? AND signals.name = ? AND signals.consumed_seq IS NULL
+"""
 
 LEVELS_SINCE = 11
 """The format whose builds leave runs alone that need a level which they do not know. Earlier builds claim them."""
@@ -171,6 +176,9 @@ def _reuse(db: sqlite3.Connection, new: port.NewRun, limits: Limits, now: Instan
     """Return the verdict on an id that may be taken; None if the run is to be created."""
     assert new.reuse is not None
     latest = _latest(db, new.reuse.run_id)
+    if latest is not None and decisions.is_debounced(new):
+        commands = db.execute(_COMMANDS, (latest.run_id, CONTROL_SIGNAL))
+        latest = latest._replace(is_decided=any(decisions.decides(payload) for (payload,) in commands))
     verdict = decisions.reuse_of(new, latest)
     if verdict is None and latest is not None:
         delivered = deliver(db, decisions.signals_to(new, latest), limits, now)

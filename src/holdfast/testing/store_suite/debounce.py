@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.core import events as e
 from holdfast.core.debounce import offer
-from holdfast.core.messages import INPUT_STEP, SignalRequest
+from holdfast.core.messages import INPUT_STEP, SignalRequest, control_request
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.store.port import CommitConflict, Committed, Created, Existing, NewRun, Store
 from holdfast.store.types import Reuse
@@ -78,6 +78,23 @@ class DebounceSuite(SuiteBase):
         assert isinstance(answer, Created)
         [answer] = await store.create([asked(request="r4", value=4)])
         assert answer == Existing("doc~000002", is_reused=True)
+
+    @pytest.mark.contract("QUE-6")
+    @pytest.mark.parametrize("command", ["CANCEL", "EMERGENCY_STOP", "APPROVE"])
+    async def test_a_run_takes_no_input_after_a_command_that_decides_on_it(self, store: Store, command: Any) -> None:
+        """Though no turn has read it; one that was refused, or pauses, decides nothing."""
+        await store.create([asked(request="r1")])
+        await store.deliver([control_request("doc", command, "bob", refusal="not bob", signal_id="c1")])
+        await store.deliver([control_request("doc", "PAUSE", "ann", signal_id="c2")])
+        [answer] = await store.create([asked(request="r2", value=2)])
+        assert answer == Existing("doc", is_reused=True)
+        await store.deliver([control_request("doc", command, "ann", signal_id="c3")])
+        async with unchanged(store):
+            again, other = await store.create([asked(request="r2", value=2), asked(request="r3", value=3)])
+        assert again == Existing("doc", is_reused=True)
+        assert check_refused(other, Conflict).details["restart_as"] == "doc~000002"
+        [answer] = await store.create([asked("doc~000002", request="r3", value=3)])
+        assert isinstance(answer, Created)
 
     @pytest.mark.contract("QUE-6")
     async def test_a_run_takes_inputs_for_so_long_at_most(self, store: Store, clock: VirtualClock) -> None:
