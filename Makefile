@@ -77,12 +77,18 @@ commands: ## Install the commands that tests use, or say what is missing
 	    echo "The tests need more commands. On Debian and Ubuntu: apt-get install$$missing" >&2; exit 1; \
 	  fi
 
+# Chromium without windows draws the same pages in a quarter of the time; any other Chromium does as well.
 browser: ## Install the browser that the tests of the page need, or say what is missing
-	@for name in chromium chromium-browser google-chrome; do command -v $$name > /dev/null && exit 0; done; \
+	@command -v chromium-headless-shell > /dev/null && exit 0; \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
-	    echo "Installing chromium ..."; apt-get update -qq && apt-get install -y -qq chromium > /dev/null; \
+	    echo "Installing chromium-headless-shell ..."; apt-get update -qq; \
+	    apt-get install -y -qq chromium-headless-shell > /dev/null && exit 0; \
+	  fi; \
+	  for name in chromium chromium-browser google-chrome; do command -v $$name > /dev/null && exit 0; done; \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    echo "Installing chromium ..."; apt-get install -y -qq chromium > /dev/null; \
 	  else \
-	    echo "The tests of the page need a browser. On Debian and Ubuntu: apt-get install chromium" >&2; exit 1; \
+	    echo "The tests of the page need a browser. On Debian: apt-get install chromium-headless-shell" >&2; exit 1; \
 	  fi
 
 pictures: $(DEV_STAMP) browser ## Photograph the page for the documentation
