@@ -82,9 +82,12 @@ class Measuring:
 
 
 def tracked() -> int:
-    """Return how many objects the garbage collector walks through."""
+    """Return how many objects the garbage collector walks through.
+
+    A dict that holds nothing to walk through is not counted: up to Python 3.13 the collector leaves it out by itself.
+    """
     gc.collect()
-    return len(gc.get_objects())
+    return sum(type(each) is not dict or any(map(gc.is_tracked, each.values())) for each in gc.get_objects())
 
 
 async def test_a_run_has_few_objects_that_the_garbage_collector_walks_through() -> None:

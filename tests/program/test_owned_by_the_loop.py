@@ -26,6 +26,21 @@ def test_listing_all_tasks_is_refused(list_tasks: Callable[[], set[Any]]) -> Non
 
 
 @pytest.mark.contract("WF-2")
+def test_a_task_says_which_loop_it_is_of() -> None:
+    app = hf.App("tasks", on_error="fail")
+
+    @app.workflow
+    async def asks() -> bool:
+        task = asyncio.current_task()
+        other = asyncio.create_task(asyncio.sleep(0))
+        await asyncio.wait([other])
+        await asyncio.shield(asyncio.create_task(asyncio.sleep(0)))
+        return task is not None and task.get_loop() is asyncio.get_running_loop() is other.get_loop()
+
+    assert CoreRun(app, asks).start().result is True
+
+
+@pytest.mark.contract("WF-2")
 async def test_who_lists_tasks_outside_is_not_disturbed_and_sees_none_of_a_run() -> None:
     app = hf.App("tasks")
 

@@ -125,7 +125,7 @@ def test_a_call_of_c_code_is_logged_at_once_and_stopped_when_it_returns(watch: W
             blocked.release()
 
     def blocks() -> None:
-        came.append(blocked.acquire(timeout=MOST_SECONDS))
+        came.append(blocked.acquire(True, MOST_SECONDS))
         came.append(True)
 
     came: list[bool] = []
@@ -138,6 +138,19 @@ def test_a_call_of_c_code_is_logged_at_once_and_stopped_when_it_returns(watch: W
         module.logger.removeHandler(handler)
     assert blocked.locked()  # it was released by the log, and taken by the call, before anything was raised
     assert came == []
+
+
+def test_code_that_is_stopped_leaves_no_lock_locked() -> None:
+    def locks() -> None:
+        while True:
+            with lock:
+                pass
+
+    watch, lock = Watch(0.002, "run-1", "order", Watchdog(0.001)), Lock()
+    for _ in range(20):
+        with pytest.raises(RunawayWorkflow):
+            watch.run(locks)
+        assert not lock.locked()
 
 
 @pytest.mark.parametrize("turn_s", [None, 0])

@@ -215,7 +215,10 @@ class Watch(Struct, gc=False, eq=False):
 
     def settle(self, thread_id: int) -> None:
         """Make sure that nothing more is raised in this thread, which is no longer watched."""
-        with self.watchdog.lock:
+        taken: list[bool] = []
+        try:
+            # One call takes the lock and notes it: `with` would not let go of it if something is raised in between.
+            taken.extend(map(self.watchdog.lock.acquire, (True,)))
             if self.where:
                 try:
                     self.watchdog.strike(thread_id)  # in place of the pending one, and raised by this call
@@ -223,6 +226,9 @@ class Watch(Struct, gc=False, eq=False):
                         pass
                 except Overdue:
                     pass
+        finally:
+            if taken:
+                self.watchdog.lock.release()
 
 
 UNWATCHED = Watch(None, "", "")
@@ -621,15 +627,25 @@ def _given_to_as_completed() -> Any:
 
 
 def _is_listing_tasks() -> bool:
-    """Return whether `asyncio.all_tasks` is the caller; up to Python 3.11 from a comprehension of its own."""
+    """Return whether `asyncio.all_tasks` is the caller; up to Python 3.11 from a comprehension of its own.
+
+    From Python 3.14 on it is written in C and has no frame. Then the frame here is the one that calls it: code outside
+    of asyncio and of this module, in which the name of `get_loop` does not occur.
+    """
     frame: FrameType | None = sys._getframe(2)
-    if frame is None or frame.f_code is not _GET_LOOP or frame.f_back is None:
+    if frame is None:
+        return False
+    if _ALL_TASKS is None:
+        module = frame.f_globals.get("__name__", "")
+        return module.partition(".")[0] != "asyncio" and module != __name__ and _ASKS not in frame.f_code.co_names
+    if frame.f_code is not _GET_LOOP or frame.f_back is None:
         return False
     asking = frame.f_back
     return asking.f_code is _ALL_TASKS or (asking.f_back is not None and asking.f_back.f_code is _ALL_TASKS)
 
 
 _ALL_TASKS = getattr(asyncio.all_tasks, "__code__", None)
+_ASKS = "get_loop"
 _GET_LOOP = asyncio.futures._get_loop.__code__  # type: ignore[attr-defined]
 
 _NETWORK = "the network is not durable in a workflow; make the call an activity"

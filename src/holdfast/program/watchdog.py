@@ -12,9 +12,9 @@ noticed. Code that always catches everything is logged but cannot be stopped.
 
 A strike may hit Python code between acquiring a lock and entering the block that releases it, and then the lock is
 never released: one inside a logging handler can silence the log for ever, one inside the tracer of `coverage` stops
-every thread. Code that uses `with` on a lock of the interpreter is safe. So a thread is left alone for some ticks while
-its innermost code belongs to a module that takes locks in other ways (`DELICATE`). That makes it rare, but not
-impossible, because the thread may go on between the check and the strike.
+every thread. Up to Python 3.13 code that uses `with` on a lock of the interpreter is safe. So a thread is left alone
+for some ticks while its innermost code belongs to a module that takes locks in other ways (`DELICATE`), or is about to
+enter a `with`. That makes it rare, but not impossible, because the thread may go on between the check and the strike.
 
 The interpreter lets one thread raise in another, but not at a certain place. So nothing may be raised outside the
 piece:
@@ -31,6 +31,7 @@ piece:
 """
 
 import ctypes
+import dis
 import logging
 import os
 import sys
@@ -130,7 +131,31 @@ def _is_delicate(thread_id: int, watch: Watched) -> bool:
     if watch.ticks > watch.most_ticks + MOST_DELICATE_TICKS:
         return False
     frame = sys._current_frames().get(thread_id)
-    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in DELICATE
+    if frame is None:
+        return False
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in DELICATE or _is_entering(frame)
+
+
+def _is_entering(frame: FrameType) -> bool:
+    """Return whether a strike would be raised right after a `with` has called `__enter__`, and so leave a lock locked.
+
+    From Python 3.14 on the call is an instruction of its own. A strike is raised at the next call or backward jump.
+    """
+    if not _CALLS_ENTER:
+        return False
+    code = list(dis.get_instructions(frame.f_code))
+    at = next((number for number, each in enumerate(code) if each.offset == frame.f_lasti), 0)
+    if _enters(code, at):
+        return True
+    if code[at].opname.startswith("JUMP_BACKWARD"):
+        at = next(number for number, each in enumerate(code) if each.offset >= code[at].argval) - 1
+    following = range(at + 1, len(code))
+    interrupted = (number for number in following if code[number].opname.startswith(("CALL", "JUMP_BACKWARD")))
+    return _enters(code, next(interrupted, 0))
+
+
+def _enters(code: list[dis.Instruction], at: int) -> bool:
+    return at > 0 and code[at].opname == "CALL" and code[at - 1].opname == "LOAD_SPECIAL"
 
 
 def _locate(thread_id: int) -> tuple[str, str]:
@@ -145,6 +170,7 @@ _set_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_objec
     ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
 )
 _OVERDUE = ctypes.py_object(Overdue)
+_CALLS_ENTER = "LOAD_SPECIAL" in dis.opmap
 
 WATCHDOG = Watchdog()
 """The watchdog of this process."""
