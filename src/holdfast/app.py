@@ -49,7 +49,6 @@ from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import (
     NO_TIMEOUTS,
     PLAIN_CALL,
-    RUN_TIMEOUTS,
     ActivityDefinition,
     ActivityOptions,
     ExternalWorkflow,
@@ -79,7 +78,7 @@ from holdfast.store.queries import DeadLetterQuery
 from holdfast.store.types import ReusePolicy
 from holdfast.store.validation import check_node_name, check_ownership
 from holdfast.termination import termination_signal
-from holdfast.workflow import Flow, Workflow
+from holdfast.workflow import Flow, Workflow, keywords_are_options, named
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -684,10 +683,12 @@ class App:
                 logger.info("node %s stops because of %s; a second signal ends it at once", node.name, asked.result())
             logger.info("node %s has stopped", node.name)
 
+    @keywords_are_options
     async def start(
         self,
         workflow: Workflow[..., R],
         *args: Any,
+        arguments: Mapping[str, Any] | None = None,
         request_id: str | None = None,
         run_id: str | None = None,
         reference_key: str | None = None,
@@ -715,6 +716,7 @@ class App:
 
         - `request_id` makes the start idempotent within `tenant`, `project` and `environment`, the owner of the run;
           `workflow_version` is a part of the request if it is given. `reuse` is for a `run_id` that is in use.
+        - `arguments`: the arguments by name, where a parameter has the name of an option.
         - `with_signal`: a dict of `name`, `payload` and `signal_id`, for the new run or the existing one.
         - `reference_key`, `reference_parts`, `attributes`, `tags`: the run is found by them. See docs/search.md.
         - `at`, a datetime with a time zone, or `after`: PENDING until then. `priority`: higher is admitted first.
@@ -746,9 +748,7 @@ class App:
             context or {},
             debounce,
         )
-        if not _START_OPTIONS.isdisjoint(definition.signature.names):
-            _refuse_ambiguous(definition, options, connection)
-        packed = definition.signature.pack(args, kwargs)
+        packed = definition.signature.pack(args, kwargs if arguments is None else named(arguments, args, kwargs))
         started = await runtime.start(definition, packed, options, connection=connection)
         for delivered in started.signals:
             result_of(delivered)
@@ -761,25 +761,6 @@ class App:
         if runtime is None:
             raise InvalidInput("no node is open: use `async with app.node(...)` or `app.connect(...)`")
         return runtime
-
-
-_OTHER_OPTIONS = {"after", "connection", "workflow_version", *RUN_TIMEOUTS}
-_START_OPTIONS = frozenset({*StartOptions.__struct_fields__, *_OTHER_OPTIONS} - {"timeouts"})
-_PLAIN_START = StartOptions()
-
-
-def _refuse_ambiguous(definition: WorkflowDefinition, options: StartOptions, connection: Any) -> None:
-    """Raise if an option was given that could be meant as an argument: the workflow has a parameter of that name."""
-    fields = {"after": "after_ms", "workflow_version": "names_version", **dict.fromkeys(RUN_TIMEOUTS, "timeouts")}
-    for name in _START_OPTIONS.intersection(definition.signature.names):
-        field = fields.get(name, name)
-        given = connection if name == "connection" else getattr(options, field)
-        if given != getattr(_PLAIN_START, field, None):
-            problem = (
-                f"{name} is an option of start, and workflow {definition.name!r} has a parameter of that name: "
-                "give the argument by position; to give the option, rename the parameter"
-            )
-            raise InvalidInput(problem, field=name)
 
 
 def _check_version(version: str) -> None:

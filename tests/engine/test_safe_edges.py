@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import InvalidInput, NotDurable, RateLimited
-from holdfast.store.port import Store
+from holdfast.store.port import RunQuery, Store
 from tests.engine.harness import EngineVariant, wait_for_event
 
 
@@ -39,13 +40,70 @@ async def test_an_option_of_start_that_could_be_an_argument_is_refused() -> None
     async def looks(run_id: str, priority: int = 0) -> str:
         return f"{run_id} {priority}"
 
+    @app.workflow(version="2", name="looks")
+    async def looks_2(run_id: str, tags: list[str]) -> str:
+        return f"{run_id} {tags}"
+
+    @app.workflow
+    async def asks(how: str) -> str:
+        if how == "an option that could be an argument":
+            await hf.start(looks, "other", priority=0)
+        if how == "beside others":
+            await hf.start(looks, "other", arguments={"run_id": "mine"})
+        version: dict[str, Any] = {"workflow_version": "1"}
+        mine = {"run_id": "mine", "priority": 3}
+        run = await hf.start(looks, arguments=mine, run_id="its-own", priority=1, **version)
+        by_name: hf.RunHandle[str] = await hf.start("looks", arguments={**mine, "priority": 4}, **version)
+        return f"{run.run_id} {by_name.run_id}"
+
     async with app.node("memory://"):
-        given: list[dict[str, Any]] = [{"run_id": "r-1"}, {"priority": 1}]
+        given: list[dict[str, Any]] = [
+            {"run_id": "r-1"},
+            {"priority": 1},
+            {"priority": 0},  # what the option is without being given
+            {"run_id": None},
+            {"tags": ("a",), "workflow_version": "2"},  # it is a parameter of that version
+        ]
         for options in given:
-            with pytest.raises(InvalidInput, match="is an option of start"):
+            with pytest.raises(InvalidInput, match="arguments=") as refused:
                 await app.start(looks, "other", **options)
+            assert refused.value.details["field"] in options
         assert await (await app.start(looks, "other", 2)).result() == "other 2"
-        assert await (await app.start(looks, "other", request_id="q-1")).result() == "other 0"
+        assert await (await app.start(looks, "other", request_id="q-1", tags=("a",))).result() == "other 0"
+        named = await app.start(looks, arguments={"run_id": "mine", "priority": 3}, run_id="its-own-1", priority=1)
+        assert (named.run_id, await named.result()) == ("its-own-1", "mine 3")
+        assert await (await app.start(looks, arguments={"run_id": "mine"}, priority=2)).result() == "mine 0"
+        bad: list[tuple[Any, dict[str, Any]]] = [(("x",), {"arguments": {}}), ((), {"arguments": 3, "priority": 1})]
+        bad += [((), {"arguments": {}}), ((), {"arguments": {"run_id": "x", "other": 1}}), ((), {"arguments": {1: 2}})]
+        bad += [((), {"arguments": {"run_id": "x"}, "color": "red"})]
+        for args, options in bad:
+            with pytest.raises(InvalidInput):
+                await app.start(looks, *args, **options)
+        first, second = (await (await app.start(asks, "")).result()).split()
+        assert (first, await app.run(first).result()) == ("its-own", "mine 3")
+        assert await app.run(second).result() == "mine 4"
+        for how in ("an option that could be an argument", "beside others"):
+            run = await app.start(asks, how)
+            paused = await wait_for_event(run, "RunPaused")
+            assert "arguments" in paused.data.error.message  # type: ignore[attr-defined]
+        assert len(await app.runtime().store.find(RunQuery(workflow="looks"))) == 6
+
+
+@pytest.mark.contract("API-2")
+async def test_every_option_of_start_can_be_the_name_of_a_parameter() -> None:
+    """Also that which has the arguments."""
+    names = [
+        name for name, each in inspect.signature(hf.App.start).parameters.items() if each.kind is each.KEYWORD_ONLY
+    ]
+    assert {"arguments", "priority", "connection", "run_timeout"} < set(names)
+    app, scope = hf.App("shop"), dict[str, Any]()
+    exec(f"async def echo(*, {', '.join(names)}):\n    return [{', '.join(names)}]", scope)
+    echo = app.workflow(scope["echo"])
+    async with app.node("memory://"):
+        run = await app.start(echo, arguments={name: f"its {name}" for name in names}, tags=("a",))
+        assert await run.result() == [f"its {name}" for name in names]
+        [head] = await app.runtime().store.find(RunQuery(run_ids=(run.run_id,)))
+        assert head.tags == ("a",)
 
 
 @pytest.mark.contract("API-2")
