@@ -3,6 +3,7 @@
 import pytest
 
 import holdfast as hf
+from holdfast.cli.run_words import sentences_of
 from holdfast.errors import RunTerminal
 from holdfast.limits import SIGNAL_ID_BYTES
 from holdfast.service.context import RequestContext
@@ -79,6 +80,14 @@ async def test_a_search_for_failed_runs_does_none_of_them_again_a_second_time() 
             answer = (await server.http.post("/v1/run-commands", json=again)).json()
             left = {item["run_id"]: item.get("not_concerned") for item in answer["items"]}
             assert (left[run_id], answer["concerned"]) == ("it was done again already", 1), "its retry has failed too"
-        named = {**ask, "request_id": "r4", "run_ids": [run_id]}
+        failed = (await server.http.get(f"/v1/runs/{run_id}")).json()
+        newest = failed["done_again_by"]
+        assert newest.startswith(f"{made}/retry-"), "the last of those that descend from it"
+        assert f"-> it was done again already: `holdfast run show {newest}` shows how that went" in sentences_of(failed)
+        chosen = {**ask, "request_id": "r4", "run_ids": [run_id], "only_once": True}
+        answer = (await server.http.post("/v1/run-commands", json=chosen)).json()
+        left = {"run_id": run_id, "made": newest, "not_concerned": "it was done again already"}
+        assert (answer["items"], answer["concerned"]) == ([left], 0)
+        named = {**ask, "request_id": "r5", "run_ids": [run_id]}
         [item] = (await server.http.post("/v1/run-commands", json=named)).json()["items"]
         assert item["made"] not in (None, made), "who names it means it"

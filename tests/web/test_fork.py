@@ -98,6 +98,36 @@ async def test_failed_runs_go_on_from_their_failed_steps_in_bulk(page: Page, sit
     for run_id, count in ((failed[0], 1), (failed[1], 1), (done, 0)):
         found = (await site.http.get(f"/v1/runs?tag=forked_from:{run_id}")).json()["items"]
         assert len(found) == count, run_id
+    await page.goto("/runs?status=FAILED")
+    for name in ("F-0", "F-1"):  # somebody else finds them as failed as before
+        await page.locator(f'.run-row:has([href="/runs/{failed[int(name[-1])]}"])').get_by_role("checkbox").check()
+    await page.get_by_role("button", name="Retry from the failed step…").click()
+    again = "0 of 2 runs are concerned; 2 not: it was done again already."
+    await expect(dialog.locator(".preview")).to_contain_text(again)
+    await expect(dialog.get_by_role("button", name="Retry from the failed step 0")).to_be_disabled()
+
+
+async def test_a_failed_run_that_was_done_again_says_by_which_and_is_not_done_a_second_time(
+    browser: Browser, site: Site
+) -> None:
+    run_id = await site.start("hostile", text=HOSTILE)
+    async with open_page(browser, site.address) as early, open_page(browser, site.address) as late:
+        primary = early.locator(".run-head-card .button.primary")
+        for page in (early, late):
+            async with page.expect_response("**/mailbox*"):  # the last that it looks at by itself
+                await page.goto(f"/runs/{run_id}")
+            await expect(page.locator(".run-head-card .button.primary")).to_have_text("Retry from where it failed")
+        await primary.click()
+        await expect(early.locator(".head-facts")).to_contain_text("Attempt 2, after")
+        made = unquote(early.url.rpartition("/")[2])
+        await late.locator(".run-head-card .button.primary").click()
+        await expect(late.get_by_text("It was done again meanwhile.")).to_be_visible()
+        await expect(late.locator(".head-facts")).to_contain_text("Done again by")
+        await expect(late.locator(".run-head-card .button.primary")).to_have_count(0)
+        found = (await site.http.get(f"/v1/runs?tag=retry_of:{run_id}")).json()["items"]
+        assert [run["run_id"] for run in found] == [made]
+        await late.get_by_role("link", name=made.rpartition("/")[2]).click()
+        await expect(late.locator(".head-facts")).to_contain_text("Attempt 2, after")
 
 
 async def test_runs_that_cannot_be_compared_say_why(browser: Browser, site: Site) -> None:

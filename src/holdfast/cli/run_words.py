@@ -40,7 +40,9 @@ def sentences_of(run: dict[str, Any]) -> Iterator[str]:
         yield f"-> `holdfast run retry-step {run_id} {step_id}` tries the failed step again"
     if error and not again and run["status"] in ("FAILED", "PAUSED"):
         yield f"{error['code']}: {error['message']}"
-    if run["status"] == "FAILED":
+    if run.get("done_again_by"):
+        yield f"-> it was done again already: `holdfast run show {run['done_again_by']}` shows how that went"
+    elif run["status"] == "FAILED":
         yield f"-> `holdfast run retry {run_id}` goes on from the failed step"
     if run.get("queued_at") or run.get("place"):
         yield _place(run)

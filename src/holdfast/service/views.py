@@ -183,9 +183,11 @@ class RunView(Struct, frozen=True, kw_only=True):
     """How far it has come, if it, or a call of it, waits for a place."""
     published: dict[str, Any] = {}
     """What its program has published last, such as how far it has come."""
+    done_again_by: str | None = None
+    """Of a failed run that is looked at alone: the run that does it again or continues it, if there is one."""
 
 
-def run_view(head: RunHead, place: PlaceView | None = None) -> RunView:
+def run_view(head: RunHead, place: PlaceView | None = None, *, done_again_by: str | None = None) -> RunView:
     """Return a run as callers see it."""
     snapshot = head.snapshot
     return shown(
@@ -208,6 +210,7 @@ def run_view(head: RunHead, place: PlaceView | None = None) -> RunView:
         pause=shown(PauseView, snapshot.pause) if snapshot and snapshot.pause else None,
         published=snapshot.published if snapshot else {},
         place=place,
+        done_again_by=done_again_by,
     )
 
 

@@ -12,7 +12,6 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from holdfast.core.index_rows import APPROVAL
-from holdfast.core.keys import fork_tag, retry_tag
 from holdfast.core.messages import ControlName
 from holdfast.core.state import FAILED, PAUSED, RUNNING, TERMINAL
 from holdfast.engine.inbox.operator_commands import OperatorCommand
@@ -20,7 +19,7 @@ from holdfast.errors import CallerError, RateLimited, RunTerminal
 from holdfast.limits import SIGNAL_ID_BYTES
 from holdfast.service.context import RequestContext
 from holdfast.service.http.problems import Problem, problem_of
-from holdfast.service.operations.runs import RunFilter, run_query
+from holdfast.service.operations.runs import RunFilter, done_again_by, run_query
 from holdfast.service.paging import Cursor, read_page
 from holdfast.service.registry import ActorName, Reason, RunId, operation
 from holdfast.store.port import RunHead, RunQuery
@@ -60,6 +59,7 @@ class CommandRuns(RunFilter, frozen=True, kw_only=True):
     command: BulkCommand
     run_ids: Annotated[tuple[RunId, ...], Meta(max_length=MOST_RUNS, description="Instead of a search.")] = ()
     request_id: Annotated[str, Meta(min_length=1, max_length=128, description="The same request commands none twice.")]
+    only_once: Annotated[bool, Meta(description="Leave out runs that were done again, as a search does.")] = False
     preview: Annotated[bool, Meta(description="Only say which runs the command would concern.")] = False
     cursor: Cursor = ""
     limit: Annotated[int, Meta(ge=1, le=500, description="How many runs to look at.")] = MOST_RUNS
@@ -133,8 +133,9 @@ async def command_many(context: RequestContext, request: CommandRuns) -> RunsCom
 
 async def _answer(context: RequestContext, request: CommandRuns, head: RunHead) -> CommandAnswer:
     objection = _not_concerned(head, request.command)
-    if objection is None and request.command in ("retry", "retry_from_start", "fork") and not request.run_ids:
-        again = await _done_again_by(context, head.run_id)
+    is_once = request.only_once or not request.run_ids
+    if objection is None and is_once and request.command in ("retry", "retry_from_start", "fork"):
+        again = await done_again_by(context.store, head.run_id)
         if again is not None:
             return CommandAnswer(run_id=head.run_id, made=again, not_concerned="it was done again already")
     if objection is not None or request.preview:
@@ -153,14 +154,6 @@ async def _was_tried(context: RequestContext, head: RunHead) -> bool:
     """Return whether the attempt that was due later has begun by itself since the run was looked at."""
     [now] = await context.store.find(RunQuery(run_ids=(head.run_id,), limit=1)) or [head]
     return (now.snapshot and now.snapshot.retrying) != (head.snapshot and head.snapshot.retrying)
-
-
-async def _done_again_by(context: RequestContext, run_id: str) -> str | None:
-    """Return the run that does this one again or goes on with it, if there is one: a search finds it each time."""
-    for tag in (fork_tag(run_id), retry_tag(run_id)):
-        for found in await context.store.find(RunQuery(tag=tag, limit=1)):
-            return found.run_id
-    return None
 
 
 async def _heads(context: RequestContext, request: CommandRuns) -> tuple[list[RunHead], str | None]:

@@ -14,10 +14,11 @@ from holdfast.core.admission import RunLimit
 from holdfast.core.call_limits import CallLimit
 from holdfast.core.debounce import Debounce
 from holdfast.core.events import NULL
+from holdfast.core.keys import fork_tag, retry_tag
 from holdfast.core.messages import cancelled_text
 from holdfast.core.plans import is_plan
 from holdfast.core.search import parse_order, parse_query
-from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.core.state import FAILED, TERMINAL, RunStatus
 from holdfast.engine.history import head_of
 from holdfast.engine.inbox.signals import FirstSignal
 from holdfast.engine.observe.logs import escaped
@@ -64,7 +65,7 @@ from holdfast.service.views import (
     snapshot_view,
 )
 from holdfast.store.payloads import concealed
-from holdfast.store.port import Delivered, PlaceInLine, PlaceQuery, ReusePolicy, RunCountQuery, RunHead, RunQuery
+from holdfast.store.port import Delivered, Index, PlaceInLine, PlaceQuery, ReusePolicy, RunCountQuery, RunHead, RunQuery
 
 HEAD_BYTES = 1_000
 """How large a run is in a list, about, without its error."""
@@ -221,8 +222,17 @@ class OfRun(Request, frozen=True, kw_only=True):
 async def get(context: RequestContext, request: OfRun) -> RunView:
     """Return a run without its history."""
     head = await head_of(context.store, request.run_id)
+    if head.status is FAILED:
+        return run_view(head, done_again_by=await done_again_by(context.store, head.run_id))
     [view] = await _views(context, [head], is_list=False)
     return view
+
+
+async def done_again_by(store: Index, run_id: str) -> str | None:
+    """Return the newest run that does this one again or continues it, if there is one."""
+    queries = [RunQuery(tag=tag, newest=True, limit=1) for tag in (fork_tag(run_id), retry_tag(run_id))]
+    found = [head for query in queries for head in await store.find(query)]
+    return max(found, key=lambda head: head.created_at).run_id if found else None
 
 
 async def _views(context: RequestContext, heads: Sequence[RunHead], *, is_list: bool = True) -> list[RunView]:

@@ -97,7 +97,7 @@ export function othersFor(model) {
   const isOver = TERMINAL.has(model.state.status);
   return [
     !isOver && may("signals:write") && { name: "signal", word: "Signal", act: () => signalDialog(model) },
-    model.state.status === "FAILED" && may("runs:control") && { name: "retry", word: hasFailedStep(model.state) ? "Retry from the failed step" : "Retry from where it failed", act: () => retryFailed(model.runId) },
+    model.state.status === "FAILED" && may("runs:control") && { name: "retry", word: hasFailedStep(model.state) ? "Retry from the failed step" : "Retry from where it failed", act: () => retryFailed(model) },
     isOver && may("runs:control") && { name: "retry-from-start", word: "Retry from the start", act: () => retryFromStart(model.runId) },
     may("runs:write") && { name: "again", word: "Start again with another input", act: () => startAgain(model) },
   ].filter(Boolean);
@@ -132,9 +132,14 @@ function retryFromStart(runId) {
 // A run that goes on from the step that failed, with what was recorded before it. A second click gives the same run.
 const retries = new Map();
 
-async function retryFailed(runId) {
-  if (!retries.has(runId)) retries.set(runId, requestId());
+async function retryFailed(model) {
+  const { runId } = model;
   try {
+    if (!retries.has(runId) && !model.head.done_again_by) {
+      await model.readHead();
+      if (model.head.done_again_by) return toast("It was done again meanwhile.", { kind: "bad" });
+    }
+    if (!retries.has(runId)) retries.set(runId, requestId());
     const run = await call("runs.retry", { run_id: runId, signal_id: retries.get(runId) });
     toast("A new run goes on from there.");
     go(runAddress(run.run_id));

@@ -86,6 +86,7 @@ export class RunHead {
           h("a", { href: compareAddress(madeFrom, head.run_id) }, "Compare"),
         ],
       ],
+      head.done_again_by && ["Done again by", h("a", { class: "mono", href: runAddress(head.done_again_by) }, shortId(head.done_again_by))],
       publishedOf(head) && ["Published", publishedOf(head)],
       head.waiting_until && !TERMINAL.has(state.status) && [head.waiting_kind === "task" && Date.parse(head.waiting_until) < nowMs() ? "Overdue since" : head.waiting_kind === "start" ? "Starts at" : "Waits until", moment(head.waiting_until)],
       head.tenant !== "default" && ["Tenant", head.tenant],
@@ -104,12 +105,13 @@ export class RunHead {
   // Buttons stay the same elements while the same things can be done: a user who is about to press one must not miss it.
   showActions(model) {
     const all = [...othersFor(model), ...commandsFor(model)];
-    const shown = all.map(({ name, step = "" }) => `${name} ${step}`).join();
+    const isDone = Boolean(model.head.done_again_by);
+    const shown = [...all.map(({ name, step = "" }) => `${name} ${step}`), isDone].join();
     if (shown === this.shown) return;
     this.shown = shown;
     const wasOpen = this.actions.querySelector("details.menu")?.open ?? false;
-    const first = FIRST.map((name) => all.find((each) => each.name === name)).find(Boolean);
-    const isLess = ({ name }) => IN_MENU.has(name) || (name === "retry-from-start" && first?.name === "retry");
+    const first = !isDone && FIRST.map((name) => all.find((each) => each.name === name)).find(Boolean);
+    const isLess = ({ name }) => IN_MENU.has(name) || (name === "retry-from-start" && first?.name === "retry") || (isDone && name.startsWith("retry"));
     const buttons = all.filter((each) => !isLess(each));
     const rest = all.filter(isLess);
     put(

@@ -155,7 +155,7 @@ async function eachAnswer(scope, given, limit, signal, take) {
 
 function commandMany(name, scope, done) {
   const { word, title, done: verb, hint, danger = false, needed = false } = COMMANDS[name];
-  const given = { command: name, request_id: requestId() };
+  const given = { command: name, request_id: requestId(), only_once: true };
   const found = { seen: 0, hit: [], why: new Map() };
   const counted = h("p", { role: "status" }, h("span", { class: "spinner" }), " Counting…");
   const list = h("ul", { tabindex: "0", "aria-label": "Runs that are concerned", hidden: true });
