@@ -73,6 +73,11 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
         """Return the run's status, without reading its history."""
         return (await self._outside().head(self.run_id)).status
 
+    async def published(self) -> dict[str, Any]:
+        """Return what the workflow has published so far (`hf.publish`), without reading its history."""
+        snapshot = (await self._outside().head(self.run_id)).snapshot
+        return {} if snapshot is None else dict(snapshot.published)
+
     async def events(self) -> list[Event]:
         """Return the whole history."""
         return await self._outside().events(self.run_id)

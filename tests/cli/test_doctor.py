@@ -47,7 +47,10 @@ async def test_a_healthy_store_is_fine(forks: ForkedCommands, tmp_path: Path) ->
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[-1] == "sqlite:///shop.db: all is well"
-    assert all(line.startswith("fine ") for line in lines[:-1])
+    note = next(number for number, line in enumerate(lines) if not line.startswith("fine "))
+    assert lines[note].split(maxsplit=2)[:2] == ["note", "nodes"], "the node has stopped"
+    assert "3 runs are not finished, and no node that runs workflows is alive" in lines[note]
+    assert all(line.startswith("fine ") for line in [*lines[:note], *lines[note + 2 : -1]])
     assert "6 runs were read in full, and nothing is amiss" in done.stdout
     assert "SQLite" in lines[0]
     done = forks.run(tmp_path, environment(HOLDFAST_STORE="sqlite:///shop.db"), "doctor", "--sample", "2", "--json")

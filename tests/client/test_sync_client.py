@@ -27,6 +27,7 @@ def make_app() -> hf.App:
     @app.workflow
     async def order(item: str, count: int = 1) -> str:
         seen = [item]
+        hf.publish(item=item)
         hf.on_query("seen", lambda: seen)
 
         def rename(name: str) -> None:
@@ -68,6 +69,7 @@ def test_a_run_is_started_signalled_and_awaited_without_a_loop(app: hf.App, clie
     run.signal("approval", True, signal_id="s-1")
     assert run.result() == "2 desk True"
     assert run.status() == "COMPLETED"
+    assert run.published() == {"item": "lamp"}
     assert run.events()[-1].event_type == "RunCompleted"
     assert client.runs.get(run.run_id).tags == ("a",)
     assert client.run(run.run_id).snapshot().status == "COMPLETED"

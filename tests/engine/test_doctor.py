@@ -124,6 +124,7 @@ async def busy(store: Store) -> None:
 @pytest.mark.contract("INV")
 async def test_of_a_healthy_store_it_says_so(case: DoctorCase) -> None:
     await busy(case.store)
+    await case.store.renew("node-a", HOUR, [("order", "1")])
     report = await case.report()
     assert [one for one in report.findings if one.level != "fine"] == []
     assert report.is_fine
@@ -186,6 +187,16 @@ async def test_an_activity_that_somebody_completes_later_is_not_stuck(case: Doct
     facts = await case.store.health(Bounds())
     assert [run_id for run_id, _ in facts.suspects] == ["detached"], "the store alone cannot tell"
     assert await case.found("stuck runs") == []
+
+
+async def test_unfinished_runs_without_a_node_are_noted(case: DoctorCase) -> None:
+    await begin(SampleNode(case.store), "waits", samples.wait("go"))
+    await case.store.renew("server", HOUR, Abilities(version="1").encode())
+    [none] = await case.found("nodes")
+    assert (none.level, none.sentence) == ("note", "1 run is not finished, and no node that runs workflows is alive")
+    assert "holdfast node" in none.advice
+    await case.store.renew("node-a", HOUR, Abilities(workflows=frozenset({("order", "1")})).encode())
+    assert await case.found("nodes") == []
 
 
 @pytest.mark.contract("OWN-3")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.errors import NotDurable, PayloadTooLarge
+from holdfast.errors import NotDurable, NotFound, PayloadTooLarge
 from holdfast.run import RunHandle
 from holdfast.store.port import RunQuery, Store
 from holdfast.testing import explore
@@ -47,7 +47,7 @@ async def test_what_is_published_is_listed_also_after_the_run_began_again_and_en
         assert await published(store, run) == {"stage": "packing", "done": 0.4, "note": "fragile"}
         await run.signal("go")
         await wait_for_event(run, "SignalWaiting", 2)
-        assert await published(store, run) == {"stage": "packing", "done": 0.8}
+        assert await run.published() == await published(store, run) == {"stage": "packing", "done": 0.8}
         await run.signal("go")
         assert await run.result() == "sent"
         assert await published(store, run) == {"stage": "sent", "done": 1}
@@ -83,4 +83,8 @@ async def test_it_is_bounded_and_for_workflows_only() -> None:
     with pytest.raises(NotDurable):
         hf.publish(done=1)
     async with app.node("memory://"):
-        assert await (await app.start(shouts)).result() == "too much"
+        run = await app.start(shouts)
+        assert await run.result() == "too much"
+        assert await run.published() == {}
+        with pytest.raises(NotFound):
+            await app.run("nobody").published()

@@ -460,6 +460,20 @@ async def test_a_new_run_takes_the_patched_way(variant: EngineVariant) -> None:
         assert (await event_types(run)).count("MarkerRecorded") == 2
 
 
+async def test_an_argument_that_does_not_fit_is_named_with_its_field() -> None:
+    app = hf.App("arguments")
+
+    @app.workflow
+    async def order(item: str, sizes: dict[str, list[int]]) -> None: ...
+
+    sizes: Any = {"a": [1, "large secret"]}
+    async with app.node("memory://"):
+        with pytest.raises(InvalidInput, match="argument 'sizes' of workflow 'order' does not fit") as caught:
+            await app.start(order, "lamp", sizes)
+    assert caught.value.message.endswith("Expected `int`, got `str` at [...][1]")
+    assert caught.value.details["field"] == "sizes"
+
+
 def test_what_cannot_be_registered_is_refused() -> None:
     app = hf.App("register")
 

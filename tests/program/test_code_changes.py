@@ -57,6 +57,7 @@ def change(
     at_the_end: str = "",
     patches: bool = False,
     wraps: bool = False,
+    publishes: bool = False,
     answer: str = "done",
 ) -> Callable[[Shop], Order]:
     """Return the original with something changed."""
@@ -67,6 +68,8 @@ def change(
                 await shop.charge(name)
             if patches and hf.patched("greeting"):
                 await shop.post("hello")
+            if publishes:
+                hf.publish(done=0.5)
             if before_ship:
                 await getattr(shop, before_ship)("new")
             for step in steps:
@@ -114,6 +117,7 @@ CHANGES: dict[str, Callable[[Shop], Order]] = {
     "add a branch that the run would not have taken": change(before_ship=""),
     "swap two different activities in a gather": change(gathers=lambda s: asyncio.gather(s.ship("y"), s.charge("x"))),
     "await one after the other what was gathered": change(gathers=one_by_one),
+    "add a call of hf.publish": change(publishes=True),
     "change how long a sleep takes": change(sleeps=lambda: hf.sleep(5)),
     "replace hf.sleep by asyncio.sleep": change(sleeps=lambda: asyncio.sleep(60)),
     "choose the new code by patched()": change(patches=True),

@@ -189,6 +189,7 @@ async def test_an_operation_that_takes_too_long_says_so() -> None:
         await server.until("runs.get", {"run_id": run_id}, lambda run: run["status"] == "PAUSED")
         status, problem = await server.rest("runs.update", update)
         assert (status, problem["code"]) == (504, "RequestTimedOut")
+        assert "no node may be running, or the run is paused" in problem["detail"]
         status, outcome = await server.rest("runs.result", {"run_id": run_id, "wait_s": 0.1})
         assert (status, outcome["is_finished"]) == (200, False), "the time that was asked for comes on top"
 

@@ -29,4 +29,4 @@ def test_the_tests_of_tasks_on_their_page_pass(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-o", "asyncio_mode=auto", "test_expense.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+    assert "3 passed" in done.stdout

@@ -290,6 +290,8 @@ async def test_postgres_refuses_what_it_cannot_use(postgres_url: str, databases:
             await refused(app, committing, "no transaction")
         with closing(sqlite3.connect(":memory:")) as foreign:
             await refused(app, foreign, "asyncpg or psycopg 3")
+        async with asyncpg.create_pool(postgres_url, min_size=1, max_size=1) as pool:
+            await refused(app, pool, r"not asyncpg\.pool\.Pool")
         with databases.database() as elsewhere:
             async with by_asyncpg(elsewhere) as caller:
                 await refused(app, caller.connection, "not to the database of the store")

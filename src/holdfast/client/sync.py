@@ -159,6 +159,10 @@ class SyncRun(Generic[R]):
         """Return the run's status."""
         return self._call(lambda run: run.status())
 
+    def published(self) -> dict[str, Any]:
+        """Return what the workflow has published so far (`hf.publish`)."""
+        return self._call(lambda run: run.published())
+
     def events(self) -> list[Event]:
         """Return the whole history."""
         return self._call(lambda run: run.events())

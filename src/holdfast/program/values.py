@@ -336,9 +336,15 @@ class Signature:
         """Return the error that says which argument cannot be stored, or does not fit its type."""
         for name, value in arguments.items():
             try:
-                self.values.encode(value)
+                raw = self.values.encode(value)
+                if name in self._kinds:
+                    self._kinds[name].decode(raw)
             except InvalidInput as unfit:
                 return InvalidInput(f"argument {name!r} of {self.name}: {unfit.message}", field=name)
+            except (msgspec.MsgspecError, UnicodeError) as unfit:
+                where, reason = codec.explain_unfit(unfit)
+                text = f"argument {name!r} of {self.name} does not fit: {reason}{where and f' at {where}'}"
+                return InvalidInput(text, field=name)
         return InvalidInput(f"{self.name}: {problem.message}")
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

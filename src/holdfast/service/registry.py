@@ -108,6 +108,9 @@ class Operation(Struct, frozen=True, kw_only=True):
     reads_much: bool = False
     """Whether it reads much although it has no pages."""
 
+    is_answered_by_run: bool = False
+    """Whether it waits for a turn of a run, which a node must take."""
+
     @property
     def resource(self) -> str:
         """What the operation is about: `runs` for `runs.start`."""
@@ -175,7 +178,8 @@ class Operation(Struct, frozen=True, kw_only=True):
             context.log_refusal(self.name, refusal, is_counted=True)
             raise
         except TimeoutError as problem:
-            raise RequestTimedOut(f"{self.name} took too long; it may still be done") from problem
+            why = "; no node may be running, or the run is paused" if self.is_answered_by_run else ""
+            raise RequestTimedOut(f"{self.name} took too long; it may still be done{why}") from problem
 
     async def _read(self, context: RequestContext, request: Any) -> Any:
         """Read a list for a caller who has not read too much already, when it is their turn."""
@@ -200,6 +204,7 @@ def operation(
     media: str = "application/json",
     audit: AuditedWith | None = None,
     reads_much: bool = False,
+    is_answered_by_run: bool = False,
 ) -> Callable[[Handler], Operation]:
     """Declare a function, from a call and what is asked to an answer, as an operation: `POST /v1/runs` is its address.
 
@@ -226,6 +231,7 @@ def operation(
             media=media,
             audit=audited,
             reads_much=reads_much,
+            is_answered_by_run=is_answered_by_run,
         )
         unknown = set(declared.path_fields) - set(declared.request_type.__struct_fields__)
         if unknown or not declared.doc:

@@ -21,7 +21,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.invariants import RunView, check
 from holdfast.core.keys import FORK_TAG, RETRY_TAG, fork_tag, retry_tag
 from holdfast.core.plans import level_of
-from holdfast.core.state import FAILED, PAUSED, RUNNING, state_of, was_paused_by
+from holdfast.core.state import FAILED, PAUSED, PENDING, RUNNING, state_of, was_paused_by
 from holdfast.engine.abilities import abilities_of, lacks_of
 from holdfast.errors import RunError, StoreCorrupt
 from holdfast.store.decisions import is_free, name_of
@@ -198,6 +198,14 @@ def _unclaimed(picture: Picture) -> Iterator[Finding]:
         yield wrong("ready runs", sentence, "see what the nodes are busy with, or start more of them")
 
 
+def _without_nodes(picture: Picture) -> Iterator[Finding]:
+    unfinished = picture.stats.runs.get(RUNNING, 0) + picture.stats.runs.get(PENDING, 0)
+    if unfinished and not any(each.abilities.workflows for each in abilities_of(picture.nodes)):
+        runs = "1 run is" if unfinished == 1 else f"{unfinished} runs are"
+        sentence = f"{runs} not finished, and no node that runs workflows is alive"
+        yield note("nodes", sentence, "start a node, unless none should run now: `holdfast node`")
+
+
 def _untaken(picture: Picture) -> Iterator[Finding]:
     for kind in picture.facts.untaken:
         if is_limited(kind.queue):
@@ -298,6 +306,7 @@ def _mailbox(picture: Picture) -> Iterator[Finding]:
 
 CHECKS: tuple[tuple[str, Callable[[Picture], Iterable[Finding]], str], ...] = (
     ("leases", _gone, "no run belongs to a node that is gone"),
+    ("nodes", _without_nodes, "no run is without a node that could continue it"),
     ("ready runs", _unclaimed, "no run has been ready for long"),
     ("queues", _untaken, "no job has waited for long"),
     ("activities", _lacking, "no run waits for an activity that no node has"),

@@ -647,6 +647,7 @@ class UpdateRun(AskRun, frozen=True, kw_only=True):
     "POST /v1/runs/{run_id}/updates/{name}",
     scope="runs:write",
     errors=(NotFound, Conflict, RunTerminal, UpdateFailed, RateLimited, PayloadTooLarge),
+    is_answered_by_run=True,
     audit="its commit",
 )
 async def update(context: RequestContext, request: UpdateRun) -> Answered:

@@ -159,7 +159,7 @@ def _by(context: RequestContext, request: DoTask) -> _By:
 
 def _task_operation(name: str, address: str) -> Callable[[Handler], Operation]:
     """Declare an operation that does something to a task."""
-    return operation(name, address, scope="tasks:write", errors=OF_A_TASK, audit="its commit")
+    return operation(name, address, scope="tasks:write", errors=OF_A_TASK, audit="its commit", is_answered_by_run=True)
 
 
 class AssignTask(DoTask, frozen=True, kw_only=True):

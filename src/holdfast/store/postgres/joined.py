@@ -209,7 +209,7 @@ class JoinedPostgres:
 
 
 def _statements_of(driver: Driver) -> _Statements:
-    if driver.package == "asyncpg":
+    if driver.package == "asyncpg" and hasattr(driver.connection, "is_in_transaction"):  # a pool is no connection
         return _Asyncpg(driver.connection)
     if driver.package == "psycopg" and hasattr(driver.connection, "cursor"):
         return _Psycopg(driver.connection, driver.run)
