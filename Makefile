@@ -171,7 +171,11 @@ audit: $(RUN_STAMP) ## Look for known vulnerabilities in what is locked, and in 
 	@mkdir -p build; SSL_CERT_FILE="$${SSL_CERT_FILE:-$$PIP_CERT}" $(BIN)/uv pip compile --quiet --resolution lowest-direct \
 	  --python-version 3.11 --all-extras pyproject.toml --output-file build/floors.txt > /dev/null
 	@for file in requirements-dev.lock build/floors.txt; do echo "$$file:"; \
-	  $(BIN)/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement $$file || exit 1; done
+	  $(BIN)/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement $$file 2> build/audit.txt && continue; \
+	  cat build/audit.txt >&2; \
+	  if grep -qE '^Found [0-9]+ known' build/audit.txt; then echo "Raise the versions above: they have known vulnerabilities." >&2; \
+	  else echo "Nothing was checked: a package could not be looked up in the public database of vulnerabilities (see above)." \
+	    "Run make audit where the public package index answers." >&2; fi; exit 1; done
 
 pythons: $(DEV_STAMP) ## Run the quick tests on each Python from 3.11 to 3.14 that is installed, and say which is missing
 	@$(BIN)/python -m tools.pythons $(PYTHONS)

@@ -35,6 +35,9 @@ LANGUAGES = {".py": "python", ".json": "json", ".yml": "yaml", ".yaml": "yaml", 
 MERMAID = re.compile(r"^```mermaid\n.*?^```$", re.DOTALL | re.MULTILINE)
 STATES = "pictures/states.svg"
 
+USAGE = re.compile(r"^## `(holdfast(?: [a-z-]+)+)( [^`]+)`$", re.MULTILINE)
+"""The heading of a command, with its arguments."""
+
 log = logging.getLogger("mkdocs.hooks.site")
 
 
@@ -99,8 +102,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     pages = site_pages()
     sources = {target: path for path, target in pages.items()}
     target = page.file.src_uri
+    if target == "index.md":  # it is alone in its part of the navigation
+        page.meta["hide"] = ["navigation"]
     if target.startswith("reference/"):
         return markdown
+    if target == "command-line.md":  # the table of contents has no room for arguments
+        markdown = USAGE.sub(r"## `\1`\n\n`\1\2`", markdown)
+    if target.startswith("adr/"):  # a decision is not what a search for its words is for
+        page.meta["search"] = {"boost": 0.01}
     if target == "states.md":  # Mermaid would be drawn by a script from another host
         return MERMAID.sub(f"![The life of a run]({STATES})", markdown)
     return rewritten(markdown, sources.get(target, f"docs/{target}"), pages)

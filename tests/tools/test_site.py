@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +42,12 @@ def test_links_are_rewritten_from_the_repository_to_the_site() -> None:
     )
     assert site.rewritten("![a](docs/pictures/run-light.png)", "README.md", pages) == "![a](pictures/run-light.png)"
     assert site.rewritten("[a](README.md)", "SECURITY.md", pages) == "[a](../index.md)"
+
+
+def test_the_arguments_of_a_command_are_below_its_heading() -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="command-line.md"), meta={})
+    made = site.on_page_markdown("## `holdfast run tail RUN-ID [--after NUMBER]`\n\nPrints events.\n", page)
+    assert made == "## `holdfast run tail`\n\n`holdfast run tail RUN-ID [--after NUMBER]`\n\nPrints events.\n"
 
 
 def test_a_link_to_what_is_no_page_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
