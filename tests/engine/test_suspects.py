@@ -199,3 +199,39 @@ async def test_a_try_does_not_count_whose_node_leaves_in_good_order(
     assert await losses_of(store, "w") == losses
     async with asyncio.timeout(PATIENCE_S), app.node(store):
         assert await app.run("w").result() == "now"
+
+
+@pytest.mark.contract("OWN-3", "MSG-3")
+async def test_no_run_begins_in_the_process_while_another_is_tried(store: Store) -> None:
+    """It could end the process, and the run that is tried would be blamed for it."""
+    app, walk = walking_app()
+    went: list[str] = []
+
+    @app.activity
+    async def pack() -> str:
+        return "packed"
+
+    @app.workflow
+    async def begin() -> str:
+        went.append("began")
+        return await pack()
+
+    class Starting(StoreProxy):
+        """A store that starts a run as soon as it is durable that another is tried."""
+
+        began: hf.RunHandle[str] | None = None
+
+        async def commit(self, turns: Sequence[Turn]) -> Any:
+            answers = await self._store.commit(turns)
+            if any(turn.losses > SUSPECT_LOSSES for turn in turns):
+                self.began = await app.start(begin)
+                assert went == []
+            return answers
+
+    await park_suspect(app, walk, store, SUSPECT_LOSSES)
+    starting = Starting(store)
+    async with asyncio.timeout(PATIENCE_S), app.node(starting):
+        assert await app.run("w").result() == "now"
+        assert starting.began is not None
+        assert await starting.began.result() == "packed"
+    assert went

@@ -361,18 +361,19 @@ class Simulation:
 
         A run that nobody cares for would be woken by whatever it is sent later.
         """
-        end = self._world.loop.time() + HEALED_WITHIN_S
-        await asyncio.sleep(RESTED_WITHIN_S / 2)
-        before = {run_id: head.version for run_id, (head, _) in (await self._busy()).items()}
-        await asyncio.sleep(RESTED_WITHIN_S / 2)
-        while busy := await self._busy():
-            for run_id, (head, problem) in busy.items():
+        loop, before = self._world.loop, dict[str, int]()
+        rested_at, end = loop.time() + RESTED_WITHIN_S, loop.time() + HEALED_WITHIN_S
+        while True:
+            await asyncio.sleep(RESTED_WITHIN_S / 2)
+            busy = await self._busy()
+            for run_id, (head, problem) in busy.items() if loop.time() >= rested_at else ():
                 is_going_on = is_plan(head.plan_id) and before.get(run_id) != head.version
-                if not is_going_on or self._world.loop.time() > end:
+                if not is_going_on or loop.time() > end:  # a plan of many items, one at a time, takes longer
                     self._world.violate(f"{run_id} is stuck: {problem}: {head}")
                     return
+            if not busy:
+                return
             before = {run_id: head.version for run_id, (head, _) in busy.items()}
-            await asyncio.sleep(RESTED_WITHIN_S / 2)  # a plan of many items, one at a time, takes longer
 
     async def _busy(self) -> dict[str, tuple[port.RunHead, str]]:
         """Return the runs that have a step under way which does not wait for somebody outside."""

@@ -127,6 +127,12 @@ def test_it_finds_runs_that_are_blamed_for_what_others_did(monkeypatch: pytest.M
 
 
 @pytest.mark.contract("OWN-3", "MSG-2")
+def test_it_finds_runs_that_begin_while_another_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OwnedRuns, "under_try", lambda self: [])
+    assert "which is blamed for it" in first_finding()
+
+
+@pytest.mark.contract("OWN-3", "MSG-2")
 def test_it_finds_runs_that_are_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World, "die", _die_always)
     monkeypatch.setattr(node, "poison_of", lambda loaded, limits: None)

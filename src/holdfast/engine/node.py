@@ -601,8 +601,7 @@ class TurnProcessor:
             if poison is not None:
                 await self._set_aside(suspects[0], poison)
                 return
-            for owned in suspects:
-                owned.untried_losses = owned.loaded.head.losses
+            self.owned_runs.tried_now = suspects
             heads = [owned.loaded.head for owned in suspects]
             answers = await self._commit([counting_turn(head, head.losses + 1) for head in heads])
             for owned, answer in zip(suspects, answers, strict=True):
@@ -612,13 +611,13 @@ class TurnProcessor:
                     owned.loaded, owned.is_tried = tried(owned.loaded), True
         if still_tried := [owned for owned in suspects if owned.is_tried]:
             await self._take_together(still_tried)
+        self.owned_runs.tried_now = [owned for owned in suspects if owned.is_tried]  # the end of a turn was deferred
 
     async def take_back_tries(self) -> None:
         """Let the tries that are under way not count: their node ends, and none of them has ended it."""
-        under_way = [(owned.loaded.head, owned.untried_losses) for owned in self.owned_runs.by_id.values()]
-        turns = [counting_turn(head, losses) for head, losses in under_way if losses is not None]
-        if turns:
-            await self._store.commit(turns)
+        under_way = [(owned.loaded.head, owned.is_tried) for owned in self.owned_runs.under_try()]
+        if under_way:
+            await self._store.commit([counting_turn(head, head.losses - is_tried) for head, is_tried in under_way])
 
     async def _set_aside(self, suspect: OwnedRun, poison: PoisonTurn) -> None:
         """Pause a run that was tried too often."""

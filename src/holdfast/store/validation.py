@@ -249,7 +249,8 @@ def _check_unicode(field: str, value: str) -> InvalidInput | None:
 def check_plans(plans: Sequence[Any] | None) -> None:
     """Refuse a list of definitions that no store can look up."""
     for plan in plans or ():
-        if type(plan) is tuple and [type(part) for part in plan] == [str, str] and "".join(plan).isascii():
+        is_pair = type(plan) is tuple and len(plan) == 2
+        if is_pair and type(plan[0]) is str and type(plan[1]) is str and "".join(plan).isascii():
             continue  # nearly every definition of nearly every claim
         if not isinstance(plan, tuple) or len(plan) != 2 or not all(isinstance(part, str) for part in plan):
             raise InvalidInput(f"a definition is a pair of a plan's id and its version, not {plan!r}", field="plans")

@@ -207,15 +207,21 @@ class SimLoop(asyncio.BaseEventLoop):
         if self.rounds > MOST_ROUNDS:
             raise Livelock(f"no end after {MOST_ROUNDS} rounds")
         self._pass_time()
-        ready = sorted(self._ready, key=_number)  # a set may have decided how they came in
+        ready = [*self._ready]
         self._ready.clear()
-        self._rng.shuffle(ready)
+        if len(ready) > 1:
+            ready.sort(key=_number)  # a set may have decided how they came in
+            self._rng.shuffle(ready)
         for handle in ready:
             if handle.cancelled():
                 continue
             process = handle._context.get(_process)  # type: ignore[attr-defined]
             if process is None or process.may_run(handle):
                 handle._run()
+
+    def get_debug(self) -> bool:
+        """Return False: it is asked for with every callback."""
+        return False
 
     def _pass_time(self) -> None:
         self._drop_cancelled()

@@ -93,6 +93,8 @@ class FirstTurns:
         """Take the first turn of a run, or return None if the run has to exist before."""
         if new.admission is not None or new.signals or not any(map(starts_run, new.messages)):
             return None  # without that message it waits for approval
+        if self._owned_runs.tried_now and self._owned_runs.under_try():
+            return None  # a run that is tried now would be blamed if this turn ended the process
         node = self._owned_runs.name
         loaded, cached = created_run(new, node, now), self._run_cache.beginning(new)
         if cached is None:

@@ -72,7 +72,6 @@ class OwnedRun(Struct, gc=False, eq=False):
     is_fresh: bool = True
     deferred_with: object = None  # what the turn was given whose end waits for updates
     is_tried: bool = False  # whether it is durable that its turn is tried
-    untried_losses: int | None = None  # how often it counted as lost before a try that is, or may be, durable
     losses_after: int = 0  # how often it counts as lost after its present turn
     refused: TurnRefused | None = None  # why its present turn is no more than a pause
     is_offered: bool = False  # whether its present turn comes after a look for nodes with other code
@@ -121,7 +120,7 @@ class OwnedRun(Struct, gc=False, eq=False):
         """Take note of a turn that was committed."""
         self.taken = ()
         state, signals, details = draft.state, self.loaded.signals, self.loaded.details
-        self.is_tried, self.untried_losses = False, None
+        self.is_tried = False
         if draft.received:
             consumed = {inbox_seq for inbox_seq, _ in draft.received}
             signals = tuple(signal for signal in signals if signal.inbox_seq not in consumed)
@@ -229,6 +228,7 @@ class OwnedRuns:
     ) -> None:
         self.name = name
         self.by_id: dict[str, OwnedRun] = {}
+        self.tried_now: Sequence[OwnedRun] = ()
         self.ready = ReadyQueue()
         self.refusals = Refusals()
         self.executor = ActivityExecutor(
@@ -297,6 +297,10 @@ class OwnedRuns:
         owned = self.by_id[loaded.head.run_id] = OwnedRun(loaded)
         owned.is_fresh = False
         return owned
+
+    def under_try(self) -> list[OwnedRun]:
+        """Return the suspects whose tries are under way: nothing else that could end the process is begun meanwhile."""
+        return [owned for owned in self.tried_now if self.by_id.get(owned.loaded.head.run_id) is owned]
 
     @property
     def has_room(self) -> bool:

@@ -891,6 +891,7 @@ class MemoryStore:
         return [
             (run, work.job)
             for run in self._runs.values()
+            if run.work
             for _, work in sorted(run.work.items())
             if work.job is not None
         ]
