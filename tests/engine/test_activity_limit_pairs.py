@@ -489,3 +489,92 @@ async def test_paused_run_whose_call_has_a_place_keeps_it_until_it_ends(variant:
         await holder.resume()
         assert await holder.result() == "holder"
         await desk.is_free(store)
+
+
+# --- operators' retries under a limit, in code, flows and plans
+
+
+@pytest.mark.contract("SIG-13")
+@pytest.mark.parametrize("command", ["retry_step", "retry_run"])
+@pytest.mark.parametrize("kind", ["flow", "plan"])
+async def test_what_an_operator_retries_in_a_flow_or_a_plan_waits_for_a_place(
+    variant: EngineVariant, kind: str, command: str
+) -> None:
+    """The step has the place again only after those who have asked before, and frees it."""
+    desk, is_broken = Desk(), True
+
+    @desk.app.activity(limit=desk.limit, retry=ONCE, on_failure="pause" if command == "retry_step" else "raise")
+    async def mend(state: dict[str, str] | None = None) -> dict[str, str]:
+        desk.seen.append("broken")
+        if is_broken:
+            raise ValueError("no")
+        return {"is": "mended"}
+
+    steps = [
+        {"id": "mend", "activity": "mend", **({"on_failure": "pause"} if command == "retry_step" else {})},
+    ]
+    flow = desk.app.flow("mending", dict[str, str], hf.Act(mend))
+    async with variant.opened() as store, variant.node(desk.app, store, **PATIENT):
+        run: hf.RunHandle[Any]
+        if kind == "flow":
+            run = await desk.app.start(flow, {"is": "broken"})
+        else:
+            run = await desk.app.plans.start({"plan": "mending", "version": "1", "steps": steps})
+        if command == "retry_step":
+            await wait_for_status(run, PAUSED)
+        else:
+            with pytest.raises(RunFailed):
+                await run.result()
+        desk.shut("holder")
+        holder = await desk.app.start(desk.visit, "holder")
+        await desk.has_seen("broken", "holder")
+        second = await desk.waiting("second")
+        is_broken = False
+        if command == "retry_step":
+            await run.retry_step("mend", actor="ann", wait=True)
+        else:
+            run = await run.retry_run(actor="ann")
+            await wait_for_event(run, "StepStarted")
+        await asyncio.sleep(0.05)
+        assert desk.seen == ["broken", "holder"]
+        desk.open("holder")
+        assert (await holder.result(), await second.result()) == ("holder", "second")
+        assert await run.result() == ({"is": "mended"} if kind == "flow" else {"mend": {"is": "mended"}})
+        assert desk.seen == ["broken", "holder", "second", "broken"]
+        await desk.is_free(store)
+
+
+@pytest.mark.contract("SIG-13", "WF-4")
+@pytest.mark.parametrize("kind", ["code", "flow", "plan"])
+async def test_a_retried_step_that_waits_for_a_place_is_cancelled_at_once(variant: EngineVariant, kind: str) -> None:
+    desk = Desk()
+
+    @desk.app.activity(limit=desk.limit, retry=ONCE, on_failure="pause")
+    async def mend(state: dict[str, str] | None = None) -> dict[str, str]:
+        desk.seen.append("broken")
+        raise ValueError("no")
+
+    @desk.app.workflow
+    async def mending() -> Any:
+        return await mend()
+
+    flow = desk.app.flow("flow", dict[str, str], hf.Act(mend))
+    plan = {"plan": "p", "version": "1", "steps": [{"id": "mend", "activity": "mend", "on_failure": "pause"}]}
+    async with variant.opened() as store, variant.node(desk.app, store, **PATIENT):
+        run: hf.RunHandle[Any]
+        if kind == "plan":
+            run = await desk.app.plans.start(plan)
+        else:
+            run = await (desk.app.start(mending) if kind == "code" else desk.app.start(flow, {}))
+        await wait_for_status(run, PAUSED)
+        desk.shut("holder")
+        holder = await desk.app.start(desk.visit, "holder")
+        await desk.has_seen("broken", "holder")
+        await run.retry_step("mend", actor="ann", wait=True)
+        await run.cancel("not needed")
+        with pytest.raises(RunCancelled):
+            await run.result()
+        desk.open("holder")
+        assert await holder.result() == "holder"
+        assert desk.seen == ["broken", "holder"]
+        await desk.is_free(store)

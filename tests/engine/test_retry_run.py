@@ -13,7 +13,7 @@ from holdfast.core import events as e
 from holdfast.core.invariants import check
 from holdfast.core.keys import retry_tag
 from holdfast.errors import Conflict, RunCancelled, RunFailed
-from holdfast.store.port import RunQuery
+from holdfast.store.port import RunQuery, Store
 from holdfast.testing import view_of
 from tests.engine.harness import EngineVariant, wait_for_event
 
@@ -26,7 +26,7 @@ class Bank:
     """An app whose `charge` fails until it is mended, and what was carried out."""
 
     def __init__(self) -> None:
-        self.app = app = hf.App("shop")
+        self.app = app = hf.App("shop", attributes={"cents": int})
         self.is_mended = False
         self.calls: list[str] = []
 
@@ -529,3 +529,274 @@ async def test_a_retry_of_a_tick_is_no_tick_and_says_so_only_after_what_was_reco
         seen.append(await (await run.retry_run()).result())
         assert seen == [None]
         assert bank.calls.count("reserve night") == 1
+
+
+# --- beside other things
+
+
+async def test_a_run_that_is_retried_and_cancelled_undoes_only_what_is_its_own(variant: EngineVariant) -> None:
+    """A cancelled retry runs the undoing of what it has from the failed run, once; that run stays failed."""
+    bank, may_go = Bank(), asyncio.Event()
+
+    @bank.app.activity(retry=ONCE)
+    async def ship() -> str:
+        if not bank.is_mended:
+            raise ValueError("no ship")
+        await may_go.wait()
+        return "shipped"
+
+    @bank.app.workflow
+    async def order() -> str:
+        kept = await bank.reserve("book")
+        try:
+            return await ship()
+        except asyncio.CancelledError:
+            await bank.release(kept)
+            raise
+
+    async with variant.node(bank.app):
+        run = await bank.failed(order)
+        again = await run.retry_run()
+        await wait_for_event(again, "StepRetried")
+        await again.cancel("not wanted")
+        with pytest.raises(RunCancelled):
+            await again.result()
+        assert bank.calls == ["release book"]
+        assert await run.status() == "FAILED"
+        anew = await again.retry_run()  # it was cancelled, so it begins at the beginning
+        may_go.set()
+        assert await anew.result() == "shipped"
+        assert bank.calls == ["release book", "reserve book"]
+
+
+async def test_a_retried_step_that_is_cancelled_at_any_moment_leaves_nothing_open(variant: EngineVariant) -> None:
+    bank = Bank()
+
+    @bank.app.workflow
+    async def order() -> str:
+        return await bank.charge.options(on_failure="pause", retry=hf.Retry(max_attempts=2, initial_ms=1))("book")
+
+    async with variant.node(bank.app):
+        for moment in ("before the retry", "with the retry", "after the retry"):
+            bank.is_mended = False
+            run = await bank.app.start(order)
+            await wait_for_event(run, "RunPaused")
+            if moment == "before the retry":
+                await run.cancel()
+                with contextlib.suppress(Conflict, hf.errors.RunTerminal):
+                    await run.retry_step("charge")
+            else:
+                await run.retry_step("charge", wait=moment == "after the retry")
+                await run.cancel()
+            with pytest.raises(RunCancelled):
+                await run.result()
+            await check_invariants(bank.app, run)
+
+
+async def test_updates_of_the_failed_run_are_replayed_and_new_ones_answered_by_the_retry(
+    variant: EngineVariant,
+) -> None:
+    bank = Bank()
+
+    @bank.app.workflow
+    async def order() -> list[str]:
+        items: list[str] = []
+
+        def add(item: str) -> int:
+            items.append(item)
+            return len(items)
+
+        hf.on_update("add", add)
+        await hf.wait_signal("pay")
+        await bank.charge("all")
+        await hf.wait_signal("close")
+        return items
+
+    async with variant.node(bank.app):
+        run = await bank.app.start(order)
+        assert await run.update("add", update_id="u-1", item="book") == 1
+        await run.signal("pay")
+        with pytest.raises(RunFailed):
+            await run.result()
+        with pytest.raises(hf.errors.RunTerminal):
+            await run.update("add", update_id="u-2", item="pen")
+        bank.is_mended = True
+        again = await run.retry_run()
+        assert await again.update("add", update_id="u-2", item="pen") == 2
+        assert await again.update("add", update_id="u-2", item="pen") == 2
+        await again.signal("close")
+        assert await again.result() == ["book", "pen"]
+        await check_invariants(bank.app, again)
+
+
+async def test_an_update_while_a_step_is_retried_is_answered(variant: EngineVariant) -> None:
+    bank = Bank()
+
+    @bank.app.workflow
+    async def order() -> str:
+        hf.on_update("ping", lambda: "pong")
+        return await bank.charge.options(retry=hf.Retry(initial_ms=3_600_000))("book")
+
+    async with variant.node(bank.app):
+        run = await bank.app.start(order)
+        await wait_for_event(run, "StepRetried")
+        assert await run.update("ping", update_id="u") == "pong"
+        bank.is_mended = True
+        await run.retry_step("charge", wait=True)
+        assert await run.result() == "paid book"
+
+
+async def test_the_failed_update_handler_of_a_run_is_not_asked_again_by_its_retry(variant: EngineVariant) -> None:
+    """Its sender got the error. What the handler had begun is given up with the run."""
+    bank = Bank()
+
+    @bank.app.workflow
+    async def paid() -> str:
+        async def pay(item: str) -> str:
+            return await bank.charge(item)
+
+        hf.on_update("pay", pay)
+        await hf.wait_signal("close")
+        if not bank.is_mended:
+            raise hf.WorkflowFailed("not paid")
+        return "closed"
+
+    async with variant.node(bank.app):
+        run = await bank.app.start(paid)
+        with pytest.raises(hf.errors.UpdateFailed):
+            await run.update("pay", update_id="u-1", item="book")
+        await run.signal("close")
+        with pytest.raises(RunFailed):
+            await run.result()
+        bank.is_mended = True
+        again = await run.retry_run()
+        assert await again.result() == "closed"
+        await check_invariants(bank.app, again)
+
+
+async def test_flows_go_on_from_their_failed_step(variant: EngineVariant) -> None:
+    bank = Bank()
+
+    flow = bank.app.flow(
+        "order",
+        dict[str, str],
+        hf.Scene(
+            hf.Act(bank.reserve, input=lambda state: state["item"], apply=lambda state, kept: {**state, "kept": kept}),
+            hf.Act(bank.charge, input=lambda state: state["item"], apply=lambda state, paid: {**state, "paid": paid}),
+        ),
+    )
+    async with variant.node(bank.app):
+        run = await bank.failed(flow, {"item": "book"})
+        again = await run.retry_run()
+        assert await again.result() == {"item": "book", "kept": "book", "paid": "paid book"}
+        assert bank.calls == ["charge book"]
+        await check_invariants(bank.app, again)
+
+
+async def test_a_flow_that_has_compensated_begins_again(variant: EngineVariant) -> None:
+    bank = Bank()
+    flow = bank.app.flow(
+        "order",
+        dict[str, str],
+        hf.Scene(
+            hf.Act(
+                bank.reserve,
+                input=lambda state: state["item"],
+                apply=lambda state, kept: {**state, "kept": kept},
+                compensate=hf.Act(bank.release, input=lambda state: state["item"]),
+            ),
+            hf.Act(bank.charge, input=lambda state: state["item"], apply=lambda state, paid: {**state, "paid": paid}),
+        ),
+    )
+    async with variant.node(bank.app):
+        run = await bank.app.start(flow, {"item": "book"})
+        with pytest.raises(RunFailed):
+            await run.result()
+        assert bank.calls == ["reserve book", "charge book", "release book"]
+        bank.calls.clear()
+        bank.is_mended = True
+        again = await run.retry_run()
+        assert await again.result() == {"item": "book", "kept": "book", "paid": "paid book"}
+        assert bank.calls == ["reserve book", "charge book"]
+
+
+async def test_a_plan_keeps_its_results_and_from_the_start_it_does_not(variant: EngineVariant) -> None:
+    bank = Bank()
+    steps: list[dict[str, Any]] = [
+        {"id": "reserve", "activity": "reserve", "input": {"item": "book"}},
+        {"id": "charge", "activity": "charge", "input": {"item": "${steps.reserve.output}"}},
+    ]
+    async with variant.node(bank.app):
+        run = await bank.app.plans.start({"plan": "order", "version": "1", "steps": steps})
+        with pytest.raises(RunFailed):
+            await run.result()
+        bank.is_mended = True
+        bank.calls.clear()
+        again = await run.retry_run()
+        assert await again.result() == {"charge": "paid book"}
+        assert bank.calls == ["charge book"]
+        anew = await again.retry_run(from_start=True)
+        assert await anew.result() == {"charge": "paid book"}
+        assert bank.calls == ["charge book", "reserve book", "charge book"]
+        first = (await anew.events())[0].data
+        assert isinstance(first, e.RunQueued)
+        assert first.retry_of is not None
+        assert first.retry_of.attempt == 3
+
+
+async def test_a_retry_is_of_the_same_tenant_and_bounded_in_time_anew(variant: EngineVariant) -> None:
+    bank = Bank()
+
+    @bank.app.workflow
+    async def order() -> str:
+        return await bank.charge(await bank.reserve("book"))
+
+    async with variant.node(bank.app):
+        run = await bank.app.start(order, tenant="acme", project="p", environment="test", execution_timeout=60)
+        with pytest.raises(RunFailed):
+            await run.result()
+        bank.is_mended = True
+        again = await run.retry_run()
+        assert await again.result() == "paid book"
+        [head] = await bank.app.runtime().store.find(RunQuery(run_ids=(again.run_id,)))
+        assert (head.tenant, head.project, head.environment) == ("acme", "p", "test")
+
+
+async def test_every_store_keeps_what_a_retry_begins_with(store: Store) -> None:
+    """Signals, answers, keyed steps, attributes, and results of the last commit; another process sends the command."""
+    bank = Bank()
+    app, keyed = bank.app, bank.reserve.options(idempotency_key="the only one")
+
+    @app.workflow(on_error="fail")
+    async def order() -> list[str]:
+        found = [await hf.wait_signal("word", str), await keyed("book")]
+        hf.set_attributes(cents=5)
+        found += [str(await hf.task("approve", bool, roles=["boss"])), await hf.wait_signal("word", str)]
+        if not bank.is_mended:
+            raise KeyError("shelf")
+        return [*found, await bank.charge("book")]
+
+    async with asyncio.timeout(60):
+        async with app.node(store, options=hf.NodeOptions(drain_s=0.5)):
+            run = await app.start(order, reference_key="o-1")
+            for word in ("a", "b"):
+                await run.signal("word", word)
+            await wait_for_event(run, "TaskCreated")
+            [task] = await app.tasks.list()
+            await app.tasks.complete(task.task_id, True, actor=hf.Actor("ann", ("boss",)))
+            with pytest.raises(RunFailed):
+                await run.result()
+        bank.calls.clear()
+        bank.is_mended = True
+        async with app.connect(store):
+            again = await app.run(run.run_id).retry_run("mended", signal_id="click")
+            fork = await app.run(run.run_id).fork(request_id="once")
+        async with app.node(store, options=hf.NodeOptions(drain_s=0.5)):
+            for each in (again, fork):
+                each = app.run(each.run_id)
+                assert await each.result() == ["a", "book", "True", "b", "paid book"]
+                await check_invariants(app, each)
+            [head] = await store.find(RunQuery(run_ids=(again.run_id,)))
+            assert head.snapshot is not None
+            assert (head.reference_key, head.snapshot.attributes) == ("o-1", {"cents": 5})
+        assert bank.calls == ["charge book"] * 2

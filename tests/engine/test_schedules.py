@@ -570,3 +570,48 @@ async def test_two_triggers_at_the_same_instant_are_two_runs() -> None:
         await app.schedules.create("tick", FAR, workflow="report")
         assert len({(await app.schedules.trigger("tick")).run_id for _ in range(3)}) == 3
     await store.close()
+
+
+# --- ids that are taken
+
+
+@pytest.mark.contract("TMR-2", "QUE-5")
+@pytest.mark.parametrize("overlap", ["skip", "queue"])
+async def test_a_run_that_replaces_that_of_a_tick_is_none_of_its_schedule(store: Store, overlap: Any) -> None:
+    """The schedule goes on: the run of its tick has ended. The one that replaces it is somebody's own."""
+    app = an_app()
+    hold = _workflow_object(app, "hold")
+    async with app.node(store, options=OPTIONS):
+        await app.schedules.create("tick", workflow="hold", every=SECOND, overlap=overlap)
+        [first, *_] = await until(lambda: _at_least(store, "tick", 1))
+        await until(lambda: _when(app, lambda schedule: schedule.skipped + len(schedule.queued) >= 1))
+        own = await app.start(hold, run_id=first.run_id, reuse="terminate-and-restart")
+        assert own.run_id == f"{first.run_id}~000002"
+        second = (await until(lambda: _at_least(store, "tick", 2)))[1]
+        assert second.run_id not in (first.run_id, own.run_id)
+        assert await _status(store, first.run_id, CANCELLED)
+        assert await _status(store, own.run_id, RUNNING)
+        assert own.run_id not in (await app.schedules.get("tick")).running
+        [queued, *_] = await own.events()
+        assert queued.data.schedule is None  # type: ignore[attr-defined]
+        await app.schedules.pause("tick")
+        await own.signal("go")
+        await own.result()
+        again = await app.start(hold, run_id=first.run_id, reuse="restart-if-finished")
+        assert again.run_id == f"{first.run_id}~000003"
+        await app.schedules.delete("tick")
+
+
+@pytest.mark.contract("TMR-2", "QUE-5")
+async def test_a_tick_whose_id_somebody_has_taken_runs_no_second_time(store: Store) -> None:
+    """Ids of ticks are no secret: a run that has one is not mistaken for the tick's, nor ended by it."""
+    app = an_app()
+    hold = _workflow_object(app, "hold")
+    async with app.node(store, options=OPTIONS):
+        await app.schedules.create("far", "0 0 1 1 *", workflow="hold")
+        tick = await app.schedules.trigger("far", request_id="click-1")
+        again = await app.start(hold, run_id=tick.run_id, reuse="terminate-and-restart")
+        assert (await app.schedules.trigger("far", request_id="click-1")).run_id == tick.run_id
+        assert await _status(store, again.run_id, PENDING) or await _status(store, again.run_id, RUNNING)
+        runs = await runs_of(store, "far")
+        assert [run.run_id for run in runs] == [tick.run_id]
