@@ -180,6 +180,9 @@ def test_something_is_done_to_all_tasks_that_a_filter_finds(setup: CommandSetup)
     assert preview["tasks"] == [task["task_id"] for task in page["items"]]
     assert "has to be confirmed" in setup.hf("task", "bulk", "reassign", *wanted, code=2).stderr
     assert "takes no answer" in setup.hf("task", "bulk", "claim", "true", *wanted, code=2).stderr
+    unanswered = setup.hf("task", "bulk", "complete", *wanted, "--yes", code=2)
+    assert "takes the answer that all of them get" in unanswered.stderr
+    assert "run id" in setup.hf("task", "list", *wanted).stdout.splitlines()[0]
     assert "concerns 0 tasks" in setup.hf("task", "bulk", "complete", "true", *wanted, "--overdue").stdout
     assert setup.json("task", "list", *wanted, "--overdue")["items"] == []
     done = setup.hf("task", "bulk", "reassign", *wanted, "--to", "dora", "--yes")

@@ -32,7 +32,7 @@ async def command_all(page: Page, words: str, count: int, command: str) -> None:
     await page.get_by_role("button", name=f"{command}…").click()
     dialog = page.get_by_role("dialog")
     await dialog.get_by_label("Reason").fill("it is back")
-    await dialog.get_by_role("button", name=f"{command} {count}").click()
+    await dialog.get_by_role("button", name=f"{command}: {count} runs").click()
     await expect(dialog).to_have_count(0)
     await expect(page.get_by_label("Select all that are loaded")).not_to_be_checked()
 
@@ -51,6 +51,8 @@ async def play(page: Page, here: Incident) -> None:
     await page.get_by_role("link", name="Health").click()
     await expect(finding(page, "30 runs were paused by UnhandledError")).to_contain_text("KeyError: 'shelf'")
     await expect(finding(page, "has taken over")).to_be_visible()
+    levels = [await each.get_attribute("data-status") for each in await page.locator("ul.verdict li").all()]
+    assert levels == ["FAILED"] * 3 + ["PAUSED"] * 4, "what is worst is first"
     await here.mend_outside()
     await command_all(page, "are tried again", MAILS, "Try now")
     await command_all(page, "a failed step: charge", PAYMENTS, "Retry step")
@@ -58,6 +60,7 @@ async def play(page: Page, here: Incident) -> None:
     await look_at(page, "PoisonTurn")
     await page.get_by_role("link", name="thumbnail").first.click()
     await page.get_by_role("button", name="Resume", exact=True).click()
+    await expect(page.get_by_role("dialog")).to_contain_text("is paused again if it is the same")
     await page.get_by_role("dialog").get_by_role("button", name="Resume", exact=True).click()
     await expect(page.locator(".view .status").first).to_have_text("Completed")
     await look_at(page, "are overdue")

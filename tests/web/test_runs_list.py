@@ -82,7 +82,7 @@ async def test_many_runs_are_signalled_and_cancelled_after_a_preview(page: Page,
     dialog = page.get_by_role("dialog")
     await expect(dialog.locator(".preview")).to_contain_text("2 of 3 runs are concerned; 1 not: it has finished.")
     await dialog.get_by_label("Reason").fill("a test")
-    await dialog.get_by_role("button", name="Cancel 2").click()
+    await dialog.get_by_role("button", name="Cancel: 2 runs").click()
     await expect(page.locator(".status[data-status='CANCELLED']")).to_have_count(2)
     await page.get_by_label("Select ORD-2").check()
     await page.get_by_role("button", name="Signal…").click()
@@ -92,7 +92,7 @@ async def test_many_runs_are_signalled_and_cancelled_after_a_preview(page: Page,
     await expect(page.locator(".status[data-status='COMPLETED']")).to_have_count(2)
     await page.get_by_label("Select DONE").check()
     await page.get_by_role("button", name="Retry…").click()
-    await dialog.get_by_role("button", name="Retry 1").click()
+    await dialog.get_by_role("button", name="Retry: 1 run").click()
     await expect(page.locator(".status[data-status='COMPLETED']")).to_have_count(3)
 
 
@@ -173,7 +173,7 @@ async def test_a_run_that_is_retried_says_so_is_found_and_is_tried_now(page: Pag
     await page.goto("/runs?text=status%3Aretrying")
     await page.get_by_label("Select all that are loaded").check()
     await page.get_by_role("button", name="Try now…").click()
-    await page.get_by_role("dialog").get_by_role("button", name="Try now 1").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Try now: 1 run").click()
     await expect(page.get_by_text("No run matches")).to_be_visible()
 
 
@@ -339,7 +339,7 @@ async def test_to_approve_is_offered_where_a_run_waits_for_it(page: Page, site: 
     await approve.click()
     dialog = page.get_by_role("dialog")
     await expect(dialog.locator(".preview")).to_contain_text("1 of 2 runs are concerned")
-    await dialog.get_by_role("button", name="Approve 1").click()
+    await dialog.get_by_role("button", name="Approve: 1 run").click()
     await expect(page.locator(".run-row", has_text="HEAVY")).to_contain_text("Completed")
 
 
@@ -369,7 +369,7 @@ async def test_all_that_a_filter_finds_are_retried_whether_they_are_loaded_or_no
         await route.continue_()
 
     await page.route("**/v1/run-commands", hold)
-    await dialog.get_by_role("button", name="Retry step 230").click()
+    await dialog.get_by_role("button", name="Retry step: 230 runs").click()
     await expect(dialog.get_by_role("progressbar")).to_have_attribute("value", re.compile(r"^0\.43"))
     go.set()
     await expect(page.get_by_text("230 tried again.")).to_be_visible()

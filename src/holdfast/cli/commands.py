@@ -139,7 +139,7 @@ COMMAND_SPECS: dict[str, CommandSpec] = {
     "signals.unconsumed": CommandSpec(words="signal unconsumed", columns=("run_id", "workflow", "name", "accepted_at")),
     "signals.receipt": CommandSpec(words="signal receipt", arguments=("run_id", "name", "signal_id")),
     "tasks.list": CommandSpec(
-        words="task list", columns=("task_id", "workflow", "name", "status", "assignee", "roles", "due_at")
+        words="task list", columns=("task_id", "run_id", "name", "status", "assignee", "roles", "due_at")
     ),
     "tasks.get": CommandSpec(words="task show", arguments=TASK),
     "tasks.history": CommandSpec(words="task history", arguments=TASK, columns=EVENTS),

@@ -11,7 +11,7 @@ from holdfast.cli.connection import Target
 from holdfast.clock import SystemIds
 from holdfast.errors import InvalidInput
 
-TASKS = ItemKind("tasks", "tasks.list", "task_id", ("task_id", "workflow", "name", "assignee", "roles", "due_at"))
+TASKS = ItemKind("tasks", "tasks.list", "task_id", ("task_id", "run_id", "name", "assignee", "roles", "due_at"))
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 
@@ -60,8 +60,7 @@ def task_bulk(
     yes: bool
         Do not ask.
     """
-    if answer and operation != "complete":
-        raise InvalidInput(f"{operation} takes no answer", field="answer")
+    _check(operation, has_answer=bool(answer), is_preview=preview)
     fields: dict[str, Any] = {"actor": actor} if actor else {}
     if operation == "complete":
         fields["answer"] = values.parse_value(answer, "answer") if answer else None
@@ -86,3 +85,10 @@ def task_bulk(
             TASKS, f"tasks.{operation}", asked, fields_of, target or Target(), is_preview=preview, is_sure=yes
         )
     )
+
+
+def _check(operation: str, *, has_answer: bool, is_preview: bool) -> None:
+    if has_answer and operation != "complete":
+        raise InvalidInput(f"{operation} takes no answer", field="answer")
+    if operation == "complete" and not has_answer and not is_preview:
+        raise InvalidInput("complete takes the answer that all of them get, such as true", field="answer")

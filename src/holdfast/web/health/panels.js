@@ -43,21 +43,22 @@ export function findings(report) {
   const LEVELS = { wrong: "FAILED", note: "PAUSED" };
   return (report?.items ?? [])
     .filter(({ level, subject }) => level === "wrong" || (level === "note" && NOTED.has(subject)))
-    .sort((one, other) => (one.level === "wrong" ? 0 : 1) - (other.level === "wrong" ? 0 : 1))
     .map(({ level, subject, sentence, advice, search, run_ids: ids = [] }) => {
       const address = search ? `/runs?${new URLSearchParams(filterOf(search))}` : subject === "tasks" ? "/inbox?due=overdue" : subject === "dead letters" ? "/inbox/letters" : ids.length ? runAddress(ids[0]) : null;
       return [LEVELS[level], `${subject[0].toUpperCase()}${subject.slice(1)}: ${sentence}.`, address, advice];
     });
 }
 
-export function verdict(found) {
+// What is worst is first.
+export function verdict(all) {
+  const found = [...all].sort((one, other) => (one[0] === "FAILED" ? 0 : 1) - (other[0] === "FAILED" ? 0 : 1));
   if (found.length === 0) return h("div", { class: "verdict fine" }, icon("COMPLETED"), h("p", {}, "All is well."));
   return h("ul", { class: "verdict" }, found.map(([status, text, address, advice]) => h("li", { dataset: { status } }, icon("warning"), h("span", {}, text, advice && h("small", { class: "advice quiet" }, withCode(advice))), address && h("a", { href: address }, "Look"))));
 }
 
 // An advice has commands in it, between backticks.
 function withCode(text) {
-  return text.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
+  return (text[0].toUpperCase() + text.slice(1)).split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
 }
 
 export function runCounts({ latest }) {

@@ -20,7 +20,13 @@ export const APPROVAL = ":approval"; // the task in which a step of a plan is ap
 
 const COMMANDS = {
   approve: { word: "Approve", title: "Let this run go ahead", done: "The run was approved.", on: ["PENDING"] },
-  resume: { word: "Resume", title: "Let this run go on", done: "The run goes on.", on: ["PAUSED"] },
+  resume: {
+    word: "Resume",
+    title: "Let this run go on",
+    done: "The run was resumed.",
+    on: ["PAUSED"],
+    hint: "If an error in its code has paused it, it runs that code again, and is paused again if it is the same.",
+  },
   pause: {
     word: "Pause",
     title: "Hold this run",

@@ -44,7 +44,12 @@ const COMMANDS = {
     hint: "What has failed and would be tried again later is tried now. No attempt is lost by it.",
   },
   pause: { word: "Pause", title: "Hold runs", done: "paused", hint: "Results are still recorded, but the programs do not go on." },
-  resume: { word: "Resume", title: "Let paused runs go on", done: "resumed" },
+  resume: {
+    word: "Resume",
+    title: "Let paused runs go on",
+    done: "resumed",
+    hint: "Runs that an error in their code has paused run that code again, and are paused again if it is the same.",
+  },
   approve: { word: "Approve", title: "Let runs go ahead", done: "approved" },
   fork: {
     word: "Retry from the failed step",
@@ -210,7 +215,7 @@ function commandMany(name, scope, done) {
       found.hit.length > MOST_SHOWN && h("li", { class: "quiet" }, `… and ${(found.hit.length - MOST_SHOWN).toLocaleString()} more`),
     );
     list.hidden = found.hit.length === 0;
-    go.textContent = `${word} ${found.hit.length.toLocaleString()}`;
+    go.textContent = `${word}: ${found.hit.length.toLocaleString()} ${found.hit.length === 1 ? "run" : "runs"}`;
     go.disabled = found.hit.length === 0;
   }
 
