@@ -127,9 +127,14 @@ def failures_since_rotation(kept: Kept) -> list[int]:
 
 
 def without(kept: Kept, places: Collection[int]) -> Kept:
-    """Return what is kept without the events at these places."""
-    events = [event for place, event in enumerate(kept.events) if place not in places]
-    return Kept([replace(event, run_seq=seq) for seq, event in enumerate(events, 1)], kept.outcomes)
+    """Return what is kept without the failures at these places, and without what was given up because of them."""
+    events: list[Event] = []
+    is_left_out = False
+    for place, event in enumerate(kept.events):
+        is_left_out = place in places or (is_left_out and isinstance(event.data, e.StepCancelled))
+        if not is_left_out:
+            events.append(replace(event, run_seq=len(events) + 1))
+    return Kept(events, kept.outcomes)
 
 
 def has_handled_failure(history: Sequence[Event]) -> bool:

@@ -4,6 +4,7 @@ The core decides what a command does when the run takes its next turn (`holdfast
 that the authoriser refuses is sent too, as a refusal, so that it is recorded in the run's history.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -57,8 +58,8 @@ from holdfast.store.payloads import refuse_sealed
 OF_A_STEP: frozenset[ControlName] = frozenset({"RETRY_STEP", "SKIP_STEP"})
 """The commands that are about one step of a run."""
 
-MOST_FAILURES = 20
-"""How many of the earlier failures of a failed run are looked at one by one when it is retried: the last ones."""
+MOST_REPLAYED = 20_000
+"""How many events are replayed to find the earlier failures of a failed run that a retry can leave out."""
 
 Create = Callable[[port.NewRun, Instant], Awaitable[port.Created | port.Existing | port.Refused]]
 
@@ -204,7 +205,7 @@ class CommandSender:
         own = 0 if first.forked_from is None else first.forked_from.run_seq
         seen = [place for place in failures_since_rotation(kept) if place >= own]
         has_code = (first.plan_id, first.plan_version) in self._registry.workflows
-        settled = self._without(kept, seen) if seen and has_code else kept
+        settled = await self._without(kept, seen) if seen and has_code else kept
         if settled is kept and has_handled_failure(history):
             if not has_code:
                 problem = "after its failure it may have undone steps, which only a process with its code can decide"
@@ -212,7 +213,7 @@ class CommandSender:
             return None
         return settled if len(settled.events) > 1 else None
 
-    def _without(self, kept: Kept, places: Sequence[int]) -> Kept:
+    async def _without(self, kept: Kept, places: Sequence[int]) -> Kept:
         """Return what is kept without the failures at these places that the program has not acted on.
 
         An example is a failure in a `gather` that waits for others: what was recorded afterwards stands without it too.
@@ -220,7 +221,9 @@ class CommandSender:
         if self._fits(without(kept, places)):
             return without(kept, places)
         dropped: set[int] = set()
-        for place in places[: -MOST_FAILURES - 1 : -1]:
+        tries = MOST_REPLAYED // len(kept.events)
+        for place in places[: -tries - 1 : -1]:  # the last ones
+            await asyncio.sleep(0)  # a replay holds up the event loop, which turns and leases share
             if self._fits(without(kept, dropped | {place})):
                 dropped.add(place)
         return without(kept, dropped) if dropped else kept
