@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.cli.app_loader import node_options
 from holdfast.cli.exit_codes import run_command
-from holdfast.cli.main import commands, main
+from holdfast.cli.main import all_commands, main
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import CorruptHistory, InvalidInput, NotFound, NotPermitted, RunTerminal, StoreError
 from tests.cli.command_process import environment, run
@@ -151,10 +151,10 @@ def _words(head: str) -> str:
 
 
 def _all_commands() -> Iterator[tuple[str, set[str]]]:
-    for name in (name for name in commands if not name.startswith("-")):
-        verbs = [verb for verb in commands[name] if not verb.startswith("-")]
+    for name in (name for name in all_commands() if not name.startswith("-")):
+        verbs = [verb for verb in all_commands()[name] if not verb.startswith("-")]
         for words in [[name, verb] for verb in verbs] or [[name]]:
-            command = commands
+            command = all_commands()
             for word in words:
                 command = command[word]
             options = {option for each in command.assemble_argument_collection() for option in each.names}

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from holdfast.cli.commands import spec_of
-from holdfast.cli.main import commands, with_stdin_last
+from holdfast.cli.main import all_commands, with_stdin_last
 from holdfast.service.operations import OPERATIONS
 from tests.cli.command_process import MOST_SECONDS, command, environment
 from tests.cli.forked_commands import ForkedCommands
@@ -758,7 +758,9 @@ def test_streams_of_a_run_are_listed_read_and_followed(setup: CommandSetup) -> N
 
 def test_every_derived_command_is_run_in_this_file() -> None:
     resources = {spec_of(operation).words.split()[0] for operation in OPERATIONS.values()}
-    known = {(resource, verb) for resource in resources for verb in commands[resource] if not verb.startswith("-")}
+    known = {
+        (resource, verb) for resource in resources for verb in all_commands()[resource] if not verb.startswith("-")
+    }
     assert known - set(re.findall(r'"([a-z-]+)", "([a-z-]+)"', Path(__file__).read_text())) == set()
 
 

@@ -10,7 +10,7 @@ from functools import reduce
 from pathlib import Path
 
 import holdfast as hf
-from holdfast.cli.main import commands
+from holdfast.cli.main import all_commands
 
 TOP = Path(__file__).parents[2]
 PAGES = [TOP / "README.md", *sorted((TOP / "docs").rglob("*.md"))]
@@ -35,7 +35,7 @@ def problem_of(line: str) -> str | None:
     except ValueError:
         words = line.split()[1:]
     names: list[str] = []
-    app = commands
+    app = all_commands()
     while words and not words[0].startswith("-"):
         # `pause|resume` and `pause`, `…` or ID stand for several, or for any.
         alternatives = words[0].strip("…").split("|")
@@ -55,7 +55,7 @@ def problem_of(line: str) -> str | None:
 def options_of(line: str) -> Iterator[str]:
     """Return the options of a line that its command does not have."""
     words = line.split()[1:]
-    app = commands
+    app = all_commands()
     while words and words[0] in app and not words[0].startswith("-"):
         app = app[words.pop(0)]
     if app.default_command is None:

@@ -7,7 +7,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.cli.commands import spec_of
-from holdfast.cli.main import commands
+from holdfast.cli.main import all_commands
 from holdfast.client import resources
 from holdfast.errors import RateLimited
 from holdfast.service.http.openapi import EXAMPLES
@@ -53,7 +53,9 @@ async def test_no_way_has_an_operation_that_another_lacks() -> None:
         f"{resource}.{verb}" for resource in resources.RESOURCES for verb in _public(f"Sync{resource.title()}")
     }
     assert asked == set(everything)
-    said = {f"{resource} {verb}" for resource in _command_groups() for verb in commands[resource] if verb[0] != "-"}
+    said = {
+        f"{resource} {verb}" for resource in _command_groups() for verb in all_commands()[resource] if verb[0] != "-"
+    }
     derived = {spec_of(operation).words: name for name, operation in OPERATIONS.items()}
     assert len(derived) == len(OPERATIONS)
     bulk = {"run bulk", "task bulk", "dead-letter bulk", "bus bulk"}

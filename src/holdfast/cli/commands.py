@@ -78,6 +78,7 @@ HELP = {
     "retention": "How long what is over is kept, what would go, and what went.",
     "archive": "Runs that retention has archived and deleted.",
     "audit": "What callers have changed, who they were, and when.",
+    "store": "The store: bring it up to date, copy it, put a copy back.",
 }
 
 RUN = ("run_id",)

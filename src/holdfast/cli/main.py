@@ -4,6 +4,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Literal
 
@@ -32,14 +33,6 @@ from holdfast.cli.stores import backup, copy, info, migrate, restore
 from holdfast.cli.task_bulk import task_bulk
 from holdfast.service.operations import OPERATIONS
 
-commands = App(
-    name="holdfast",
-    help="Durable workflows for Python.",
-    version=lambda: version("holdfast"),
-    result_action="return_value",
-    print_error=False,
-    exit_on_error=False,
-)
 WAIT = ExtraFlag(option="--wait", help="Wait for the run to finish, and write its result.", then=await_started)
 OWN: dict[str, Callable[..., int]] = {
     "runs.result": run_result,
@@ -59,42 +52,80 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     shell: str
         Such as bash: `source <(holdfast completion bash)`.
     """
-    print(commands.generate_completion(shell=shell))
+    print(all_commands().generate_completion(shell=shell))
 
 
-def _group(group: str) -> App:
+ALONE = {
+    command.__name__.replace("_", "-"): command
+    for command in (init, dev, server, node, call, check_histories, doctor, bench, mcp, completion)
+}
+"""Commands of one word."""
+
+WRITTEN: tuple[tuple[str, str, Callable[..., int | None]], ...] = (
+    ("artifact", "get", artifact_get),
+    ("artifact", "list", artifact_list),
+    ("archive", "export", archive_export),
+    ("audit", "export", export),
+    ("flow", "show", flow_show),
+    ("run", "bulk", run_bulk),
+    ("task", "bulk", task_bulk),
+    ("dead-letter", "bulk", dead_letter_bulk),
+    ("bus", "bulk", bus_bulk),
+    ("run", "show", run_show),
+    ("run", "tail", run_tail),
+    ("run", "stream", run_stream),
+    ("store", "info", info),
+    ("store", "migrate", migrate),
+    ("store", "backup", backup),
+    ("store", "restore", restore),
+    ("store", "copy", copy),
+)
+"""Commands of groups that no operation is behind, or more than one."""
+
+
+def all_commands() -> App:
+    """Return the whole command line."""
+    return _commands_of(None)
+
+
+@cache
+def _commands_of(first: str | None) -> App:
+    """Return the commands that begin with this word, or all: to make all of them takes longer than many a command."""
+    made = App(
+        name="holdfast",
+        help="Durable workflows for Python.",
+        version=lambda: version("holdfast"),
+        result_action="return_value",
+        print_error=False,
+        exit_on_error=False,
+    )
+    for name, command in ALONE.items():
+        if first in (None, name):
+            made.command(command)
+    for name, operation in OPERATIONS.items():
+        spec = spec_of(operation)
+        group, _, verb = spec.words.partition(" ")
+        if first in (None, group):
+            own = OWN.get(name) or command_of(operation, spec, WAIT if name in STARTS else None)
+            _group(made, group).command(own, name=verb)
+    for group, verb, written in WRITTEN:
+        if first in (None, group):
+            _group(made, group).command(written, name=verb)
+    return made
+
+
+def _group(commands: App, group: str) -> App:
     if group not in commands:
         commands.command(App(name=group, help=HELP.get(group, f"Operations on {group}.")))
     return commands[group]
 
 
-def _assemble() -> None:
-    for command in (init, dev, server, node, call, check_histories, doctor, bench, mcp, completion):
-        commands.command(command)
-    for name, operation in OPERATIONS.items():
-        spec = spec_of(operation)
-        group, _, verb = spec.words.partition(" ")
-        made = OWN.get(name) or command_of(operation, spec, WAIT if name in STARTS else None)
-        _group(group).command(made, name=verb)
-    _group("artifact").command(artifact_get, name="get")
-    _group("artifact").command(artifact_list, name="list")
-    _group("archive").command(archive_export, name="export")
-    _group("audit").command(export, name="export")
-    _group("flow").command(flow_show, name="show")
-    _group("run").command(run_bulk, name="bulk")
-    _group("task").command(task_bulk, name="bulk")
-    _group("dead-letter").command(dead_letter_bulk, name="bulk")
-    _group("bus").command(bus_bulk, name="bulk")
-    _group("run").command(run_show, name="show")
-    _group("run").command(run_tail, name="tail")
-    _group("run").command(run_stream, name="stream")
-    stores = App(name="store", help="The store: bring it up to date, copy it, put a copy back.")
-    for of_store in (info, migrate, backup, restore, copy):
-        stores.command(of_store)
-    commands.command(stores)
-
-
-_assemble()
+def _commands_for(given: Sequence[str]) -> App:
+    """Return the commands among which the one is that these words name; if they name none, all."""
+    first = given[0] if given else ""
+    groups = {spec_of(operation).words.partition(" ")[0] for operation in OPERATIONS.values()}
+    is_known = first in ALONE or first in groups or any(first == group for group, _, _ in WRITTEN)
+    return _commands_of(first) if is_known else all_commands()
 
 
 def with_stdin_last(given: list[str]) -> list[str]:
@@ -112,7 +143,7 @@ def _takes_value(given: list[str], option: str) -> bool:
     """Return whether the word after an option belongs to it: not after a flag, nor after one that has its value."""
     if "=" in option:
         return False
-    _, apps, _ = commands.parse_commands(given)
+    _, apps, _ = _commands_for(given).parse_commands(given)
     known = apps[-1].assemble_argument_collection(parse_docstring=False) if apps[-1].default_command else []
     return not any(option in each.names and each.token_count()[0] == 0 for each in known)
 
@@ -131,4 +162,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _open_what_is_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to fail
-    return run_command(lambda: commands(given), as_json="--json" in given)
+    return run_command(lambda: _commands_for(given)(given), as_json="--json" in given)
