@@ -37,6 +37,28 @@ async def test_what_a_run_publishes_is_drawn_as_progress_and_live(page: Page, si
     await expect(row.locator(".published > span")).to_have_text("20 % · item 2")
     await page.goto(f"/runs/{run_id}")
     await expect(page.locator(".published > span")).to_have_text("20 % · item 2")
+    await expect(page.locator(".head-facts")).to_contain_text("So far")
+
+
+async def test_a_row_is_one_line_and_gives_the_place_of_tags_that_nothing_has_to_what_goes_on(
+    page: Page, site: Site
+) -> None:
+    await site.start("packing", reference="BOX-1", items=5)
+    await page.goto("/runs")
+    now = page.locator(".run-row .c-now").last
+    places = [await now.locator(part).bounding_box() for part in (".row-waits", ".published")]
+    waits, published = [place for place in places if place]
+    assert abs(waits["y"] + waits["height"] / 2 - published["y"] - published["height"] / 2) <= 2
+    assert published["x"] >= waits["x"] + waits["width"]
+    await expect(page.get_by_role("columnheader", name="Tags")).to_be_hidden()
+    before = await now.bounding_box()
+    tagged = {"workflow": "order", "input": {"order_id": "o-1"}, "tags": ["eu"]}
+    await site.http.post("/v1/runs", json=tagged)
+    await expect(page.get_by_role("columnheader", name="Tags")).to_be_visible()
+    after = await now.bounding_box()
+    assert before is not None
+    assert after is not None
+    assert before["width"] > after["width"]
 
 
 async def test_the_filter_is_in_the_address(page: Page, site: Site) -> None:
@@ -294,10 +316,12 @@ async def test_runs_are_found_by_their_attributes_and_words_together(page: Page,
 
 
 async def test_columns_views_and_what_is_found_can_be_kept(page: Page, site: Site) -> None:
-    await site.start("courier", reference="C-1", order_id="c-1")
+    asked = {"workflow": "courier", "input": {"order_id": "c-1"}, "reference_key": "C-1", "tags": ["eu"]}
+    await site.http.post("/v1/runs", json=asked)
     await site.start("order", reference="=ORD", order_id="o-1")
     await page.goto("/runs?workflow=courier")
     await expect(page.locator(".c-node").first).to_be_hidden()
+    await expect(page.locator(".c-tags").last).to_have_text("eu")
     menu = page.get_by_label("View", exact=True)
     await menu.click()
     await page.get_by_label("Node").check()

@@ -72,7 +72,7 @@ export class RunHead {
       ],
       ["Run", h("button", { class: "copy-id mono", type: "button", title: "Copy the id", onclick: copy }, head.run_id)],
       [state.status === "PENDING" || state.status === "APPROVED" ? "Queued" : "Started", ageOf(head.created_at)],
-      ["Took", elapsedOf(head.created_at, until)],
+      [until ? "Took" : "So far", elapsedOf(head.created_at, until)],
       ["Events", h("span", { class: "numbers" }, String(model.seq))],
       head.parent_run_id && [
         "Parent",

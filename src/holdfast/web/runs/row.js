@@ -80,6 +80,10 @@ function attributesOf(run) {
     .slice(0, MOST_ATTRIBUTES);
 }
 
+export function isTagged(run) {
+  return run.tags.length > 0 || attributesOf(run).length > 0;
+}
+
 function conditionOf(name, value) {
   return `${name}=${typeof value === "string" ? JSON.stringify(value) : value}`;
 }

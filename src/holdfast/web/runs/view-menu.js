@@ -45,7 +45,7 @@ function keep(preferences) {
   }
 }
 
-// `bar` is the filter; `onLook` hears that columns or density have changed.
+// `bar` is the filter; `onLook` hears that columns or density have changed. A column of tags that has none is left out.
 export function viewMenu({ bar, table, onLook, signal }) {
   const preferences = kept();
   const body = h("div", { class: "menu-body items view-menu" });
@@ -54,10 +54,12 @@ export function viewMenu({ bar, table, onLook, signal }) {
     element.open = false;
   };
 
+  let hasTags = false;
   function look() {
-    const shown = Object.keys(COLUMNS).filter((name) => !preferences.hidden.includes(name));
+    const hidden = hasTags ? preferences.hidden : [...preferences.hidden, "tags"];
+    const shown = Object.keys(COLUMNS).filter((name) => !hidden.includes(name));
     table.style.setProperty("--columns", shown.map((name) => COLUMNS[name][1]).join(" "));
-    table.dataset.hidden = preferences.hidden.join(" ");
+    table.dataset.hidden = hidden.join(" ");
     document.documentElement.dataset.rows = preferences.isRoomy ? "roomy" : "dense";
     onLook();
   }
@@ -130,9 +132,15 @@ export function viewMenu({ bar, table, onLook, signal }) {
     });
   }
 
+  function expectTags(isSo) {
+    if (isSo === hasTags) return;
+    hasTags = isSo;
+    look();
+  }
+
   show();
   look();
-  return { element };
+  return { element, expectTags };
 }
 
 async function exportRuns(kind, filter, signal) {

@@ -11,7 +11,7 @@ import { startDialog } from "../run/start.js";
 import { bulkBar } from "../runs/bulk.js";
 import { filterBar } from "../runs/filter.js";
 import { LiveRuns } from "../runs/live.js";
-import { runRow } from "../runs/row.js";
+import { isTagged, runRow } from "../runs/row.js";
 import { askedOf } from "../runs/source.js";
 import { COLUMNS, viewMenu } from "../runs/view-menu.js";
 import { showConnection } from "../shell.js";
@@ -51,7 +51,7 @@ class RunsPage {
       make: (run) => this.row(run),
     });
     this.table = this.makeTable();
-    const view = viewMenu({ bar: this.bar, table: this.table, onLook: () => this.runs && this.show(), signal });
+    const view = (this.view = viewMenu({ bar: this.bar, table: this.table, onLook: () => this.runs && this.show(), signal }));
     const start = may("runs:write") && startButton([icon("plus"), "Start a run"]);
     put(
       place,
@@ -123,6 +123,7 @@ class RunsPage {
     this.box.checked = false;
     this.isAll = false;
     this.total = null;
+    this.hasTags = false;
     this.runs = new LiveRuns(filter, {
       signal: reading.signal,
       wanted: () => this.rows.range()[1],
@@ -172,6 +173,8 @@ class RunsPage {
 
   showNow() {
     const { items, source, isBusy, problem } = this.runs;
+    this.hasTags ||= items.some(isTagged); // and keeps the column: what one reads must not move to and fro
+    this.view.expectTags(this.hasTags);
     this.rows.set(items);
     this.table.setAttribute("aria-rowcount", source.isWhole ? items.length + 1 : -1);
     this.table.hidden = items.length === 0;
