@@ -27,18 +27,38 @@ KINDS: dict[str, dict[str, Any]] = {
 """The kinds of stories: what is in them, beside the nodes, their clients and the harm."""
 
 HARM = frozenset({"kills", "stops", "lost leases", "outages", "leaves", "doubles", "conflicts", "signals", "commits"})
+EVENTS = frozenset(
+    {"RunStarted", "RunPaused", "RunResumed", "RunCancelRequested", "RunCancelled", "RunCompleted", "RunFailed"}
+    | {"StepCompleted", "StepFailed", "StepRetried", "StepSkipped", "StepCancelled", "StepDetached", "MarkerRecorded"}
+    | {"SignalReceived", "SignalRejected", "SignalTimedOut", "TimerFired", "TaskCompleted", "UpdateCompleted"}
+    | {"ChildStarted", "ChildCompleted", "ChildFailed", "ContinuedAsNew"}
+)
+"""What a story of each kind may record: all that runs of every kind have."""
+
 SOMETIMES: dict[str, frozenset[str]] = {
     "code": HARM
-    | {"poison turns", "set aside", "sealed stories", "begun early", "charges", "verifications", "unresolved steps"}
+    | EVENTS
+    | {
+        "poison turns",
+        "tries",
+        "set aside",
+        "sealed stories",
+        "begun early",
+        "charges",
+        "verifications",
+        "unresolved steps",
+    }
     | {"paid, by verifier", "paid, by operator", "paid, by itself"}
     | {"unpaid: ReconciliationFailed", "unpaid: ConnectionError"}
     | {"takes", "reports", "late reports", "lost workers", "lost nodes"}
     | {"TaskCompleted", "TaskReminded", "TaskAssigned", "TaskRefused", "escalations"}
     | {"settled steps", "dead letters", "refused", "sent by runs", "deadlines", "admitted", "admitted later: STARTED"}
     | {"updates with 1 effects"},
-    "flows": HARM,
-    "plans": HARM | {"plans: RunCompleted", "plans: RunFailed", "plans: RunCancelled"},
+    "flows": HARM | EVENTS | {"sealed stories", "flows: RunCompleted", "flows: RunFailed", "flows: undone steps"},
+    "plans": HARM | EVENTS | {"sealed stories"} | {"plans: RunCompleted", "plans: RunFailed", "plans: RunCancelled"},
     "features": HARM
+    | EVENTS
+    | {"sealed stories", "RunApproved", "debounced starts", "inputs replaced", "chunks of runs", "chunks of steps"}
     | {"timed out: execution", "timed out: run", "started later", "started after approval", "forks", "jumps"}
     | {"version 1", "version 2", "projected", "projected again", "calls with a place"}
     | {"locks held", "steps under a lock", "callbacks asked for", "runs started by runs"},

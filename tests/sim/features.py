@@ -1,5 +1,5 @@
 """What runs can have beside their scripts: time-outs, a later start, an approval, one of two versions, forks, the bus,
-activities with a limit, a lock that they share, callbacks, and runs that they start and update.
+activities with a limit, a lock that they share, callbacks, runs that they start and update, streams, debounced starts.
 
 These stories also have a store whose clock jumps ahead, as that of a machine that was suspended. Nodes have no clock of
 their own that anything depends on. A node has one version of the workflow `dated`, or both; the first has both.
@@ -20,6 +20,7 @@ from holdfast.app import App
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import Event
+from tests.sim.streams import register_streams
 
 if TYPE_CHECKING:
     from holdfast.store.memory.call_limits import Call
@@ -40,6 +41,7 @@ GATES = (
     "locked",
     "called",
     "begins",
+    "streamed",
 )
 LOCK = "ledger"
 GATED_AT_ONCE = 2
@@ -58,6 +60,8 @@ class Features:
         self.projected: dict[str, list[int]] = {}
         self.forks = 0
         self.sits: list[int] = []
+        self.edits: list[tuple[str, str]] = []
+        """What the callers of debounced starts were told: which run begins with their input, or a later one."""
 
     # --- nodes
 
@@ -115,6 +119,11 @@ class Features:
                 seen.append(await app.run(started.run_id).update("poke", seconds=0.3, token=str(hf.uuid4())))
             return await play(script, seen)
 
+        @app.workflow
+        async def latest(edit: str) -> str:
+            return edit
+
+        register_streams(app, play)
         for version in VERSIONS:
             self._dated(app, version, play)
         app.projection("all", first_ms=50, most_ms=500, max_attempts=10_000)(self._project)
@@ -174,6 +183,13 @@ class Features:
         await app.run(run_id).fork(at=at, request_id=f"fork {self.forks}")
         self._world.note(f"fork   {run_id} at {at}", "forks")
 
+    async def edit(self, app: App, workflow: Any, document: int, edit: str) -> None:
+        """Start a debounced run."""
+        once = hf.Debounce(f"document {document}", quiet=1.5, at_most=4.0)
+        run = await app.start(workflow, edit, request_id=f"edit {edit}", debounce=once)
+        self.edits.append((run.run_id, edit))
+        self._world.note(f"edit   {run.run_id} {edit}", "debounced starts")
+
     def needs_approval(self, run_id: str) -> bool:
         """Whether a run waits for its approval."""
         history = self._world.store.events_of(run_id)
@@ -182,6 +198,20 @@ class Features:
         return queued.requires_approval and not _is_approved(history)
 
     # --- the judge
+
+    def judge_edits(self) -> None:
+        """Check that each input is in the run that its caller was told, and that the run began with the last one."""
+        histories = {run_id: self._world.store.events_of(run_id) for run_id, _ in self.edits}
+        for run_id, history in histories.items():
+            assert isinstance(history[0].data, e.RunQueued)
+            inputs = [history[0].data.input, *(o.data.input for o in history if isinstance(o.data, e.InputReplaced))]
+            given = [codec.decode(each, dict[str, str])["edit"] for each in inputs]
+            self._world.note(f"given  {run_id} {given}", "inputs replaced" if len(given) > 1 else None)
+            for lost in {edit for told, edit in self.edits if told == run_id} - {*given}:
+                self._world.violate(f"{run_id}: the input {lost} was accepted, and is not there: {given}")
+            last = history[-1].data
+            if not isinstance(last, e.RunCompleted) or codec.decode(last.result, str) != given[-1]:
+                self._world.violate(f"{run_id} has ended with {last}, and {given[-1]} was its last input")
 
     def check_event(self, event: Event, history: Sequence[Event]) -> None:
         """Check what was committed: nothing ends or starts too early, or without its approval."""

@@ -57,10 +57,12 @@ from tests.sim.flows import KINDS, Seen, judge_flow
 from tests.sim.plans import draw_document, judge_plan
 from tests.sim.scripts import ROTATING, SIGNALS, Script, draw_payments, draw_script, poked
 from tests.sim.sealed_values import codecs_of
+from tests.sim.streams import judge_streams
 from tests.sim.world import Account, World, decoded
 
 STRAYS = 6
 PAYERS = 3
+DOCUMENTS = 2
 RAGE_S = 25.0
 RESTED_WITHIN_S = 40.0
 HEALED_WITHIN_S = 400.0
@@ -159,6 +161,8 @@ class Simulation:
         clients += [asyncio.ensure_future(self._disturb(run_id)) for run_id in self._plans]
         clients += [asyncio.ensure_future(self._start_once(number)) for number in range(STRAYS)]
         clients.append(asyncio.ensure_future(self._poke("rotating")))
+        if self._world.features is not None:
+            clients += [asyncio.ensure_future(self._edit(document)) for document in range(DOCUMENTS)]
         await storm
         self.cluster.heal()
         await asyncio.gather(*clients)
@@ -224,6 +228,21 @@ class Simulation:
             with suppress(TimeoutError, HoldfastError):
                 await in_process(member, member.app.start(member.workflows["play"], script, []), 5.0)
                 self._world.note("started", "strays")
+
+    async def _edit(self, document: int) -> None:
+        """Start debounced runs of one key, on whichever node answers, each until it is accepted."""
+        features, rng = self._world.features, Random(f"document {document} {self._seed}")
+        assert features is not None
+        for number in range(6):
+            await asyncio.sleep(rng.choice((0.1, 0.8, 3.0)) + (rng.random() * RAGE_S / 3 if number % 3 == 0 else 0.0))
+            while True:
+                member = self.cluster.pick(rng)
+                with suppress(TimeoutError, HoldfastError):
+                    if member is not None:
+                        edit = features.edit(member.app, member.workflows["latest"], document, f"{document}-{number}")
+                        await in_process(member, edit, 5.0)
+                        break
+                await asyncio.sleep(0.5)
 
     async def _disturb(self, run_id: str) -> None:
         """Send a run signals and operators' commands, at any time."""
@@ -460,6 +479,8 @@ class Simulation:
                 world.violate(f"{letter.run_id}: this died, and was no poison: {letter}")
         for head in await world.store.find(port.RunQuery()):
             await self._judge_run(head)
+        if world.features is not None:
+            world.features.judge_edits()
         for run_id, waiting in self._waiting.items():
             for member, task in waiting:
                 self._judge_result(run_id, member, task)
@@ -482,6 +503,7 @@ class Simulation:
         for sent_id in [sent_id for sent_id, count in counts.items() if count > 1]:
             world.violate(f"{run_id}: the signal {sent_id} was sent once and is there {counts[sent_id]} times")
         self._judge_updates(run_id, history)
+        await judge_streams(world, run_id, history)
         workflow = self.cluster.all[0].workflows.get(head.plan_id)
         if isinstance(workflow, Flow):
             judge_flow(world, workflow, run_id, history)

@@ -59,7 +59,7 @@ def key_of(script: list[object]) -> str:
     return str(len(script) % 2)
 
 
-OF_THE_ENGINE = frozenset({STORE_PLAN, START_RUN, UPDATE_RUN, "submit"})
+OF_THE_ENGINE = frozenset({STORE_PLAN, START_RUN, UPDATE_RUN, "submit", "emit"})
 """The activities that do nothing in the world."""
 
 
@@ -344,6 +344,7 @@ class World:
         if process is not None and not is_retry and owner != process.name:
             self.violate(f"{run_id}: {process.name} committed a turn of a run that belongs to {owner}")
         for event in new:
+            self.counts[event.event_type] = self.counts.get(event.event_type, 0) + 1
             self._check_event(event, history)
             if self.features is not None and not (is_retry and before.version >= event.run_seq):
                 self.features.check_event(event, history)
@@ -441,7 +442,7 @@ class World:
         """A task is completed by as many people as it asks for, and nothing happens to it by itself too early."""
         body, of_task = event.data, [other for other in history if other.step_id == event.step_id]
         task = of_task[0].data
-        self.note(f"task   {event.run_id} {event.step_id}", event.event_type)
+        self.note(f"task   {event.run_id} {event.step_id}")
         assert isinstance(task, e.TaskCreated)
         if isinstance(body, e.TaskCompleted) and task.task_type != TASK_TYPE:
             answers = codec.decode(body.answer, list[str])
