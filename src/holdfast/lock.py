@@ -40,7 +40,7 @@ def limit_key(place: str, key: str, granted_to: str) -> str:
 
 
 class Lock:
-    """A lock between runs, by key: see `App.lock`. `async with accounts("17"): …` inside a workflow."""
+    """A lock between runs, by key: `async with accounts("17"): …` inside a workflow. See `App.lock`."""
 
     def __init__(self, name: str, workflow: Workflow[[str, str, str], None]) -> None:
         self.name = name

@@ -22,21 +22,21 @@ _TEMPORARY = frozenset({408, 409, 425, 429})
 
 
 class Approval(Struct, frozen=True):
-    """What a person has decided about a tool call; the model gets `note` if they refuse."""
+    """A person's decision about a tool call. If they refuse, the model gets `note`."""
 
     approved: bool
     note: str = ""
 
 
 class Approvals(Struct, frozen=True, kw_only=True):
-    """Who decides about tool calls, as `hf.task` has it."""
+    """Who decides about tool calls, with the options of `hf.task`."""
 
     roles: Sequence[str] = ()
     assignee: str | None = None
     due: timedelta | None = None
 
     async def ask(self, agent: str, tool: str, arguments: Any) -> Approval:
-        """Wait for the decision about a call. A task that an operator has skipped refuses it."""
+        """Wait for the decision about a call. If an operator skips the task, the call is refused."""
         payload = {"agent": agent, "tool": tool, "arguments": arguments}
         given = await task(
             f"approve {tool}",

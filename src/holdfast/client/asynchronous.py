@@ -25,10 +25,10 @@ WAIT_S = 20.0
 
 
 class Client:
-    """Asks a service, by its address, or an app in this process.
+    """Calls a service by its address, or an app in this process.
 
-    Requests that fail on their way are sent again: those that change something carry an id, yours or a fresh one, by
-    which a repetition is recognised. Errors are those of `holdfast.errors`, rebuilt from their codes.
+    Failed requests are sent again. Requests that change something have an id, yours or a new one, so that a repeated
+    request counts once. Errors are those of `holdfast.errors`.
     """
 
     def __init__(

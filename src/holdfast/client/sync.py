@@ -144,7 +144,7 @@ class _Resource:
 
 
 class SyncRun(Generic[R]):
-    """One run, seen from code without an event loop: `RunHandle`, with methods that return when the answer is there."""
+    """One run, for code without an event loop: like `RunHandle`, with methods that block."""
 
     def __init__(self, client: "SyncClient", run_id: str, handle: Callable[[], RunHandle[R]]) -> None:
         self.run_id = run_id
@@ -168,7 +168,7 @@ class SyncRun(Generic[R]):
         return self._call(lambda run: run.events())
 
     def stream(self, name: str, *, after: int = 0, value_type: Any = Any) -> Iterator[StreamChunk]:
-        """Read a stream of the run, as it is written, as `RunHandle.stream` does."""
+        """Read a stream of the run while it is written, as `RunHandle.stream` does."""
 
         async def chunks() -> AsyncGenerator[StreamChunk, None]:
             async for chunk in self._handle().stream(name, after=after, value_type=value_type):
@@ -208,7 +208,7 @@ class SyncRun(Generic[R]):
         return self._client._call_beside(connection, sent)
 
     def query(self, name: str, /, **arguments: Any) -> Any:
-        """Ask the run about its present state."""
+        """Call a query of the run."""
         return self._call(lambda run: run.query(name, **arguments))
 
     def update(self, name: str, /, *, update_id: str | None = None, **arguments: Any) -> Any:
@@ -216,7 +216,7 @@ class SyncRun(Generic[R]):
         return self._call(lambda run: run.update(name, update_id=update_id, **arguments))
 
     def cancel(self, reason: str = "", *, actor: str = "", wait: bool = False) -> None:
-        """Ask the run to cancel itself."""
+        """Request the run to cancel itself."""
         self._call(lambda run: run.cancel(reason, actor=actor, wait=wait))
 
     def _call(self, verb: Callable[[RunHandle[R]], Coroutine[Any, Any, T]]) -> T:
@@ -227,10 +227,11 @@ class SyncRun(Generic[R]):
 
 
 class SyncClient:
-    """Asks a service, by its address, or an app in this process, without an event loop.
+    """Calls a service by its address, or an app in this process, without an event loop.
 
-    An app is opened at the first call, or by `with`, and so in each process after a fork. Without `node` this process
-    only starts runs, sends to them and waits for them; with one it runs workflows too. Threads may share a client.
+    The first call opens an app, or `with` does; after a fork, each process opens its own. Without `node` this process
+    only starts runs, sends to them and waits for them. With `node` it also executes workflows. Threads may share a
+    client.
     """
 
     def __init__(
@@ -286,7 +287,7 @@ class SyncClient:
         return self._sync_run(self._call_beside(connection, started))
 
     def run(self, run_id: str) -> SyncRun[Any]:
-        """Return a run that is there already."""
+        """Return an existing run."""
         app = self._app()
         return SyncRun(self, run_id, lambda: app.run(run_id))
 
@@ -306,12 +307,12 @@ class SyncClient:
         return self._call(lambda: self._open().client.result(run_id, kind))
 
     def open(self) -> Self:
-        """Open the store, or the connections, now; otherwise the first call does."""
+        """Open the store, or the connections. Otherwise the first call does."""
         self._open()
         return self
 
     def close(self) -> None:
-        """End what is open in this process. A call after that raises."""
+        """Close what is open in this process. Later calls raise an error."""
         with self._lock:
             self._is_closed = True
             thread = None if self._thread is None or self._thread.pid != os.getpid() else self._thread

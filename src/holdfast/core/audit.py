@@ -46,10 +46,10 @@ class AuditEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """Who sends a request, as a service knows them. A caller without a tenant sees all tenants.
+    """The sender of a request, as a service has authenticated it. Without a tenant it sees all tenants.
 
-    `scopes` of None are all scopes. `token_id` identifies the caller; it is empty where access is open. `operation` is
-    the operation that they ask for, and `correlation_id` the id of the request in logs.
+    `scopes` of None are all scopes. `token_id` identifies the caller; it is empty if access is open. `operation` is the
+    requested operation, and `correlation_id` the id of the request in logs.
     """
 
     name: str

@@ -54,13 +54,18 @@ _SUBJECT = re.compile(r"[\w.-]{1,200}")
 
 
 class Sink(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where events go, which of them, and how patiently.
+    """A destination of events: which events, where to, and how often delivery is retried.
 
-    `address` is a URL for a webhook, `nats://host:4222/SUBJECT` or `redis://host:6379/STREAM`; a projection is a
-    function of the app and has none. It holds no password: `secret` names one, and for a webhook the key of its
-    signatures. With a `tenant` it gets the events of that tenant's runs alone. No `workflows`, or no `event_types`, are
-    all of them. `alerts`: it gets alerts too, which needs a sink of no tenant. Of encrypted values it gets nothing, but
-    for the fact, unless `payloads` is "opened". `allow_private` lets a webhook reach addresses that are not public.
+    - `address`: a URL for a webhook, `nats://host:4222/SUBJECT` or `redis://host:6379/STREAM`. A projection is a
+      function of the app and has none. It contains no password.
+    - `secret`: the name of the secret with the password; for a webhook, the key of its signatures.
+    - `tenant`: only events of that tenant's runs.
+    - `workflows`, `event_types`: only these. Empty: all.
+    - `alerts`: also alerts. Only for sinks without a tenant.
+    - `payloads`: encrypted values are left out, unless it is "opened".
+    - `allow_private`: a webhook may call addresses that are not public.
+
+    See docs/bus.md.
     """
 
     name: str

@@ -36,9 +36,9 @@ KEY_BYTES = 100
 
 
 class Debounce(Struct, frozen=True):
-    """Make one run of several starts with this key, with the input of the last.
+    """Make one run of several starts with this key, with the input of the last one.
 
-    It begins when no start has come for the `quiet` time, and at the latest `at_most` after the first. Durations are
+    It starts when no start has come for the time `quiet`, and at the latest `at_most` after the first. Durations are
     timedeltas or seconds.
     """
 

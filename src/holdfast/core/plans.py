@@ -87,9 +87,9 @@ STORE_PLAN = "holdfast.plan"
 
 
 class PlanRef(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Which plan is meant: its id and version, where its text is, and the hash of that text.
+    """Which plan: its id and version, where its text is, and the hash of that text.
 
-    What is left out may be anything; the hash decides.
+    Fields without a value match anything. The hash decides.
     """
 
     plan_id: str = ""

@@ -22,11 +22,11 @@ from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS
 
 
 class Retry(Struct, frozen=True, kw_only=True):
-    """A retry policy. `max_attempts` 0 sets no bound; `non_retryable` names exceptions, by class or class name.
+    """A retry policy. `max_attempts=0` sets no limit.
 
-    Their subclasses are not retried either. An exception with a `retry_after`, in seconds or as a timedelta, chooses
-    the delay itself: see `RetryAfter`.
-    An attempt that is lost with its node counts toward the bound, unless `count_lost` is False.
+    `non_retryable` names exceptions that are not retried, by class or class name; their subclasses are not retried
+    either. An exception with a `retry_after`, in seconds or as a timedelta, sets the delay itself: see `RetryAfter`. An
+    attempt that is lost with its node counts toward the limit, unless `count_lost` is False.
     """
 
     max_attempts: int = 10

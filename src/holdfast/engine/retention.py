@@ -95,7 +95,7 @@ logger = logging.getLogger("holdfast.retention")
 
 
 class RetentionRule(Struct, frozen=True, kw_only=True):
-    """How long finished runs of a workflow, with a status, or of a tenant are kept. What is None matches all."""
+    """How long finished runs of a workflow, with a status, or of a tenant are kept. None matches all."""
 
     finished: Window
     workflow: str | None = None
@@ -109,7 +109,7 @@ class RetentionRule(Struct, frozen=True, kw_only=True):
             raise InvalidInput(f"status is one of {', '.join(known)}, not {self.status!r}", field="status")
 
     def matches(self, head: RunHead) -> bool:
-        """Return whether the rule is about this run."""
+        """Return whether the rule applies to this run."""
         return (
             self.workflow in (None, head.plan_id)
             and self.status in (None, head.status)
@@ -123,15 +123,20 @@ class RetentionRule(Struct, frozen=True, kw_only=True):
 
 
 class Retention(Struct, frozen=True, kw_only=True):
-    """How long what is over is kept. A window is a timedelta or a number of days; None, the default, is for ever.
+    """How long finished data is kept. A window is a timedelta or a number of days. None, the default, keeps it.
 
-    `finished` is for runs, counted from their end; `rules` come before it, and the first that matches decides. `tasks`
-    and `snapshots` are those of finished runs that stay longer. `dead_letters` counts from when they were settled,
-    `audit` from when an entry was written, `outbox` from when something was put there for a sink (runs wait for their
-    sinks for a week, and no longer), `archive_index` from when a run was archived. `stale_runs` and `stale_tasks`
-    have not changed, or been open, for so long: they are alerts, and cancelled with `cancel_stale_runs` and
-    `cancel_stale_tasks`. `archive`, a folder or a bucket, is where histories go before they are deleted. `every` is how
-    often all this is looked after.
+    - `finished`: runs, counted from their end. `rules` come first, and the first that matches decides.
+    - `tasks`, `snapshots`: those of finished runs that are kept longer.
+    - `dead_letters`: counted from when they were settled.
+    - `audit`: counted from when an entry was written.
+    - `outbox`: what waits for a sink, counted from when it was put there. Runs wait for their sinks for at most a week.
+    - `archive_index`: the record of where a run is archived, counted from when it was archived.
+    - `stale_runs`, `stale_tasks`: unfinished runs that have not changed, and tasks that have been open, for so long
+      raise an alert. With `cancel_stale_runs` and `cancel_stale_tasks` they are cancelled.
+    - `archive`: the folder or bucket in which histories are archived before they are deleted.
+    - `every`: how often all this is done.
+
+    See docs/retention.md.
     """
 
     finished: Window = None

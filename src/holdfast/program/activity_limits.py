@@ -24,12 +24,15 @@ Rate = tuple[int, timedelta | float]
 
 
 class ActivityLimit:
-    """A limit on the calls of one activity, or of several that name it, over all nodes.
+    """A limit on the calls of one activity, or of several that share its name, over all nodes.
 
-    `at_once` bounds the attempts that are under way, `per_key` those of them with one key, `rate` and `rate_per_key`
-    how many begin within any period: their number, and the period. `key` computes the key from arguments of the
-    activity, by their names. Activities, also of several apps on one store, that use the same `name` share the limit;
-    without a name it is the activity's own. See docs/activity-limits.md.
+    - `at_once`: the most concurrent attempts. `per_key`: the same for each key.
+    - `rate` and `rate_per_key`: how many attempts may begin within a period, as a tuple of the number and the period.
+    - `key`: computes the key from arguments of the activity, by their names.
+    - `name`: activities with the same name, also of several apps on one store, share the limit. Default: the
+      activity's.
+
+    See docs/activity-limits.md.
     """
 
     def __init__(

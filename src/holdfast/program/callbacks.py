@@ -27,9 +27,9 @@ T = TypeVar("T")
 
 
 class CallbackRef(Struct, frozen=True):
-    """Which callback of the run. It is no secret, and may stand in histories: `ActivityContext.callback_token`.
+    """Which callback of the run. It is not secret and may be in histories. See `ActivityContext.callback_token`.
 
-    It does not name the run: a fork has the recorded calls of its original, and a callback and a token of its own.
+    It does not name the run: a fork has the recorded calls of its original, with a callback and a token of its own.
     """
 
     step_id: str
@@ -49,7 +49,7 @@ def heartbeat_signal(step_id: str) -> str:
 
 
 class Callback(Generic[T]):
-    """An answer that comes later. Give `ref` to the activity that asks for it, and await this."""
+    """An outcome that is reported later. Give `ref` to the activity that requests it, and await this object."""
 
     def __init__(self, ref: CallbackRef, answer: "asyncio.Future[T]") -> None:
         self.ref = ref
@@ -59,7 +59,7 @@ class Callback(Generic[T]):
         return self._answer.__await__()
 
     def cancel(self) -> None:
-        """Give it up: its token is good for nothing any more."""
+        """Stop waiting for it. Its token is no longer accepted."""
         self._answer.cancel()
 
 
@@ -88,10 +88,10 @@ def callback(
     timeout: timedelta | float | None = None,
     heartbeat_timeout: timedelta | float | None = None,
 ) -> Callback[Any]:
-    """Open a callback inside a workflow: `answer = hf.callback(Receipt)`, `await submit(answer.ref)`, `await answer`.
+    """Open a callback in a workflow: `answer = hf.callback(Receipt)`, `await submit(answer.ref)`, `await answer`.
 
     The holder of its token reports one outcome: a result of this `kind`, or a failure, which raises `ActivityFailed`.
-    `TimeoutError` is raised `timeout` after it was opened, or `heartbeat_timeout` after the last heartbeat.
+    It raises `TimeoutError` after `timeout` since it was opened, or after `heartbeat_timeout` since the last heartbeat.
     """
     program = require_program("callback")
     values = program.definition.values

@@ -18,7 +18,7 @@ EndReason = Literal["all done", "enough succeeded"]
 
 
 class MapResult(list[R]):
-    """The results in the order of the items, and None where there is none: it has failed, or was not needed."""
+    """The results in the order of the items. None where there is none: the item failed or was not needed."""
 
     def __init__(self, count: int) -> None:
         nothing: Any = None
@@ -61,14 +61,13 @@ async def map(
     min_successful: int | None = None,
     tolerated_failures: int | None = None,
 ) -> MapResult[Any]:
-    """Call an activity, a child or an async function for each item, side by side, and return the results in order.
+    """Call an activity, a child or an async function for each item, concurrently, and return the results in order.
 
-    `at_once` is how many are under way at the same time. The first failure cancels the others and is raised, unless
-    `tolerated_failures` allows more: then they are in `failures` of the result, and one too many raises an
-    `ExceptionGroup` of all. With `min_successful` it ends, and cancels the rest, once so many have succeeded; unless
-    `tolerated_failures` says otherwise, as many may fail as leave enough. `reason` says why it has ended.
-
-    A failure is what fails a run if the code does not handle it. A mistake in the code is none: it is raised at once.
+    `at_once` limits concurrent calls. The first failure cancels the others and is raised, unless `tolerated_failures`
+    allows more: then they are in `failures` of the result, and one failure too many raises an `ExceptionGroup` of all.
+    With `min_successful` it ends, and cancels the rest, after that many successes; without `tolerated_failures`, as
+    many may fail as leave enough items. `reason` says why it has ended. Only failures that would fail the run count. A
+    mistake in the code is raised at once.
     """
     given = list(items)
     most = _bound("at_once", at_once, 1, len(given))
@@ -126,7 +125,7 @@ async def parallel(
     min_successful: int | None = None,
     tolerated_failures: int | None = None,
 ) -> MapResult[Any]:
-    """Call async functions without arguments side by side, and return their results in order: see `map`."""
+    """Call async functions without arguments concurrently, and return their results in order: see `map`."""
     given: tuple[Any, ...] = branches
     for branch in given:
         if not callable(branch):

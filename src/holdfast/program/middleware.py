@@ -25,7 +25,7 @@ ClientVerb = Literal["start", "signal", "query", "update", "command"]
 
 
 class WorkflowCall(Struct, frozen=True, kw_only=True):
-    """The function of a workflow that begins: at the start of its run, after each rotation, and at every replay."""
+    """The call of a workflow's function: at the start of its run, after each rotation, and at every replay."""
 
     workflow: str
     version: str
@@ -34,7 +34,7 @@ class WorkflowCall(Struct, frozen=True, kw_only=True):
 
 
 class ActivityCall(Struct, frozen=True, kw_only=True):
-    """An attempt of an activity. `hf.activity_context()` says more of it."""
+    """One attempt of an activity. `hf.activity_context()` has more."""
 
     activity: str
     run_id: str
@@ -44,17 +44,17 @@ class ActivityCall(Struct, frozen=True, kw_only=True):
 
 
 class ClientCall(Struct, frozen=True, kw_only=True):
-    """What is asked of a run, by code of this process, or by a caller of its service."""
+    """A call about a run, by code of this process or by a caller of its service."""
 
     verb: ClientVerb
     workflow: str = ""
     """The workflow, or `plan:ID`, that is started."""
     run_id: str | None = None
-    """The run, or the id that one is to be started with."""
+    """The run, or the id that the new run will have."""
     name: str = ""
     """The name of the signal, query or update, or the operator's command, such as `PAUSE`."""
     context: dict[str, str] = {}
-    """The context that is given to the start; what is bound around it is not in it."""
+    """The context that was given to the start. What is bound around it is not included."""
     caller: Caller | None = None
     """The caller of the service; None for code of this process."""
     raw_input: Raw = field(default=Raw(b"null"))
@@ -65,7 +65,7 @@ class ClientCall(Struct, frozen=True, kw_only=True):
         return codec.decode(self.raw_input, Any)
 
     def with_context(self, **texts: str) -> "ClientCall":
-        """Return this call with more in the context of the run that it starts."""
+        """Return this call with more context for the run that it starts."""
         return replace(self, context={**self.context, **texts})
 
 

@@ -29,9 +29,9 @@ _InvalidReference.code = InvalidInput.code
 
 
 class Secret(Struct, frozen=True, rename={"name": "$secret"}, forbid_unknown_fields=True):
-    """A reference to a secret, such as `Secret("stripe/key")`. Its value is available in activities that are given it.
+    """A reference to a secret, such as `Secret("stripe/key")`. Activities that are given it can read its value.
 
-    A name is like any other, with `/` between its parts; no part is empty, `.` or `..`.
+    A name has parts, separated by `/`. No part may be empty, `.` or `..`.
     """
 
     name: str
@@ -63,8 +63,8 @@ class Secret(Struct, frozen=True, rename={"name": "$secret"}, forbid_unknown_fie
     def reveal(self) -> str:
         """Return the value, inside an activity that has the secret among its arguments or in its option `secrets`.
 
-        The value is redacted from what the activity returns, raises, reports and logs. What else is done with it is the
-        activity's responsibility.
+        The value is redacted from what the activity returns, raises, reports and logs. For anything else the activity
+        is responsible.
         """
         if current_loop() is not None:  # also one for queries and handlers
             raise NotDurable(f"the value of {self!r} is not for workflows: reveal it in an activity")
@@ -86,21 +86,21 @@ def _validated(value: Any) -> Secret:
 
 
 class SecretScope(Struct, frozen=True):
-    """For whom secrets are resolved: the tenant and the environment of the run."""
+    """The tenant and the environment of the run for which secrets are resolved."""
 
     tenant: str
     environment: str
 
 
 class SecretProvider(Protocol):
-    """Where values come from: a vault, files, environment variables."""
+    """A source of secret values: a vault, files, environment variables."""
 
     async def resolve(self, refs: Sequence[str], scope: SecretScope) -> Mapping[str, str]:
         """Return the values of the secrets with these names, for this tenant and environment.
 
-        It is called once for each attempt, before the activity's function is. A name that it leaves out fails the
-        attempt with `SecretNotFound`; it may raise that itself, with `retryable`. Any other error of it fails the
-        attempt with `SecretsUnavailable`.
+        It is called once for each attempt, before the activity's function. If a name is missing in the result, the
+        attempt fails with `SecretNotFound`; the provider may also raise that itself, with `retryable`. Any other
+        exception fails the attempt with `SecretsUnavailable`.
         """
         ...
 

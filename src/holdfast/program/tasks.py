@@ -33,7 +33,7 @@ MOST_PEOPLE = 1_000
 
 
 class Escalation(Struct, frozen=True, kw_only=True):
-    """Where the engine moves a task that is still open after so long. Without roles it keeps its own."""
+    """Where the engine moves a task that is still open after this time. Without roles it keeps its own."""
 
     after: timedelta
     roles: Sequence[str] = ()
@@ -89,10 +89,10 @@ async def task(
     approvals: int = 1,
     of: int | None = None,
 ) -> Any:
-    """Create a task for a human and wait for the answer, however long it takes; giving up the wait cancels the task.
+    """Create a task for a person and wait for the answer, however long it takes. Cancelling the wait cancels the task.
 
-    With `approvals` or `of` so many different people answer, and the result is the list of their answers. After `due`
-    the task is overdue and stays open. If an operator skips the task, this returns None.
+    With `approvals` or `of`, that many different people answer, and the result is the list of their answers. After
+    `due` the task is overdue and stays open. If an operator skips the task, this returns None.
     """
     program = require_program("task")
     details = TaskDetails(

@@ -37,14 +37,11 @@ _SURE = frozenset({Any, bool, int, float, str, bytes, None, type(None), object})
 
 
 class Converter(Generic[T]):
-    """How values of a type of your own are stored.
+    """How values of your own type are stored.
 
-    ::
-
-        app = hf.App("shop", converters=[hf.Converter(Money, encode=str, decode=Money.parse)])
-
-    `encode` returns something that can be stored; `decode` gets that back as plain JSON. Instances of subclasses are
-    encoded by the converter of their base. `schema` is the JSON Schema of what is stored; without one it is any value.
+    `encode` returns something that can be stored, and `decode` gets it back as plain JSON. The converter of a class
+    also encodes instances of its subclasses. `schema` is the JSON Schema of what is stored. Without it, any value is
+    valid.
     """
 
     __slots__ = ("decode", "encode", "schema", "type")

@@ -91,35 +91,37 @@ class StoredObject(Struct, frozen=True):
 
 
 class ArtifactStore(Protocol):
-    """Keeps objects under keys, which are paths. Every verb is safe to repeat."""
+    """Stores objects under keys, which are paths. Every verb may be repeated."""
 
     async def put(self, key: str, chunks: AsyncIterator[bytes]) -> None:
-        """Store an object: wholly, or not at all. It replaces one of the same key, and is durable on return."""
+        """Store an object, completely or not at all. It replaces an object with the same key, and is durable on
+        return."""
         ...
 
     def read(self, key: str) -> AsyncIterator[bytes]:
-        """Yield the bytes of an object; raise `ArtifactMissing` if there is none."""
+        """Yield the bytes of an object. Raise `ArtifactMissing` if there is none."""
         ...
 
     async def read_part(self, key: str, offset: int, size_bytes: int) -> bytes:
-        """Return some bytes of an object, fewer if it ends before; raise `ArtifactMissing` if there is none."""
+        """Return some bytes of an object, fewer if it ends before. Raise `ArtifactMissing` if there is none."""
         ...
 
     async def stat(self, key: str) -> StoredObject | None:
-        """Return what is known of an object; None if there is none."""
+        """Return the size and the time of an object. None if there is none."""
         ...
 
     async def delete(self, key: str) -> None:
-        """Delete an object, if it is there."""
+        """Delete an object, if it exists."""
         ...
 
     def list(self, prefix: str = "") -> AsyncIterator[StoredObject]:
-        """Yield the objects whose keys begin with these parts, in any order; also what an interrupted `put` left."""
+        """Yield the objects whose keys begin with these parts, in any order, including remains of an interrupted
+        `put`."""
         ...
 
 
 class FolderArtifacts:
-    """An `ArtifactStore` in a folder, for the user that runs the node. Nodes on several machines have to share it."""
+    """An `ArtifactStore` in a folder, for the user who runs the node. Nodes on several machines must share it."""
 
     def __init__(self, folder: str | Path, ids: Ids | None = None) -> None:
         self._folder = Path(folder)

@@ -67,7 +67,7 @@ logger = logging.getLogger("holdfast.store")
 
 
 class Payload(NamedTuple):
-    """A value and what it is bound to."""
+    """A value, and what it is bound to."""
 
     scope: str
     data: bytes
@@ -79,51 +79,51 @@ class Payload(NamedTuple):
 
 
 class PayloadCodec(Protocol):
-    """Changes payloads on their way to the store, and back. It may do input and output.
+    """Encodes payloads on their way to the store, and decodes them on their way back. It may do I/O.
 
-    `name` stands in every sealed value. Values are given in batches: all of a commit, or of a read.
+    `name` is part of every encoded value. Values come in batches: all of a commit, or of a read.
     """
 
     @property
     def name(self) -> str:
-        """Which codec it is. It never changes for what is stored."""
+        """The name of the codec. It must not change while stored values have it."""
         ...
 
     async def open(self, store: port.Store) -> None:
-        """Get ready to write to this store. It is called once, before the first payload is encoded."""
+        """Prepare for writing to this store. It is called once, before the first payload is encoded."""
         ...
 
     async def encode(self, payloads: Sequence[Payload]) -> Sequence[bytes | None]:
-        """Return what is stored instead of each payload; None leaves one as it is."""
+        """Return what to store instead of each payload. None leaves a payload as it is."""
         ...
 
     async def decode(self, payloads: Sequence[Payload]) -> Sequence[bytes | str]:
-        """Return each payload as it was, or the reason why it cannot be opened, which shows nothing of it."""
+        """Return each decoded payload, or the reason why it cannot be decoded, which must not reveal it."""
         ...
 
     def fingerprint(self, scope: str, sha256: str) -> str:
-        """Return what is stored instead of the SHA256 of a value, to recognise the same value again: 64 hex digits."""
+        """Return what to store instead of the SHA256 of a value, to recognise the same value: 64 hex digits."""
         ...
 
 
 @runtime_checkable
 class StreamCodec(Protocol):
-    """A codec through which artifacts pass as well, as streams. A `PayloadCodec` may be one.
+    """A codec that also encodes artifacts, as streams. A `PayloadCodec` may be one.
 
-    The codec's `name` becomes a part of the artifact's address. `of` is what the bytes are bound to: its key.
+    The codec's `name` becomes part of the artifact's address. `of` is what the bytes are bound to: its key.
     """
 
     @property
     def name(self) -> str:
-        """Which codec it is. It never changes for what is stored."""
+        """The name of the codec. It must not change while stored artifacts have it."""
         ...
 
     def encode_stream(self, of: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes] | None:
-        """Return what is stored instead of an artifact; None leaves it as it is."""
+        """Return what to store instead of an artifact. None leaves it as it is."""
         ...
 
     def decode_stream(self, of: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield an artifact as it was; raise `ArtifactCorrupt`, or `PayloadUnreadable` without the key for it."""
+        """Yield a decoded artifact. Raise `ArtifactCorrupt`, or `PayloadUnreadable` without its key."""
         ...
 
 

@@ -23,14 +23,14 @@ class VirtualClock:
         return self._now
 
     def advance(self, *, ms: int = 0, us: int = 0) -> Instant:
-        """Let time pass, and return the new present."""
+        """Advance the time, and return the new time."""
         if ms < 0 or us < 0:
             raise ValueError("time passes forwards; use set_back")
         self._now += ms * 1_000 + us
         return self._now
 
     def set_back(self, *, ms: int) -> Instant:
-        """Set the clock back, as an administrator or a failover does, and return the new present."""
+        """Set the clock back, as an administrator or a failover does, and return the new time."""
         if ms < 0:
             raise ValueError("a clock is set back by a positive amount; use advance")
         self._now -= ms * 1_000

@@ -54,10 +54,10 @@ Driver = Callable[[RunHandle[Any]], Awaitable[None]]
 
 
 class Finding(Struct, frozen=True):
-    """What differs in one play from the play without a crash."""
+    """A difference from the run without a crash."""
 
     point: str
-    """Where the process has crashed."""
+    """Where the process crashed."""
 
     problem: str
 
@@ -72,15 +72,15 @@ class Play(Struct, frozen=True):
 
 
 class Exploration(Struct, frozen=True):
-    """What all plays have shown."""
+    """The result of `explore`."""
 
     plays: list[Play]
-    """The play without a crash first, then one for each point."""
+    """The run without a crash, then one run for each point."""
 
     findings: list[Finding]
 
     def table(self) -> str:
-        """Return the plays as a table for people: the first one, and those that differ from it."""
+        """Return a table as text: the run without a crash, and those that differ from it."""
         odd = {finding.point for finding in self.findings}
         shown = [self.plays[0], *(play for play in self.plays[1:] if play.point in odd)]
         names = sorted({name for play in self.plays for name in play.calls})
@@ -107,13 +107,12 @@ def explore(
     repeatable: Iterable[Activity[..., Any] | str] = (),
     **kwargs: Any,
 ) -> Exploration:
-    """Play a workflow with these arguments, once for each point at which its process can crash; return what differs.
+    """Run a workflow with these arguments, once for each point at which its process can crash; return the differences.
 
     `drive` gets the run's handle and sends what the run waits for; its process does not crash. `before` is called
-    before each play, to empty a database, and `check` after it: what it returns must be the same in every play.
-    Activities in `repeatable` may run more often than without a crash, because doing them twice does no harm.
-
-    It has an event loop of its own: call it from a test that is not async.
+    before each run, to empty a database, and `check` after it: it must return the same each time. Activities in
+    `repeatable` may be called more often than without a crash, because a second call does no harm. `explore` has an
+    event loop of its own: call it from a test that is not async.
     """
     with suppress(RuntimeError):
         asyncio.get_running_loop()

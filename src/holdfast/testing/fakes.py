@@ -29,7 +29,7 @@ class Call(Struct, frozen=True):
     """By the names of the parameters."""
 
     attempt: int
-    """Which dispatch of the step it was, from 1."""
+    """The number of the dispatch of the step, from 1."""
 
     run_id: str
 

@@ -15,9 +15,9 @@ from holdfast.errors import InvalidInput
 
 
 def assert_replays(app: App, history: Sequence[Event] | str | Path) -> None:
-    """Raise `AssertionError` if the run with this history would be paused by the code of this app.
+    """Raise `AssertionError` if the code of this app would pause the run with this history.
 
-    A history is what `run.events()` returned, or a file that `holdfast run tail RUN_ID --json` has written.
+    A history is the result of `run.events()`, or a file written by `holdfast run tail RUN_ID --json`.
     """
     events = read_history(history) if isinstance(history, str | Path) else history
     if not events:
@@ -69,7 +69,7 @@ class _Page(Struct):
 
 
 def read_history(path: str | Path) -> list[Event]:
-    """Return the events of a file: a JSON object to a line, or pages of the API (`runs.events`)."""
+    """Return the events of a file: one JSON object to a line, or pages of the API (`runs.events`)."""
     found: list[Event] = []
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
         try:

@@ -45,7 +45,7 @@ FOREVER: Instant = 10 * 366 * 86_400 * 1_000_000
 
 
 class NothingDue(AssertionError):
-    """A test waits for the end of a run, and nothing will ever happen: the run waits for the test."""
+    """A test waits for the end of a run, and nothing more can happen: the run waits for the test."""
 
 
 class TestNode:
@@ -104,7 +104,7 @@ class TestNode:
         await self._stack.aclose()
 
     async def describe(self) -> str:
-        """Return every run with its history, an event to a line, for people: what a failed test wants to know."""
+        """Return every run with its history as text, an event to a line: what you need when a test fails."""
         lines = []
         for head in await self.store.find(RunQuery(limit=50)):
             lines.append(f"run {head.run_id} ({head.plan_id}) is {head.status}")
@@ -130,20 +130,20 @@ class TestNode:
         self._calls.fake(activity, Fake(returns, raises, side_effect))
 
     def calls(self, activity: Activity[..., Any] | str | None = None) -> list[Call]:
-        """Return the calls of an activity's function so far, or of all activities, in order, retries included."""
+        """Return the calls of an activity's function, or of all activities, in order, including retries."""
         return list(self._calls.made) if activity is None else self._calls.of(activity)
 
     # --- time
 
     @property
     def now(self) -> datetime:
-        """The present."""
+        """The virtual time."""
         return datetime.fromtimestamp(self._clock.now() / 1_000_000, UTC)
 
     async def advance(
         self, by: timedelta | None = None, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0
     ) -> None:
-        """Let time pass. Every timer on the way fires at its time, and what follows from it happens before the next."""
+        """Advance the time. Each timer on the way fires at its time, and what follows happens before the next."""
         span = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds) + (by or timedelta())
         if span < timedelta():
             raise InvalidInput("time passes forwards", field="by")
@@ -158,7 +158,7 @@ class TestNode:
             await self._rest()
 
     async def settle(self) -> None:
-        """Wait until everything has happened that happens without time: turns, activities, what they start."""
+        """Wait until nothing more can happen without time passing: turns, activities, and what they start."""
         async with self._moving:
             await self._rest()
 

@@ -25,9 +25,9 @@ ENTRY_POINTS = "holdfast.secrets"
 
 
 class EnvironmentSecrets:
-    """Secrets in variables of the node's environment: `stripe/key` is SECRET_STRIPE_KEY with the prefix SECRET_.
+    """Secrets in environment variables of the node: `stripe/key` is SECRET_STRIPE_KEY with the prefix SECRET_.
 
-    Only variables with the prefix are read. `{tenant}` and `{environment}` in it are those of the run.
+    Only variables with the prefix are read. `{tenant}` and `{environment}` in the prefix are those of the run.
     """
 
     def __init__(self, prefix: str = "SECRET_", environ: Mapping[str, str] | None = None) -> None:
@@ -49,10 +49,10 @@ class EnvironmentSecrets:
 
 
 class FileSecrets:
-    """Secrets in the files of a folder: `stripe/key` is the file `key` in the folder `stripe` in it.
+    """Secrets in files of a folder: `stripe/key` is the file `key` in its folder `stripe`.
 
-    One line break at the end of a file is no part of its value. `{tenant}` and `{environment}` in the folder's path are
-    those of the run. A file outside of the folder, by a link, is refused. Files are read anew each time.
+    One line break at the end of a file is not part of the value. `{tenant}` and `{environment}` in the path of the
+    folder are those of the run. A file outside the folder, reached by a link, is refused. Files are read each time.
     """
 
     def __init__(self, folder: str | Path) -> None:

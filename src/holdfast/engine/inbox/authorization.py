@@ -51,14 +51,14 @@ def has_override(caller: Caller | None) -> bool:
 
 
 class ControlRequest(Struct, frozen=True, kw_only=True):
-    """A request to a run, as the authoriser sees it: a command, or SIGNAL, TASK, UPDATE, START or QUERY.
+    """A request to a run, for the authoriser: a command, or SIGNAL, TASK, UPDATE, START or QUERY.
 
-    `caller` is who sends it, None if it comes from code in this process. `actor` is who gives it: the caller, or the
-    person an administrator acts for. `name` is the name of the signal, the operation on a task, the update, the
-    workflow or the query; `payload` is what it carries, for SKIP_STEP the result that the workflow is to get.
-    `step_kind` is the kind of step that a command is about: activity, timer, signal, task, child or update; it is
-    empty if the step is not there yet. A start, and a signal that comes with one, has a `run_id` only if the start
-    names one.
+    - `caller`: the sender, as the service has authenticated it. None for code of this process.
+    - `actor`: who decides: the caller, or the person for whom an administrator acts.
+    - `name`: the name of the signal, the operation on a task, the update, the workflow or the query.
+    - `payload`: its payload; for SKIP_STEP the result that the workflow will get.
+    - `step_kind`: the kind of the step: activity, timer, signal, task, child or update. Empty if it does not exist yet.
+    - `run_id`: empty for a start, and a signal that comes with one, unless the start has an id.
     """
 
     run_id: str

@@ -50,7 +50,7 @@ def place() -> dict[str, Any]:
 
 
 class SecretFilter(logging.Filter):
-    """Redacts records that are made inside an activity: of the values of its secrets. For handlers and loggers.
+    """Redacts records that are logged inside an activity: the values of its secrets. For handlers and loggers.
 
     `App.logger` and the formatters of Holdfast redact by themselves.
     """
@@ -176,9 +176,9 @@ def _indented(text: str) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes each record as one line of JSON: time, level, logger, message, run, step, and what was given as `extra`.
+    """Writes each record as one line of JSON: time, level, logger, message, run, step, and the `extra` fields.
 
-    Run and step are known wherever a record is made inside a workflow or an activity, by whatever logger.
+    Run and step are included if a record is logged inside a workflow or an activity, by any logger.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -58,7 +58,7 @@ LONG_S = 10.0
 
 
 def span_context(run_id: str, step_id: str = "") -> SpanContext:
-    """Return the span of a run, or of one of its steps. Children are in the trace of the run above them all."""
+    """Return the span context of a run, or of one of its steps. Children are in the trace of the topmost run."""
     root = run_id.partition("/")[0]
     return SpanContext(
         trace_id=int.from_bytes(_digest(root)[:16]),
@@ -321,30 +321,30 @@ class Tracing:
 
 
 class RedactingSpanProcessor(SpanProcessor):
-    """Hands spans on to another processor, redacted of the secrets of the activity in which they end.
+    """Passes spans to another processor, without the secrets of the activity in which they end.
 
-    For the spans that activities, and what they call, make by a tracer of their own. Put it around the processor that
-    exports them: `provider.add_span_processor(hf.RedactingSpanProcessor(BatchSpanProcessor(exporter)))`.
+    Use it for spans that activities make with tracers of their own. Put it around the processor that exports them:
+    `provider.add_span_processor(hf.RedactingSpanProcessor(BatchSpanProcessor(exporter)))`.
     """
 
     def __init__(self, inner: SpanProcessor) -> None:
         self._inner = inner
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Note that a span begins."""
+        """Pass on that a span begins."""
         self._inner.on_start(span, parent_context)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Hand on a span that has ended."""
+        """Pass on a span that has ended, redacted."""
         redactor = current_redactor()
         self._inner.on_end(span if redactor is None else _redacted(span, redactor))
 
     def shutdown(self) -> None:
-        """Shut the other one down."""
+        """Shut down the other processor."""
         self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Flush the other one."""
+        """Flush the other processor."""
         return self._inner.force_flush(timeout_millis)
 
 
@@ -378,9 +378,9 @@ def _redacted_attribute(value: AttributeValue, redactor: Redactor) -> AttributeV
 
 
 async def carry_trace(call: ClientCall, call_next: CallNext[ClientCall]) -> Any:
-    """Middleware around clients: the context of a run that is started names the current span, to be linked with.
+    """Client middleware: the context of a run that is started names the current span, so that they are linked.
 
-    `traced` adds it; for processes that only start runs: `app.middleware("client")(hf.carry_trace)`.
+    `traced` adds it. In processes that only start runs: `app.middleware("client")(hf.carry_trace)`.
     """
     if call.verb == "start" and TRACE_KEY not in call.context:
         activity, span = current_activity(), trace.get_current_span().get_span_context()
@@ -415,9 +415,10 @@ class TracedApp(Protocol):
 async def traced(
     app: TracedApp, exporter: SpanExporter, resource: Resource | None = None, *, long_s: float = LONG_S
 ) -> AsyncIterator[None]:
-    """Trace the runs that go on and finish on the node that an app has open, and let activities know their step's span.
+    """Trace the runs of the app's open node, and make the step's span the current one inside activities.
 
-    What is started carries the current span. Of a run that goes on for `long_s` what has happened is exported already.
+    Started runs are linked to the current span. Of a run that takes longer than `long_s`, what has happened is exported
+    before it ends. See docs/observing.md.
     """
     starts = app.registry.middleware.client
     if carry_trace not in starts:

@@ -71,12 +71,13 @@ class Step(Generic[S]):
 
 
 class Act(Step[S]):
-    """Run an activity. It takes the state and returns the new one, or None if it is unchanged.
+    """Run an activity. It gets the state and returns the new one, or None if it is unchanged.
 
-    An activity that does not know the state gets what `input` makes of it: the argument, or, if it has several, a dict
-    of them. `apply` makes the new state of the old one and the activity's result. `compensate` undoes the step if the
+    If an activity does not take the state, `input` makes its argument from it, or, for several arguments, a dict of
+    them. `apply` makes the new state from the old one and the activity's result. `compensate` undoes the step if the
     flow fails later: an activity, or an `Act` with an `input`, that gets the state after the step.
-    The options are those of `Activity.options`: retry, timeout, queue, idempotency_key, on_failure, secrets …
+
+    The other options are those of `Activity.options`: retry, timeout, queue, idempotency_key, on_failure, secrets.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Act(Step[S]):
 
 
 class Scene(Step[S]):
-    """Steps one after the other. Without a name it adds nothing to their paths."""
+    """Steps in sequence. Without a name it adds nothing to their paths."""
 
     def __init__(self, *steps: Step[S], step: str | None = None, condition: Callable[[S], Any] | None = None) -> None:
         super().__init__(step, "", condition)
@@ -114,10 +115,10 @@ class Scene(Step[S]):
 
 
 class Chorus(Step[S]):
-    """Branches at the same time, each on the state as it is at the entry.
+    """Concurrent branches. Each gets the state at the entry.
 
-    What they change is merged by field. Two branches that change one field are an error, which names both, unless
-    `merge` makes the state: it gets the state at the entry, and the states of the branches that have succeeded by name.
+    Their changes are merged by field. If two branches change the same field, that is an error that names both, unless
+    `merge` makes the new state: it gets the state at the entry, and the states of the successful branches by name.
     """
 
     def __init__(
@@ -142,9 +143,9 @@ class Chorus(Step[S]):
 
 
 class Cue(Step[S]):
-    """One of several ways. `choose` gets the state: with `cases` it returns the name of one, otherwise yes or no.
+    """A choice. `choose` gets the state. With `cases` it returns the name of one, otherwise true or false.
 
-    A choice of "no" without `otherwise` changes nothing. A name that is not among the cases needs an `otherwise`.
+    False without `otherwise` changes nothing. A name that is not among the cases needs an `otherwise`.
     """
 
     def __init__(
@@ -177,12 +178,12 @@ class Cue(Step[S]):
 
 
 class Signal(Step[S]):
-    """Wait for a signal. `on_receive` makes the new state of the old one and the payload, and is called once.
+    """Wait for a signal. `on_receive` makes the new state from the old one and the payload, and is called once.
 
-    After `timeout` the flow goes on with what `on_timeout` makes of the state; without that it fails. A wait that an
-    operator skips goes on as if its time were over; without `on_timeout`, with the state as it is.
-    A payload that does not fit `kind` is refused where the signal is accepted. One that was accepted before becomes a
-    dead letter, or fails the step with `on_misfit="raise"`.
+    After `timeout` the flow continues with the state that `on_timeout` returns; without it, the flow fails. If an
+    operator skips the wait, it continues in the same way, and without `on_timeout` with the state as it is. A payload
+    that does not fit `kind` is refused when it is sent. If it was accepted before, it becomes a dead letter, or fails
+    the step with `on_misfit="raise"`.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ class Signal(Step[S]):
 
 
 class Task(Step[S]):
-    """Ask a person, as `hf.task` does. `on_answer` makes the new state of the old one and the answer.
+    """Ask a person, as `hf.task` does. `on_answer` makes the new state from the old one and the answer.
 
     With `approvals` or `of` it gets the list of the answers. `payload` is a value, or a function of the state.
     """

@@ -90,11 +90,11 @@ async def make_token(
     audit: AuditEntry | None = None,
     is_granted: bool = False,
 ) -> tuple[str, AccessToken]:
-    """Make a token: return it, as only its bearer will have it, and what the store keeps of it.
+    """Make a token: return its text, for its bearer only, and the record that the store keeps.
 
-    `role` and `scopes` are what it is good for, `roles` its bearer's for tasks. It ends after `expires_in_s`, which is
-    no longer than `longest_s`. Needs no server, so it makes the first. `is_granted` says that others have decided what
-    it is good for, be it nothing.
+    `role` and `scopes` are its rights, and `roles` are its bearer's roles for tasks. It ends after `expires_in_s`, at
+    most `longest_s`. It needs no server, so you can make the first token with it. `is_granted` means that its rights
+    are already decided, even if it has none.
     """
     asked = _Asked(
         role=role,

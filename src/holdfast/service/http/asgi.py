@@ -27,7 +27,7 @@ from holdfast.store.port import Store
 
 
 class AsgiService:
-    """API and page of an app as one ASGI application. Made by `asgi`."""
+    """API and page of an app as one ASGI application. `asgi` returns it."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class AsgiService:
     async def lifespan(self, host: Any = None) -> AsyncIterator[None]:
         """Open the store and run the node while the context is open: `FastAPI(lifespan=service.lifespan)`.
 
-        `host` is the application that is served, which frameworks give; it is not used.
+        `host` is the application that is served. Frameworks pass it; it is not used.
         """
         async with self._app.node(self._store, options=self._node):
             service = self.service
@@ -93,12 +93,12 @@ def asgi(
     authenticate: Authenticate | None = None,
     routes: Sequence[BaseRoute] = (),
 ) -> AsgiService:
-    """Return API and page of an app as an ASGI application, to be mounted in another one or run by a server.
+    """Return API and page of an app as an ASGI application, to mount in another one or to run in a server.
 
-    Its `lifespan` opens the store and runs a node, which runs workflows too unless `node` says that it takes no runs. A
-    framework does not enter the lifespan of what it mounts: give it to the host application. An app that has a node
-    open already is served without it. Callers are known as in `serve`: by tokens in the store, by `authenticate`, or
-    access is open.
+    Its `lifespan` opens the store and runs a node, which executes workflows unless `node` has `takes_runs=False`. A
+    framework does not enter the lifespan of a mounted application: pass it to the host. If the app has an open node, it
+    is served without the lifespan. Callers are authenticated as in `serve`: by tokens of the store, by `authenticate`,
+    or access is open. See docs/frameworks.md.
     """
     options = options or ServiceOptions()
     if authenticate is None and not options.is_open:

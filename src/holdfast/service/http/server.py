@@ -163,12 +163,11 @@ async def serve(
     routes: Sequence[BaseRoute] = (),
     listener: socket.socket | None = None,
 ) -> None:
-    """Serve an app until SIGTERM or SIGINT. Its node runs workflows too, unless `node` says that it takes no runs.
+    """Serve an app until SIGTERM or SIGINT. Its node executes workflows unless `node` has `takes_runs=False`.
 
-    Callers need a token that is kept in the store, unless `authenticate` knows them, or access is open.
-
-    First no more connections are taken, then requests under way finish, then the node. A second signal ends the
-    process at once.
+    Callers need a token of the store, unless `authenticate` returns who they are, or access is open. At the end it
+    accepts no more connections, then finishes running requests, then stops the node. A second signal ends the process
+    at once.
     """
     options = options or ServiceOptions()
     if authenticate is None and not options.is_open:
