@@ -184,6 +184,7 @@ async def test_a_malformed_command_is_refused_before_anybody_is_asked_or_anythin
             lambda: run.pause(actor=None),  # type: ignore[arg-type]
             lambda: run.pause(signal_id="x" * 129),
             lambda: run.retry_run(signal_id="a\x00"),
+            lambda: run.retry_run(from_start="yes"),  # type: ignore[arg-type]
             lambda: run.skip_step("go", result=object()),
         ]
         for command in bad:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.fork import attempt_of
 from holdfast.core.invariants import check
 from holdfast.core.keys import retry_tag
 from holdfast.errors import Conflict, RunCancelled, RunFailed
@@ -458,6 +460,36 @@ async def test_attempts_are_counted_by_retries_and_restarts_and_kept_by_forks_an
         assert await (await second.fork(at=1)).result() == 2
         restart = await app.start(order, run_id="cart", reuse="terminate-and-restart")
         assert await restart.result() == 3
+
+
+async def test_a_debounced_run_is_no_attempt_at_the_one_before_and_its_retry_is_one(variant: EngineVariant) -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def index(doc: str) -> int:
+        return hf.run_info().attempt
+
+    async with variant.node(app):
+        soon = hf.Debounce(key="doc", quiet=0.001, at_most=0.01)
+        first = await app.start(index, "doc", debounce=soon)
+        assert await first.result() == 1
+        second = await app.start(index, "doc", debounce=soon)
+        assert second.run_id == f"{first.run_id}~000002"
+        assert await second.result() == 1
+        assert await (await second.retry_run()).result() == 2
+
+
+def test_retries_and_forks_of_earlier_versions_are_read() -> None:
+    """They have no number of an attempt, and do not say what their programs knew of themselves."""
+    stored = b'{"plan_id":"order","plan_version":"1","retry_of":{"run_id":"a","signal_id":"s"}}'
+    retried = codec.decode_body("RunQueued", 1, stored)
+    assert isinstance(retried, e.RunQueued)
+    assert attempt_of("a/retry-1", retried) == 2
+    stored = b'{"plan_id":"order","plan_version":"1","forked_from":{"run_id":"a~000003","run_seq":5,"seed":"a"}}'
+    forked = codec.decode_body("RunQueued", 1, stored)
+    assert isinstance(forked, e.RunQueued)
+    assert forked.forked_from is not None
+    assert forked.forked_from.formers == (e.FormerRun(5, "a~000003"),)
 
 
 async def test_a_run_is_told_the_same_at_replay_as_before_its_retry(variant: EngineVariant) -> None:

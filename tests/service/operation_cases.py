@@ -452,6 +452,14 @@ async def _retry(server: InProcessServer, call: Caller) -> None:
     outcome = await expect_answer(call, "runs.result", {"run_id": again["run_id"], "wait_s": 10})
     assert outcome["result"] == "x"
     await expect_problem(call, "runs.retry", {"run_id": await waiting_order(server)}, "Conflict", 409)
+    failed = await failed_step(server)
+    await command(server, call, "runs.resume", failed, "FAILED", raise_failure=True)
+    for from_start, begins_with in ((False, failed), (True, None)):
+        retried = await expect_answer(call, "runs.retry", {"run_id": failed, "from_start": from_start}, 201)
+        [queued, *_] = (await expect_answer(call, "runs.events", {"run_id": retried["run_id"]}))["items"]
+        assert queued["data"]["retry_of"]["run_id"] == failed
+        assert queued["data"].get("forked_from", {}).get("run_id") == begins_with
+    await expect_problem(call, "runs.retry", {"run_id": failed, "from_start": "yes"}, "InvalidInput", 422)
 
 
 @case("runs.fork")

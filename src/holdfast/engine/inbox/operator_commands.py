@@ -175,6 +175,9 @@ class CommandSender:
         end, the new run begins with the same input.
         """
         command = self._checked(command)
+        flag: Any = from_start
+        if not isinstance(flag, bool):
+            raise InvalidInput(f"from_start is True or False, not {flag!r}", field="from_start")
         await self._authorise(run_id, command, "", caller)
         head = await head_of(self._store, run_id)
         if head.status not in TERMINAL:
