@@ -27,8 +27,8 @@ ONCE = hf.Retry(max_attempts=1)
 class Bank:
     """An app whose `charge` fails until it is mended, and what was carried out."""
 
-    def __init__(self) -> None:
-        self.app = app = hf.App("shop", attributes={"cents": int})
+    def __init__(self, **options: Any) -> None:
+        self.app = app = hf.App("shop", attributes={"cents": int}, **options)
         self.is_mended = False
         self.calls: list[str] = []
 
@@ -832,3 +832,23 @@ async def test_every_store_keeps_what_a_retry_begins_with(store: Store) -> None:
             assert head.snapshot is not None
             assert (head.reference_key, head.snapshot.attributes) == ("o-1", {"cents": 5})
         assert bank.calls == ["charge book"] * 2
+
+
+async def test_an_encrypted_run_is_retried_where_its_key_is_and_nowhere_else(tmp_path: Path) -> None:
+    address = f"sqlite:///{tmp_path}/shop.db"
+    bank, other = Bank(codecs=[hf.Encryption({"k1": bytes(32)})]), hf.App("page")
+
+    @bank.app.workflow
+    async def order(item: str) -> str:
+        return await bank.charge(await bank.reserve(item))
+
+    async with asyncio.timeout(60):
+        async with bank.app.node(address):
+            run = await bank.failed(order, "book")
+            again = await run.retry_run()
+            assert await again.result() == "paid book"
+            assert bank.calls == ["charge book"]
+        async with other.connect(address):
+            for from_start in (False, True):
+                with pytest.raises(hf.errors.PayloadUnreadable):
+                    await other.run(run.run_id).retry_run(from_start=from_start)

@@ -336,6 +336,7 @@ class CommandSender:
         """Start the run that does this one again, once for each command, and return its id."""
         run_id = head.run_id
         [first] = await self._store.read_events(run_id, 0, 1)
+        refuse_sealed([first])
         assert isinstance(first.data, e.RunQueued)
         new_id, number = _named_retry(run_id, command)
         queued = replace(
