@@ -364,7 +364,11 @@ def test_the_first_token_is_made_on_the_store_and_opens_the_server(tmp_path: Pat
 def test_what_is_wrong_is_told_in_one_line_with_its_exit_code(setup: CommandSetup) -> None:
     for words, code, said in [
         (["run", "show", "nowhere"], 3, "there is no run 'nowhere'"),
-        (["run", "start", "nothing"], 3, "no workflow 'nothing' here (`holdfast workflow list` lists them"),
+        (
+            ["run", "start", "nothing"],
+            3,
+            "lists them; without a server, name the app with --app)",
+        ),
         (["run", "start", "order", "order_id=x", "cents=500"], 2, "got `str` (name=TEXT is a text; what is none is"),
         (["run", "start", "order", "order_id:=7"], 2, "order_id"),
         (["run", "start", "order", "hello"], 2, "input: this is no JSON"),

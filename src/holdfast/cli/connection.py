@@ -37,7 +37,7 @@ BULK_TRIES = 5
 BULK_WAIT_MS = 60_000
 """How often, and for how long at most, a part of something large waits for a server that limits its callers."""
 
-SHARED = Group("Whom to ask, and how to answer", sort_key=100)
+SHARED = Group("Server or store, and output", sort_key=100)
 
 
 class Connection:
@@ -92,14 +92,18 @@ class Target:
     """What every command that asks something takes."""
 
     server: Annotated[
-        str | None, Parameter(help=f"The address of a server; otherwise HOLDFAST_SERVER, then {DEFAULT_SERVER}.")
+        str | None, Parameter(help=f"The address of the server; otherwise HOLDFAST_SERVER, else {DEFAULT_SERVER}.")
     ] = None
-    token: Annotated[str | None, Parameter(help="What the server knows you by; otherwise HOLDFAST_TOKEN.")] = None
+    token: Annotated[str | None, Parameter(help="Your access token for the server; otherwise HOLDFAST_TOKEN.")] = None
     store: Annotated[
-        str | None, Parameter(help="The address of a store, to ask it directly; otherwise HOLDFAST_STORE.")
+        str | None,
+        Parameter(
+            help="The address of a store, to work on it without a server; otherwise HOLDFAST_STORE, "
+            "unless HOLDFAST_SERVER is set."
+        ),
     ] = None
     app: Annotated[
-        str | None, Parameter(help="With a store, the app: for what needs the code of workflows, such as starting one.")
+        str | None, Parameter(help="Without a server, the app, such as shop.py: starting a workflow needs its code.")
     ] = None
     json: Annotated[bool, Parameter(negative="", show_default=False, help="Answer with JSON.")] = False
 

@@ -67,7 +67,7 @@ def doctor(
     server: str
         The address of a server to ask instead; otherwise HOLDFAST_SERVER, if there is no HOLDFAST_STORE.
     token: str
-        What the server knows you by; otherwise HOLDFAST_TOKEN.
+        Your access token for the server; otherwise HOLDFAST_TOKEN.
     thorough: bool
         Read all of a SQLite file, to see that it is whole.
     sample: int

@@ -119,7 +119,7 @@ def code_of(kind: type[HoldfastError]) -> int:
 
 def _sentence(problem: HoldfastError) -> str:
     if isinstance(problem, e.NotFound) and "workflow" in problem.details and "version" not in problem.details:
-        return f"{problem.message} (`holdfast workflow list` lists them; with a store, name the app with --app)"
+        return f"{problem.message} (`holdfast workflow list` lists them; without a server, name the app with --app)"
     hint = next((HINTS[ancestor] for ancestor in type(problem).__mro__ if ancestor in HINTS), "")
     return f"{problem.message} ({hint})" if hint else problem.message
 

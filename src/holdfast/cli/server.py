@@ -29,12 +29,13 @@ def _said(help: str) -> Any:
 class Front:
     """How callers reach the service."""
 
-    public_url: Annotated[str, _said("Where browsers find it, if a proxy stands before it.")] = ""
+    public_url: Annotated[str, _said("The address for browsers, if the server is behind a proxy.")] = ""
     trusted_proxy: Annotated[
-        tuple[str, ...], _said("An address or network whose Forwarded and X-Forwarded-* count; may be repeated.")
+        tuple[str, ...],
+        _said("The proxy, or its network, whose Forwarded and X-Forwarded-* are trusted; may be repeated."),
     ] = ()
     tls_certificate: Annotated[str, _said("The file with a certificate and its chain, to serve by https.")] = ""
-    tls_key: Annotated[str, _said("The file with its key, if it is another.")] = ""
+    tls_key: Annotated[str, _said("The file with its private key, if that is another file.")] = ""
     tls_min_version: Annotated[str, Parameter(help="The oldest version of TLS: 1.2 or 1.3.")] = "1.2"
 
 
@@ -44,15 +45,17 @@ class Oidc:
     """The OpenID provider that says who callers are, beside tokens."""
 
     oidc_issuer: Annotated[str, _said("The provider, such as https://login.example.com.")] = ""
-    oidc_audience: Annotated[str, _said("Whom its tokens are for: this service, as it knows it.")] = ""
+    oidc_audience: Annotated[str, _said("The audience that the provider's tokens must name.")] = ""
     oidc_client_id: Annotated[
-        str, _said(f"As whom the page signs people in; a secret is read from {OIDC_CLIENT_SECRET}.")
+        str, _said(f"The client id for sign-in on the page; its secret is read from {OIDC_CLIENT_SECRET}.")
     ] = ""
-    oidc_name_claim: Annotated[str, Parameter(help="The claim that is the caller's name.")] = "sub"
-    oidc_roles_claim: Annotated[str, Parameter(help="The claim that holds roles, such as groups.")] = "roles"
-    oidc_role: Annotated[tuple[str, ...], _said("Which value is which role: ops=operator; may be repeated.")] = ()
-    oidc_tenant_claim: Annotated[str, _said("The claim that names the tenant; without it a token is refused.")] = ""
-    oidc_tenant: Annotated[str, _said("Whose all callers are, where no claim says it.")] = ""
+    oidc_name_claim: Annotated[str, Parameter(help="The claim with the caller's name.")] = "sub"
+    oidc_roles_claim: Annotated[str, Parameter(help="The claim with the caller's roles or groups.")] = "roles"
+    oidc_role: Annotated[
+        tuple[str, ...], _said("A value of that claim and its role, such as ops=operator; may be repeated.")
+    ] = ()
+    oidc_tenant_claim: Annotated[str, _said("The claim with the tenant; a token without it is refused.")] = ""
+    oidc_tenant: Annotated[str, _said("The tenant of all callers, if there is no such claim.")] = ""
 
     def options(self) -> OidcOptions | None:
         """Return what is said of a provider, or None."""
@@ -92,7 +95,7 @@ def server(
     front: Front | None = None,
     oidc: Oidc | None = None,
 ) -> int:
-    """Serve the API of an app until SIGTERM or Ctrl-C, and run its workflows too, unless that is switched off.
+    """Serve the API and the page of an app until SIGTERM or Ctrl-C; run its workflows too, unless --no-node is given.
 
     Parameters
     ----------
@@ -100,17 +103,17 @@ def server(
         The app: shop.py, shop.py:app or pkg.module:app.
     store: str
         The address of the store, such as sqlite:///orders.db; otherwise HOLDFAST_STORE, then sqlite:///holdfast.db.
-        It is made if it is not there.
+        A store that does not exist is created.
     host: str
-        Where to listen; the default is for this machine only.
+        The address to listen on; the default is reachable from this machine only.
     port: int
-        Where to listen; 0 takes one that is free.
+        The port to listen on; 0 takes a free one.
     node: bool
-        Whether to run workflows; --no-node leaves them to other nodes.
+        Whether to run workflows in this process; with --no-node other nodes run them.
     queue: str
-        A queue whose activities are carried out here; for several queues, give it several times.
+        A queue whose activities this process executes; may be repeated.
     open_access: bool
-        Admit every caller, without a token.
+        Accept every caller, without a token.
     as_json: bool
         Write the log as lines of JSON, with run and step.
     """
