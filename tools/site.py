@@ -8,6 +8,7 @@ any other file of the repository is a warning, which fails the build, as a link 
 import logging
 import posixpath
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -85,6 +86,13 @@ def _files_of(folder: str) -> Iterator[str]:
     for file in sorted((ROOT / folder).rglob("*")):
         if file.is_file() and "__pycache__" not in file.parts:
             yield str(PurePosixPath(file.relative_to(ROOT)))
+
+
+def on_config(config: Any) -> Any:
+    """MkDocs asks: what is the configuration? Each page names the version that it describes."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    config.copyright = f"Holdfast {version}"
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:

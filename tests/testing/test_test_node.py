@@ -318,11 +318,12 @@ async def test_an_update_that_waits_for_time_ends_the_test_with_a_hint(monkeypat
         hf.on_update("add", add)
         return await hf.wait_signal("end", int)
 
-    monkeypatch.setattr("holdfast.testing.test_node.PATIENCE_S", 0.2)
     async with TestNode(app) as node:
         run = await app.start(basket)
-        with pytest.raises(NothingDue, match=r"update 'add'.*advance"):
-            await run.update("add", update_id="u-1")
+        with monkeypatch.context() as impatient:
+            impatient.setattr("holdfast.testing.test_node.PATIENCE_S", 0.2)
+            with pytest.raises(NothingDue, match=r"update 'add'.*advance"):
+                await run.update("add", update_id="u-1")
         again = asyncio.ensure_future(run.update("add", update_id="u-1"))
         await node.advance(seconds=60)
         assert await again == "added"

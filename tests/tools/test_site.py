@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from tools import site
 
 ROOT = Path(__file__).parents[2]
+VERSION = importlib.metadata.version("holdfast")
 LOADED = re.compile(
     r"""<(?:script|img|iframe)[^>]*\ssrc="?(?:https?:)?//|<link[^>]*rel="?stylesheet[^>]*href="?(?:https?:)?//"""
 )
@@ -32,6 +34,7 @@ def test_the_site_builds_strictly_and_loads_nothing_from_another_host(tmp_path: 
         built = re.sub(r"(^|/)README\.md$", r"\1index.html", target).removesuffix(".md").removesuffix(".html") + ".html"
         text = (tmp_path / built).read_text(encoding="utf-8")
         assert not LOADED.search(text), f"{built} loads something from another host"
+        assert f"Holdfast {VERSION}" in text, f"{built} does not name its version"
 
 
 def test_links_are_rewritten_from_the_repository_to_the_site() -> None:
