@@ -714,6 +714,8 @@ def test_one_command_goes_to_all_runs_that_a_search_finds(setup: CommandSetup) -
     assert "add --yes, or look with --preview" in refused.stderr
     done = setup.hf("run", "bulk", "pause", "--text", "many-", "--reason", "a bad deployment", "--yes")
     assert "pause: 2 done, 0 refused, 1 not concerned" in done.stdout
+    assert "each run has recorded it, as request bulk-" in done.stderr
+    assert "`holdfast doctor` says what is left" in done.stderr
     until(lambda: setup.json("run", "get", "many-0"), lambda run: run["status"] == "PAUSED")
     assert setup.json("run", "get", "many-0")["pause"]["reason"] == "a bad deployment"
     start(setup, "grave", run_id="many-grave")
@@ -725,6 +727,11 @@ def test_one_command_goes_to_all_runs_that_a_search_finds(setup: CommandSetup) -
     answers = setup.json("run", "bulk", "terminate", "--run-id", "many-0", "--run-id", "many-1", "--yes")
     assert sorted(item["run_id"] for item in answers["items"]) == ["many-0", "many-1"]
     until(lambda: setup.json("run", "get", "many-1"), lambda run: run["status"] == "CANCELLED")
+    again = setup.hf("run", "bulk", "retry", "--run-id", "many-1", "--yes")
+    assert (again.stdout, "each new run names the one before it" in again.stderr) == (
+        "retry: 1 done, 0 refused\n",
+        True,
+    )
 
 
 def test_a_schedule_is_made_paused_triggered_and_deleted(setup: CommandSetup) -> None:

@@ -1,5 +1,7 @@
 """One command to many runs: what becomes of a run that ends, or goes on, between the search and the command."""
 
+import asyncio
+
 import pytest
 
 import holdfast as hf
@@ -9,7 +11,8 @@ from holdfast.limits import SIGNAL_ID_BYTES
 from holdfast.service.context import RequestContext
 from holdfast.service.operations import bulk
 from holdfast.service.operations.bulk import CommandRuns
-from holdfast.store.port import RunHead
+from holdfast.service.operations.runs import done_again_by
+from holdfast.store.port import Index, RunHead
 from tests.service.in_process import serve_in_process
 
 
@@ -91,3 +94,29 @@ async def test_a_search_for_failed_runs_does_none_of_them_again_a_second_time() 
         named = {**ask, "request_id": "r5", "run_ids": [run_id]}
         [item] = (await server.http.post("/v1/run-commands", json=named)).json()["items"]
         assert item["made"] not in (None, made), "who names it means it"
+
+
+@pytest.mark.contract("SIG-13")
+@pytest.mark.parametrize("command", ["retry", "retry_from_start", "fork"])
+async def test_two_operators_at_the_same_moment_do_a_failed_run_again_once(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = asyncio.Barrier(2)
+
+    async def looks_with_the_other(store: Index, run_id: str) -> str | None:
+        again = await done_again_by(store, run_id)
+        await both.wait()
+        return again
+
+    monkeypatch.setattr(bulk, "done_again_by", looks_with_the_other)
+    async with serve_in_process() as server:
+        run_id = await server.start("failing")
+        await server.until("runs.get", {"run_id": run_id}, lambda run: run["status"] == "FAILED")
+
+        async def by(name: str) -> str:
+            ask = {"command": command, "status": "FAILED", "request_id": name, "reason": f"as {name} says"}
+            [item] = (await server.http.post("/v1/run-commands", json=ask)).json()["items"]
+            return str(item["made"])
+
+        one, other = await asyncio.gather(by("ann"), by("bob"))
+        assert one == other

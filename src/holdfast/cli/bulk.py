@@ -170,5 +170,7 @@ def _show_answers(asked: dict[str, Any], answers: list[Any], target: Target) -> 
             show_items(
                 [{"run_id": item["run_id"], "why": item["error"]["detail"]} for item in refused], ("run_id", "why")
             )
-        note(f"each run has recorded it, as request {asked['request_id']}")
+        recorded = f"each run has recorded it, as request {asked['request_id']}"
+        made = any("made" in item for item in done)
+        note(f"{'each new run names the one before it' if made else recorded}; `holdfast doctor` says what is left")
     return FAILED if refused else OK

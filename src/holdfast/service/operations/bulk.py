@@ -49,6 +49,11 @@ MOST_RUNS = 100
 AT_ONCE = 25
 """How many of them at the same time."""
 
+DOES_AGAIN = frozenset({"retry", "retry_from_start", "fork"})
+
+ONCE = "bulk:once"
+"""The id of each command that does a run again once: two operators at the same moment get the same run."""
+
 FINISHED_MEANWHILE = "it has finished meanwhile"
 TRIED_MEANWHILE = "it was tried again meanwhile"
 
@@ -133,8 +138,7 @@ async def command_many(context: RequestContext, request: CommandRuns) -> RunsCom
 
 async def _answer(context: RequestContext, request: CommandRuns, head: RunHead) -> CommandAnswer:
     objection = _not_concerned(head, request.command)
-    is_once = request.only_once or not request.run_ids
-    if objection is None and is_once and request.command in ("retry", "retry_from_start", "fork"):
+    if objection is None and _is_once(request):
         again = await done_again_by(context.store, head.run_id)
         if again is not None:
             return CommandAnswer(run_id=head.run_id, made=again, not_concerned="it was done again already")
@@ -148,6 +152,11 @@ async def _answer(context: RequestContext, request: CommandRuns, head: RunHead) 
         if request.command == "try_now" and await _was_tried(context, head):
             return CommandAnswer(run_id=head.run_id, not_concerned=TRIED_MEANWHILE)
         return CommandAnswer(run_id=head.run_id, error=problem_of(error, context.correlation_id))
+
+
+def _is_once(request: CommandRuns) -> bool:
+    """Return whether the command leaves out runs that were done again already."""
+    return request.command in DOES_AGAIN and (request.only_once or not request.run_ids)
 
 
 async def _was_tried(context: RequestContext, head: RunHead) -> bool:
@@ -193,18 +202,19 @@ assert _CONTROLS.keys() == set(get_args(BulkCommand))
 async def _carry_out(context: RequestContext, request: CommandRuns, head: RunHead) -> str | None:
     """Give the command to one run, and return the run that was made by it, if one was."""
     runtime, caller = context.runtime, context.principal
+    request_id = ONCE if _is_once(request) else request.request_id
     command = OperatorCommand(
         name=_CONTROLS[request.command],
         reason=request.reason,
         actor=context.name(request.actor),
-        signal_id=request.request_id,
+        signal_id=request_id,
         raise_failure=request.command == "raise",
     )
     if request.command in ("retry", "retry_from_start"):
         from_start = request.command == "retry_from_start"
         return await runtime.retry_run(head.run_id, command, caller, from_start=from_start)
     if request.command == "fork":
-        forked, _ = await runtime.fork_run(head.run_id, command, caller, request_id=request.request_id)
+        forked, _ = await runtime.fork_run(head.run_id, command, caller, request_id=request_id)
         return forked
     for step_id in _steps_for(head, request.command):
         signal_id = request.request_id if step_id is None else _id_for(request.request_id, step_id)
