@@ -120,7 +120,7 @@ class Installation:
         given.write_text(self.password)
         self.own(given)
         self.run(
-            "initdb", "-D", server.data, "-U", "postgres", "--pwfile", given, "--auth-host=password",
+            "initdb", "-D", server.data, "-U", "postgres", "--pwfile", given, "--auth-host=md5",
             "--auth-local=reject", "--encoding=UTF8", "--locale=C", "--no-sync",
         )  # fmt: skip
         server.configure(SETTINGS)
