@@ -609,6 +609,7 @@ class App:
         options = options or NodeOptions()
         if options.fail_open and name is None:
             raise InvalidInput("a node that fails open has a name, so that it finds its journal again", field="name")
+        self.runtimes.check_store(store)
         async with self._open(store) as (unobserved, limits):
             check_ownership(unobserved, _settings(None, None).checkpoint_ownership)
             works = options.takes_runs or bool(options.queues)

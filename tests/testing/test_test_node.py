@@ -327,3 +327,26 @@ async def test_an_update_that_waits_for_time_ends_the_test_with_a_hint(monkeypat
         again = asyncio.ensure_future(run.update("add", update_id="u-1"))
         await node.advance(seconds=60)
         assert await again == "added"
+
+
+async def test_no_other_store_is_opened_meanwhile(tmp_path: Path) -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def order() -> str:
+        return "done"
+
+    url = f"sqlite:///{tmp_path}/production.db"
+    async with TestNode(app) as node:
+        with pytest.raises(InvalidInput, match="a TestNode of this app is open"):
+            async with app.connect(url):
+                await app.start(order)
+        with pytest.raises(InvalidInput, match="a TestNode of this app is open"):
+            async with TestNode(app):
+                pass
+        assert list(tmp_path.iterdir()) == []
+        async with app.connect(node.store):
+            await app.start(order)
+        assert await (await app.start(order)).result() == "done"
+    async with app.node(url):
+        assert await (await app.start(order)).result() == "done"

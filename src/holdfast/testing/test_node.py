@@ -75,9 +75,12 @@ class TestNode:
         registry = self.app.registry
         self._queues = tuple(sorted({each.options.queue for each in registry.activities.values()} - {""}))
         options = NodeOptions(lease_ms=LEASE_MS, visible_ms=LEASE_MS, drain_s=0.0, queues=self._queues, sample_s=None)
+        self.app.runtimes.check_store(self.store)
         self._calls.install()
         self._stack.callback(self._calls.remove)
         self._node = await self._stack.enter_async_context(self.app.node(self.store, name="test", options=options))
+        self.app.runtimes.tested = self.store
+        self._stack.callback(setattr, self.app.runtimes, "tested", None)
         runtime = self.app.runtime()
         wait_finished = runtime.wait_finished
 

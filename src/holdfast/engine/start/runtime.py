@@ -1010,6 +1010,14 @@ class OpenRuntimes:
 
     def __init__(self) -> None:
         self._open: list[tuple[asyncio.AbstractEventLoop, Runtime]] = []
+        self.tested: port.Store | None = None
+        """The store of the `TestNode` that is open, if one is. No other store is opened meanwhile."""
+
+    def check_store(self, store: object) -> None:
+        """Refuse to open another store than that of the open `TestNode`: the test would leave it unnoticed."""
+        if self.tested is not None and store is not self.tested:
+            text = "a TestNode of this app is open, and calls would go to another store: open one or the other"
+            raise InvalidInput(text, field="store")
 
     def add(self, runtime: Runtime) -> None:
         """Note that a runtime was opened in the running event loop."""
