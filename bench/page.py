@@ -190,7 +190,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="a file to make, or to use again")
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args()
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
+    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+    chromium = next(filter(None, map(shutil.which, names)), "")
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         path = options.keep or Path(folder) / "page.db"
         rows = asyncio.run(measure(options.runs, path, options.rounds, options.events, chromium))

@@ -65,7 +65,7 @@ from holdfast.program.flow.definition import FlowDefinition
 from holdfast.program.flow.steps import Step
 from holdfast.program.middleware import ActivityCall, ClientCall, Middleware, MiddlewareKind, WorkflowCall
 from holdfast.program.secrets import Secret, SecretProvider
-from holdfast.program.values import Converter, Values
+from holdfast.program.values import Converter, Values, keywords_are_options, named
 from holdfast.registry import Registry, RunHook
 from holdfast.run import RunHandle, run_from_inside
 from holdfast.settings import Settings, load_settings
@@ -78,7 +78,7 @@ from holdfast.store.queries import DeadLetterQuery
 from holdfast.store.types import ReusePolicy
 from holdfast.store.validation import check_node_name, check_ownership
 from holdfast.termination import termination_signal
-from holdfast.workflow import Flow, Workflow, keywords_are_options, named
+from holdfast.workflow import Flow, Workflow
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -4,10 +4,9 @@ Inside a workflow, calling one runs a child; `start` starts a run that is no chi
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Coroutine, Generator, Mapping
 from datetime import timedelta
-from functools import update_wrapper, wraps
-from inspect import signature
+from functools import update_wrapper
 from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack
 
 from msgspec.structs import replace
@@ -30,13 +29,13 @@ from holdfast.program.definitions import (
     run_timeouts,
 )
 from holdfast.program.flow.definition import FlowDefinition
+from holdfast.program.values import keywords_are_options, named
 from holdfast.run import RunHandle, run_from_inside
 from holdfast.store.types import ReusePolicy
 
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
-T = TypeVar("T")
 
 
 class ChildCall(TypedDict, total=False):
@@ -155,51 +154,6 @@ class Flow(Workflow[[S], S], Generic[S]):
     def mermaid(self) -> str:
         """Return the tree as a Mermaid flowchart."""
         return self.definition.graph().mermaid()
-
-
-def keywords_are_options(start: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Let the keywords of a function that starts runs be its options, beside the arguments of the workflow.
-
-    A keyword that could be either, because a parameter of the workflow has the name of an option, is refused. With
-    `arguments`, which has the arguments by name, every keyword is an option.
-    """
-    parameters = signature(start).parameters.values()
-    options = frozenset(each.name for each in parameters if each.kind is each.KEYWORD_ONLY) - {"arguments"}
-
-    @wraps(start)
-    async def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        if kwargs.get("arguments") is None and not options.isdisjoint(kwargs):
-            _refuse_ambiguous(args, kwargs, options)
-        return await start(*args, **kwargs)
-
-    return checked
-
-
-def _refuse_ambiguous(args: tuple[Any, ...], kwargs: Mapping[str, Any], options: frozenset[str]) -> None:
-    workflow = next((each for each in args[:2] if isinstance(each, Workflow)), kwargs.get("workflow"))
-    if not isinstance(workflow, Workflow):
-        return
-    definition, version = workflow.definition, kwargs.get("workflow_version")
-    registry = getattr(args[0] if args else None, "registry", None)
-    if registry is not None and isinstance(version, str):
-        definition = registry.workflows.get((definition.name, version), definition)
-    for name in definition.signature.names:
-        if name in options and name in kwargs:
-            problem = (
-                f"{name} is an option of start, and workflow {definition.name!r} has a parameter of that name: with "
-                f"arguments={{{name!r}: …}} it is the argument, and the keywords beside `arguments` are options"
-            )
-            raise InvalidInput(problem, field=name)
-
-
-def named(arguments: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a workflow that are given by name, beside no others."""
-    given: Any = arguments
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise InvalidInput(f"arguments has the arguments of the workflow by name: {arguments!r}", field="arguments")
-    if args or kwargs:
-        raise InvalidInput("arguments has all arguments of the workflow: give none beside it", field="arguments")
-    return dict(arguments)
 
 
 @keywords_are_options

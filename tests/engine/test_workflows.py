@@ -470,7 +470,7 @@ async def test_an_argument_that_does_not_fit_is_named_with_its_field() -> None:
     async with app.node("memory://"):
         with pytest.raises(InvalidInput, match="argument 'sizes' of workflow 'order' does not fit") as caught:
             await app.start(order, "lamp", sizes)
-    assert caught.value.message.endswith("Expected `int`, got `str` at [...][1]")
+    assert caught.value.message.endswith("Expected `int`, got `str` - at `$.sizes[...][1]`")
     assert caught.value.details["field"] == "sizes"
 
 

@@ -38,7 +38,7 @@ async def opened(page: Page, site: Site, workflow: str = "drawn") -> str:
     run_id = await site.start(workflow, order_id="o-1")
     await page.goto(f"/runs/{run_id}")
     await expect(page.locator(".need")).to_be_visible()
-    await expect(page.locator(".graph-node").first).to_be_visible()
+    await expect(page.locator(".graph-node[data-status=WAITING]").first).to_be_visible()
     return run_id
 
 

@@ -11,10 +11,22 @@ store is refused when a function with it is registered, by `Values.checked`.
 
 import inspect
 import types
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
-from typing import Annotated, Any, Generic, Never, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from functools import cached_property, wraps
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Never,
+    NoReturn,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 import msgspec.inspect as i
@@ -27,6 +39,7 @@ from holdfast.errors import InvalidInput
 from holdfast.program import pydantic_models
 from holdfast.program.schema import json_schema, parts_of
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 KNOWN_TYPES = 1_024
@@ -338,10 +351,9 @@ class Signature:
                     self._kinds[name].decode(raw)
             except InvalidInput as unfit:
                 return InvalidInput(f"argument {name!r} of {self.name}: {unfit.message}", field=name)
-            except (msgspec.MsgspecError, UnicodeError) as unfit:
-                where, reason = codec.explain_unfit(unfit)
-                text = f"argument {name!r} of {self.name} does not fit: {reason}{where and f' at {where}'}"
-                return InvalidInput(text, field=name)
+            except (msgspec.MsgspecError, UnicodeError):  # the cause says it, with the path from the arguments on
+                reason = problem.__cause__ or problem
+                return InvalidInput(f"argument {name!r} of {self.name} does not fit: {reason}", field=name)
         return InvalidInput(f"{self.name}: {problem.message}")
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -405,6 +417,51 @@ class Signature:
             kind = codec.type_name(self.result_type)
             raise InvalidInput(f"the result of {self.name} does not fit {kind}: {problem}") from problem
         return codec.decode_with(self._result_decoder, raw) if type(value) is dict and codec.SEAL in value else value
+
+
+def keywords_are_options(start: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Let the keywords of a function that starts runs be its options, beside the arguments of the workflow.
+
+    A keyword that could be either, because a parameter of the workflow has the name of an option, is refused. With
+    `arguments`, which has the arguments by name, every keyword is an option.
+    """
+    parameters = inspect.signature(start).parameters.values()
+    options = frozenset(each.name for each in parameters if each.kind is each.KEYWORD_ONLY) - {"arguments"}
+
+    @wraps(start)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        if kwargs.get("arguments") is None and not options.isdisjoint(kwargs):
+            _refuse_ambiguous(args, kwargs, options)
+        return start(*args, **kwargs)
+
+    return checked
+
+
+def _refuse_ambiguous(args: tuple[Any, ...], kwargs: Mapping[str, Any], options: frozenset[str]) -> None:
+    given = (getattr(each, "definition", None) for each in (*args[:2], kwargs.get("workflow")))
+    definition, version = next((each for each in given if each is not None), None), kwargs.get("workflow_version")
+    if definition is None:
+        return
+    registry = getattr(args[0] if args else None, "registry", None)
+    if registry is not None and isinstance(version, str):
+        definition = registry.workflows.get((definition.name, version), definition)
+    for name in definition.signature.names:
+        if name in options and name in kwargs:
+            problem = (
+                f"{name} is an option of start, and workflow {definition.name!r} has a parameter of that name: with "
+                f"arguments={{{name!r}: …}} it is the argument, and the keywords beside `arguments` are options"
+            )
+            raise InvalidInput(problem, field=name)
+
+
+def named(arguments: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a workflow that are given by name, beside no others."""
+    given: Any = arguments
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise InvalidInput(f"arguments has the arguments of the workflow by name: {arguments!r}", field="arguments")
+    if args or kwargs:
+        raise InvalidInput("arguments has all arguments of the workflow: give none beside it", field="arguments")
+    return dict(arguments)
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:

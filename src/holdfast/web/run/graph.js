@@ -135,8 +135,10 @@ export class RunGraph {
     const structure = JSON.stringify(
       graph.nodes.map((node) => [node.id, node.parent, node.depends_on, node.is_expanded, node.label, node.branch]),
     );
-    if (structure === this.structure) this.showNodes();
-    else this.arrange(structure);
+    if (structure === this.structure) {
+      this.showNodes();
+      this.follow();
+    } else this.arrange(structure);
     this.markEdges();
     if (performance.getEntriesByName(DRAWN).length === 0) performance.mark(DRAWN);
   }
@@ -231,6 +233,11 @@ export class RunGraph {
     const leaves = this.graph.nodes.filter((node) => !node.is_expanded);
     const active = ACTIVE.map((status) => leaves.find((node) => node.status === status)).find(Boolean);
     this.view.fit(this.drawn, this.drawn.boxes.get((active ?? leaves[0]).id));
+  }
+
+  // What is active now comes into view, unless somebody has moved the drawing or uses it.
+  follow() {
+    if (!this.view.isMoved && !this.element.contains(document.activeElement)) this.fit();
   }
 
   scaled(k) {
