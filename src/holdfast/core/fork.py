@@ -15,7 +15,8 @@ Rules of this file:
    with another input.
 6. A failed run is continued without the failures that have ended it. Outcomes that came in the commit of its end, or
    after the failure, are kept: the fork begins as a run that was paused before they came, and its program gets them
-   when a node with its code resumes it.
+   when a node with its code resumes it. What is open and is answered to the failed run alone, a child or the holder of
+   a callback's token, is asked for again: the fork is from before that.
 """
 
 from collections.abc import Collection, Sequence
@@ -32,7 +33,7 @@ from holdfast.core.commands import COMMAND_OF
 from holdfast.core.event_writer import EventWriter, start_message
 from holdfast.core.events import EngineRunRef, ErrorInfo, Event
 from holdfast.core.instants import Instant
-from holdfast.core.keys import event_id, event_key
+from holdfast.core.keys import CALLBACK, event_id, event_key
 from holdfast.core.messages import Message
 from holdfast.core.restarts import number_of_id
 from holdfast.core.state import RunState, awaits_approval, retry_token, state_of
@@ -106,22 +107,26 @@ def kept_to_continue(history: Sequence[Event]) -> Kept:
     place = min(failures) if failures else _last_outcome(history[:end])
     while (cut := _before(history, place)) > 1:
         kept = Kept(history[:cut], _outcomes_since(history[:end], cut, failures))
-        children = _open_children(events_of(kept))
-        if not children:
+        elsewhere = _open_elsewhere(events_of(kept))
+        if not elsewhere:
             return kept
-        # A child reports to its own parent: the fork starts another, and all that came since is left out.
-        end = next(at for at, event in enumerate(history) if event.step_id in children)
+        # A child reports to its own parent, and a token of a callback is for the run that it was made in: the fork
+        # starts another child and asks again, and all that came since is left out.
+        end = next(at for at, event in enumerate(history) if event.step_id in elsewhere)
         failures, place = set(), _last_outcome(history[:end])
     return Kept(history[:1])
 
 
 def failures_since_rotation(kept: Kept) -> list[int]:
-    """Return the places of the steps that have failed since the last rotation."""
+    """Return the places of the steps that have failed since the last rotation, and can be tried again in a fork."""
     failed: list[int] = []
+    callbacks: set[str | None] = set()
     for place, event in enumerate(kept.events):
         if isinstance(event.data, e.ContinuedAsNew):
             failed.clear()
-        elif isinstance(event.data, e.StepFailed):
+        elif _is_callback(event.data):
+            callbacks.add(event.step_id)
+        elif isinstance(event.data, e.StepFailed) and event.step_id not in callbacks:
             failed.append(place)
     return failed
 
@@ -170,9 +175,14 @@ def _last_outcome(history: Sequence[Event]) -> int:
     return next((place for place in range(len(history) - 1, 0, -1) if type(history[place].data) in e.OUTCOMES), 1)
 
 
-def _open_children(history: Sequence[Event]) -> set[str]:
+def _open_elsewhere(history: Sequence[Event]) -> set[str]:
+    """Return the open steps whose outcome goes to this run, and not to a fork of it."""
     steps = state_of(history[0].run_id, history).open_steps.values()
-    return {step.step_id for step in steps if isinstance(step.body, e.ChildStarted)}
+    return {step.step_id for step in steps if isinstance(step.body, e.ChildStarted) or _is_callback(step.body)}
+
+
+def _is_callback(body: e.Body) -> bool:
+    return isinstance(body, e.StepStarted) and body.name == CALLBACK
 
 
 def _before(history: Sequence[Event], place: int) -> int:

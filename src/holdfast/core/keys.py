@@ -51,6 +51,9 @@ ATTEMPT_MARK = "~"
 RESERVED_PREFIX = "holdfast."
 """The engine's own signals begin with it. They do not count against a run's rate limit."""
 
+CALLBACK = "holdfast.callback"
+"""The activity that ends at once without an outcome, and is completed by a callback."""
+
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 _LIKE_A_STEP_ID = re.compile(r"#[0-9]+$|^[0-9]+(?:/|$)|^(?:update|patched|cut):|:(?:taken|skipped)$|!reconcile")
 """Step ids that the engine makes: the second `act`, `act` after a rotation, updates, markers, the engine's tasks."""

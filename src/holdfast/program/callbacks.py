@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core.instants import Instant
-from holdfast.core.keys import RESERVED_PREFIX
+from holdfast.core.keys import CALLBACK, RESERVED_PREFIX
 from holdfast.errors import ActivityFailed, InvalidInput
 from holdfast.program.coroutine import CoroutineProgram, require_program
-from holdfast.program.definitions import CALLBACK, WAITING_FOR_A_CALLBACK, encode_options, milliseconds
+from holdfast.program.definitions import WAITING_FOR_A_CALLBACK, encode_options, milliseconds
 from holdfast.program.signals import wait_for_own
 
 T = TypeVar("T")

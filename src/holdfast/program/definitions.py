@@ -238,9 +238,6 @@ STORING_A_PLAN = ActivityOptions(
 START_RUN = "holdfast.start"
 """The activity that starts a run of its own for a workflow."""
 
-CALLBACK = "holdfast.callback"
-"""The activity that ends at once without an outcome, and is completed by a callback."""
-
 WAITING_FOR_A_CALLBACK = ActivityOptions(retry=Retry(max_attempts=0, initial_ms=200, most_ms=10_000))
 """How it is tried: again after a lost node. What is reported to it is never retried."""
 

@@ -29,7 +29,7 @@ from holdfast.core.events import (
     StepStarted,
 )
 from holdfast.core.instants import Instant
-from holdfast.core.keys import COMPLETION_KEY, ActivityToken, outcome_id, read_activity_token
+from holdfast.core.keys import CALLBACK, COMPLETION_KEY, ActivityToken, outcome_id, read_activity_token
 from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, SignalRequest
 from holdfast.core.state import TERMINAL, OpenStep, state_of
 from holdfast.core.timing import retry_delay_ms, step_options
@@ -39,7 +39,6 @@ from holdfast.engine.inbox.json_schema import SchemaCheck
 from holdfast.errors import Conflict, HoldfastError, InvalidInput, StoreUnavailable
 from holdfast.limits import ERROR_TEXT_CHARS, Limits
 from holdfast.program.callbacks import CallbackTerms, heartbeat_signal
-from holdfast.program.definitions import CALLBACK
 from holdfast.program.outcomes import attempt_error
 from holdfast.program.secrets import current_redactor
 from holdfast.registry import Registry

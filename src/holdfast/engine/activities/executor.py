@@ -20,6 +20,7 @@ from holdfast.core import codec
 from holdfast.core.events import NULL, StepStarted
 from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import NOT_COMPLETED
+from holdfast.core.keys import CALLBACK
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
 from holdfast.core.reconciliation import indeterminate, not_completed
 from holdfast.core.state import OpenStep
@@ -41,7 +42,7 @@ from holdfast.engine.activities.task_pool import TaskPool
 from holdfast.engine.activities.verification import CALL, Found, ask, before_asking, delay_before_asking_again_ms
 from holdfast.errors import InvalidInput
 from holdfast.limits import RESULT_SCHEMA_BYTES, Limits
-from holdfast.program.definitions import CALLBACK, ActivityDefinition, ActivityOptions
+from holdfast.program.definitions import ActivityDefinition, ActivityOptions
 from holdfast.program.middleware import ActivityCall, Middleware, call_through
 from holdfast.program.outcomes import attempt_error, error_info
 from holdfast.program.secrets import ResolvedSecrets, SecretProvider, SecretScope, references_in

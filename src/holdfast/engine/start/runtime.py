@@ -29,6 +29,7 @@ from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
 from holdfast.core.keys import (
     ANY_VERSION,
+    CALLBACK,
     ActivityToken,
     check_name,
     check_signal_name,
@@ -80,7 +81,6 @@ from holdfast.errors import (
 from holdfast.limits import DURATION_MS, PRIORITY, TAGS, Limits
 from holdfast.program.callbacks import CallbackTerms
 from holdfast.program.definitions import (
-    CALLBACK,
     START_RUN,
     UPDATE_RUN,
     ActivityDefinition,
