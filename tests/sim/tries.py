@@ -28,6 +28,8 @@ class Try(NamedTuple):
 
     process: str
     is_alone: bool
+    epoch: int
+    """Of the lease under which it is made: who loses the lease, and is given another one, has not begun again."""
 
 
 class Tries:
@@ -45,7 +47,7 @@ class Tries:
         for turn, head in fresh:
             tries = self._of.setdefault(turn.run_id, [])
             if turn.run_id in begun:
-                tries.append(Try(process.name if process else "", len(begun) == 1))
+                tries.append(Try(process.name if process else "", len(begun) == 1, turn.epoch))
                 self._world.note(f"try    {turn.run_id} {turn.losses} of {len(begun)}", "tries")
                 if len(begun) > 1 and turn.losses > SUSPECT_LOSSES + 1:
                     self._world.violate(f"{turn.run_id}: its try {len(tries)} is one of {begun}")
@@ -70,12 +72,13 @@ class Tries:
     def blame(self, run_id: str, process: str) -> None:
         """Note that a run ends its process: no other run is tried alone there."""
         for other, tries in self._of.items():
-            if other != run_id and tries and tries[-1] == Try(process, True) and self._owner_of(other) == process:
+            if other != run_id and tries and tries[-1] == Try(process, True, self._held_at(other)):
                 self._world.violate(f"{run_id} ends the process while {other} is tried, which is blamed for it")
 
-    def _owner_of(self, run_id: str) -> str | None:
-        owner = self._world.store.head_of(run_id).lease_owner
-        return self._world.processes.get(owner or "")
+    def _held_at(self, run_id: str) -> int:
+        """Return the epoch at which a node has a run, or 0 if none has it."""
+        head = self._world.store.head_of(run_id)
+        return 0 if head.lease_owner is None else head.lease_epoch
 
 
 def is_of_poison(event: e.Event) -> bool:
