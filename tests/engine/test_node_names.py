@@ -18,6 +18,7 @@ import holdfast as hf
 from holdfast.engine.node import Node
 from holdfast.errors import InvalidInput, NodeSuperseded
 from holdfast.store.decisions import name_of
+from tests.chaos.stores import File
 from tests.engine.harness import MOST_SECONDS, EngineVariant
 from tests.engine.named_node import RUN_ID, make_ship_app
 
@@ -150,6 +151,17 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url
 
 
+async def freeze(started: Process, address: str) -> None:
+    """Stop a process where it is, but not while it holds the lock of a file: nobody takes that from it."""
+    while True:
+        started.send_signal(signal.SIGSTOP)
+        await asyncio.to_thread(os.waitid, os.P_PID, started.pid, os.WSTOPPED)
+        file = File(Path(address.removeprefix("sqlite:///")))
+        if address.startswith("postgresql") or not await asyncio.to_thread(file.is_held):
+            return
+        started.send_signal(signal.SIGCONT)
+
+
 async def result(address: str) -> object:
     """Wait for the run's result."""
     app, _ = make_ship_app()
@@ -177,11 +189,11 @@ async def test_a_killed_process_that_is_started_again_under_its_name_goes_on_at_
 async def test_a_frozen_process_that_wakes_up_finds_its_name_taken_and_ends(shared: str) -> None:
     async with asyncio.timeout(PATIENCE_S), process("web-0", shared, 3_000, "starts") as zombie:
         await hear(zombie, "began 1")
-        os.kill(zombie.pid, signal.SIGSTOP)
+        await freeze(zombie, shared)
         async with process("web-0", shared, LEASE_MS) as second:
             await hear(second, "began 2")
             assert await result(shared) == "built by attempt 2"
-            os.kill(zombie.pid, signal.SIGCONT)
+            zombie.send_signal(signal.SIGCONT)
             _, said = await zombie.communicate()
             assert zombie.returncode == 1
             assert b"NodeSuperseded" in said

@@ -18,6 +18,7 @@ from holdfast.service.live.changefeed import FollowedRun
 from holdfast.service.live.projections import Alerts
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, marker, wait
+from tests.machine_load import slowdown
 from tests.service.in_process import make_app
 from tests.service.server_process import Server
 from tests.service.stream_readers import QUICK, served, settled
@@ -186,7 +187,9 @@ async def test_a_reader_that_does_not_read_is_dropped_holds_nobody_up_and_catche
         while (await hf.wait_signal("talk")) != "stop":
             pass
 
-    async with served(f"sqlite:///{tmp_path}/s.db", app=app, options=replace(QUICK, stall_s=0.2)) as shop:
+    # The keen reader is in the same process: what holds that up must not make it the one that does not read.
+    options = replace(QUICK, stall_s=1.0 * slowdown())
+    async with served(f"sqlite:///{tmp_path}/s.db", app=app, options=options) as shop:
         run_id = await shop.start("chatty")
         with socket.socket() as lazy:
             lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
@@ -201,6 +204,7 @@ async def test_a_reader_that_does_not_read_is_dropped_holds_nobody_up_and_catche
                         json={"signals": [{"run_id": run_id, "name": "talk", "payload": "x" * 50_000}] * 4},
                     )
                 await settled(lambda: shop.service.change_feeds.subscribers == 1)
+                assert not keen.done()
                 got = await asyncio.to_thread(_read_to_end, lazy)
                 await shop.send(run_id, "talk", "stop")
                 assert seqs(await keen) == [event["run_seq"] for event in await shop.history(run_id)]

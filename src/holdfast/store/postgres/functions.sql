@@ -6,6 +6,8 @@
 -- The plans are the same whatever the tables hold and whenever they are made: for each item, look into an index. The
 -- settings of each function leave the planner no other way, and tables that are mostly small are looked into item by
 -- item, never joined: a planner that takes them for empty would walk through dead rows.
+-- An inner join says `= ANY (ARRAY[x])`: a plain equality would offer the order of an index for a merge, and a planner
+-- that knows of a single row walks through that index for every item, until the table is analyzed again.
 
 -- When a lease ends: at once, if it was given by a clock so far ahead that it must be wrong.
 CREATE OR REPLACE FUNCTION holdfast.lease_end_1(p_until bigint, p_now bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
@@ -267,7 +269,7 @@ BEGIN
                 v_owners, v_readies)
             LIMIT cardinality(v_numbers)  -- of an unknown number the server expects few, and looks each of them up
         ) AS t (run_no, version, events, status, snapshot, is_end, seen, is_release, owner, ready_at)
-        WHERE r.run_no = t.run_no
+        WHERE r.run_no = ANY (ARRAY[t.run_no])
         RETURNING r.run_no, (r.lease_owner, r.ready_at) IS DISTINCT FROM (t.owner, t.ready_at)
             OR strpos(t.snapshot, '"needs":') > 0 AS is_changed
     )
@@ -275,7 +277,7 @@ BEGIN
     IF p_more ? 'losses' THEN
         UPDATE holdfast.runs r SET losses = x.losses
         FROM jsonb_to_recordset(p_more -> 'losses') AS x (turn int, losses bigint)
-        WHERE r.run_no = v_numbers[x.turn];
+        WHERE r.run_no = ANY (ARRAY[v_numbers[x.turn]]);
     END IF;
     IF v_changed IS NOT NULL THEN
         PERFORM holdfast.enter_1(v_changed, o_now);
@@ -508,7 +510,7 @@ BEGIN
                 SELECT d.run_no, max(d.seq) AS seq, max(d.accepted_at) AS accepted_at
                 FROM decided d WHERE d.code = 'A' GROUP BY d.run_no
             ) x
-            WHERE r.run_no = x.run_no
+            WHERE r.run_no = ANY (ARRAY[x.run_no])
         )
         SELECT v_now, j.ord, j.refusal, j.status, j.known_seq, j.known_at FROM judged j WHERE j.refusal IS NOT NULL
         UNION ALL
@@ -535,7 +537,7 @@ BEGIN
                 SELECT j.run_no, min(coalesce(j.due_at, v_now)) AS due_at
                 FROM judged j WHERE j.code = 'A' GROUP BY j.run_no
             ) x
-            WHERE r.run_no = x.run_no AND (r.ready_at IS NULL OR r.ready_at > x.due_at)
+            WHERE r.run_no = ANY (ARRAY[x.run_no]) AND (r.ready_at IS NULL OR r.ready_at > x.due_at)
         )
         SELECT v_now, j.ord, j.code, j.status, NULL::bigint, NULL::bigint FROM judged j;
     END IF;
@@ -1426,7 +1428,7 @@ BEGIN
             lease_owner = CASE WHEN t.starts THEN p_owner END,
             lease_epoch = CASE WHEN t.starts AND p_owner IS NOT NULL THEN 1 ELSE 0 END
         FROM unnest(r_id, v_queued.o_dues, v_queued.o_numbers, v_queued.o_starts) AS t (run_id, due, number, starts)
-        WHERE r.run_id = t.run_id AND (t.number IS NOT NULL OR t.starts)
+        WHERE r.run_id = ANY (ARRAY[t.run_id]) AND (t.number IS NOT NULL OR t.starts)
         RETURNING r.run_no, r.lease_owner
     )
     SELECT array_agg(run_no) INTO v_runs FROM changed WHERE lease_owner IS NOT NULL;
@@ -1541,7 +1543,7 @@ BEGIN
     FROM (
         SELECT * FROM unnest(p_runs) WITH ORDINALITY LIMIT cardinality(p_runs)  -- as in commit_1
     ) AS t (no, ord)
-    JOIN holdfast.runs r ON r.run_no = t.no
+    JOIN holdfast.runs r ON r.run_no = ANY (ARRAY[t.no])
     LEFT JOIN LATERAL (
         SELECT array_agg(x.message ORDER BY x.due_at, x.signal_id) AS messages
         FROM holdfast.messages x WHERE x.run_no = r.run_no AND x.due_at <= p_now
@@ -1656,7 +1658,7 @@ BEGIN
         SELECT * FROM holdfast.eligible_2(o_now, p_node, least(p_limit * 4, p_limit + 1000), p_plans, p_from)
     ), chosen AS (
         SELECT r.run_no, e.o_since AS since
-        FROM eligible e JOIN holdfast.runs r ON r.run_no = e.o_run
+        FROM eligible e JOIN holdfast.runs r ON r.run_no = ANY (ARRAY[e.o_run])
         WHERE coalesce(r.lease_owner, '') = e.o_owner AND (e.o_stream = 5 OR r.ready_at <= o_now)
         ORDER BY e.o_since, e.o_run LIMIT p_limit
         FOR UPDATE OF r SKIP LOCKED
