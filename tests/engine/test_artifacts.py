@@ -16,6 +16,7 @@ from obstore.store import MemoryStore as Bucket
 import holdfast as hf
 from holdfast.client import Client
 from holdfast.core.events import StepCompleted
+from holdfast.core.keys import ANCESTORS
 from holdfast.engine.check_histories import check_store
 from holdfast.errors import (
     ArtifactCorrupt,
@@ -27,7 +28,7 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.store.payloads import sealed
-from holdfast.store.port import CommitConflict, Committed, Turn
+from holdfast.store.port import CommitConflict, Committed, RunQuery, Turn
 from holdfast.store.proxy import StoreProxy
 from tests.engine.harness import EngineVariant, wait_for_event
 from tests.process_state import traced_memory
@@ -389,3 +390,45 @@ async def test_artifacts_stay_while_a_fork_refers_to_them_and_go_after_the_last(
         await node.store.purge(hf.PurgePolicy(finished_run_ms=0))
         await artifacts.sweep(Later(node.store, await node.store.now() + 2 * 3_600_000_000))
     assert files_in(folder) == []
+
+
+@pytest.mark.contract("FMT-2", "SEC-2")
+@pytest.mark.parametrize("way", ["fork", "retry", "plan"])
+async def test_an_artifact_stays_however_often_its_run_was_forked_or_retried(
+    variant: EngineVariant, tmp_path: Path, way: str
+) -> None:
+    """A run has no tags of all that it descends from, but it has those of the runs whose artifacts it has."""
+    artifacts = hf.Artifacts(tmp_path / "artifacts")
+    app, seen = hf.App("shop", artifacts=artifacts), list[hf.Artifact]()
+
+    @app.activity
+    async def film() -> hf.Artifact:
+        return await hf.put_artifact(b"x" * KIB, kind="film")
+
+    @app.activity(retry=hf.Retry(max_attempts=1))
+    async def rate(film: hf.Artifact) -> None:
+        seen.append(film)
+        raise ValueError("nobody likes it")
+
+    @app.workflow
+    async def show() -> None:
+        await rate(await film())
+
+    steps = [
+        {"id": "film", "activity": "film"},
+        {"id": "rate", "activity": "rate", "input": {"film": "${steps.film.output}"}},
+    ]
+    async with variant.node(app) as node:
+        plan = {"plan": "show", "version": "1", "steps": steps}
+        run: hf.RunHandle[Any] = await (app.plans.start(plan) if way == "plan" else app.start(show))
+        for _ in range(ANCESTORS + 2):
+            with pytest.raises(RunFailed):
+                await run.result()
+            run = await (run.fork() if way == "fork" else run.retry_run())
+        with pytest.raises(RunFailed):
+            await run.result()
+        [artifact] = set(seen[-ANCESTORS:])
+        others = [head.run_id for head in await node.store.find(RunQuery()) if head.run_id != run.run_id]
+        await node.store.purge(hf.PurgePolicy(run_ids=tuple(others), finished_run_ms=0))
+        await artifacts.sweep(Later(node.store, await node.store.now() + 2 * 3_600_000_000))
+        assert sum([len(chunk) async for chunk in app.open_artifact(artifact)]) == KIB

@@ -23,7 +23,7 @@ activity. It is a secret. It gives the right to report one outcome of one attemp
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from hmac import compare_digest
@@ -279,7 +279,7 @@ RETRY_TAG = "retry_of:"
 FORK_TAG = "forked_from:"
 
 ANCESTORS = 20
-"""How many of the runs that it descends from a run has as tags: the last ones."""
+"""How many of the runs that it descends from a run has as tags: the last ones, and those whose artifacts it has."""
 
 
 def retry_tag(run_id: str) -> str:
@@ -292,10 +292,18 @@ def fork_tag(run_id: str) -> str:
     return prefixed(FORK_TAG, run_id)
 
 
-def descended(tags: Sequence[str], tag: str) -> tuple[str, ...]:
-    """Return the tags of a run that descends from one with these tags, by this one."""
+def descended(tags: Sequence[str], tag: str, needed: Callable[[], Collection[str]]) -> tuple[str, ...]:
+    """Return the tags of a run that descends from one with these tags, by this one.
+
+    `needed` returns the runs whose artifacts it has. It is called if the tags of some ancestors are to be left out.
+    """
     ancestors = [each for each in tags if each.startswith((RETRY_TAG, FORK_TAG)) and each != tag]
-    return (*(each for each in tags if each not in ancestors and each != tag), *ancestors[1 - ANCESTORS :], tag)
+    others = [each for each in tags if each not in ancestors and each != tag]
+    if len(ancestors) >= ANCESTORS:
+        stay = {name(run_id) for run_id in needed() for name in (retry_tag, fork_tag)}
+        stay.update(ancestors[1 - ANCESTORS :])
+        ancestors = [each for each in ancestors if each in stay]
+    return (*others, *ancestors, tag)
 
 
 def prefixed(prefix: str, name: str) -> str:

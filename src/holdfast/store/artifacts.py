@@ -326,6 +326,12 @@ def run_of_key(key: str) -> str | None:
     return None
 
 
+def runs_of_artifacts(uris: Iterable[str]) -> set[str]:
+    """Return the runs that have made these artifacts."""
+    owners = {run_of_key(uri.removeprefix(SCHEME)) for uri in uris if uri.startswith(SCHEME)}
+    return {run_id for run_id in owners if run_id is not None}
+
+
 async def place_of(store: Store) -> str:
     """Return what the keys of a store's objects begin with. It is as old as the store, and part of its backups."""
     key = await store.get_key(_PLACE) or await store.put_key(_PLACE, SystemSecrets().new_secret())

@@ -7,6 +7,7 @@ that the authoriser refuses is sent too, as a refusal, so that it is recorded in
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from re import compile as pattern
 from typing import Any
 
 from msgspec import Raw, Struct
@@ -53,6 +54,7 @@ from holdfast.errors import CallerError, Conflict, CorruptHistory, InvalidInput,
 from holdfast.limits import NAME_BYTES
 from holdfast.registry import Registry
 from holdfast.store import port
+from holdfast.store.artifacts import SCHEME, runs_of_artifacts
 from holdfast.store.payloads import refuse_sealed
 
 OF_A_STEP: frozenset[ControlName] = frozenset({"RETRY_STEP", "SKIP_STEP"})
@@ -60,6 +62,8 @@ OF_A_STEP: frozenset[ControlName] = frozenset({"RETRY_STEP", "SKIP_STEP"})
 
 MOST_REPLAYED = 20_000
 """How many events are replayed to find the earlier failures of a failed run that a retry can leave out."""
+
+_REFERENCE = pattern(rb'"(%b[^"]+)"' % SCHEME.encode())
 
 Create = Callable[[port.NewRun, Instant], Awaitable[port.Created | port.Existing | port.Refused]]
 
@@ -365,7 +369,7 @@ class CommandSender:
             now,
             node,
             reference_key=head.reference_key,
-            tags=descended(head.tags, retry_tag(run_id)),
+            tags=descended(head.tags, retry_tag(run_id), lambda: _owners_named_in(queued.input)),
         )
         audit = audit_entry(caller, self._ids.new_id, actor=command.actor, subject=run_id, detail=command.reason)
         answer = await self._create(replace(new, audit=audit), now)
@@ -413,7 +417,7 @@ class CommandSender:
             run_request_id=f"fork:{number}",
             request_key=number,
             input_sha256=codec.digest(f"{run_id}|{forked.copied}|{codec.value_digest(forked.queued.input)}".encode()),
-            tags=descended(head.tags, fork_tag(run_id)),
+            tags=descended(head.tags, fork_tag(run_id), lambda: _owners_of_artifacts(forked.events)),
             audit=audit_entry(caller, self._ids.new_id, actor=command.actor, subject=run_id, detail=command.reason),
         )
         [answer] = await self._store.create([new])
@@ -438,7 +442,7 @@ class CommandSender:
             run_request_id=request.run_request_id,
             request_key=start_key(new_id, request, first.plan_version),
             input_sha256=codec.value_digest(await self._input_of(run_id, first)),
-            tags=descended(head.tags, retry_tag(run_id)),
+            tags=descended(head.tags, retry_tag(run_id), lambda: _owners_of_artifacts(forked.events)),
             audit=audit_entry(caller, self._ids.new_id, actor=command.actor, subject=run_id, detail=command.reason),
         )
         [answer] = await self._store.create([new])
@@ -456,6 +460,17 @@ def _named_retry(run_id: str, command: OperatorCommand) -> tuple[str, str]:
 def _retry_of(run_id: str, queued: e.RunQueued, command: OperatorCommand) -> e.RetryOf:
     attempt = attempt_of(run_id, queued) + 1
     return e.RetryOf(run_id, command.signal_id or "", command.actor, command.reason, attempt)
+
+
+def _owners_of_artifacts(events: Sequence[Event]) -> set[str]:
+    """Return the runs that have made the artifacts of these events."""
+    bodies = [event.data for event in events if isinstance(event.data, e.StepCompleted)]
+    return runs_of_artifacts(artifact.uri for body in bodies for artifact in body.artifacts)
+
+
+def _owners_named_in(value: Raw) -> set[str]:
+    """Return the runs that have made the artifacts to which a value refers."""
+    return runs_of_artifacts(found[1].decode() for found in _REFERENCE.finditer(bytes(value)))
 
 
 def _new_run(
