@@ -19,7 +19,7 @@ import asyncpg
 import holdfast as hf
 from bench.effort import Effort
 from bench.engine import STARTS_AT_ONCE, app, steps
-from bench.filled import fill_schema
+from bench.filled import fill_schema, finished_model, prefix_of
 from bench.report import Row, Rows, percentile, progress
 from bench.stores import as_the_command
 from bench.workload import LIMITS
@@ -47,7 +47,8 @@ async def measure(effort: Effort, folder: Path) -> Rows:
             filled = 0
             for finished in (0, effort.postgres_finished):
                 progress(f"postgres: filling up to {finished:,} finished runs")
-                await fill_schema(connection, SCHEMA, filled + 1, finished)
+                model = await finished_model(store)
+                await fill_schema(connection, SCHEMA, model, prefix_of(model), filled + 1, finished)
                 filled = finished
                 progress(f"postgres: {finished:,} finished runs")
                 rows[f"{finished:,} finished runs"] = await _all(store, count, effort)

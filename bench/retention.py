@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench import postgres
 from bench.effort import Effort
-from bench.filled import fill_file, fill_schema
+from bench.filled import fill_file, fill_schema, finished_model, prefix_of
 from bench.report import Row, Rows, percentile, progress
 from bench.stores import opened
 from bench.workload import NODE, Sleepers, create_all, new_runs
@@ -29,14 +29,17 @@ async def measure(effort: Effort, folder: Path) -> Rows:
     """Measure on a file, and on a server."""
     path = folder / "retention.db"
     rows: Rows = {}
+    progress(f"retention: a file with {effort.retention_runs:,} finished runs")
     async with opened(path) as store:
-        progress(f"retention: a file with {effort.retention_runs:,} finished runs")
-        fill_file(path, 1, effort.retention_runs)
+        model = await finished_model(store)
+    fill_file(path, model, prefix_of(model), 1, effort.retention_runs)
+    async with opened(path) as store:
         rows["SQLite"] = await _both(store, effort, lambda: path.stat().st_size)
     with postgres.server() as dsn:
         async with postgres.opened(dsn) as (store, connection):
             progress(f"retention: a server with {effort.retention_runs:,} finished runs")
-            await fill_schema(connection, postgres.SCHEMA, 1, effort.retention_runs)
+            model = await finished_model(store)
+            await fill_schema(connection, postgres.SCHEMA, model, prefix_of(model), 1, effort.retention_runs)
             rows["PostgreSQL"] = await _both(store, effort, lambda: 0)
     return rows
 

@@ -1,25 +1,25 @@
 """`python -m bench.scale`: what a store costs that holds ten million finished runs and a million waiting ones; bursts.
 
 A store is filled in stages (`--finished`, `--parked` are its last). At each stage a new process opens it, as a node
-would, and measures: how long until it has done something, runs of three steps, signals to waiting runs at random, pages
-of a list, counts, and what it does with nothing to do. Figures of CPU time are of that process alone, so a machine that
-is busy with something else changes them little; of PostgreSQL the server's part is not in them.
+would, and measures: how long until it has done something, runs of three steps, signals to waiting runs at random, what
+operators and housekeeping ask (`bench/looks.py`), and what it does with nothing to do. Figures of CPU time are of the
+processes that are measured, so a machine that is busy with something else changes them little.
 
-Finished runs are written by the store itself (`bench/filled.py`); those that wait are started as any run. Then, in
-stores of their own: `--timers` that are due at one instant, `--signals` to one run, a `--fan-out`, fleets of
-`--nodes`.
+The runs are copies of runs that a node has executed (`bench/filled.py`). Then, in stores of their own: `--timers` that
+are due at one instant, `--signals` to one run, a `--fan-out`, fleets of `--nodes`.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import random
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -31,18 +31,17 @@ from bench import filled
 from bench.disk import default_folder
 from bench.engine import STARTS_AT_ONCE, app, elsewhere, nothing, resident_bytes, steps
 from bench.fleet import cpu_s, node_processes
+from bench.looks import ServerCpu, looked_at
 from bench.postgres import SCHEMA, server
 from bench.report import Row, Rows, percentile, progress, table
 from bench.stores import as_the_command
-from holdfast.core.state import RunStatus
-from holdfast.store.port import RunQuery
-from holdfast.store.queries import RunCountQuery
+from holdfast.store.port import WaitQuery
 
 WARM_RUNS = 300
 ONE_BY_ONE = 50
-REPEATS = 9
 IDLE_S = 5.0
 FLEETS = [1, 2, 4, 8]
+WAITING = "waiting-"
 TIMERS_WAIT_S = 5.0
 """How long after the last start the timers are due."""
 
@@ -85,8 +84,8 @@ class Place(Protocol):
 
     address: str
 
-    async def fill(self, first: int, last: int) -> None:
-        """Put finished runs with these numbers into it."""
+    async def fill(self, run_id: str, prefix: str, first: int, last: int) -> None:
+        """Put copies of a run with these numbers into it."""
         ...
 
     async def size_gb(self) -> float:
@@ -105,8 +104,8 @@ class OnSqlite:
         self._path = folder / "scale.db"
         self.address = f"sqlite:///{self._path}"
 
-    async def fill(self, first: int, last: int) -> None:
-        await asyncio.to_thread(filled.fill_file, self._path, first, last)
+    async def fill(self, run_id: str, prefix: str, first: int, last: int) -> None:
+        await asyncio.to_thread(filled.fill_file, self._path, run_id, prefix, first, last)
 
     async def size_gb(self) -> float:
         return self._path.stat().st_size / 1e9
@@ -126,10 +125,10 @@ class OnPostgres:
         self._dsn = dsn
         self.address = f"{dsn}{'&' if '?' in dsn else '?'}schema={SCHEMA}"
 
-    async def fill(self, first: int, last: int) -> None:
+    async def fill(self, run_id: str, prefix: str, first: int, last: int) -> None:
         connection = await asyncpg.connect(self._dsn)
         try:
-            await filled.fill_schema(connection, SCHEMA, first, last)
+            await filled.fill_schema(connection, SCHEMA, run_id, prefix, first, last)
         finally:
             await connection.close()
 
@@ -172,10 +171,11 @@ async def by_size(place: Place, finished: int, parked: int, runs: int) -> Rows:
     has_finished = has_parked = 0
     await place.empty()
     for to_finish, to_park in stages(finished, parked):
+        ended, waits = await asyncio.to_thread(elsewhere, models, place.address)
         progress(f"scale: up to {to_park:,} runs that wait")
-        await asyncio.to_thread(elsewhere, park, place.address, has_parked, to_park)
+        await place.fill(waits, WAITING, has_parked + 1, to_park)
         progress(f"scale: up to {to_finish:,} finished runs")
-        await place.fill(has_finished + 1, to_finish)
+        await place.fill(ended, filled.prefix_of(ended), has_finished + 1, to_finish)
         had_parked, has_finished, has_parked = has_parked, to_finish, to_park
         progress(f"scale: measuring with {has_finished:,} finished runs")
         row: Row = await asyncio.to_thread(elsewhere, measure_stage, place.address, had_parked, to_park, runs)
@@ -183,52 +183,54 @@ async def by_size(place: Place, finished: int, parked: int, runs: int) -> Rows:
     return rows
 
 
-async def park(address: str, first: int, last: int) -> None:
-    """Start runs that wait for a signal."""
-    async with app.node(address, options=as_the_command(cached_runs=1)):
-        for start in range(first, last, STARTS_AT_ONCE):
-            numbers = range(start, min(start + STARTS_AT_ONCE, last))
-            await asyncio.gather(*(app.start(waiting, run_id=f"waiting-{number}") for number in numbers))
+async def models(address: str) -> tuple[str, str]:
+    """Execute a run of each kind; return the ids of the one that has finished, and of the one that waits."""
+    finished = await filled.finished_model(address)
+    async with app.node(address, options=as_the_command()):
+        run = await app.start(waiting)
+        while not await app.runtime().store.find(WaitQuery(run_id=run.run_id)):  # noqa: ASYNC110 - it has no waiter
+            await asyncio.sleep(0.01)
+    return finished, run.run_id  # the node has let go of it
 
 
 async def measure_stage(address: str, first: int, last: int, runs: int) -> Row:
-    """Measure with what is stored. Of the runs that wait, those with these numbers were not signalled yet."""
+    """Measure with what is stored. Of the runs that wait, those behind the first number were not signalled yet."""
     chance = random.Random(7)
-    sample = chance.sample(range(first, last), min(last - first, runs // 2 + ONE_BY_ONE))
+    sample = chance.sample(range(first + 1, last + 1), min(last - first, runs // 2 + ONE_BY_ONE))
     one_by_one, at_once = sample[:ONE_BY_ONE], sample[ONE_BY_ONE:]
-    began = time.perf_counter()
+    server, cpu_began, began = await ServerCpu.of(address), time.process_time(), time.perf_counter()
     async with app.node(address, options=as_the_command()):
         await (await app.start(steps, 3)).result()
-        first_s = time.perf_counter() - began
+        first_s, first_cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
         await _finish(WARM_RUNS)
-        run_s, run_cpu_s = await _timed(lambda: _finish(runs))
-        signal_s, signal_cpu_s = await _timed(lambda: _signal_all(at_once))
+        of_runs = await _timed("run", runs, _finish(runs), server)
+        of_signals = await _timed("signal", len(at_once), _signal_all(at_once), server) if at_once else {}
         delays_ms = [await _signal_ms(number) for number in one_by_one]
-        lists = await _looked_at()
+        looks = await looked_at(app.runtime().store, server)
         idle_cpu_s = time.process_time()
         await asyncio.sleep(IDLE_S)
         idle = (time.process_time() - idle_cpu_s) / IDLE_S
     return {
+        "load": os.getloadavg()[0],
         "first result s": first_s,
-        "runs/s": runs / run_s,
-        "CPU µs/run": run_cpu_s / runs * 1e6,
-        **(
-            {"signals/s": len(at_once) / signal_s, "CPU µs/signal": signal_cpu_s / len(at_once) * 1e6}
-            if at_once
-            else {}
-        ),
+        "first result CPU s": first_cpu_s,
+        **of_runs,
+        **of_signals,
         "signal to result ms": statistics.median(delays_ms),
         "p99 ms": percentile(delays_ms, 99),
-        **lists,
+        **looks,
         "idle CPU %": 100 * idle,
         "resident MB": resident_bytes() / 1e6,
     }
 
 
-async def _timed(work: Callable[[], Awaitable[object]]) -> tuple[float, float]:
-    began, cpu_began = time.perf_counter(), time.process_time()
-    await work()
-    return time.perf_counter() - began, time.process_time() - cpu_began
+async def _timed(what: str, count: int, work: Awaitable[object], server: ServerCpu) -> Row:
+    began, cpu_began, at_server = time.perf_counter(), time.process_time(), server.used_s()
+    await work
+    took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+    at_server = server.used_s() - at_server
+    row: Row = {f"{what}s/s": count / took_s, f"CPU µs/{what}": cpu_s / count * 1e6}
+    return {**row, f"server CPU µs/{what}": at_server / count * 1e6} if at_server else row
 
 
 async def _finish(count: int) -> None:
@@ -242,30 +244,11 @@ async def _signal_all(numbers: list[int]) -> None:
 
 
 async def _signal_ms(number: int) -> float:
-    run = app.run(f"waiting-{number}")
+    run = app.run(filled.copy_id(WAITING, number))
     began = time.perf_counter()
     await run.signal("go", True)
     assert await run.result()
     return (time.perf_counter() - began) * 1e3
-
-
-async def _looked_at() -> Row:
-    """Return what operators wait for: the newest runs, those that have failed, how many of each status, all counts."""
-    find = app.runtime().store.find
-    newest = await _median_ms(lambda: find(RunQuery(newest=True, limit=50)))
-    failed = await _median_ms(lambda: find(RunQuery(newest=True, limit=50, status=RunStatus.FAILED)))
-    counts = await _median_ms(lambda: find(RunCountQuery(runs=RunQuery(), limit=500)))
-    stats = await _median_ms(app.runtime().store.stats)
-    return {"list ms": newest, "failed ms": failed, "counts ms": counts, "stats ms": stats}
-
-
-async def _median_ms(look: Callable[[], Awaitable[object]]) -> float:
-    times = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        await look()
-        times.append((time.perf_counter() - began) * 1e3)
-    return statistics.median(times)
 
 
 # --- bursts
