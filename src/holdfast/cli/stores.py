@@ -65,6 +65,7 @@ async def _info(settings: Settings) -> dict[str, Any]:
         "latest_version": facts.latest_version,
         "runs": sum(stats.runs.values()),
         "by_status": dict(stats.runs),
+        "completed_is_estimated": stats.completed_is_estimated,
         "nodes": stats.nodes,
     }
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from holdfast.core.instants import Instant
-from holdfast.core.state import PAUSED, TERMINAL
+from holdfast.core.state import PAUSED, TERMINAL, RunStatus
 from holdfast.errors import StoreCorrupt
 from holdfast.store import sql
 
@@ -183,6 +183,10 @@ def size_words(size_bytes: float) -> str:
 # --- queries of the SQL stores ------------------------------------------------------------------------------------
 
 _UNFINISHED = "status NOT IN ({})".format(", ".join(f"'{status}'" for status in sorted(TERMINAL)))
+OPEN = "(status IN ({}) AND status <> 'COMPLETED')".format(
+    ", ".join(f"'{status}'" for status in sorted(set(RunStatus) - TERMINAL))
+)
+"""The same as both databases find it by an index (`runs_by_status`), however many runs have finished."""
 
 QUESTIONS = {
     "gone": """
@@ -205,14 +209,14 @@ QUESTIONS = {
         WHERE consumed_seq IS NULL AND {_UNFINISHED} ORDER BY accepted_at LIMIT 1""",
     "suspects": f"""
         SELECT run_id, version FROM {{in}}runs
-        WHERE {_UNFINISHED} AND status <> '{PAUSED}' AND lease_owner IS NULL AND ready_at IS NULL
+        WHERE {OPEN} AND status <> '{PAUSED}' AND lease_owner IS NULL AND ready_at IS NULL
             AND queued_at IS NULL
             AND NOT EXISTS (SELECT 1 FROM {{in}}waits x WHERE x.run_no = runs.run_no)
             AND NOT EXISTS (SELECT 1 FROM {{in}}tasks x WHERE x.run_no = runs.run_no AND x.status = 'OPEN')
             AND NOT EXISTS (SELECT 1 FROM {{in}}jobs x WHERE x.run_no = runs.run_no AND x.queue <> '')
             AND NOT EXISTS (SELECT 1 FROM {{in}}runs x WHERE x.parent_run_id = runs.run_id AND x.{_UNFINISHED})
         ORDER BY run_no LIMIT {{suspects}}""",
-    "ends": "SELECT min(run_no), max(run_no) FROM {in}runs",
+    "ends": "SELECT (SELECT min(run_no) FROM {in}runs), (SELECT max(run_no) FROM {in}runs)",
 }
 """By name. `{in}` stands for the schema; all values are whole numbers of our own."""
 

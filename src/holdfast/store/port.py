@@ -144,6 +144,7 @@ from holdfast.store.queries import StreamQuery as StreamQuery
 from holdfast.store.queries import TaskQuery as TaskQuery
 from holdfast.store.queries import TokenQuery as TokenQuery
 from holdfast.store.queries import WaitQuery as WaitQuery
+from holdfast.store.types import COUNTED_RUNS as COUNTED_RUNS
 from holdfast.store.types import Accepted as Accepted
 from holdfast.store.types import Admitted as Admitted
 from holdfast.store.types import ArchivedRun as ArchivedRun

@@ -362,6 +362,12 @@ def count_rows(rows: Sequence[Any]) -> list[tuple[str, RunStatus, int]]:
     return [(row[0], RunStatus(row[1]), int(row[2])) for row in rows]
 
 
+def with_completed(counts: dict[str, int], every: int) -> dict[str, int]:
+    """Return how many runs have each status. Completed ones, nearly all, are in no index of theirs: the others are."""
+    completed = every - sum(counts.values())
+    return {**counts, "COMPLETED": completed} if completed > 0 else counts
+
+
 @_reading
 def audit_of(row: tuple[Any, ...]) -> AuditEntry:
     """Return the entry that a row of AUDIT describes: the columns stand above the JSON."""

@@ -499,10 +499,16 @@ class ArchivedRun(Struct, frozen=True, kw_only=True, gc=False):
     archived_at: Instant = 0
 
 
+COUNTED_RUNS = 100_000
+"""From so many runs on those that are completed are estimated: to count them would take longer with every run."""
+
+
 class Stats(Struct, frozen=True, kw_only=True):
-    """Counts for operators."""
+    """Counts for operators. `runs` are by status."""
 
     runs: dict[str, int]
+    completed_is_estimated: bool = False
+    """Whether the number of completed runs is an estimate. The others are counted."""
     ready: int
     leased: int
     messages: int

@@ -417,7 +417,9 @@ def _filled(advice: str, heads: list[RunHead], search: str) -> str:
 
 async def _retrying(store: Store, picture: Picture) -> Finding:
     """Name the activities that fail and are tried again, and with what."""
-    heads = await store.find(RunQuery(retrying=True, newest=True, limit=LISTED_ROWS))
+    heads: list[RunHead] = []
+    for status in (RUNNING, PAUSED):  # by their index: without a status all runs that have finished would be read
+        heads += await store.find(RunQuery(status=status, retrying=True, newest=True, limit=LISTED_ROWS))
     if not heads:
         return fine("retries", "no activity is tried again")
     by_error: dict[tuple[str, str], int] = {}

@@ -77,7 +77,9 @@ class Metrics:
 
     def _of_store(self, stats: Stats, now: int) -> Iterator[Metric]:
         lag_s = 0.0 if stats.oldest_ready_at is None else max(0, now - stats.oldest_ready_at) / 1e6
-        yield _gauge("runs", "Runs in the store.", _by("status", stats.runs))
+        yield _gauge(
+            "runs", "Runs in the store; the completed ones are estimated if there are many.", _by("status", stats.runs)
+        )
         yield _gauge("runs_ready", "Runs whose turn is due.", _one(stats.ready))
         yield _gauge("runs_leased", "Runs that belong to a node.", _one(stats.leased))
         yield _gauge("runs_queued", "Runs that wait for admission.", _one(stats.queued))

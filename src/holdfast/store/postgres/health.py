@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast.core.instants import Instant
 from holdfast.store.health import (
+    OPEN,
     SECOND,
     Bounds,
     Facts,
@@ -53,11 +54,15 @@ SELECT c.relname FROM pg_class c WHERE c.relnamespace = $1::text::regnamespace A
         AND has_table_privilege(c.oid, 'UPDATE') AND has_table_privilege(c.oid, 'DELETE'))
 ORDER BY 1
 """
-MISPLACED = """
-SELECT r.run_id FROM holdfast.runs r FULL JOIN holdfast.agenda a ON a.run_no = r.run_no
-WHERE (r.run_no IS NULL AND a.run_no IS NOT NULL)
-    OR (a.run_no IS NULL) <> (r.lease_owner IS NULL AND r.ready_at IS NULL)
-    OR (a.run_no IS NOT NULL AND (r.ready_at IS DISTINCT FROM a.ready_at OR coalesce(r.lease_owner, '') <> a.owner))
+# Every entry of the agenda, and every run that is open: those that have finished are too many to be read each time.
+MISPLACED = f"""
+SELECT r.run_id FROM holdfast.agenda a LEFT JOIN holdfast.runs r ON r.run_no = a.run_no
+WHERE r.run_no IS NULL OR (r.lease_owner IS NULL AND r.ready_at IS NULL)
+    OR r.ready_at IS DISTINCT FROM a.ready_at OR coalesce(r.lease_owner, '') <> a.owner
+UNION ALL
+SELECT r.run_id FROM holdfast.runs r
+WHERE {OPEN} AND (r.lease_owner IS NOT NULL OR r.ready_at IS NOT NULL)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.agenda a WHERE a.run_no = r.run_no)
 LIMIT $1
 """
 TRANSACTIONS = """
