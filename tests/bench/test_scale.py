@@ -110,8 +110,8 @@ async def test_what_has_no_known_rule_is_not_copied(tmp_path: Path) -> None:
             "rows in messages": "INSERT INTO messages SELECT run_no, 'a', 1, '' FROM runs",
             "is not at rest": "UPDATE runs SET ready_at = 1",
         }
-        for problem, change in changes.items():
-            copy = tmp_path / f"{len(problem)}.db"
+        for number, (problem, change) in enumerate(changes.items()):
+            copy = tmp_path / f"{number}.db"
             db.execute("VACUUM INTO ?", (str(copy),))
             with closing(sqlite3.connect(copy)) as changed:
                 changed.execute(change, {"run": model} if ":run" in change else ())
