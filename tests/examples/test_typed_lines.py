@@ -1,0 +1,241 @@
+"""The lines for a terminal that pages show in passing: typed as they stand, at a server that has what they ask for."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.settings import load_settings
+from tests.cli.command_process import SOURCES
+from tests.examples.excerpts import DOCS, free_port
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+MOST_S = 60.0
+
+APP = """
+from datetime import timedelta
+from pathlib import Path
+import holdfast as hf
+
+app = hf.App("shop", attributes={"cents": int, "region": str}, artifacts=hf.Artifacts(Path.cwd() / "artifacts"))
+
+
+accounts = app.lock("account")
+
+
+@app.activity
+async def step(number: int) -> int:
+    return number
+
+
+@app.activity
+async def report() -> hf.Artifact:
+    return await hf.put_artifact(b"a report", kind="report")
+
+
+@app.workflow(failures=ValueError)
+async def order(fails: bool = False) -> str:
+    for number in range(6):
+        await step(number)
+    await hf.stream("tokens").write("It is durable.")
+    await report()
+    if fails:
+        raise ValueError("by design")
+    return "done"
+
+
+@app.workflow
+async def transfer(account: str) -> None:
+    async with accounts(account):
+        await hf.wait_signal("end")
+
+
+@app.workflow
+async def asking() -> str:
+    answer = await hf.task("approve", dict)
+    return answer["note"]
+
+
+@app.activity
+async def extract(day: str) -> list[str]:
+    return [day]
+
+
+@app.activity
+async def load(file: str) -> int:
+    return len(file)
+
+
+@app.activity
+async def unload(file: str) -> None: ...
+
+
+@app.activity
+async def check(rows: list[int]) -> None: ...
+"""
+
+
+class Terminal:
+    """A folder with an app that is served there, and a shell."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = str(free_port())
+        (folder / "bin").mkdir()
+        script = folder / "bin" / "holdfast"
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W error -m holdfast "$@"\n')
+        script.chmod(0o755)
+        (folder / "orders.py").write_text(APP)
+        mine = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        path = f"{folder}/bin{os.pathsep}{mine['PATH']}"
+        address = f"http://127.0.0.1:{self.port}"
+        self.env = {**mine, "PATH": path, "PYTHONPATH": SOURCES, "HOLDFAST_SERVER": address, "SERVER": address}
+        self.type("holdfast store migrate --store sqlite:///orders.db")
+        command = ["holdfast", "server", "orders.py", "--open", "--port", self.port, "--store", "sqlite:///orders.db"]
+        with (folder / "log").open("w") as log:
+            self._server = subprocess.Popen(command, cwd=folder, env=self.env, stderr=log, executable=str(script))
+        self.type(f"curl -sf --retry 60 --retry-delay 1 --retry-connrefused {address}/v1/health")
+
+    def type(self, line: str) -> str:
+        """Type a line, and return what comes."""
+        done = subprocess.run(
+            ["bash", "-c", line],
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=MOST_S,
+            check=False,
+        )
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+        return done.stdout
+
+    def start(self, workflow: str, *words: str) -> str:
+        """Start a run, and return its id."""
+        return str(json.loads(self.type(f"holdfast run start {workflow} {' '.join(words)} --json"))["run_id"])
+
+    def until(self, line: str, text: str) -> str:
+        """Type a line again until it shows a text; return the line that has it."""
+        end = time.monotonic() + MOST_S
+        while time.monotonic() < end:
+            for shown in self.type(line).splitlines():
+                if text in shown:
+                    return shown
+        raise AssertionError(f"{line} does not show {text!r}")
+
+    def close(self) -> None:
+        """Stop the server."""
+        self._server.terminate()
+        assert self._server.wait(MOST_S) == 0, (self.folder / "log").read_text()
+
+
+@pytest.fixture(scope="module")
+def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+    assert shutil.which("curl"), "the pages use curl: make commands"
+    made = Terminal(tmp_path_factory.mktemp("typed"))
+    yield made
+    made.close()
+
+
+def lines_of(page: str, begins: str = "holdfast ") -> list[str]:
+    """Return the lines for a terminal, those that go on in the next line as one."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?:sh|console)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = "".join(blocks).replace("\\\n", "").splitlines()
+    return [line.removeprefix("$ ") for line in lines if line.removeprefix("$ ").startswith(begins)]
+
+
+def test_access(terminal: Terminal) -> None:
+    create, ask, *audit = [line for line in lines_of("access.md", "") if line.startswith(("holdfast ", "curl"))][:4]
+    token = terminal.type(create).strip()
+    assert token.startswith("holdfast_")
+    ask = re.sub(r"Bearer \S+\"", f'Bearer {token}"', ask).replace(":8321", f":{terminal.port}")
+    assert "items" in json.loads(terminal.type(ask))
+    audit = [line for line in audit if line.startswith("holdfast audit")]
+    assert len(audit) == 2
+    for line in audit:
+        terminal.type(line)
+    assert [json.loads(line) for line in (terminal.folder / "audit.jsonl").read_text().splitlines()]
+
+
+def test_artifacts(terminal: Terminal) -> None:
+    run_id = terminal.start("order", "--wait")
+    [artifact] = json.loads(terminal.type(f"holdfast run snapshot {run_id} --json"))["artifacts"]
+    [line] = lines_of("artifacts.md", "curl")
+    terminal.env |= {"RUN": run_id, "ID": artifact["uri"].rpartition("/")[2], "HOLDFAST_TOKEN": ""}
+    terminal.type(line.replace('-H "Authorization: Bearer $HOLDFAST_TOKEN"', "-f"))
+    del terminal.env["HOLDFAST_TOKEN"]
+    assert [path for path in terminal.folder.iterdir() if path.is_file() and path.read_bytes() == b"a report"]
+
+
+def test_forks(terminal: Terminal) -> None:
+    run_id = terminal.start("order", "--wait")
+    failed = terminal.start("order", "fails:=true", '--attributes \'{"region": "eu"}\'')
+    terminal.type(f"holdfast run result {failed} || true")
+    fork, many, diff = lines_of("fork.md")
+    answer = terminal.type(fork.replace("RUN-ID", run_id))
+    [other] = re.findall(r"^run id\s+(\S+)", answer, re.MULTILINE)
+    assert failed in terminal.type(many)
+    terminal.type(diff.replace("OTHER-RUN-ID", other).replace("RUN-ID", run_id))
+
+
+def test_locks(terminal: Terminal) -> None:
+    first, second = terminal.start("transfer", "account=a"), terminal.start("transfer", "account=a")
+    holders, waiting, take = lines_of("locks.md")
+    lock = terminal.until(holders, "account").split()[0]
+    terminal.until(waiting, "account")
+    terminal.type(take.replace("RUN-ID", lock))
+    assert lock != terminal.until(holders, "account").split()[0]
+    assert {first, second}
+
+
+def test_plans(terminal: Terminal) -> None:
+    [text] = re.findall(r"```yaml\n(plan: etl\n.*?)```", (DOCS / "plans.md").read_text(), re.DOTALL)
+    (terminal.folder / "etl.yaml").write_text(text)
+    register, start, diff, several = lines_of("plans.md")
+    terminal.type(register)
+    (terminal.folder / "etl.yaml").write_text(text.replace('version: "1"', 'version: "2"'))
+    terminal.type(register)
+    terminal.type(diff)
+    for verb in several.removeprefix("holdfast plan ").split("|"):
+        terminal.type(f"holdfast plan {verb} {'' if verb in ('list', 'schema') else 'etl'}")
+    terminal.type(start.replace("--wait", ""))
+
+
+def test_retention() -> None:
+    lines = lines_of("retention.md", "HOLDFAST_")
+    environ = dict(line.split("=", 1) for line in lines)
+    read = load_settings({name: value.strip("'") for name, value in environ.items()}).retention
+    assert (read.finished_days, read.archive, len(read.rules)) == (90, "s3://backups/shop", 1)
+
+
+def test_search(terminal: Terminal) -> None:
+    run_id = terminal.start("order", '--attributes \'{"region": "eu", "cents": 1500}\'')
+    found, counted = lines_of("search.md")
+    assert run_id in terminal.type(found)
+    terminal.type(counted)
+
+
+def test_streams(terminal: Terminal) -> None:
+    run_id = terminal.start("order", "--wait")
+    listed, followed = lines_of("streams.md")
+    assert "tokens" in terminal.type(listed.replace("RUN_ID", run_id))
+    assert terminal.type(followed.replace("RUN_ID", run_id)).startswith("It is durable.")
+
+
+def test_tasks(terminal: Terminal) -> None:
+    run_id = terminal.start("asking")
+    listed, completed = lines_of("tasks.md")
+    task_id = terminal.until(listed, "approve").split()[0]
+    terminal.type(completed.replace("TASK-ID", task_id))
+    assert "a good customer" in terminal.type(f"holdfast run result {run_id}")
