@@ -16,6 +16,7 @@ import holdfast as hf
 from holdfast.clock import SystemClock
 from holdfast.core.state import PAUSED
 from holdfast.engine.observe.doctor import examine
+from holdfast.engine.observe.takeovers import find_takeovers
 from holdfast.errors import Conflict
 from holdfast.store.port import RunHead, Store
 from tests.engine.crashing_node import make_crashing_app
@@ -126,6 +127,10 @@ async def test_a_run_that_ends_its_process_is_set_aside_and_others_go_on(fleet: 
         assert fleet.deaths == LOST_TURNS
         assert head.snapshot is not None
         assert head.snapshot.last_error_code == "PoisonTurn"
+        takeovers = [each.takeover for each in await find_takeovers(fleet.store, 0, 100)]
+        assert len(takeovers) >= LOST_TURNS, "each process that found another gone has reported it"
+        assert head.snapshot.last_error is not None
+        assert f"at last {takeovers[-1].taken_from}, so it is set aside" in head.snapshot.last_error.message
         for run in calm:
             await fleet.waits(run)
             await run.signal("go", "fine")
@@ -134,6 +139,7 @@ async def test_a_run_that_ends_its_process_is_set_aside_and_others_go_on(fleet: 
             assert "RunPaused" not in types, "an innocent run was blamed"
         report = await examine(fleet.store, SystemClock())
         assert any("PoisonTurn" in finding.sentence for finding in report.findings)
+        assert any(found.subject == "takeovers" and found.level == "note" for found in report.findings)
         # Nothing that comes in runs its code again, but for an operator's word, which is one more try.
         with pytest.raises(Conflict, match="went away"):
             await bomb.query("how")

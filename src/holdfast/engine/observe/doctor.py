@@ -23,6 +23,7 @@ from holdfast.core.keys import FORK_TAG, RETRY_TAG, fork_tag, retry_tag
 from holdfast.core.plans import level_of
 from holdfast.core.state import FAILED, PAUSED, PENDING, RUNNING, state_of, was_paused_by
 from holdfast.engine.abilities import abilities_of, lacks_of
+from holdfast.engine.observe.takeovers import find_takeovers
 from holdfast.errors import RunError, StoreCorrupt
 from holdfast.store.decisions import is_free, name_of
 from holdfast.store.health import (
@@ -47,6 +48,7 @@ TRIES = 3
 AT_ONCE = 4
 """How many runs are read at the same time: as many as a store has connections, unless configured otherwise."""
 
+RECENT_US = 15 * 60_000_000
 LISTED_ROWS = 1_000
 """How many runs and tasks are read to see whether their rows can be: the newest runs, and the first tasks."""
 
@@ -120,6 +122,7 @@ async def examine(
     findings += _sinks(picture)
     findings += await _paused(store, picture)
     findings += [await _retrying(store, picture), *await _failed(store, picture), await _overdue(store, picture)]
+    findings += await _takeovers(store, picture)
     findings += await _unreadable(store, picture)
     read, of_runs = await _runs(store, picture, progress)
     return report_of(shown, findings + of_runs, runs_read=read)
@@ -482,11 +485,25 @@ async def _overdue(store: Store, picture: Picture) -> Finding:
         return fine("tasks", "none is overdue")
     oldest = min(task.due_at for task in tasks if task.due_at is not None)
     more = "at least " if len(tasks) >= LISTED_ROWS else ""
-    are, which = ("task is", "") if len(tasks) == 1 else ("tasks are", "one of them ")
+    are, which = ("task is", "") if len(tasks) == 1 else ("tasks are", "the oldest ")
     sentence = f"{more}{len(tasks)} {are} overdue, {which}for {picture.since(oldest)}"
     give = "`holdfast task bulk reassign --overdue --to NAME` gives them to somebody"
     advice = f"`holdfast task list --overdue` shows them, {give}"
     return note("tasks", sentence, advice, dict.fromkeys(task.run_id for task in tasks[: picture.bounds.listed]))
+
+
+async def _takeovers(store: Store, picture: Picture) -> list[Finding]:
+    """Name the nodes that ended without stopping of late: another one has their runs."""
+    found = await find_takeovers(store, picture.now - RECENT_US, LISTED_ROWS)
+    if not found:
+        return [fine("takeovers", "no node has gone on with runs of another one of late")]
+    last = found[-1]
+    node, other = last.takeover.node, last.takeover.taken_from
+    of = "its former process" if other == node else other
+    runs = f"{last.takeover.runs} {'run' if last.takeover.runs == 1 else 'runs'}"
+    times = "" if len(found) == 1 else f"; it was the last of {len(found)} takeovers within the last quarter of an hour"
+    sentence = f"{node} has taken over {runs} of {of} {picture.since(last.at)} ago{times}"
+    return [note("takeovers", sentence, "see in the log of the node that is gone, or of its machine, why it ended")]
 
 
 def _some(heads: list[RunHead], picture: Picture) -> list[str]:

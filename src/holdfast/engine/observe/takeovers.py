@@ -1,8 +1,11 @@
 """Takeovers: a node goes on with runs of another one that has gone, and says so in the log and to operators.
 
 A run that was taken from an owner whose lease has ended comes with a loss (`RunHead.losses`), and its snapshot names
-the node that executed it last. Claims come in batches, so what was taken is collected for a moment first. It is left
-in the store as a bulletin, for the page and the command line; no run depends on it.
+the node that executed it last. Claims come in batches, so what was taken is collected for a moment. It is left in the
+store as a bulletin, for the page and the command line; no run depends on it.
+
+What may end this process as well is reported before its turn: the first that a process takes over, which may be what
+has ended the one before, and runs that were lost several times.
 """
 
 import asyncio
@@ -14,7 +17,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from holdfast.core.instants import Instant
-from holdfast.engine.turns.poison import is_set_aside
+from holdfast.engine.turns.poison import is_set_aside, is_suspect
 from holdfast.errors import HoldfastError
 from holdfast.store.decisions import name_of
 from holdfast.store.port import BulletinQuery, LoadedRun, Store
@@ -56,14 +59,18 @@ class Takeovers:
         self._reporting: asyncio.Task[None] | None = None
         self._number = 0
 
-    def note(self, claimed: Iterable[LoadedRun]) -> None:
-        """Note which of the runs that were claimed come from a node that is gone, and report them in a moment."""
+    async def note(self, claimed: Iterable[LoadedRun]) -> None:
+        """Note which of the runs that were claimed come from a node that is gone, and report them, most in a moment."""
+        is_urgent = self._number == 0
         for loaded in claimed:
             is_lost = loaded.head.losses and not is_set_aside(loaded.head)  # which has its losses from before
             if is_lost and not self._owns(loaded.head.run_id):
                 last = loaded.head.snapshot.last_executed_by if loaded.head.snapshot is not None else ""
                 self._taken[name_of(last) if last else UNKNOWN] += 1
-        if self._taken and (self._reporting is None or self._reporting.done()):
+                is_urgent |= is_suspect(loaded.head)
+        if self._taken and is_urgent:
+            await self._report()
+        elif self._taken and (self._reporting is None or self._reporting.done()):
             self._reporting = asyncio.create_task(self._report_soon(), name="takeovers")
 
     def stop(self) -> None:
@@ -73,6 +80,9 @@ class Takeovers:
 
     async def _report_soon(self) -> None:
         await asyncio.sleep(COLLECTED_S)
+        await self._report()
+
+    async def _report(self) -> None:
         taken, self._taken = self._taken, Counter()
         here = name_of(self._node)
         bodies: dict[str, Raw] = {}
