@@ -153,7 +153,7 @@ class Exchange:
             return principal
         except (NotAuthenticated, NotPermitted) as refusal:
             client = client_of(self._scope)
-            what = f"{self.method} {self.path[:200]!r}"
+            what = f"{self.method} {self.path[:200].decode('latin-1')}"
             who = f"{shown_caller(self.headers)} at {client}"
             self.service.refusals.log(who, what, refusal.message, self.correlation_id, client)
             raise
