@@ -1,9 +1,11 @@
 """What a run does, in words: as sentences with what helps, and in short for a list."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 from holdfast.cli.output import moment
+from holdfast.clock import SystemClock
 
 SHORT_CHARS = 70
 """How much of an error a list shows."""
@@ -59,17 +61,25 @@ def now_of(run: dict[str, Any]) -> str:
     if status == "PAUSED" and pause and (pause["actor"] or not is_by_error):
         return _short(f"by {pause['actor'] or 'an operator'}{': ' + pause['reason'] if pause['reason'] else ''}")
     if status in ("FAILED", "PAUSED"):
-        return _short(error_of(error) or "")
+        failed = [f"{step_id} failed: " for step_id in run.get("failed_step_ids", ())[:1]]
+        return _short("".join(failed) + (error_of(error) or ""))
     if again:
         return _short(f"{_retried(again)}, {_next(again)}")
     if run.get("queued_at") or run.get("place"):
         return _short(_place(run))
     kind = run.get("waiting_kind")
-    if not kind:
+    return _short(f"{_WAITS.get(kind, kind)} {run.get('waiting_for') or ''}".rstrip() + _until(run)) if kind else ""
+
+
+def _until(run: dict[str, Any]) -> str:
+    """Return until when a run waits. A task stays open when its time is over."""
+    until, kind = run.get("waiting_until"), run["waiting_kind"]
+    if not until:
         return ""
-    word = "at" if kind == "start" else "until"
-    until = f" {word} {moment(run['waiting_until'])}" if run.get("waiting_until") else ""
-    return _short(f"{_WAITS.get(kind, kind)} {run.get('waiting_for') or ''}".rstrip() + until)
+    is_overdue = kind == "task" and datetime.fromisoformat(until).timestamp() * 1_000_000 < SystemClock().now()
+    return (
+        f", overdue since {moment(until)}" if is_overdue else f" {'at' if kind == 'start' else 'until'} {moment(until)}"
+    )
 
 
 def _retried(again: dict[str, Any]) -> str:
