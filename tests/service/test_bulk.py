@@ -97,7 +97,7 @@ async def test_a_search_for_failed_runs_does_none_of_them_again_a_second_time() 
 
 
 @pytest.mark.contract("SIG-13")
-@pytest.mark.parametrize("command", ["retry", "retry_from_start", "fork"])
+@pytest.mark.parametrize("command", ["retry", "retry_failed", "retry_from_start", "fork"])
 async def test_two_operators_at_the_same_moment_do_a_failed_run_again_once(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

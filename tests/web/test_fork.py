@@ -95,12 +95,12 @@ async def test_failed_runs_go_on_from_their_failed_steps_in_bulk(page: Page, sit
     for name in ("F-0", "F-1"):
         await page.get_by_role("checkbox", name=f"Select {name}").check()
     await page.get_by_role("button", name="Retry from the failed step…").click()
-    dialog = page.get_by_role("dialog", name="Go on with failed runs")
+    dialog = page.get_by_role("dialog", name="Continue failed runs")
     await expect(dialog.locator(".preview")).to_contain_text("2 of 3 runs are concerned; 1 not: it has not failed.")
     await dialog.get_by_role("button", name="Retry from the failed step: 2 runs").click()
-    await expect(page.get_by_text("2 gone on with, as new runs; 1 left alone: it has not failed.")).to_be_visible()
+    await expect(page.get_by_text("2 continued as new runs; 1 left alone: it has not failed.")).to_be_visible()
     for run_id, count in ((failed[0], 1), (failed[1], 1), (done, 0)):
-        found = (await site.http.get(f"/v1/runs?tag=forked_from:{run_id}")).json()["items"]
+        found = (await site.http.get(f"/v1/runs?tag=retry_of:{run_id}")).json()["items"]
         assert len(found) == count, run_id
     await page.goto("/runs?status=FAILED")
     for name in ("F-0", "F-1"):  # somebody else finds them as failed as before
@@ -130,7 +130,7 @@ async def test_a_failed_run_that_was_done_again_says_by_which_and_is_not_done_a_
         await expect(late.locator(".run-head-card .button.primary")).to_have_count(0)
         found = (await site.http.get(f"/v1/runs?tag=retry_of:{run_id}")).json()["items"]
         assert [run["run_id"] for run in found] == [made]
-        await late.get_by_role("link", name=made.rpartition("/")[2]).click()
+        await late.get_by_role("link", name=f"{run_id[:8]}…{run_id[-6:]}/{made.rpartition('/')[2][:10]}…").click()
         await expect(late.locator(".head-facts")).to_contain_text("Attempt 2, after")
 
 

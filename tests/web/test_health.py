@@ -109,7 +109,13 @@ async def test_what_was_sampled_before_anybody_looked_is_drawn(screen: Page, inb
     """Failures over time, lag and load over all nodes, and which node has taken over from which."""
     store = inbox.orchard.app.runtime().store
     sample = Sample(
-        runs={"RUNNING": 7, "PAUSED": 3}, failed=12, retrying=5, lag_ms=4_000, nodes=2, load={"a": NodeLoad(7, 4)}
+        runs={"RUNNING": 7, "PAUSED": 3},
+        failed=12,
+        retrying=5,
+        overdue=9,
+        lag_ms=4_000,
+        nodes=2,
+        load={"a": NodeLoad(7, 4)},
     )
     stored = json.dumps({"every_s": 60.0, "sample": json.loads(msgspec.json.encode(sample))}).encode()
     await store.put_bulletins("sample", {"1": Raw(stored)}, 3_600_000)
@@ -120,6 +126,7 @@ async def test_what_was_sampled_before_anybody_looked_is_drawn(screen: Page, inb
     await next_sample(screen)
     trouble = graph_of(screen, "Trouble")
     await expect(trouble.locator(".reading").first).to_have_text("0 retrying")  # as it is now
+    await expect(trouble.locator(".reading").nth(2)).to_have_text("0 overdue")  # for no task is open
     await trouble.locator(".graph-frame").focus()
     await screen.keyboard.press("Home")
     await expect(trouble.locator(".reading").first).to_have_text("5 retrying")  # as it was

@@ -60,7 +60,7 @@ async def play(page: Page, here: Incident) -> None:
     await look_at(page, "PoisonTurn")
     await page.get_by_role("link", name="thumbnail").first.click()
     await page.get_by_role("button", name="Resume", exact=True).click()
-    await expect(page.get_by_role("dialog")).to_contain_text("is paused again if it is the same")
+    await expect(page.get_by_role("dialog")).to_contain_text("If that ends the process again")
     await page.get_by_role("dialog").get_by_role("button", name="Resume", exact=True).click()
     await expect(page.locator(".view .status").first).to_have_text("Completed")
     await look_at(page, "are overdue")

@@ -113,8 +113,8 @@ async def test_many_runs_are_signalled_and_cancelled_after_a_preview(page: Page,
     await dialog.get_by_role("button", name="Signal 1").click()
     await expect(page.locator(".status[data-status='COMPLETED']")).to_have_count(2)
     await page.get_by_label("Select DONE").check()
-    await page.get_by_role("button", name="Retry…").click()
-    await dialog.get_by_role("button", name="Retry: 1 run").click()
+    await page.get_by_role("button", name="Retry from the start…").click()
+    await dialog.get_by_role("button", name="Retry from the start: 1 run").click()
     await expect(page.locator(".status[data-status='COMPLETED']")).to_have_count(3)
 
 
@@ -132,7 +132,7 @@ async def test_a_long_list_is_a_screen_of_rows(page: Page, site: Site) -> None:
     await page.keyboard.press("End")
     await expect(page.locator(".rows-body .run-row").first).to_be_visible()
     await page.get_by_label("Select all that are loaded").check()
-    await page.get_by_role("button", name="Select all that match").click()
+    await page.get_by_role("button", name="Select all 1,200 that match").click()
     await expect(page.get_by_role("region", name="Selected runs")).to_contain_text("1,200 selected")
     await page.get_by_label("More for the selected runs").click()
     await page.get_by_role("button", name="Cancel…").click()
@@ -378,7 +378,8 @@ async def test_all_that_a_filter_finds_are_retried_whether_they_are_loaded_or_no
     await expect(page.get_by_role("button", name="Paused 230")).to_be_visible()
     site.orchard.is_zoned = True
     await page.get_by_label("Select all that are loaded").check()
-    await page.get_by_role("button", name="Select all that match").click()
+    await expect(page.locator(".run-row .row-error").first).to_contain_text("failed: ")
+    await page.get_by_role("button", name="Select all 230 that match").click()
     await expect(page.get_by_role("region", name="Selected runs")).to_contain_text("230 selected")
     await page.get_by_role("button", name="Retry step…").click()
     dialog = page.get_by_role("dialog")

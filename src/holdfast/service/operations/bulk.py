@@ -35,12 +35,14 @@ BulkCommand = Literal[
     "skip_step",
     "try_now",
     "retry",
+    "retry_failed",
     "retry_from_start",
     "fork",
 ]
 """`raise` resumes with the error of a failed step, `try_now` begins the next attempt of an activity that is retried.
 
-`retry` goes on with failed runs from the step that failed, and does others again; `fork` only goes on.
+`retry` goes on with failed runs from the step that failed, and does others again; `retry_failed` leaves those others
+out. `fork` goes on with what a failed run has recorded until its end, also with what it did because of the failure.
 """
 
 MOST_RUNS = 100
@@ -49,7 +51,7 @@ MOST_RUNS = 100
 AT_ONCE = 25
 """How many of them at the same time."""
 
-DOES_AGAIN = frozenset({"retry", "retry_from_start", "fork"})
+DOES_AGAIN = frozenset({"retry", "retry_failed", "retry_from_start", "fork"})
 
 ONCE = "bulk:once"
 """The id of each command that does a run again once: two operators at the same moment get the same run."""
@@ -115,7 +117,7 @@ def _not_concerned(head: RunHead, command: BulkCommand) -> str | None:
             return None if is_retrying and not is_over else "no activity of it is tried again"
         case "retry" | "retry_from_start":
             return None if is_over else "it has not finished"
-        case "fork":
+        case "retry_failed" | "fork":
             return None if status is FAILED else "it has not failed"
 
 
@@ -193,6 +195,7 @@ _CONTROLS: dict[BulkCommand, ControlName] = {
     "skip_step": "SKIP_STEP",
     "try_now": "RETRY_STEP",
     "retry": "RETRY_RUN",
+    "retry_failed": "RETRY_RUN",
     "retry_from_start": "RETRY_RUN",
     "fork": "RETRY_RUN",
 }
@@ -210,7 +213,7 @@ async def _carry_out(context: RequestContext, request: CommandRuns, head: RunHea
         signal_id=request_id,
         raise_failure=request.command == "raise",
     )
-    if request.command in ("retry", "retry_from_start"):
+    if request.command in ("retry", "retry_failed", "retry_from_start"):
         from_start = request.command == "retry_from_start"
         return await runtime.retry_run(head.run_id, command, caller, from_start=from_start)
     if request.command == "fork":

@@ -158,7 +158,7 @@ function point(before, now) {
   };
   return {
     at: now.at, every: LIVE_MS, running: now.runs.RUNNING ?? 0, paused: now.runs.PAUSED ?? 0, retrying: now.retrying, finished: rate("finished"), started: rate("created"), steps: rate("steps"), lost: rate("lost"),
-    commitHalf: commit(0.5), commitMost: commit(0.99), lag: now.lag, ready: now.ready, jobs: sum(now.queues), queued: now.queued,
+    commitHalf: commit(0.5), commitMost: commit(0.99), overdue: now.tasks === 0 ? 0 : undefined, lag: now.lag, ready: now.ready, jobs: sum(now.queues), queued: now.queued,
   };
 }
 

@@ -13,7 +13,7 @@ import { Stream } from "../lib/stream.js";
 import { ageOf } from "../lib/time.js";
 import { toast, toastProblem } from "../lib/toast.js";
 import { showConnection } from "../shell.js";
-import { counted } from "./counted.js";
+import { counted, recount } from "./counted.js";
 import { letterBulk } from "./letter-bulk.js";
 
 const PAGE = 200;
@@ -77,6 +77,16 @@ class LetterList {
     }
   }
 
+  // After a change, which may have changed what the tab counts, too.
+  reload() {
+    if (!this.isWhole()) recount(this.rows);
+    this.load();
+  }
+
+  isWhole() {
+    return !this.filter.reason && !this.filter.settled;
+  }
+
   take(letter) {
     if (letter.settled !== null && !this.filter.settled) this.letters.delete(letter.letter_id);
     else this.letters.set(letter.letter_id, letter);
@@ -85,7 +95,7 @@ class LetterList {
   }
 
   drawNow() {
-    if (!this.filter.reason && !this.filter.settled) counted(this.rows, this.letters.size, this.cursor === null);
+    if (this.isWhole()) counted(this.rows, this.letters.size, this.cursor === null);
     if (this.letters.size === 0) {
       put(this.rows, empty(this.filter.reason ? "None for this reason" : "No dead letters", "Messages that cannot be handled are kept here until an operator settles them."));
       return;
@@ -98,7 +108,7 @@ class LetterList {
 
   forAll() {
     const act = () =>
-      letterBulk("letters", { reason: this.filter.reason }, SETTLED, () => this.load()).catch((problem) => {
+      letterBulk("letters", { reason: this.filter.reason }, SETTLED, () => this.reload()).catch((problem) => {
         if (problem.code === undefined) throw problem;
         toastProblem(problem);
       });
@@ -159,7 +169,7 @@ class LetterList {
       act: async () => {
         await call(`letters.${how}`, { letter_id: letter.letter_id });
         toast(isDrop ? "Dropped." : "Put back.");
-        this.load(); // another process may have done it, which notifies those who watch there
+        this.reload(); // another process may have done it, which notifies those who watch there
       },
     });
   }

@@ -9,7 +9,7 @@ import { may } from "../lib/session.js";
 import { Stream } from "../lib/stream.js";
 import { toastProblem } from "../lib/toast.js";
 import { showConnection } from "../shell.js";
-import { counted } from "./counted.js";
+import { counted, recount } from "./counted.js";
 import { filterBar, filterQuery, fits, listFields, readFilter, streamFields } from "./filter.js";
 import { taskBulk } from "./bulk.js";
 import { taskRow } from "./task-row.js";
@@ -99,6 +99,12 @@ class TaskList {
     this.draw();
   }
 
+  // After a change, which may have changed what the tab counts, too.
+  reload() {
+    if (this.isNarrow()) recount(this.rows);
+    this.load();
+  }
+
   left(taskId) {
     this.tasks.delete(taskId);
     if (taskId === this.taskId) this.pane.refresh();
@@ -142,7 +148,7 @@ class TaskList {
   // What is done to one can be done to all that the filter finds.
   forAll() {
     if (this.tasks.size < 2 || this.filter.status !== "OPEN" || !may("tasks:write")) return null;
-    const act = () => taskBulk(this.filter, () => this.load()).catch((problem) => {
+    const act = () => taskBulk(this.filter, () => this.reload()).catch((problem) => {
       if (problem.code === undefined) throw problem;
       toastProblem(problem);
     });

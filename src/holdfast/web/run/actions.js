@@ -53,6 +53,8 @@ const COMMANDS = {
   },
 };
 
+const POISON_HINT = "It runs its code once more, alone. If that ends the process again, the run is paused again; all others continue on the next node.";
+
 const RAISE = {
   name: "raise",
   operation: "resume",
@@ -64,16 +66,17 @@ const RAISE = {
   more: { raise_failure: true },
 };
 
-function command(runId, name) {
+function command(runId, name, hintHere) {
   const { operation = name, word, title, done, hint, danger = false, needed = false, more = {} } =
     name === RAISE.name ? RAISE : COMMANDS[name];
   const reason = reasonField({ needed });
   const signal_id = requestId();
+  const why = hintHere ?? hint;
   openDialog({
     title,
     action: word,
     danger,
-    body: [hint && h("p", {}, hint), reason.element],
+    body: [hint && h("p", {}, why), reason.element],
     act: async () => {
       if (!reason.check()) return false;
       await call(`runs.${operation}`, { run_id: runId, reason: reason.value(), signal_id, wait: true, ...more });
@@ -86,7 +89,8 @@ function command(runId, name) {
 export function commandsFor(model) {
   const { status } = model.state;
   if (!may("runs:control")) return [];
-  const offered = (name) => ({ name, ...COMMANDS[name], act: () => command(model.runId, name) });
+  const hintHere = (name) => (name === "resume" && model.head.last_error?.code === "PoisonTurn" ? POISON_HINT : undefined);
+  const offered = (name) => ({ name, ...COMMANDS[name], act: () => command(model.runId, name, hintHere(name)) });
   const names = Object.keys(COMMANDS)
     .filter((name) => COMMANDS[name].on.includes(status))
     .filter((name) => name !== "approve" || model.state.queued?.requires_approval);

@@ -19,11 +19,11 @@ const MOST_SIGNALS = 500;
 
 const COMMANDS = {
   cancel: { word: "Cancel", title: "Cancel runs", done: "asked to cancel", danger: true, hint: "They may clean up first." },
-  retry: {
-    word: "Retry",
-    title: "Do finished runs again",
-    done: "started again",
-    hint: "New runs go on from the failed steps of failed runs. Of others they start, with the same input.",
+  retry_failed: {
+    word: "Retry from the failed step",
+    title: "Continue failed runs",
+    done: "continued as new runs",
+    hint: "New runs begin with what was recorded, and continue from the step that failed. Those that have undone steps since begin again.",
   },
   retry_from_start: {
     word: "Retry from the start",
@@ -51,12 +51,6 @@ const COMMANDS = {
     hint: "Runs that an error in their code has paused run that code again, and are paused again if it is the same.",
   },
   approve: { word: "Approve", title: "Let runs go ahead", done: "approved" },
-  fork: {
-    word: "Retry from the failed step",
-    title: "Go on with failed runs",
-    done: "gone on with, as new runs",
-    hint: "New runs begin with what was recorded, and go on from the step that failed.",
-  },
   skip_step: {
     word: "Skip the failed step",
     title: "Skip the failed steps",
@@ -90,8 +84,8 @@ function buttonsFor(runs) {
     approve: some((run) => run.waiting_kind === "approval"),
     try_now: some((run) => run.retrying),
     resume: some((run) => run.status === "PAUSED" && !run.failed_step_ids?.length),
-    fork: some((run) => run.status === "FAILED"),
-    retry: some((run) => FINISHED.has(run.status)),
+    retry_failed: some((run) => run.status === "FAILED"),
+    retry_from_start: some((run) => FINISHED.has(run.status)),
     pause: some((run) => run.status === "RUNNING" && !run.retrying),
     cancel: some((run) => !FINISHED.has(run.status)),
   };
@@ -102,7 +96,7 @@ function buttonsFor(runs) {
 // `onAll` chooses everything that the filter finds; it is offered when `update` learns that there is more.
 export function bulkBar(scope, done, onAll) {
   const count = h("strong", {});
-  const all = h("button", { class: "link-button", type: "button", hidden: true, onclick: onAll }, "Select all that match");
+  const all = h("button", { class: "link-button", type: "button", hidden: true, onclick: onAll }, "");
   const act = (name) => () => commandMany(name, scope(), done);
   const button = (name) => h("button", { class: "button small", type: "button", onclick: act(name) }, `${COMMANDS[name].word}…`);
   const item = (name) =>
@@ -125,7 +119,7 @@ export function bulkBar(scope, done, onAll) {
       h("button", { class: "button small", type: "button", onclick: () => signalMany(scope(), done) }, "Signal…"),
     h("button", { class: "link-button", type: "button", onclick: done }, "Clear"),
   );
-  const update = (hasMore = false) => {
+  const update = (matching = null) => {
     const { count: found, runs, asked } = scope();
     const names = buttonsFor(runs);
     const others = Object.keys(COMMANDS).filter((name) => !names.includes(name) && (name !== "approve" || asked));
@@ -134,7 +128,8 @@ export function bulkBar(scope, done, onAll) {
       put(buttons, names.map(button));
       put(items, others.map(item));
     }
-    all.hidden = !hasMore;
+    all.hidden = matching === null;
+    all.textContent = matching ? `Select all ${matching.toLocaleString()} that match` : "Select all that match"; // not counted yet
     element.hidden = found === 0;
     count.textContent = `${found.toLocaleString()} selected`;
   };
@@ -183,7 +178,7 @@ function commandMany(name, scope, done) {
         answers.push(...answer.items);
         progress.value = answers.length / Math.max(1, found.seen);
       });
-      return report(verb, answers, result, done);
+      return report(verb, answers, found.seen, result, done);
     },
   });
   const go = dialog.querySelector("button[type=submit]");
@@ -234,10 +229,12 @@ function leftAlone(answers) {
 }
 
 // What was refused stays to be read, and can be kept as a file. Each run has recorded what was done to it.
-function report(verb, answers, result, done) {
+function report(verb, answers, counted, result, done) {
   const refused = answers.filter(({ error }) => error);
   const total = answers.filter(({ error, not_concerned: why }) => !error && !why).length;
-  toast(`${total.toLocaleString()} ${verb}${leftAlone(answers)}.`, { kind: total === 0 ? "bad" : "fine" });
+  const gone = Math.max(0, counted - answers.length); // a search finds them no more
+  const others = gone > 0 ? `; ${gone.toLocaleString()} no longer matched` : "";
+  toast(`${total.toLocaleString()} ${verb}${leftAlone(answers)}${others}.`, { kind: total === 0 ? "bad" : "fine" });
   if (refused.length === 0) {
     done();
     return true;
@@ -305,7 +302,7 @@ async function signalMany({ runs }, done) {
         });
         items.forEach((item, n) => answers.push({ run_id: part[n].run_id, error: item.problem ?? undefined }));
       }
-      return report("signalled", answers, result, done);
+      return report("signalled", answers, answers.length, result, done);
     },
   });
 }

@@ -40,12 +40,17 @@ export function retryWords(retrying, error = null) {
   );
 }
 
+function failedSteps({ failed_step_ids: ids }) {
+  if (!ids?.length) return null;
+  return [h("b", {}, ids[0]), ids.length > 1 ? ` and ${ids.length - 1} more steps failed: ` : " failed: "];
+}
+
 function pausedWords(run) {
   const { pause, last_error: error } = run;
   if (pause?.actor)
     return h("span", { class: "row-waits" }, h("span", {}, `Paused by ${pause.actor}`, pause.reason && `: ${pause.reason}`));
   const isByError = error && (!pause || pause.reason === error.code || run.failed_step_ids?.length > 0);
-  if (isByError) return h("span", { class: "row-error" }, h("b", {}, error.code), " ", error.message);
+  if (isByError) return h("span", { class: "row-error" }, failedSteps(run), h("b", {}, error.code), " ", error.message);
   return pause?.reason || "Paused by an operator";
 }
 

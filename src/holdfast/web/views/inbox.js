@@ -21,6 +21,7 @@ export function showInbox(place, signal, fields = {}) {
   const tabs = Object.entries(PARTS).filter(([each, part]) => each === name || may(part.scope)).map(([each, part]) => tab(part, each === name, signal));
   put(place, h("header", { class: "inbox-head" }, h("h1", {}, "Inbox"), h("nav", { class: "inbox-tabs", "aria-label": "In the inbox" }, tabs)), body);
   body.addEventListener("counted", ({ detail }) => say(place.querySelector("[aria-current] .count"), detail.count, detail.isAll));
+  body.addEventListener("recount", () => countOf(PARTS[name], place.querySelector("[aria-current] .count"), signal));
   PARTS[name].show(body, signal, name === "tasks" ? fields.task_id : undefined);
 }
 

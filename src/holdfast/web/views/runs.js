@@ -149,7 +149,7 @@ class RunsPage {
       if (runs === this.runs) {
         this.bar.setCounts({ "": all.total, ...all.by_status, RETRYING: again.total });
         this.total = retrying ? again.total : status ? (all.by_status[status] ?? 0) : all.total;
-        this.bulk.update(this.hasMore);
+        this.bulk.update(this.matching);
         this.show();
       }
     } catch (problem) {
@@ -227,12 +227,13 @@ class RunsPage {
     }
     if (runs.length === 0) this.selected.clear();
     this.rows.refresh();
-    this.bulk.update(this.hasMore);
+    this.bulk.update(this.matching);
   }
 
-  get hasMore() {
+  // How many the filter finds, where all that are loaded are selected and there are more; 0 if that is not known yet.
+  get matching() {
     const isEverything = this.selected.size > 0 && this.selected.size >= this.runs.items.length;
-    return !this.isAll && isEverything && !this.runs.source.isWhole;
+    return !this.isAll && isEverything && !this.runs.source.isWhole ? (this.total ?? 0) : null;
   }
 
   // All that the filter finds is meant from now on, whether it is loaded here or not.
