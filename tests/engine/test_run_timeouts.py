@@ -9,7 +9,7 @@ import pytest
 import holdfast as hf
 from holdfast.core.plans import TIMEOUT_LEVEL
 from holdfast.core.state import RunStatus
-from holdfast.errors import ChildFailed, InvalidInput, RunCancelled, RunFailed, RunTimedOut
+from holdfast.errors import ChildFailed, InvalidInput, RunCancelled, RunFailed, RunTerminal, RunTimedOut
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import RunQuery, Store
 from holdfast.testing import TestNode, VirtualClock
@@ -88,6 +88,35 @@ async def test_cleaning_up_has_a_bound_of_its_own(variant: EngineVariant) -> Non
         with pytest.raises(RunTimedOut, match="and had not cleaned up 30 s later"):
             await run.result()
     assert undone == ["booking"]
+
+
+@pytest.mark.contract("WF-6", "WF-8")
+async def test_who_updates_a_run_that_is_ended_while_it_cleans_up_is_told(variant: EngineVariant) -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def order() -> None:
+        async def wait_long() -> None:
+            await hf.sleep(3_600)
+
+        hf.on_update("wait", wait_long)
+        async with hf.Saga() as saga:
+            saga.undo(hf.sleep, 3_600)
+            await hf.wait_signal("paid", str)
+
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
+        run = await app.start(order, execution_timeout=MINUTE_S, cleanup_timeout=30)
+        update = asyncio.ensure_future(run.update("wait", update_id="u-1"))
+        await wait_for_event(run, "UpdateAccepted")
+        pass_time(store, clock, MINUTE_S)
+        await wait_for_event(run, "RunTimedOut")
+        pass_time(store, clock, 30)
+        with pytest.raises(RunTimedOut, match="had not cleaned up"):
+            await run.result()
+        assert "UpdateCompleted" not in await event_types(run)  # it is ended as it stands
+        for told in (update, run.update("wait", update_id="u-1")):
+            with pytest.raises(RunTerminal, match="ended before it had answered"):
+                await told
 
 
 async def test_the_run_timeout_counts_anew_from_each_rotation(variant: EngineVariant) -> None:

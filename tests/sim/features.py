@@ -222,6 +222,12 @@ class Features:
             since = _since(body, history, event)
             if event.persisted_at < since + body.limit_ms * 1_000:
                 self._world.violate(f"{run_id}: its {body.timeout} time-out came early")
+        elif is_cut(event):
+            self._world.note(f"cut    {run_id}", "ended while they clean up")
+            timed_out_at = [other.emitted_at for other in history if isinstance(other.data, e.RunTimedOut)][-1]
+            assert queued.timeouts is not None
+            if event.persisted_at < timed_out_at + queued.timeouts.cleanup_ms * 1_000:
+                self._world.violate(f"{run_id}: it was ended too early while it cleans up")
         elif isinstance(body, e.RunStarted):
             if queued.start_at is not None:
                 self._world.note(f"later  {run_id}", "started later")
@@ -302,3 +308,9 @@ def _since(body: e.RunTimedOut, history: Sequence[Event], event: Event) -> int:
         if isinstance(other.data, e.RunStarted | e.ContinuedAsNew) and other.run_seq < event.run_seq
     ]
     return stretches[-1]
+
+
+def is_cut(end: e.Event) -> bool:
+    """Return whether a run was ended as it stood, because it did not clean up in time."""
+    body = end.data
+    return isinstance(body, e.RunFailed) and body.timeout != "" and "had not cleaned up" in body.error.message
