@@ -24,7 +24,7 @@ from holdfast.engine.activities.context import activity_context
 from holdfast.engine.plan_sources import PlanSources
 from holdfast.errors import Conflict, InvalidInput, NotFound, StoreCorrupt
 from holdfast.limits import PLAN_BYTES
-from holdfast.program.definitions import ActivityDefinition, ActivityOptions
+from holdfast.program.definitions import ActivityDefinition, built_in
 from holdfast.program.plan.definition import PlanDefinition, check_plan, invalid
 from holdfast.program.plan.program import DONE, StepResult
 from holdfast.program.plan.text import PlanProblem
@@ -238,7 +238,7 @@ class Plans:
                 definition, uri = await self.resolve(tenant, ref)
             return msgspec.structs.replace(definition.ref, uri=uri)
 
-        return ActivityDefinition(store_plan, STORE_PLAN, ActivityOptions())
+        return built_in(store_plan, STORE_PLAN)
 
 
 def _compare(definition: PlanDefinition, ref: PlanRef) -> None:

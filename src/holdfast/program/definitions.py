@@ -2,10 +2,11 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from datetime import timedelta
 from functools import cache, cached_property, lru_cache
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, get_args
 
 import msgspec
 from msgspec import Raw
@@ -440,6 +441,24 @@ class ActivityDefinition:
             words = f"the idempotency key of activity {self.name!r} could not be computed: {problem!r}"
             raise InvalidInput(words[:ERROR_TEXT_CHARS], field="idempotency_key") from problem
         return checked_key(key)
+
+
+_BUILT_IN: dict[str, ActivityDefinition] = {}
+
+
+def built_in(function: Callable[..., Any], name: str) -> ActivityDefinition:
+    """Return an activity of the engine. What is known of its parameters is looked up once: each node has a function."""
+    if name not in _BUILT_IN:
+        _BUILT_IN[name] = ActivityDefinition(function, name, ActivityOptions())
+        _BUILT_IN[name].function = _of_no_node
+    own = copy(_BUILT_IN[name])
+    own.function = function
+    return own
+
+
+async def _of_no_node() -> NoReturn:
+    """Stand for the function of an activity of which each node has its own."""
+    raise RuntimeError("an activity of the engine was called that belongs to no node")
 
 
 def checked_key(key: Any) -> str:

@@ -84,11 +84,11 @@ from holdfast.program.definitions import (
     START_RUN,
     UPDATE_RUN,
     ActivityDefinition,
-    ActivityOptions,
     ExternalWorkflow,
     StartRequest,
     UpdateRequest,
     WorkflowDefinition,
+    built_in,
 )
 from holdfast.program.middleware import ClientCall, call_through
 from holdfast.program.plan.definition import PlanDefinition
@@ -239,7 +239,7 @@ class Runtime:
         registry.built_in[STORE_PLAN] = self.plans.activity()
         registry.built_in[START_RUN] = _starting_activity(ref(self))
         registry.built_in[UPDATE_RUN] = _updating_activity(ref(self))
-        registry.built_in[CALLBACK] = ActivityDefinition(_await_callback, CALLBACK, ActivityOptions())
+        registry.built_in[CALLBACK] = built_in(_await_callback, CALLBACK)
         poll_s = node.options.safety_poll_s
         registry.lacks_streams = STREAMS in store.capabilities.lacking
         self.streams = StreamHub(store, poll_s)
@@ -1056,7 +1056,7 @@ def _starting_activity(runtime: "ref[Runtime]") -> ActivityDefinition:
             raise StoreUnavailable("the node was closed before the run was started")
         return await found.start_for_run(request)
 
-    return ActivityDefinition(start_run, START_RUN, ActivityOptions())
+    return built_in(start_run, START_RUN)
 
 
 async def _await_callback(terms: CallbackTerms) -> Any:
@@ -1073,7 +1073,7 @@ def _updating_activity(runtime: "ref[Runtime]") -> ActivityDefinition:
             raise StoreUnavailable("the node was closed before the update was answered")
         return codec.decode(await found.update_for_run(request), Any)
 
-    return ActivityDefinition(update_run, UPDATE_RUN, ActivityOptions())
+    return built_in(update_run, UPDATE_RUN)
 
 
 def _with_warning(delivered: port.Delivered, warning: str) -> port.Delivered:
