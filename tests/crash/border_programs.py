@@ -1,4 +1,7 @@
-"""Programs with callbacks, locks, contexts and replaced runs, for processes that are killed. A play may be repeated."""
+"""Programs with callbacks, locks, contexts, replaced and retried runs, for processes that are killed.
+
+A play may be repeated.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import holdfast as hf
-from holdfast.errors import Conflict, RunCancelled
+from holdfast.core.events import StepCompleted
+from holdfast.errors import Conflict, RunCancelled, RunFailed
 from holdfast.store.port import RunQuery
 
 app = hf.App("borders")
@@ -172,3 +177,38 @@ async def debounce(app: hf.App, folder: Path) -> tuple[str, Any]:
     results = {run.run_id: await run.result() for run in runs}
     found = await app.runtime().store.find(RunQuery(workflow="index", limit=10))
     return results[runs[-1].run_id], sorted({str(head.status) for head in found})
+
+
+@app.activity
+async def reserve() -> str:
+    """Return another number at each call."""
+    return uuid4().hex
+
+
+@app.activity(retry=hf.Retry(max_attempts=4, initial_ms=1))
+async def pay(number: str) -> str:
+    """Fail until the bank is back."""
+    if not (world["folder"] / "back").exists():
+        raise ConnectionError("the bank is away")
+    return f"paid {number}"
+
+
+@app.workflow
+async def purchase() -> str:
+    """Pay for what is reserved."""
+    return await pay(await reserve())
+
+
+async def retry(app: hf.App, folder: Path) -> tuple[str, Any]:
+    """Retry a failed run twice by the same command: one run goes on, with the number that the failed one reserved."""
+    begin(folder)
+    run = await app.start(purchase, run_id="p")
+    with suppress(RunFailed):
+        await run.result()
+    (folder / "back").touch()
+    retries = [await run.retry_run("the bank is back", signal_id="click") for _ in range(2)]
+    [reserved] = [event.data for event in await run.events() if isinstance(event.data, StepCompleted)]
+    paid = await retries[1].result() == f"paid {json.loads(bytes(reserved.result))}"
+    found = await app.runtime().store.find(RunQuery(workflow="purchase", limit=10))
+    statuses = sorted([head.run_id.partition("-")[0], str(head.status)] for head in found)
+    return "paid what was reserved" if paid else "reserved again", statuses

@@ -152,6 +152,7 @@ SCENARIOS: dict[str, tuple[App, Callable[[App, Path], Awaitable[tuple[str, Any]]
     "replaced run": (border_programs.app, border_programs.replace_run),
     "restarted run": (border_programs.app, border_programs.restart_run),
     "debounced run": (border_programs.app, border_programs.debounce),
+    "retried run": (border_programs.app, border_programs.retry),
 }
 
 

@@ -33,6 +33,7 @@ ENDINGS: dict[str, tuple[str, Any]] = {
         ],
     ),
     "debounced run": ("draft 2", ["COMPLETED"]),
+    "retried run": ("paid what was reserved", [["p", "FAILED"], ["p/retry", "COMPLETED"]]),
 }
 
 

@@ -1,13 +1,14 @@
 """RETRY_RUN of failed runs beside what others answer, hold or have done: callbacks, locks, children, queues, people."""
 
 import asyncio
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 import holdfast as hf
 from holdfast.core.state import RunStatus
-from holdfast.errors import ActivityFailed, RunFailed
+from holdfast.errors import ActivityFailed, RunFailed, RunTerminal
 from holdfast.store.port import RunQuery
 from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
 from tests.engine.test_retry_run import ONCE, Bank, check_invariants
@@ -356,3 +357,131 @@ async def test_a_command_before_a_retry_has_a_node_holds_when_it_gets_one(
                 assert await again.result() == "a book"
             await check_invariants(bank.app, again)
         assert bank.calls == []
+
+
+async def test_what_operators_have_decided_about_steps_stays_decided(variant: EngineVariant) -> None:
+    """A step that was skipped, and one that was retried, have their results; its logical attempt stays, too."""
+    bank = Bank()
+
+    @bank.app.activity(retry=ONCE, on_failure="pause")
+    async def ship(item: str) -> str:
+        bank.calls.append(f"ship {item}")
+        if bank.calls.count(f"ship {item}") == 1:
+            raise ValueError("no ship")
+        return f"shipped {item}"
+
+    @bank.app.workflow
+    async def order() -> list[str]:
+        return [await ship("lamp"), await ship("desk"), await bank.charge("both")]
+
+    async with variant.node(bank.app):
+        run = await bank.app.start(order)
+        await wait_for_event(run, "StepFailed")
+        await run.skip_step("ship", result="fetched")
+        await wait_for_event(run, "StepFailed", times=2)
+        await run.retry_step("ship#2")
+        with pytest.raises(RunFailed):
+            await run.result()
+        bank.is_mended = True
+        bank.calls.clear()
+        again = await run.retry_run()
+        assert await again.result() == ["fetched", "shipped desk", "paid both"]
+        assert bank.calls == ["charge both"]
+        steps = {step.step_id: step.logical_attempt_id for step in (await again.snapshot()).steps}
+        assert steps["ship#2"] == 2
+        await check_invariants(bank.app, again)
+
+
+async def test_steps_that_paused_the_run_and_were_given_up_are_tried_again(variant: EngineVariant) -> None:
+    bank = Bank()
+    charge = bank.charge.options(on_failure="pause")
+
+    @bank.app.workflow
+    async def order() -> list[str]:
+        kept = await bank.reserve("book")
+        return [kept, *await asyncio.gather(charge("a"), charge("b"))]
+
+    async with variant.node(bank.app):
+        run = await bank.app.start(order)
+        await wait_for_event(run, "StepFailed", times=2)
+        await run.resume(raise_failure=True)
+        with pytest.raises(RunFailed):
+            await run.result()
+        bank.is_mended = True
+        bank.calls.clear()
+        again = await run.retry_run()
+        assert await again.result() == ["book", "paid a", "paid b"]
+        assert sorted(bank.calls) == ["charge a", "charge b"]
+        await check_invariants(bank.app, again)
+
+
+@pytest.mark.contract("ACT-6")
+async def test_an_activity_that_completes_later_gets_a_token_of_the_new_run(variant: EngineVariant) -> None:
+    bank = Bank()
+    tokens: asyncio.Queue[str] = asyncio.Queue()
+
+    @bank.app.activity
+    async def sign() -> str:
+        context = hf.activity_context()
+        tokens.put_nowait(context.token)
+        context.complete_later()
+        raise AssertionError("not reached")
+
+    @bank.app.workflow
+    async def order() -> str:
+        signed = asyncio.create_task(sign())
+        await bank.reserve("book")
+        await hf.wait_signal("go")
+        return await bank.charge("book") + await signed
+
+    async with variant.node(bank.app):
+        run = await bank.app.start(order)
+        old = await tokens.get()
+        await wait_for_event(run, "StepDetached")
+        await run.signal("go")
+        with pytest.raises(RunFailed):
+            await run.result()
+        bank.is_mended = True
+        bank.calls.clear()
+        again = await run.retry_run()
+        new = await tokens.get()
+        with pytest.raises(RunTerminal):
+            await bank.app.complete_activity(old, " by ann")
+        await wait_for_event(again, "StepDetached", times=2)
+        await bank.app.complete_activity(new, " by ben")
+        assert await again.result() == "paid book by ben"
+        assert bank.calls == ["charge book"]
+        await check_invariants(bank.app, again)
+
+
+@pytest.mark.contract("FMT-2")
+async def test_large_values_of_the_failed_run_stay_with_the_one_that_goes_on(
+    variant: EngineVariant, tmp_path: Path
+) -> None:
+    """Also when the failed run is deleted, and the new one is replayed from what is stored."""
+    artifacts = hf.Artifacts(tmp_path / "artifacts")
+    bank = Bank(artifacts=artifacts)
+    large = "x" * 300_000
+
+    @bank.app.activity
+    async def write() -> str:
+        return large
+
+    @bank.app.workflow
+    async def order(given: str) -> int:
+        written = await write()
+        await bank.charge("book")
+        await hf.wait_signal("go")
+        return len(given) + len(written)
+
+    async with variant.opened() as store:
+        async with variant.node(bank.app, store):
+            run = await bank.failed(order, large)
+            again = await run.retry_run()
+            await wait_for_event(again, "SignalWaiting")
+            await store.purge(hf.PurgePolicy(run_ids=(run.run_id,), finished_run_ms=0))
+            await artifacts.delete_run(store, run.run_id)
+        async with variant.node(bank.app, store):
+            again = bank.app.run(again.run_id)
+            await again.signal("go")
+            assert await again.result() == 2 * len(large)
