@@ -23,7 +23,7 @@ from holdfast.core.dead_letters import DeadLetter, Reason
 from holdfast.core.debounce import Debounce
 from holdfast.core.events import ArtifactRef
 from holdfast.core.index_rows import Wait
-from holdfast.core.keys import check_name, check_signal_name, require_step_name
+from holdfast.core.keys import LOCK_PREFIX, check_name, check_signal_name, require_step_name
 from holdfast.core.messages import AcceptedSignalResult
 from holdfast.core.plans import is_plan
 from holdfast.core.timing import Retry
@@ -43,7 +43,7 @@ from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.start.runtime import OpenRuntimes, Runtime, StartOptions
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.limits import Limits
-from holdfast.lock import LOCK_PREFIX, Lock, hold, limit_key
+from holdfast.lock import Lock, hold, limit_key
 from holdfast.program.activity_limits import ActivityLimit, limited_calls
 from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import (
@@ -246,6 +246,8 @@ class App:
                 is_entity=entity,
             )
             require_step_name("a workflow's name", definition.name)
+            if function is not hold:
+                _refuse_name_of_lock(definition.name)
             self.registry.add_workflow(definition, WorkflowLimit(limits, definition.signature) if limits else None)
             return Workflow(definition)
 
@@ -310,6 +312,7 @@ class App:
         docs/flows.md.
         """
         require_step_name("a flow's name", name)
+        _refuse_name_of_lock(name)
         _check_version(version)
         definition = FlowDefinition(
             name,
@@ -768,6 +771,12 @@ def _check_version(version: str) -> None:
     problem = check_name("version", version)
     if problem is not None or "|" in version:
         raise problem or InvalidInput(f"version may not contain '|': {version!r}", field="version")
+
+
+def _refuse_name_of_lock(name: str) -> None:
+    if name.startswith(LOCK_PREFIX):
+        problem = f"workflow {name!r}: names that begin with {LOCK_PREFIX!r} are of locks, which app.lock declares"
+        raise InvalidInput(problem, field="name")
 
 
 def _settings(address: str | None, limits: Limits | None) -> Settings:

@@ -18,9 +18,6 @@ from holdfast.program.coroutine import require_program
 from holdfast.program.signals import granted, send_granted, wait_granted, wait_signal
 from holdfast.workflow import ChildRun, Workflow
 
-LOCK_PREFIX = "lock:"
-"""The name of a lock's workflow begins with it."""
-
 _held: ContextVar[frozenset[tuple[str, str]]] = ContextVar("held locks", default=frozenset())
 """The locks that the present task holds or waits for, with those of the tasks that made it."""
 

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.core.state import RunStatus
-from holdfast.errors import Conflict, NotFound, RunCancelled
+from holdfast.errors import Conflict, InvalidInput, NotFound, RunCancelled
 from holdfast.settings import load_settings
 from holdfast.store.copy import copy_store
 from holdfast.store.open import open_store
@@ -177,6 +177,41 @@ async def test_a_fork_of_a_holder_stands_in_line(variant: EngineVariant) -> None
         await fork.signal("go", "b")
         assert await fork.result() == "b"
         assert seen == ["in 1", "out 1", "in 1", "out 1"]
+
+
+@pytest.mark.contract("SIG-13")
+async def test_no_one_forks_or_retries_a_lock(variant: EngineVariant) -> None:
+    """A fork of one that was held would run for ever, for a run that does not know of it."""
+    app, transfer, seen = bank()
+    async with variant.opened() as store, variant.node(app, store):
+        run = await app.start(transfer, 1)
+        await inside(seen, 1)
+        lock = app.run(f"{run.run_id}/lock:account")
+        with pytest.raises(Conflict, match="retry or fork that run"):
+            await lock.fork()
+        await run.signal("go", "a")
+        await run.result()
+        await freed(app, run.run_id)
+        for again in (lock.fork, lock.retry_run):
+            with pytest.raises(Conflict, match="retry or fork that run"):
+                await again()
+        assert len(await store.find(RunQuery(workflow="lock:account", limit=100))) == 1
+
+
+def test_no_workflow_has_the_name_of_a_lock() -> None:
+    app = hf.App("bank")
+
+    @app.activity
+    async def book(account: str) -> str:
+        return account
+
+    with pytest.raises(InvalidInput, match=r"app\.lock"):
+
+        @app.workflow(name="lock:account")
+        async def transfer() -> None: ...
+
+    with pytest.raises(InvalidInput, match=r"app\.lock"):
+        app.flow("lock:account", str, hf.Scene(hf.Act(book)))
 
 
 @pytest.mark.contract("FMT-2")

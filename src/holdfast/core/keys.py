@@ -51,6 +51,9 @@ ATTEMPT_MARK = "~"
 RESERVED_PREFIX = "holdfast."
 """The engine's own signals begin with it. They do not count against a run's rate limit."""
 
+LOCK_PREFIX = "lock:"
+"""The name of a lock's workflow begins with it. No other workflow has such a name."""
+
 CALLBACK = "holdfast.callback"
 """The activity that ends at once without an outcome, and is completed by a callback."""
 

@@ -33,7 +33,15 @@ from holdfast.core.fork import (
 )
 from holdfast.core.index_rows import index_changes, record_changes, runtime_snapshot
 from holdfast.core.instants import Instant
-from holdfast.core.keys import check_name, check_signal_id, descended, fork_tag, retry_tag, signal_uuid
+from holdfast.core.keys import (
+    LOCK_PREFIX,
+    check_name,
+    check_signal_id,
+    descended,
+    fork_tag,
+    retry_tag,
+    signal_uuid,
+)
 from holdfast.core.messages import ControlName, SignalRequest, control_request
 from holdfast.core.operator_commands import OVERRIDES, certain_objection_to_retry, objection_to_resume
 from holdfast.core.plans import is_plan
@@ -184,6 +192,7 @@ class CommandSender:
             raise InvalidInput(f"from_start is True or False, not {flag!r}", field="from_start")
         await self._authorise(run_id, command, "", caller)
         head = await head_of(self._store, run_id)
+        _refuse_lock(head, command)
         if head.status not in TERMINAL:
             try:
                 await self._deliver(self._request(run_id, command, caller))
@@ -402,6 +411,7 @@ class CommandSender:
         """
         await self._authorise(run_id, command, "", caller)
         head = await head_of(self._store, run_id)
+        _refuse_lock(head, command)
         if at is not None and not 1 <= at <= head.version:
             raise InvalidInput(f"at: the run has the events 1 to {head.version}, not {at}", field="at")
         history = await read_history(self._store, run_id)
@@ -449,6 +459,12 @@ class CommandSender:
         if isinstance(answer, port.Refused):
             raise answer.error
         return answer.run_id
+
+
+def _refuse_lock(head: port.RunHead, command: OperatorCommand) -> None:
+    """Raise `Conflict` for a run that holds a lock: its retry or fork would have no run to hold it for."""
+    if head.plan_id.startswith(LOCK_PREFIX):
+        raise _conflict(head.run_id, command, "a lock is held for the run that asked for it: retry or fork that run")
 
 
 def _named_retry(run_id: str, command: OperatorCommand) -> tuple[str, str]:
