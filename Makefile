@@ -8,9 +8,10 @@ LOCKED ?= yes
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
 PYTHONS ?=
-# Many tests wait for a time rather than for the machine, so there are more workers than cores.
+# Many tests wait for a time or for a server rather than for the machine, so there are more workers than cores. Each
+# worker imports all tests first, so the quick ones, which rarely wait, have fewer.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-WORKERS = $(shell expr 2 '*' $(CORES))
+WORKERS = $(shell expr 3 '*' $(CORES))
 PARALLEL ?= -n $(WORKERS) --dist worksteal
 
 VENV := .venv
@@ -19,6 +20,7 @@ BIN := $(VENV)/bin
 VENV_STAMP := $(VENV)/.made
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
+IMPORTED_STAMP := $(VENV)/.imported
 PEERS := build/peers
 PEERS_STAMP := $(PEERS)/.installed
 PEERS_ARGS ?=
@@ -44,14 +46,17 @@ demo: $(RUN_STAMP) ## Watch a hundred orders survive the SIGKILL of their worker
 	@echo "To see these orders in a browser:  $(BIN)/holdfast dev examples/orders.py --store sqlite:///$(DEMO)/orders.db"
 	@echo "and open http://127.0.0.1:8321/"
 
+quick: WORKERS = $(shell expr 2 '*' $(CORES))
 quick: style ## The loop while you write: ruff, and the tests that need no server, browser or process (two minutes)
 	$(BIN)/pytest $(PARALLEL) -m quick --durations=10 --durations-min=1 $(PYTEST_ARGS)
 
-# Types are checked beside the tests. A test that fails beside others is run once more, alone: a busy machine must not
+# Types are checked beside the tests. All tests are imported once before the workers do it, because each of these would
+# compile what it finds without bytecode. A test that fails beside others is run once more, alone: a busy machine must not
 # decide. Its first failure stays in the output.
 test: export TEST_SAMPLED = 1
 test: style browser commands ## Lint, and every test in parallel; what CI runs (a quarter of an hour)
 	@mkdir -p build; $(BIN)/mypy $(CODE) > build/types.txt & types=$$!; \
+	  test -e $(IMPORTED_STAMP) || { $(BIN)/pytest -q --collect-only > /dev/null && touch $(IMPORTED_STAMP); }; \
 	  status=0; $(BIN)/pytest $(PARALLEL) --durations=20 $(PYTEST_ARGS) || status=$$?; \
 	  wait $$types || { cat build/types.txt; exit 1; }; \
 	  if [ $$status -ne 1 ]; then exit $$status; fi; \
@@ -206,12 +211,13 @@ $(RUN_STAMP): $(VENV_STAMP) pyproject.toml
 $(DEV_STAMP): $(VENV_STAMP) pyproject.toml requirements-dev.lock
 	@echo "Installing the development tools ..."
 ifeq ($(LOCKED),yes)
-	@$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-dev.lock
+	@$(BIN)/python -m pip install --quiet --no-compile --require-hashes --requirement requirements-dev.lock
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 else
 	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable . --group dev
 endif
+	@rm -f $(IMPORTED_STAMP)
 	@touch $@ $(RUN_STAMP)
 
 $(PEERS_STAMP): bench/peers/requirements.txt bench/peers/package.json

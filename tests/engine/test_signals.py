@@ -101,7 +101,7 @@ async def test_the_time_of_acceptance_decides_though_the_clock_of_the_node_is_be
 ) -> None:
     app = hf.App("signals")
     waits = waits_twice(app)
-    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store, safety_poll_s=0.1):
         run = await app.start(waits)
         await wait_for_event(run, "SignalWaiting")
         now, claim, seen = store.now, store.claim, asyncio.Event()

@@ -53,8 +53,9 @@ async def test_the_page_folds_events_as_the_service_does(page: Page, site: Site)
     await expect(page.locator(".head-marks")).to_contain_text("Paused")
     await site.orchard.app.run(courier).skip_step("book_courier", "never mind", wait=True)
     await site.orchard.app.run(order).cancel("enough", wait=True)
+    for run_id in (order, hostile):  # the courier's stays paused
+        assert (await site.http.get(f"/v1/runs/{run_id}/result?wait_s=20")).json()["is_finished"]
     for run_id in (order, courier, hostile):
-        await site.http.get(f"/v1/runs/{run_id}/result?wait_s=20")
         snapshot = (await site.http.get(f"/v1/runs/{run_id}/snapshot")).json()
         events = await site.events(run_id)
         assert await page.evaluate(FOLD, [events, len(events)]) == as_folded(snapshot)
