@@ -74,7 +74,9 @@ lint: style ## Check style, format and types
 	$(BIN)/mypy $(CODE)
 
 commands: ## Install the commands that tests use, or say what is missing
-	@missing=; for name in curl strace; do command -v $$name > /dev/null || missing="$$missing $$name"; done; \
+	@missing=; for each in curl:curl strace:strace ssh-keygen:openssh-client systemd-analyze:systemd; do \
+	    command -v $${each%:*} > /dev/null || missing="$$missing $${each#*:}"; \
+	  done; \
 	  if [ -z "$$missing" ]; then exit 0; fi; \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
 	    echo "Installing$$missing ..."; apt-get update -qq && apt-get install -y -qq $$missing > /dev/null; \

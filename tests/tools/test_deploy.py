@@ -51,6 +51,21 @@ def test_the_files_are_linted(lint: list[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["node", "server"])
+def test_systemd_finds_nothing_wrong_with_the_units(name: str, tmp_path: Path) -> None:
+    """But that there is no app on this machine: the command is one that is there."""
+    assert shutil.which("systemd-analyze"), "it checks units: make commands"
+    text = (DEPLOY / f"holdfast-{name}.service").read_text()
+    for given, is_good in ((text, True), (text.replace("TimeoutStopSec=30", "TimeoutStopSec=soon"), False)):
+        unit = tmp_path / f"holdfast-{name}.service"
+        unit.write_text(given.replace("/srv/holdfast/.venv/bin/holdfast", "/bin/true"))
+        done = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode == 0 and done.stderr == "") is is_good, done.stderr
+
+
 @pytest.mark.parametrize("file", ["grafana-dashboard.json", "prometheus-rules.yaml"])
 def test_every_metric_that_is_named_exists(file: str) -> None:
     text = (DEPLOY / file).read_text()

@@ -1,10 +1,12 @@
 """A release is refused where something is missing."""
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -89,3 +91,47 @@ def test_an_sbom_names_what_is_installed() -> None:
     components = release.sbom(Path(sys.executable))["components"]
     assert isinstance(components, list)
     assert {"msgspec", "starlette", "holdfast"} <= {each["name"] for each in components}
+
+
+def git(folder: Path, *words: str) -> None:
+    """Run git in a folder."""
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
+
+
+@pytest.mark.process
+def test_files_that_differ_from_their_commit_are_refused(tmp_path: Path) -> None:
+    assert release.commit_of(tmp_path)[1] == ["this is no checkout: the release would not say which commit it is"]
+    git(tmp_path, "init", "-q")
+    (tmp_path / "a.py").write_text("1")
+    git(tmp_path, "add", "a.py")
+    git(tmp_path, "commit", "-q", "-m", "a")
+    commit, problems = release.commit_of(tmp_path)
+    assert (len(commit), problems) == (40, [])
+    (tmp_path / "a.py").write_text("2")
+    assert release.commit_of(tmp_path) == (commit, ["a.py differs from its commit"])
+
+
+def test_the_statement_names_the_files_their_commit_and_what_was_locked(tmp_path: Path) -> None:
+    file = tmp_path / "holdfast-1.0.tar.gz"
+    file.write_text("a")
+    said: Any = release.provenance([file], "c" * 40)
+    assert said["subject"] == [{"name": file.name, "digest": {"sha256": hashlib.sha256(b"a").hexdigest()}}]
+    materials = said["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert materials[0]["digest"] == {"gitCommit": "c" * 40}
+    assert materials[1]["digest"]["sha256"] == release.hash_of(ROOT / "requirements-dev.lock")
+
+
+@pytest.mark.process
+def test_the_hashes_are_signed_by_a_key_and_the_signature_can_be_checked(tmp_path: Path) -> None:
+    assert shutil.which("ssh-keygen"), "it signs: make commands"
+    key, hashes = tmp_path / "key", tmp_path / "SHA256SUMS"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    hashes.write_text("a  b\n")
+    release.sign(hashes, key)
+    (tmp_path / "allowed").write_text(f"releaser {(tmp_path / 'key.pub').read_text()}")
+    command = ["ssh-keygen", "-Y", "verify", "-f", "allowed", "-I", "releaser", "-n", "holdfast-release"]
+    command += ["-s", "SHA256SUMS.sig"]
+    for text, is_good in (("a  b\n", True), ("a  c\n", False)):
+        done = subprocess.run(command, cwd=tmp_path, input=text, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) is is_good
