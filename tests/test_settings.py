@@ -44,6 +44,13 @@ def test_what_is_unknown_or_malformed_is_refused(
         load_settings(environ, file, **arguments)
 
 
+@pytest.mark.parametrize("name", ["HOLDFAST_NODE__LEASE_MS", "HOLDFAST_NODE__LEESE_MS", "HOLDFAST_STOR"])
+def test_a_variable_that_is_refused_is_named(name: str) -> None:
+    with pytest.raises(InvalidInput, match=f"the settings are wrong: {name}: ") as caught:
+        load_settings({name: "hidden", "HOLDFAST_LIMITS__LOST_TURNS": "5"})
+    assert "hidden" not in caught.value.message
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be read"):
         load_settings({}, tmp_path / "none.toml")

@@ -208,7 +208,16 @@ def load_settings(environ: Mapping[str, str], file: Path | None = None, **argume
     try:
         return msgspec.convert(given, Settings, strict=False)
     except msgspec.ValidationError as problem:
-        raise InvalidInput(f"the settings are wrong: {problem}") from problem
+        raise InvalidInput(f"the settings are wrong: {_variable(str(problem), environ)}{problem}") from problem
+
+
+def _variable(problem: str, environ: Mapping[str, str]) -> str:
+    """Return the name of the variable that a problem is about, before its sentence; "" if it is about none."""
+    place = re.search(r"`\$\.?([\w.]*)", problem)
+    unknown = re.search(r"unknown field `(\w+)`", problem)
+    parts = [*(place[1].split(".") if place and place[1] else ()), *(unknown.groups() if unknown else ())]
+    name = PREFIX + "__".join(parts).upper()
+    return f"{name}: " if name in environ else ""
 
 
 def _read_rules(given: dict[str, Any]) -> None:
