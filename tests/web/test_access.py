@@ -53,6 +53,38 @@ async def barriers(page: Page) -> list[str]:
     ]
 
 
+CUT_RING = """() => {
+    const cuts = (element) => {
+        const style = getComputedStyle(element);
+        const ring = parseFloat(style.outlineWidth) + parseFloat(style.outlineOffset);
+        if (style.outlineStyle === "none" || ring <= 0) return false;
+        const box = element.getBoundingClientRect();
+        for (let around = element.parentElement; around && around.tagName !== "BODY"; around = around.parentElement) {
+            const { overflowX, overflowY } = getComputedStyle(around);
+            const edge = around.getBoundingClientRect();
+            const isOver = box.top - ring < edge.top - 0.5 || box.bottom + ring > edge.bottom + 0.5;
+            const isBeside = box.left - ring < edge.left - 0.5 || box.right + ring > edge.right + 0.5;
+            if ((overflowY !== "visible" && isOver) || (overflowX !== "visible" && isBeside)) return true;
+        }
+        return false;
+    };
+    const element = document.activeElement;
+    if (element === document.body || !cuts(element)) return null;
+    return `${element.tagName} ${element.className} ${element.textContent.slice(0, 30)}`;
+}"""
+"""Which element has the focus, if something around it cuts its ring."""
+
+
+async def test_the_ring_around_what_has_the_focus_is_whole(page: Page, site: Site) -> None:
+    runs = await two_runs(site)
+    for place in PLACES:
+        await page.goto(place.format(**runs))
+        await expect(page.locator("main h1, main h2").first).to_be_visible()
+        for _ in range(30):
+            await page.keyboard.press("Tab")
+            assert await page.evaluate(CUT_RING) is None, place
+
+
 async def test_everything_can_be_done_by_keyboard(page: Page, site: Site) -> None:
     await two_runs(site)
     await page.goto("/runs")

@@ -180,6 +180,12 @@ async def test_what_is_wrong_is_on_top_with_the_authors_frames_first(page: Page,
         }}"""
     )
     assert found == '  File "/app/shop.py", line 7, in order\n    raise ValueError(text)'
+    await page.set_viewport_size(PHONE)
+    await page.locator(".trace summary").first.click()
+    frames = page.locator(".trace[open] pre").first
+    assert await frames.evaluate("pre => pre.scrollWidth <= pre.clientWidth"), (
+        "the line of a frame can be read on a phone"
+    )
 
 
 async def test_large_values_are_cut_until_they_are_asked_for(page: Page, site: Site) -> None:
@@ -234,6 +240,15 @@ async def test_labels_of_bars_stay_within_the_drawing(page: Page, site: Site) ->
         await page.set_viewport_size(size)  # type: ignore[arg-type]
         await page.wait_for_function(is_within)  # what was drawn for another size is drawn again
         await expect(inside).to_be_visible()
+
+
+async def test_ticks_of_the_timeline_are_written_as_durations_are(page: Page, site: Site) -> None:
+    await page.goto("/runs")
+    words = await page.evaluate(
+        f"async () => {{ const {{ tickWord }} = await {module('run/scale.js')};"
+        "return [[60_000, 15_000], [75_000, 15_000], [30_000, 15_000], [0, 15_000]].map((of) => tickWord(...of)); }"
+    )
+    assert words == ["1 min", "1 min 15 s", "30 s", "0"]
 
 
 async def test_ids_and_values_are_copied_by_a_button(page: Page, site: Site) -> None:

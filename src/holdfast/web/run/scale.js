@@ -60,7 +60,7 @@ export function tickWord(ms, step) {
   if (step < 1000) return total >= 1000 ? `${sign}${+(total / 1000).toFixed(3)} s` : `${sign}${total} ms`;
   if (step < 60_000)
     return total >= 60_000
-      ? `${sign}${Math.floor(total / 60_000)}:${String(Math.round((total % 60_000) / 1000)).padStart(2, "0")}`
+      ? `${sign}${Math.floor(total / 60_000)} min${total % 60_000 ? ` ${Math.round((total % 60_000) / 1000)} s` : ""}`
       : `${sign}${total / 1000} s`;
   if (step < 3_600_000)
     return total >= 3_600_000
