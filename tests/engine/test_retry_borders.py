@@ -485,3 +485,63 @@ async def test_large_values_of_the_failed_run_stay_with_the_one_that_goes_on(
             again = bank.app.run(again.run_id)
             await again.signal("go")
             assert await again.result() == 2 * len(large)
+
+
+@pytest.mark.contract("WF-6", "SIG-4")
+@pytest.mark.parametrize("how", ["signal", "update"])
+async def test_a_failure_that_others_were_told_of_is_not_forgotten(
+    how: Literal["signal", "update"], variant: EngineVariant
+) -> None:
+    """A signal may have undone something in another run, and who sent the update acts on its answer."""
+    bank = Bank()
+
+    @bank.app.workflow
+    async def office() -> list[str]:
+        words: list[str] = []
+        async for word in hf.signals("word", str):
+            words.append(word)
+            if word == "close":
+                break
+        return words
+
+    @bank.app.workflow
+    async def order(office_id: str) -> str:
+        told = asyncio.get_running_loop().create_future()
+
+        async def pay(item: str) -> str:
+            try:
+                return await bank.charge(item)
+            except ActivityFailed as problem:
+                told.set_exception(problem)
+                return "not paid"
+
+        hf.on_update("pay", pay)
+        await bank.reserve("book")
+        if how == "update":
+            return str(await told)
+        await bank.app.run(office_id).signal("word", "reserve")
+        try:
+            return await bank.charge("book")
+        except ActivityFailed:
+            await bank.app.run(office_id).signal("word", "release")
+            raise
+
+    async with variant.node(bank.app):
+        other = await bank.app.start(office)
+        run = await bank.app.start(order, other.run_id)
+        if how == "update":
+            assert await run.update("pay", item="book") == "not paid"
+        with pytest.raises(RunFailed):
+            await run.result()
+        bank.is_mended = True
+        bank.calls.clear()
+        again = await run.retry_run()
+        if how == "update":  # it begins again: the update was answered
+            assert await again.update("pay", item="pen") == "paid pen"
+            await again.cancel()
+            assert bank.calls == ["reserve book", "charge pen"]
+        else:
+            assert await again.result() == "paid book"
+            assert bank.calls == ["reserve book", "charge book"]
+            await other.signal("word", "close")
+            assert await other.result() == ["reserve", "release", "reserve", "close"]

@@ -701,8 +701,10 @@ async def test_the_failed_update_handler_of_a_run_is_not_asked_again_by_its_retr
         with pytest.raises(RunFailed):
             await run.result()
         bank.is_mended = True
+        bank.calls.clear()
         again = await run.retry_run()
         assert await again.result() == "closed"
+        assert bank.calls == []
         await check_invariants(bank.app, again)
 
 

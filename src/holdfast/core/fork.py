@@ -33,7 +33,7 @@ from holdfast.core.commands import COMMAND_OF
 from holdfast.core.event_writer import EventWriter, start_message
 from holdfast.core.events import EngineRunRef, ErrorInfo, Event
 from holdfast.core.instants import Instant
-from holdfast.core.keys import CALLBACK, event_id, event_key
+from holdfast.core.keys import CALLBACK, LOCK_PREFIX, event_id, event_key
 from holdfast.core.messages import Message
 from holdfast.core.restarts import number_of_id
 from holdfast.core.state import RunState, awaits_approval, retry_token, state_of
@@ -48,6 +48,7 @@ CONTINUED = "continued from where it failed"
 _UUID = pattern(rb"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _CLOSES_CHILD = frozenset(body for body, kinds in e.CLOSING.items() if "child" in kinds)
 _FAILURES = (e.StepFailed, e.ChildFailed, e.RunTimedOut)
+_ACTS = {*e.OPENING, e.ContinuedAsNew, e.UpdateCompleted, e.SignalSent}
 
 
 class Kept(Struct, frozen=True):
@@ -97,8 +98,8 @@ def kept_until(history: Sequence[Event], cut: int) -> Kept:
 def kept_to_continue(history: Sequence[Event]) -> Kept:
     """Return what is kept of a run to continue it: of a failed one, all but the failures that have ended it.
 
-    Where something was begun after a step had failed, such as what undoes other steps, the workflow has handled the
-    failure: then to forget it would forget what was done since.
+    Where something was begun or sent after a step had failed, such as what undoes other steps, a signal or the answer
+    to an update, the workflow has handled the failure: then to forget it would forget what was done since.
     """
     end = len(history) - 1
     if not isinstance(history[end].data, e.RunFailed):
@@ -160,13 +161,16 @@ def _gist_of(error: ErrorInfo) -> tuple[str, str]:
 
 
 def _last_failures(history: Sequence[Event]) -> set[int]:
-    """Return the places of the failures after which a failed run has begun nothing more."""
+    """Return the places of the failures after which a failed run has begun nothing more and sent nothing."""
+    bodies = [event.data for event in history]
+    started = (body for body in bodies if isinstance(body, e.ChildStarted))
+    locks = {child.child_run_id for child in started if child.plan_id.startswith(LOCK_PREFIX)}
     found = set()
     for place in range(len(history) - 2, 0, -1):
-        kind = type(history[place].data)
-        if kind in _FAILURES:
+        body = bodies[place]
+        if isinstance(body, _FAILURES):
             found.add(place)
-        elif kind in e.OPENING or kind is e.ContinuedAsNew:
+        elif type(body) in _ACTS and getattr(body, "run_id", None) not in locks:  # a lock is given back by a signal
             break
     return found
 
