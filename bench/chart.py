@@ -6,7 +6,7 @@ figures by tenths, or one bar for each of several that are compared.
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -28,20 +28,25 @@ text { font: 12px system-ui, sans-serif; fill: #52606d } .title { font-size: 14p
 
 def by_tenths(title: str, rows: Rows, column: str) -> str:
     """Return the chart of a column whose values are lists: a point for each part of the work."""
-    lines = {label: row[column] for label, row in rows.items() if isinstance(row.get(column), list)}
-    values = {label: line for label, line in lines.items() if isinstance(line, list)}
+    found = {label: row[column] for label, row in rows.items() if isinstance(row.get(column), list)}
+    values = {label: line for label, line in found.items() if isinstance(line, list)}
+    return lines(title, values, [f"{number + 1}" for number in range(max(map(len, values.values())))])
+
+
+def lines(title: str, values: Mapping[str, Sequence[float]], ticks: Sequence[str]) -> str:
+    """Return the chart of lines that have a point at each tick, or at the first ones."""
     top = _round_up(max(max(line) for line in values.values()))
-    parts = [_text(LEFT, 22, title, "title"), *_grid(top, max(len(line) for line in values.values()))]
+    parts = [_text(LEFT, 22, title, "title"), *_grid(top, ticks)]
     ends: list[float] = []
     for (label, line), colour in zip(values.items(), COLOURS, strict=False):
-        points = [(_x(number, len(line)), _y(value, top)) for number, value in enumerate(line)]
+        points = [(_x(number, len(ticks)), _y(value, top)) for number, value in enumerate(line)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(f'<polyline class="line" stroke="{colour}" points="{path}"/>')
         place = points[-1][1] + 4
         while any(abs(place - end) < 15 for end in ends):
             place -= 15
         ends.append(place)
-        parts.append(_text(WIDTH - RIGHT + 8, place, label, colour=colour))
+        parts.append(_text(points[-1][0] + 8, place, label, colour=colour))
     return _svg(title, parts, HEIGHT)
 
 
@@ -77,7 +82,7 @@ def _svg(title: str, parts: Sequence[str], height: int) -> str:
     )
 
 
-def _grid(top: float, count: int) -> list[str]:
+def _grid(top: float, ticks: Sequence[str]) -> list[str]:
     parts = []
     for step in range(5):
         value = top * step / 4
@@ -85,7 +90,7 @@ def _grid(top: float, count: int) -> list[str]:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(_text(LEFT - 8, y + 4, f"{value:g}", anchor="end"))
     bottom = HEIGHT - BOTTOM + 20
-    return parts + [_text(_x(number, count), bottom, f"{number + 1}", anchor="middle") for number in range(count)]
+    return parts + [_text(_x(number, len(ticks)), bottom, tick, anchor="middle") for number, tick in enumerate(ticks)]
 
 
 def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start", colour: str = "") -> str:

@@ -11,7 +11,6 @@ are due at one instant, `--signals` to one run, a `--fan-out`, fleets of `--node
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import shutil
@@ -19,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -27,7 +26,7 @@ from typing import Protocol
 import asyncpg
 
 import holdfast as hf
-from bench import filled
+from bench import figures, filled
 from bench.disk import default_folder
 from bench.engine import STARTS_AT_ONCE, app, elsewhere, nothing, resident_bytes, steps
 from bench.fleet import cpu_s, node_processes
@@ -43,7 +42,9 @@ IDLE_S = 5.0
 FLEETS = [1, 2, 4, 8]
 WAITING = "waiting-"
 TIMERS_WAIT_S = 5.0
-"""How long after the last start the timers are due."""
+TIMES_SLOWER = 2
+"""How much slower than the first ones all timers may be set, and how long after the last one they are due."""
+DAY_S = 86_400
 
 
 @app.workflow
@@ -77,6 +78,10 @@ async def sleeper(until: float) -> float:
 
 
 # --- the stores
+
+
+Keep = Callable[[], None]
+"""Writes down what has been measured so far."""
 
 
 class Place(Protocol):
@@ -165,9 +170,8 @@ def stages(finished: int, parked: int) -> list[tuple[int, int]]:
     return [(max(1, finished // part), max(1, parked // part)) for part in (1_000, 100, 10, 1)]
 
 
-async def by_size(place: Place, finished: int, parked: int, runs: int) -> Rows:
+async def by_size(rows: Rows, keep: Keep, place: Place, finished: int, parked: int, runs: int) -> None:
     """Fill a store in stages, and measure at each."""
-    rows: Rows = {}
     has_finished = has_parked = 0
     await place.empty()
     for to_finish, to_park in stages(finished, parked):
@@ -180,7 +184,7 @@ async def by_size(place: Place, finished: int, parked: int, runs: int) -> Rows:
         progress(f"scale: measuring with {has_finished:,} finished runs")
         row: Row = await asyncio.to_thread(elsewhere, measure_stage, place.address, had_parked, to_park, runs)
         rows[f"{has_finished:,} finished, {has_parked:,} wait"] = {**row, "GB": await place.size_gb()}
-    return rows
+        keep()
 
 
 async def models(address: str) -> tuple[str, str]:
@@ -254,49 +258,50 @@ async def _signal_ms(number: int) -> float:
 # --- bursts
 
 
-async def bursts(place: Place, timers: int, signals: int, width: int, runs: int, fleets: list[int]) -> Rows:
-    """Measure each burst in a store of its own, in a new process; then fleets."""
-    rows: Rows = {}
-    for label, work, count in (
-        (f"{timers:,} timers due at once", _timers, timers),
-        (f"{signals:,} signals to one run", _signals_to_one, signals),
-        (f"a fan-out of {width:,}", _fan_out, width),
-    ):
-        progress(f"scale: {label}")
-        await place.empty()
-        rows[label] = await asyncio.to_thread(elsewhere, work, place.address, count)
+async def bursts(
+    rows: Rows, keep: Keep, place: Place, timers: int, signals: int, width: int, runs: int, fleets: list[int]
+) -> None:
+    """Measure fleets; then each burst in a store of its own, in a new process."""
     for nodes in fleets:
         progress(f"scale: {nodes} nodes")
         await place.empty()
         rows[f"runs of 3 steps, {nodes} node{'s' if nodes > 1 else ''}"] = await _fleet(place.address, nodes, runs)
+        keep()
+    for label, work, count in (
+        (f"a fan-out of {width:,}", _fan_out, width),
+        (f"{signals:,} signals to one run", _signals_to_one, signals),
+        (f"{timers:,} timers due at once", _timers, timers),
+    ):
+        progress(f"scale: {label}")
+        await place.empty()
+        rows[label] = await asyncio.to_thread(elsewhere, work, place.address, count)
+        keep()
     await place.empty()
-    return rows
 
 
 async def _timers(address: str, count: int) -> Row:
     async with app.node(address, options=as_the_command(cached_runs=1)):
-        began = time.time()
-        for number in range(200):  # how fast they can be started says when they can all be due
-            await app.start(sleeper, began + 3_600, run_id=f"trial-{number}")
-        due = time.time() + (time.time() - began) / 200 * count + TIMERS_WAIT_S
+        began, trials = time.time(), min(count, STARTS_AT_ONCE)  # how fast they start says when they can all be due
+        await asyncio.gather(*(app.start(sleeper, began + DAY_S, run_id=f"trial-{number}") for number in range(trials)))
+        due = time.time() + (time.time() - began) / trials * count * TIMES_SLOWER + TIMERS_WAIT_S
         for start in range(0, count, STARTS_AT_ONCE):
             numbers = range(start, min(start + STARTS_AT_ONCE, count))
             await asyncio.gather(*(app.start(sleeper, due, run_id=f"timer-{number}") for number in numbers))
         early_s = due - time.time()
         assert early_s > 0, f"the last timer was set {-early_s:.1f} s after it was due"
         await asyncio.sleep(early_s)
-        cpu_began = time.process_time()
+        cpu_began, server = time.process_time(), await ServerCpu.of(address)
+        server_began = server.used_s()
         late: list[float] = []
         for start in range(0, count, STARTS_AT_ONCE):
             numbers = range(start, min(start + STARTS_AT_ONCE, count))
             late += await asyncio.gather(*(app.run(f"timer-{number}").result() for number in numbers))
         took_s, used_s = time.time() - due, time.process_time() - cpu_began
+        server_s = server.used_s() - server_began
     assert len(late) == count
     assert min(late) >= 0, "a timer fired before it was due"
     return {
-        "all done after s": took_s,
-        "per s": count / took_s,
-        "CPU µs each": used_s / count * 1e6,
+        **_burst(count, took_s, used_s, server_s),
         "median s late": statistics.median(late),
         "p99 s late": percentile(late, 99),
     }
@@ -304,38 +309,44 @@ async def _timers(address: str, count: int) -> Row:
 
 async def _signals_to_one(address: str, count: int) -> Row:
     async with app.node(address, options=as_the_command()):
-        run = await app.start(counting, count)
-        began, cpu_began = time.perf_counter(), time.process_time()
+        run, server = await app.start(counting, count), await ServerCpu.of(address)
+        began, cpu_began, server_began = time.perf_counter(), time.process_time(), server.used_s()
         for start in range(0, count, STARTS_AT_ONCE):
             numbers = range(start, min(start + STARTS_AT_ONCE, count))
             await asyncio.gather(*(run.signal("add", number, signal_id=f"signal-{number}") for number in numbers))
         accepted_s = time.perf_counter() - began
         assert await run.result() == count
         took_s, used_s = time.perf_counter() - began, time.process_time() - cpu_began
-    return {
-        "all done after s": took_s,
-        "per s": count / took_s,
-        "CPU µs each": used_s / count * 1e6,
-        "accepted/s": count / accepted_s,
-    }
+        server_s = server.used_s() - server_began
+    return {**_burst(count, took_s, used_s, server_s), "accepted/s": count / accepted_s}
 
 
 async def _fan_out(address: str, count: int) -> Row:
     async with app.node(address, options=as_the_command()):
-        began, cpu_began = time.perf_counter(), time.process_time()
+        server = await ServerCpu.of(address)
+        began, cpu_began, server_began = time.perf_counter(), time.process_time(), server.used_s()
         assert await (await app.start(fanned_out, count)).result() == count
         took_s, used_s = time.perf_counter() - began, time.process_time() - cpu_began
-    return {"all done after s": took_s, "per s": count / took_s, "CPU µs each": used_s / count * 1e6}
+        server_s = server.used_s() - server_began
+    return _burst(count, took_s, used_s, server_s)
 
 
 async def _fleet(address: str, nodes: int, runs: int) -> Row:
     options = as_the_command(takes_runs=False)
     async with app.node(address, options=options), node_processes(address, nodes) as others:
         await _finish(WARM_RUNS)
-        before_s, began = cpu_s(others), time.perf_counter()
+        server = await ServerCpu.of(address)
+        before_s, server_began, began = cpu_s(others), server.used_s(), time.perf_counter()
         await _finish(runs)
         took_s, used_s = time.perf_counter() - began, cpu_s(others) - before_s
-    return {"all done after s": took_s, "per s": runs / took_s, "CPU µs each": used_s / runs * 1e6}
+        server_s = server.used_s() - server_began
+    return _burst(runs, took_s, used_s, server_s)
+
+
+def _burst(count: int, took_s: float, used_s: float, server_s: float) -> Row:
+    row: Row = {"load": os.getloadavg()[0], "all done after s": took_s, "per s": count / took_s}
+    row["CPU µs each"] = used_s / count * 1e6
+    return {**row, "server CPU µs each": server_s / count * 1e6} if server_s else row
 
 
 def main() -> int:
@@ -350,22 +361,32 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, nargs="*", default=FLEETS, help="the sizes of the fleets")
     parser.add_argument("--store", choices=["sqlite", "postgres"], action="append")
     parser.add_argument("--only", choices=["size", "bursts"], action="append")
-    parser.add_argument("--json", type=Path, help="write the figures there too, after each store")
+    parser.add_argument("--json", type=Path, help="add the figures to this file, after each row")
     parser.add_argument("--dir", dest="folder", type=Path, default=default_folder(), help="where files are made")
     given = parser.parse_args()
-    results: dict[str, Rows] = {}
+    results, measured = figures.Results(), figures.Measured()
+    if given.json and given.json.exists():
+        before = figures.read(given.json)
+        results, measured = before.results, before.measured
+
+    def keep() -> None:
+        if given.json:
+            figures.write(given.json, results, measured)
+
     for store in given.store or ["sqlite", "postgres"]:
         with (
             tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=given.folder) as folder,
             _place(store, Path(folder)) as place,
         ):
             if "size" in (given.only or ["size"]):
-                results[f"{store} by size"] = asyncio.run(by_size(place, given.finished, given.parked, given.runs))
+                rows = results[f"{store} by size"] = {}
+                measured[f"{store} by size"] = figures.environment()
+                asyncio.run(by_size(rows, keep, place, given.finished, given.parked, given.runs))
             if "bursts" in (given.only or ["bursts"]):
-                work = bursts(place, given.timers, given.signals, given.fan_out, given.runs, given.nodes)
-                results[f"{store} bursts"] = asyncio.run(work)
-        if given.json:
-            given.json.write_text(json.dumps({"results": results}, indent=2) + "\n", encoding="utf-8")
+                rows = results[f"{store} bursts"] = {}
+                measured[f"{store} bursts"] = figures.environment()
+                counts = (given.timers, given.signals, given.fan_out, given.runs)
+                asyncio.run(bursts(rows, keep, place, *counts, given.nodes))
     sys.stdout.write("\n\n".join(table(title, rows) for title, rows in results.items()) + "\n")
     return 0
 
