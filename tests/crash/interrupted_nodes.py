@@ -12,21 +12,24 @@ import functools
 import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
+from unittest.mock import patch
 
 from holdfast import App, MemoryStore, NodeOptions, PostgresStore, SqliteStore, activity_context
 from holdfast.activity import Activity
 from holdfast.clock import SystemClock
 from holdfast.core.messages import AcceptedSignalResult
+from holdfast.engine import node as node_module
 from holdfast.store.port import Accepted, Duplicate
 from tests.early_first_turns import take_first_turns_early
 from tests.sqlite_template import put_empty_store
 
 LEASE_MS = 60_000
 PATIENCE_S = 60.0
+GIVE_BACK_S = 0.05
 WRITES = ("create", "deliver", "claim", "commit", "acquire_limited_jobs")
 OTHERS = (
     *(
@@ -42,7 +45,7 @@ OTHERS = (
         "hand_over",
     ),
     *("publish_definitions", "find_definitions", "find", "find_orphaned", "find_nodes"),
-    *("put_plan", "get_plan", "register_plan", "find_plans"),
+    *("put_plan", "get_plan", "register_plan", "find_plans", "put_bulletins"),
 )
 OPTIONS = NodeOptions(lease_ms=LEASE_MS, activities_at_once=3, drain_s=0.001)
 
@@ -152,6 +155,7 @@ class InterruptedNodes:
         self._count += 1
         inner = await self.open()
         store: Any = InterruptedStore(inner, dies_at, edge, counted, self.acknowledged)
+        dying = ExitStack()
         try:
             async with self.app.node(store, name=self._name(), options=self._options) as node:
                 take_first_turns_early(node)
@@ -163,8 +167,11 @@ class InterruptedNodes:
                     told.cancel()
                     died.cancel()
                     await asyncio.wait([told, died])
+                if store.died.is_set():  # what has no answer now never has one, and a dead process waits for nothing
+                    dying.enter_context(patch.object(node_module, "GIVE_BACK_S", GIVE_BACK_S))
             return store if store.died.is_set() else told.result()
         finally:
+            dying.close()
             self._clock.skip(LEASE_MS + 1)
             await self.close(inner)
 
