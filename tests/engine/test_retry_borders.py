@@ -545,3 +545,69 @@ async def test_a_failure_that_others_were_told_of_is_not_forgotten(
             assert bank.calls == ["reserve book", "charge book"]
             await other.signal("word", "close")
             assert await other.result() == ["reserve", "release", "reserve", "close"]
+
+
+@pytest.mark.contract("ACT-4")
+@pytest.mark.parametrize("way", ["did-not-happen", "happened", "retry step", "skip step"])
+async def test_an_unresolved_step_beside_the_failed_one_is_still_a_question(way: str, variant: EngineVariant) -> None:
+    bank, paid = Bank(), list[str]()
+
+    async def find(item: str) -> Any:
+        return hf.NotCompleted() if bank.is_mended else hf.Indeterminate("the ledger is away")
+
+    @bank.app.activity(retry=hf.Retry(max_attempts=3, initial_ms=1), idempotency_key=lambda item: item, verify=find)
+    async def pay(item: str) -> str:
+        paid.append(item)
+        if len(paid) == 1:
+            raise ConnectionError("the answer was lost")
+        return f"paid {item}"
+
+    @bank.app.workflow
+    async def order() -> list[Any]:
+        paying = asyncio.create_task(pay("rent"))
+        await hf.wait_signal("go")
+        return [await bank.charge("book"), await paying]
+
+    async with variant.node(bank.app):
+        run = await bank.app.start(order)
+        await wait_for_event(run, "StepUnresolved")
+        await run.signal("go")
+        with pytest.raises(RunFailed):
+            await run.result()
+        bank.is_mended = True
+        again = await run.retry_run()
+        await wait_for_event(again, "StepCompleted")
+        assert paid == ["rent"]
+        [task] = await bank.app.tasks.list(run_id=again.run_id)
+        if way == "retry step":
+            await again.retry_step("pay")
+        elif way == "skip step":
+            await again.skip_step("pay", result="by hand")
+        else:
+            answer = {"answer": way, **({"result": "by hand"} if way == "happened" else {})}
+            await bank.app.tasks.complete(task.task_id, answer, actor=hf.Actor("ann", ("operator",)))
+        is_repeated = way in ("did-not-happen", "retry step")
+        assert await again.result() == ["paid book", "paid rent" if is_repeated else "by hand"]
+        assert paid == ["rent"] * (1 + is_repeated)
+        await check_invariants(bank.app, again)
+
+
+async def test_a_flow_goes_on_from_its_failed_child(variant: EngineVariant) -> None:
+    bank = Bank()
+
+    @bank.app.workflow
+    async def pay(state: dict[str, str]) -> dict[str, str]:
+        return {**state, "paid": await bank.charge(state["item"])}
+
+    @bank.app.activity(retry=ONCE)
+    async def pack(state: dict[str, str]) -> None:
+        bank.calls.append(f"pack {state.get('paid')}")
+
+    root = hf.Scene(hf.Act(pack), hf.Child(pay), hf.Act(pack, step="pack again"))
+    flow = bank.app.flow("order", dict[str, str], root)
+    async with variant.node(bank.app):
+        run = await bank.failed(flow, {"item": "book"})
+        again = await run.retry_run()
+        assert await again.result() == {"item": "book", "paid": "paid book"}
+        assert bank.calls == ["charge book", "pack paid book"]
+        await check_invariants(bank.app, again)
