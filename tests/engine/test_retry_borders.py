@@ -603,7 +603,7 @@ async def test_a_flow_goes_on_from_its_failed_child(variant: EngineVariant) -> N
     async def pack(state: dict[str, str]) -> None:
         bank.calls.append(f"pack {state.get('paid')}")
 
-    root = hf.Scene(hf.Act(pack), hf.Child(pay), hf.Act(pack, step="pack again"))
+    root: hf.Scene[dict[str, str]] = hf.Scene(hf.Act(pack), hf.Child(pay), hf.Act(pack, step="pack again"))
     flow = bank.app.flow("order", dict[str, str], root)
     async with variant.node(bank.app):
         run = await bank.failed(flow, {"item": "book"})
