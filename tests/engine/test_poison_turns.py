@@ -129,8 +129,6 @@ async def test_a_run_that_ends_its_process_is_set_aside_and_others_go_on(fleet: 
         assert head.snapshot.last_error_code == "PoisonTurn"
         takeovers = [each.takeover for each in await find_takeovers(fleet.store, 0, 100)]
         assert len(takeovers) >= LOST_TURNS, "each process that found another gone has reported it"
-        assert head.snapshot.last_error is not None
-        assert f"at last {takeovers[-1].taken_from}, so it is set aside" in head.snapshot.last_error.message
         for run in calm:
             await fleet.waits(run)
             await run.signal("go", "fine")

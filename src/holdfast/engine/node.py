@@ -603,7 +603,7 @@ class TurnProcessor:
                 return
             self.owned_runs.tried_now = suspects
             heads = [owned.loaded.head for owned in suspects]
-            answers = await self._commit([counting_turn(head, head.losses + 1, self._node) for head in heads])
+            answers = await self._commit([counting_turn(head, head.losses + 1) for head in heads])
             for owned, answer in zip(suspects, answers, strict=True):
                 if isinstance(answer, CommitConflict):
                     self.owned_runs.lose(owned.loaded.head.run_id, answer, owned)

@@ -26,7 +26,6 @@ from holdfast.core.state import PAUSED
 from holdfast.engine.turns.draft import aside_turn
 from holdfast.errors import Conflict, HistoryTooNew, HoldfastError, PayloadUnreadable, PoisonTurn, RunError, TurnRefused
 from holdfast.limits import SUSPECT_LOSSES, Limits
-from holdfast.store.decisions import name_of
 from holdfast.store.port import LoadedRun, RunHead, Turn
 
 UNFIT = frozenset({"event exists", "task is open", "cannot be stored"})
@@ -60,11 +59,9 @@ def poison_of(loaded: LoadedRun, limits: Limits) -> PoisonTurn | None:
         return None
     if losses <= limits.lost_turns and _is_resumed(loaded):
         return None
-    last = loaded.head.snapshot.last_executed_by if loaded.head.snapshot is not None else ""
-    which = f", at last {name_of(last)}" if last else ""
     return PoisonTurn(
-        f"{losses} nodes in a row went away while they took the run's turn{which}, so it is set aside: see in their "
-        "logs why they ended, mend it, and resume the run to try it once more"
+        f"{losses} nodes in a row went away while they took the run's turn, so it is set aside: see in their logs why "
+        "they ended, mend it, and resume the run to try it once more"
     )
 
 
@@ -78,14 +75,13 @@ def _is_resumed(loaded: LoadedRun) -> bool:
     return any(control.name == "RESUME" and control.is_allowed for control in controls_of(loaded.signals))
 
 
-def counting_turn(head: RunHead, losses: int, node: str | None = None) -> Turn:
-    """Return a turn that records nothing but how often a run counts as lost, and which node is about to try it."""
-    snapshot = head.snapshot or RuntimeSnapshot(status=head.status, state_version=head.version)
+def counting_turn(head: RunHead, losses: int) -> Turn:
+    """Return a turn that records nothing but how often a run counts as lost. Its snapshot stays that of its events."""
     return Turn(
         run_id=head.run_id,
         expected_version=head.version,
         epoch=head.lease_epoch,
-        snapshot=snapshot if node is None else replace(snapshot, last_executed_by=node),
+        snapshot=head.snapshot or RuntimeSnapshot(status=head.status, state_version=head.version),
         seen_inbox_seq=head.inbox_seq,
         losses=losses,
     )
