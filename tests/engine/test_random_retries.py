@@ -21,18 +21,18 @@ SEEDS = int(os.environ.get("TEST_EXAMPLES", "6"))
 ONCE = hf.Retry(max_attempts=1)
 
 
-def tree(rng: Random, depth: int, names: list[str]) -> list[Any]:
+def tree(rng: Random, depth: int, names: list[str], *, sends: bool) -> list[Any]:
     """Return a random tree of steps: activities, sequences, and groups that wait for each other in several ways."""
     kinds = (
-        ["act", "act", "sleep"]
+        ["act", "act", "sleep", *(["send"] if sends else [])]
         if depth == 0
         else ["act", "sleep", "signal", "sequence", "gather", "whole", "group", "timeout"]
     )
     kind = rng.choice(kinds)
-    if kind in ("act", "sleep", "signal"):
+    if kind in ("act", "sleep", "signal", "send"):
         names.append(f"{kind}-{len(names)}")
         return [kind, names[-1]]
-    return [kind, *(tree(rng, depth - 1, names) for _ in range(rng.randint(2, 3)))]
+    return [kind, *(tree(rng, depth - 1, names, sends=sends) for _ in range(rng.randint(2, 3)))]
 
 
 class Story:
@@ -41,7 +41,7 @@ class Story:
     def __init__(self, seed: int) -> None:
         rng = self.rng = Random(seed)
         self.names: list[str] = []
-        self.tree = ["sequence", *(tree(rng, 2, self.names) for _ in range(3))]
+        self.tree = ["sequence", *(tree(rng, 2, self.names, sends=seed % 2 == 0) for _ in range(3))]
         acts = [name for name in self.names if name.startswith("act")]
         self.failures = Counter(rng.choices(acts, k=rng.randint(1, 4))) if acts else Counter[str]()
         self.done: Counter[str] = Counter()
@@ -63,6 +63,9 @@ class Story:
             if kind == "sleep":
                 await hf.sleep(0.002)
                 return parts
+            if kind == "send":
+                await app.run("office").signal(parts[0], parts[0])
+                return parts
             if kind == "signal":
                 return [await hf.wait_signal(parts[0], str)]
             if kind == "sequence":
@@ -80,11 +83,15 @@ class Story:
                     raise each
             return [name for part in found for name in part]
 
+        @app.workflow(entity=True)
+        async def office() -> None:
+            await hf.wait_signal("close")
+
         @app.workflow
         async def story() -> list[str]:
             return await play(self.tree)
 
-        self.workflow = story
+        self.workflow, self.office = story, office
 
     async def attend(self, run: hf.RunHandle[Any]) -> Any:
         """Send a run the signals that it has not got yet, and wait for its end."""
@@ -100,6 +107,7 @@ async def test_a_random_run_is_retried_to_its_end(seed: int, variant: EngineVari
     base = int(os.environ.get("TEST_SEED", "0"))
     story = Story(base + seed)
     async with variant.node(story.app):
+        await story.app.start(story.office, run_id="office")
         run, recorded = await story.app.start(story.workflow), dict[str, int]()
         for attempt in range(1, 12):
             try:
