@@ -180,7 +180,7 @@ async def test_what_is_wrong_is_on_top_with_the_authors_frames_first(page: Page,
         }}"""
     )
     assert found == '  File "/app/shop.py", line 7, in order\n    raise ValueError(text)'
-    await page.set_viewport_size(PHONE)
+    await page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
     await page.locator(".trace summary").first.click()
     frames = page.locator(".trace[open] pre").first
     assert await frames.evaluate("pre => pre.scrollWidth <= pre.clientWidth"), (
