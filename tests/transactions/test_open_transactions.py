@@ -24,7 +24,7 @@ IMPATIENT = hf.NodeOptions(safety_poll_s=0.2, lease_ms=1_000)
 @pytest.mark.postgres
 @pytest.mark.contract("OWN-3", "EVT-6")
 async def test_others_go_on_while_a_transaction_that_has_started_a_run_is_open(postgres_url: str) -> None:
-    """For longer than the lease; and whoever follows changes meanwhile hears of the run when it is committed."""
+    """For longer than the lease; and whoever follows changes meanwhile is notified of the run when it is committed."""
     app = make_app()
     async with asyncio.timeout(MOST_S), app.node(postgres_url, options=IMPATIENT), by_asyncpg(postgres_url) as caller:
         late = await app.start(workflow(app, "order"), "late", connection=caller.connection)
