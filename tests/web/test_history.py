@@ -1,6 +1,7 @@
 """Going through a run's history, and the drawing of it."""
 
 import json
+import re
 from datetime import datetime
 from typing import Any
 
@@ -240,6 +241,13 @@ async def test_labels_of_bars_stay_within_the_drawing(page: Page, site: Site) ->
         await page.set_viewport_size(size)  # type: ignore[arg-type]
         await page.wait_for_function(is_within)  # what was drawn for another size is drawn again
         await expect(inside).to_be_visible()
+
+
+async def test_an_event_does_not_repeat_the_name_of_its_step(page: Page, site: Site) -> None:
+    run_id = await site.start("order", order_id="o-1")
+    await page.goto(f"/runs/{run_id}")
+    waiting = page.locator(".log-line", has_text="Signal waiting")
+    await expect(waiting.locator(".log-gist")).to_have_text(re.compile(r"^\s*approval\s*$"))
 
 
 async def test_ticks_of_the_timeline_are_written_as_durations_are(page: Page, site: Site) -> None:

@@ -41,9 +41,11 @@ const GIST = {
   UpdateCompleted: (data) => data.error && `${data.error.code}: ${data.error.message}`,
 };
 
+// It stands beside the id of the step, which it does not repeat.
 export function gistOf(event) {
   const make = GIST[event.event_type];
-  return (make && event.data && make(event.data)) || "";
+  const gist = (make && event.data && make(event.data)) || "";
+  return gist === event.step_id ? "" : gist;
 }
 
 // What a step is called where people look for it. The id of an update says nothing; its name does.
