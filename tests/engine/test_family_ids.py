@@ -12,6 +12,7 @@ from holdfast.core.state import CANCELLED
 from holdfast.engine.turns.draft import prepare_run
 from holdfast.errors import InvalidInput, RunCancelled, RunFailed
 from holdfast.limits import NAME_BYTES
+from holdfast.program import coroutine
 from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
 
 LONGEST = ["p" * NAME_BYTES, "p" * (NAME_BYTES - len("/child")), "ü" * (NAME_BYTES // 2), "日" * 80]
@@ -39,6 +40,62 @@ async def child_of(app: hf.App, run: Any) -> Any:
     child = app.run(started.data.child_run_id)
     await wait_for_event(child, "SignalWaiting")
     return child
+
+
+@pytest.mark.contract("WF-4")
+async def test_a_child_in_a_scope_is_another_run_than_the_child_of_a_child(variant: EngineVariant) -> None:
+    app = hf.App("family")
+
+    @app.workflow
+    async def label(of: str) -> str:
+        return f"label of {of}"
+
+    @app.workflow
+    async def ship(parcel: str) -> str:
+        return await label(parcel)
+
+    @app.workflow
+    async def order() -> list[str]:
+        async with hf.scope("ship"):
+            scoped = label.child("the order")
+        named = label.options(name="ship/label")("a name")
+        slashes = [label.options(name=name)(name) for name in ("ship//label", "/label", "label/")]
+        return list(await asyncio.gather(scoped, named, ship("the parcel"), *slashes))
+
+    async with variant.node(app):
+        run = await app.start(order)
+        expected = ["the order", "a name", "the parcel", "ship//label", "/label", "label/"]
+        assert await run.result() == [f"label of {each}" for each in expected]
+        ids = [event.data.child_run_id for event in await run.events() if isinstance(event.data, ChildStarted)]
+        assert ids[0] == f"{run.run_id}/ship//label"
+        assert len(set(ids)) == len(expected)
+
+
+@pytest.mark.contract("WF-2", "FMT-1")
+async def test_a_child_that_was_started_by_an_earlier_version_keeps_its_id(variant: EngineVariant) -> None:
+    """There the slash after a scope stood single."""
+    app = hf.App("family")
+
+    @app.workflow
+    async def child() -> str:
+        return await hf.wait_signal("go", str)
+
+    @app.workflow
+    async def parent() -> list[str]:
+        async with hf.scope("ship"):
+            started = child.child()
+        return [started.run_id, await started]
+
+    async with variant.opened() as store:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(coroutine, "scoped_child_run_id", lambda run_id, prefix, name: f"{run_id}/{prefix}{name}")
+            async with variant.node(app, store):
+                run = await app.start(parent)
+                waiting = await child_of(app, run)
+        assert waiting.run_id == f"{run.run_id}/ship/child"
+        async with variant.node(app, store):
+            await app.run(waiting.run_id).signal("go", "on")
+            assert await app.run(run.run_id).result() == [waiting.run_id, "on"]
 
 
 @pytest.mark.contract("WF-4")

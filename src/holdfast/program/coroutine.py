@@ -65,10 +65,10 @@ from holdfast.program.definitions import (
     StartRequest,
     UpdateRequest,
     WorkflowDefinition,
-    child_run_id,
     decode_options,
     encode_options,
     note_handler,
+    scoped_child_run_id,
 )
 from holdfast.program.loop import DeterministicLoop, StepFuture, Timer, Watch, current_loop, running, settle
 from holdfast.program.middleware import WorkflowCall, call_through
@@ -468,7 +468,7 @@ class CoroutineProgram:
         run_id = call.run_id and (call.run_id if attempt == 1 else f"{call.run_id}-{attempt}")
         command = c.StartChild(
             step_id=step_id,
-            child_run_id=run_id or child_run_id(self.run_id, step_id),
+            child_run_id=run_id or self._child_run_id(step_id),
             plan_id=child.name,
             plan_version=child.version,
             input=input,
@@ -479,6 +479,13 @@ class CoroutineProgram:
             timeouts=call.timeouts,
         )
         return command, self.step(command)
+
+    def _child_run_id(self, step_id: str) -> str:
+        """Return the id of the run that a step starts. One that is in the history keeps the id that it has there."""
+        recorded = self.known_markers.get(step_id, NULL)
+        if recorded != NULL:
+            return codec.decode(recorded, str)
+        return scoped_child_run_id(self.run_id, self._prefix, step_id.removeprefix(self._prefix))
 
     async def _child_result(
         self, child: WorkflowDefinition, command: c.StartChild, future: StepFuture, call: ChildOptions
@@ -547,7 +554,7 @@ class CoroutineProgram:
         result = await self.step(
             c.StartChild(
                 step_id=step_id,
-                child_run_id=child_run_id(self.run_id, step_id),
+                child_run_id=self._child_run_id(step_id),
                 plan_id=workflow_of(ref.plan_id),
                 plan_version=ref.plan_version,
                 input=self.bounded(inputs, "the inputs of the plan"),

@@ -510,6 +510,18 @@ def child_run_id(run_id: str, step_id: str) -> str:
     return readable if len(readable.encode()) <= NAME_BYTES else f"child-{codec.digest(readable.encode())}"
 
 
+def scoped_child_run_id(run_id: str, prefix: str, name: str) -> str:
+    """Return the id of the run that a step of code starts; `prefix` is what its id has since a rotation.
+
+    A single slash stands between a parent and its child, so one in a name or after a scope is doubled: the child `b` in
+    the scope `a` is another run than the child `b` of the child `a`.
+    """
+    parts = name.split("/")
+    if all(parts):
+        return child_run_id(run_id, prefix + "//".join(parts))
+    return f"child-{codec.digest(f'{run_id}|{prefix}{name}'.encode())}"
+
+
 def failure_policy(value: str) -> OnFailure:
     """Return the policy for an activity that has failed for good; raise if there is no such policy."""
     if value not in get_args(OnFailure):

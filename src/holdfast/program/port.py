@@ -55,7 +55,8 @@ class Program(Protocol):
     known_markers: Mapping[str, Raw]
     """The markers in the history that is replayed, with their values, by their steps: a patch, a rotation, a choice.
 
-    Steps with an idempotency key are among them, with null: the function of the key is not called again.
+    Steps with an idempotency key are among them, with null: the function of the key is not called again. So are
+    children, with the ids of their runs.
     """
 
     seed: str

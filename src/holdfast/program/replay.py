@@ -27,6 +27,7 @@ from msgspec import Raw
 from msgspec.json import decode
 from msgspec.structs import replace
 
+from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.events import Event, FormerRun
@@ -108,7 +109,7 @@ class Replay:
     def replay(self, events: Iterable[Event]) -> None:
         """Bring the program to the end of this history, or raise at the first difference."""
         events = list(events)
-        markers = {e_.step_id or "": getattr(e_.data, "value", e.NULL) for e_ in events if _is_known_by_step(e_.data)}
+        markers = {e_.step_id or "": _known_of(e_.data) for e_ in events if _is_known_by_step(e_.data)}
         self._markers = markers or _NO_MARKERS
         self._closed = set()
         self._accepts_end = type(events[-1].data) in _ENDS
@@ -318,9 +319,17 @@ def event_key(event: Event) -> str:
 
 
 def _is_known_by_step(body: e.Body) -> bool:
-    """Return whether a program knows beforehand that its step is in the history: a marker, or a step with a key."""
-    kind = type(body)
-    return kind is e.MarkerRecorded or (kind is e.StepStarted and body.idempotency_key is not None)  # type: ignore[attr-defined]
+    """Return whether a program knows beforehand that its step is in the history: a marker, a child, a keyed step."""
+    if isinstance(body, e.StepStarted):
+        return body.idempotency_key is not None
+    return isinstance(body, e.MarkerRecorded | e.ChildStarted)
+
+
+def _known_of(body: e.Body) -> Raw:
+    """Return what a program knows beforehand of a step: the value of a marker, the run of a child."""
+    if isinstance(body, e.ChildStarted):
+        return codec.encode(body.child_run_id)
+    return body.value if isinstance(body, e.MarkerRecorded) else e.NULL
 
 
 def _is_stuck(event: Event, following: Event) -> bool:
