@@ -23,9 +23,14 @@ from holdfast.core.dead_letters import DeadLetter, Reason
 from holdfast.core.debounce import Debounce
 from holdfast.core.events import ArtifactRef
 from holdfast.core.index_rows import Wait
-from holdfast.core.keys import LOCK_PREFIX, check_name, check_signal_name, require_step_name
+from holdfast.core.keys import (
+    check_name,
+    check_signal_name,
+    require_step_name,
+    require_workflow_name,
+    workflow_of_lock,
+)
 from holdfast.core.messages import AcceptedSignalResult
-from holdfast.core.plans import is_plan
 from holdfast.core.timing import Retry
 from holdfast.engine.activities.secrets import open_provider
 from holdfast.engine.inbox.authorization import Authoriser
@@ -245,9 +250,7 @@ class App:
                 requires_approval=requires_approval,
                 is_entity=entity,
             )
-            require_step_name("a workflow's name", definition.name)
-            if function is not hold:
-                _refuse_name_of_lock(definition.name)
+            require_workflow_name("a workflow's name", definition.name)
             self.registry.add_workflow(definition, WorkflowLimit(limits, definition.signature) if limits else None)
             return Workflow(definition)
 
@@ -263,10 +266,13 @@ class App:
         """
         if type(at_once) is not int or at_once < 1:
             raise InvalidInput(f"at_once is a whole number from 1, not {at_once!r}", field="at_once")
+        workflow = workflow_of_lock(name)
         limits = LimitOptions(per_key=at_once, key=limit_key)
         if rate is not None:
             limits["rate"] = rate
-        return Lock(name, self.workflow(name=f"{LOCK_PREFIX}{name}", **limits)(hold))
+        definition = WorkflowDefinition(hold, workflow, "1", values=self.registry.values, on_error=self.on_error)
+        self.registry.add_workflow(definition, WorkflowLimit(limits, definition.signature))
+        return Lock(name, Workflow(definition))
 
     @overload
     def external_workflow(self, workflow: str, /, *, version: str = "1") -> Workflow[..., Any]: ...
@@ -284,9 +290,7 @@ class App:
         """
         _check_version(version)
         definition = ExternalWorkflow(workflow, name, version, self.registry.values)
-        require_step_name("a workflow's name", definition.name)
-        if is_plan(definition.name):
-            raise InvalidInput("a plan is run by hf.plan, and started by a PlanRef", field="name")
+        require_workflow_name("a workflow's name", definition.name)
         definition.attributes = self.registry.attributes
         return Workflow(self.registry.workflows.get((definition.name, version), definition))
 
@@ -311,8 +315,7 @@ class App:
         `doc` is its description. The other arguments are those of `workflow`; `key` is a function of `state`. See
         docs/flows.md.
         """
-        require_step_name("a flow's name", name)
-        _refuse_name_of_lock(name)
+        require_workflow_name("a flow's name", name)
         _check_version(version)
         definition = FlowDefinition(
             name,
@@ -749,7 +752,7 @@ class App:
             None if after is None else milliseconds(after),
             None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),
             reuse,
-            context or {},
+            {} if context is None else context,
             debounce,
         )
         packed = definition.signature.pack(args, kwargs if arguments is None else named(arguments, args, kwargs))
@@ -771,12 +774,6 @@ def _check_version(version: str) -> None:
     problem = check_name("version", version)
     if problem is not None or "|" in version:
         raise problem or InvalidInput(f"version may not contain '|': {version!r}", field="version")
-
-
-def _refuse_name_of_lock(name: str) -> None:
-    if name.startswith(LOCK_PREFIX):
-        problem = f"workflow {name!r}: names that begin with {LOCK_PREFIX!r} are of locks, which app.lock declares"
-        raise InvalidInput(problem, field="name")
 
 
 def _settings(address: str | None, limits: Limits | None) -> Settings:

@@ -214,6 +214,25 @@ def test_no_workflow_has_the_name_of_a_lock() -> None:
         app.flow("lock:account", str, hf.Scene(hf.Act(book)))
 
 
+@pytest.mark.contract("SIG-13")
+@pytest.mark.parametrize("is_held", [False, True], ids=["waits", "held"])
+async def test_a_lock_is_not_skipped_as_a_child(is_held: bool, variant: EngineVariant) -> None:
+    """Its parent would fail, or go on inside while others enter: the wait is skipped, by who may override it."""
+    app, transfer, seen = bank()
+    async with variant.opened() as store, variant.node(app, store):
+        first = await app.start(transfer, 1)
+        await inside(seen, 1)
+        second = await app.start(transfer, 2)
+        await wait_for_event(second, "SignalWaiting")
+        with pytest.raises(Conflict, match=r"skip the wait holdfast\.lock:account"):
+            await (first if is_held else second).skip_step("lock:account", actor="ann", wait=True)
+        assert await holders(store, RunStatus.RUNNING) == [first.run_id]
+        await first.signal("go", "a")
+        await second.signal("go", "b")
+        assert (await first.result(), await second.result()) == ("a", "b")
+        assert seen == ["in 1", "out 1", "in 2", "out 2"]
+
+
 @pytest.mark.contract("FMT-2")
 async def test_retention_deletes_what_has_ended_and_leaves_holders_and_the_line(variant: EngineVariant) -> None:
     app, seen = hf.App("bank"), Seen()

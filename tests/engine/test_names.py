@@ -112,3 +112,27 @@ def test_other_names_are_taken_and_no_step_is_mixed_up_with_what_the_engine_writ
     run.complete(step_id, 2)
     assert run.result == 2
     run.replayed()
+
+
+@pytest.mark.contract("WF-3", "API-2")
+@pytest.mark.parametrize("name", ["lock:account", "plan:import", "a|b"])
+def test_a_workflow_does_not_take_a_name_of_the_engines_own(name: str) -> None:
+    """Its runs would be taken for those of a lock or a plan, or it could not be started."""
+    app = hf.App("names")
+
+    async def function() -> None: ...
+
+    with pytest.raises(InvalidInput):
+        app.workflow(name=name)(function)
+    with pytest.raises(InvalidInput):
+        app.external_workflow(name)
+    with pytest.raises(InvalidInput):
+        app.flow(name, dict, hf.Act(function))
+    assert app.registry.workflow_names() == []
+
+
+@pytest.mark.contract("WF-9", "API-2")
+@pytest.mark.parametrize("name", ["a|b", "", "x" * 200, None, 5])
+def test_a_lock_whose_workflow_could_not_be_started_is_refused(name: Any) -> None:
+    with pytest.raises(InvalidInput):
+        hf.App("names").lock(name)

@@ -33,7 +33,7 @@ from holdfast.core.commands import COMMAND_OF
 from holdfast.core.event_writer import EventWriter, start_message
 from holdfast.core.events import EngineRunRef, ErrorInfo, Event
 from holdfast.core.instants import Instant
-from holdfast.core.keys import CALLBACK, LOCK_PREFIX, event_id, event_key
+from holdfast.core.keys import CALLBACK, event_id, event_key, is_lock
 from holdfast.core.messages import Message
 from holdfast.core.restarts import number_of_id
 from holdfast.core.state import RunState, awaits_approval, retry_token, state_of
@@ -164,7 +164,7 @@ def _last_failures(history: Sequence[Event]) -> set[int]:
     """Return the places of the failures after which a failed run has begun nothing more and sent nothing."""
     bodies = [event.data for event in history]
     started = (body for body in bodies if isinstance(body, e.ChildStarted))
-    locks = {child.child_run_id for child in started if child.plan_id.startswith(LOCK_PREFIX)}
+    locks = {child.child_run_id for child in started if is_lock(child.plan_id)}
     found = set()
     for place in range(len(history) - 2, 0, -1):
         body = bodies[place]

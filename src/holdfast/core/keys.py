@@ -36,6 +36,7 @@ from msgspec import Struct
 
 from holdfast.core import codec
 from holdfast.core.codec import digest, format_instant
+from holdfast.core.plans import is_plan
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.limits import (
     ACTIVITY_NAME_BYTES,
@@ -105,6 +106,29 @@ def require_step_name(field: str, name: Any) -> None:
         raise problem
 
 
+def is_lock(workflow: str) -> bool:
+    """Return whether the runs of a workflow are those of a lock: they hold it for their parents."""
+    return workflow.startswith(LOCK_PREFIX)
+
+
+def require_workflow_name(field: str, name: Any) -> None:
+    """Raise `InvalidInput` if a user's workflow cannot have this name. Those of locks and plans are the engine's."""
+    require_step_name(field, name)
+    if is_lock(name) or is_plan(name):
+        kind, way = ("a lock", "app.lock") if is_lock(name) else ("a plan", "a PlanRef")
+        raise InvalidInput(f"{field} {name!r} is that of {kind}, which is made by {way}", field=field)
+    _refuse_separator(**{field: name})
+
+
+def workflow_of_lock(name: Any) -> str:
+    """Return the workflow of a lock; raise `InvalidInput` if the lock cannot have this name."""
+    require_step_name("a lock's name", name)
+    workflow = f"{LOCK_PREFIX}{name}"
+    require_step_name("a lock's name", workflow)
+    _refuse_separator(name=name)
+    return workflow
+
+
 def check_signal_name(name: Any) -> None:
     """Raise `InvalidInput` if this cannot be the name of a signal that people send and wait for."""
     if type(name) is str:
@@ -143,11 +167,20 @@ def fitting_id(id: str, most: int) -> str:
     return id if len(id.encode()) <= most else digest(id.encode())
 
 
-def _check_text(field: str, value: str, most_bytes: int) -> InvalidInput | None:
+def check_unicode(field: str, value: str) -> InvalidInput | None:
+    """Return why a text cannot be stored as UTF-8, or None."""
     try:
-        size = len(value.encode())
+        value.encode()
     except UnicodeEncodeError:
         return InvalidInput(f"{field} is not valid Unicode: {value!r}", field=field)
+    return None
+
+
+def _check_text(field: str, value: str, most_bytes: int) -> InvalidInput | None:
+    problem = check_unicode(field, value)
+    if problem is not None:
+        return problem
+    size = len(value.encode())
     if size > most_bytes:
         return InvalidInput(f"{field} has {size} UTF-8 bytes; the most is {most_bytes}", field=field)
     if "\x00" in value:

@@ -32,6 +32,7 @@ from holdfast.core import reconciliation
 from holdfast.core.event_writer import Decision, EventWriter, Refusal, start_message
 from holdfast.core.instants import Instant
 from holdfast.core.keyed_steps import is_of_engine
+from holdfast.core.keys import RESERVED_PREFIX, is_lock
 from holdfast.core.plans import APPROVAL_PART, COMPENSATE_PART, STORE_PLAN, is_own_step, is_plan
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, OpenStep, RunState
 from holdfast.core.timing import pauses
@@ -152,11 +153,21 @@ def _objection_to_skip(state: RunState, command: m.Control, step_id: str, now: I
             return f"step {step_id!r} is a {kind}: it is skipped without a result"
         if step.kind in OVERRIDES and not command.may_override:
             return f"step {step_id!r} is a {kind}: to skip it takes a permission of its own, runs:override"
-        return _objection_to_no_plan(state, step_id, step.body)
+        return _objection_to_lock(step_id, step.body) or _objection_to_no_plan(state, step_id, step.body)
     failed = state.failed_steps.get(step_id)
     if failed is None:
         return f"step {step_id!r} is neither open nor failed"
     return _objection_to_retry(state, step_id, now) or _objection_to_no_plan(state, step_id, failed.started.body)
+
+
+def _objection_to_lock(step_id: str, body: e.Body) -> str:
+    """Return why the run of a lock is not skipped, whose parent would go on without the lock, or fail."""
+    if isinstance(body, e.ChildStarted) and is_lock(body.plan_id):
+        return (
+            f"step {step_id!r} is a lock, which the run has or waits for: to let it in without the lock, skip the wait "
+            f"{RESERVED_PREFIX}{body.plan_id!s}; to take the lock away, terminate run {body.child_run_id!r}"
+        )
+    return ""
 
 
 def _objection_to_no_plan(state: RunState, step_id: str, body: e.Body) -> str:

@@ -30,7 +30,7 @@ from holdfast.core.codec import check_integer
 from holdfast.core.dead_letters import DeadLetter, Reason, Settlement
 from holdfast.core.declarations import check_declaration
 from holdfast.core.events import Event
-from holdfast.core.keys import check_name
+from holdfast.core.keys import check_name, check_unicode
 from holdfast.core.messages import (
     CONTROL_SIGNAL,
     INPUT_STEP,
@@ -158,7 +158,7 @@ def check_values(**values: Any) -> None:
         if value is None or (type(value) is str and value.isascii()):
             continue
         if isinstance(value, str):
-            problem = _check_unicode(field, value)
+            problem = check_unicode(field, value)
         elif isinstance(value, tuple):
             check_values(**{f"{field}[{index}]": item for index, item in enumerate(value)})
             problem = None
@@ -236,14 +236,6 @@ def check_ids(ids: Sequence[Any], limits: Limits | None = None) -> None:
         if not isinstance(run_id, str):
             raise InvalidInput(f"an id is a string, not {run_id!r}", field="run_id")
         check_values(run_id=run_id)
-
-
-def _check_unicode(field: str, value: str) -> InvalidInput | None:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return InvalidInput(f"{field} is not valid Unicode: {value!r}", field=field)
-    return None
 
 
 def check_plans(plans: Sequence[Any] | None) -> None:
@@ -504,7 +496,7 @@ def _check_letter(letter: Any, run_id: str) -> InvalidInput | None:
         return InvalidInput("a dead letter has bytes and a known reason", field="dead")
     problem = check_name("letter_id", letter.letter_id) or check_name("node", letter.node)
     problem = problem or check_integer("died_at", letter.died_at)
-    return problem or _check_unicode("detail", letter.detail)
+    return problem or check_unicode("detail", letter.detail)
 
 
 def check_settlement(ids: Sequence[Any], action: Any, actor: Any, limits: Limits) -> None:
@@ -560,7 +552,7 @@ def unfit_entry(entry: Any) -> InvalidInput | None:
             return problem
     for field in ("actor", "subject", "detail", "outcome", "correlation_id"):
         value: Any = getattr(entry, field)
-        problem = _check_unicode(field, value) if isinstance(value, str) else InvalidInput(f"{field} is text")
+        problem = check_unicode(field, value) if isinstance(value, str) else InvalidInput(f"{field} is text")
         if problem is not None:
             return problem
     for field in ("tenant", "project", "environment", "run_id"):
@@ -569,7 +561,7 @@ def unfit_entry(entry: Any) -> InvalidInput | None:
         if problem is not None:
             return problem
     if entry.by is not None:
-        return check_name("by.token_id", entry.by.token_id) or _check_unicode("by.name", entry.by.name)
+        return check_name("by.token_id", entry.by.token_id) or check_unicode("by.name", entry.by.name)
     return None
 
 

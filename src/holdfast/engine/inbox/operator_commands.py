@@ -34,11 +34,12 @@ from holdfast.core.fork import (
 from holdfast.core.index_rows import index_changes, record_changes, runtime_snapshot
 from holdfast.core.instants import Instant
 from holdfast.core.keys import (
-    LOCK_PREFIX,
     check_name,
     check_signal_id,
+    check_unicode,
     descended,
     fork_tag,
+    is_lock,
     retry_tag,
     signal_uuid,
 )
@@ -95,7 +96,7 @@ class OperatorCommand(Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise `InvalidInput` if the command is malformed. Nothing is asked or stored then."""
         problem: CallerError | None = None
-        if self.name in OF_A_STEP:
+        if self.name in OF_A_STEP or self.step_id is not None:
             problem = check_name("step_id", self.step_id)
         if problem is None and self.signal_id is not None:
             problem = check_signal_id(self.signal_id)
@@ -103,6 +104,7 @@ class OperatorCommand(Struct, frozen=True, kw_only=True):
         for field, text in texts.items():
             if problem is None and not isinstance(text, str):
                 problem = InvalidInput(f"{field} is text, not {text!r}", field=field)
+            problem = problem or check_unicode(field, text)
         is_raising: Any = self.raise_failure
         if problem is None and not isinstance(is_raising, bool):
             problem = InvalidInput(f"raise_failure is True or False, not {is_raising!r}", field="raise_failure")
@@ -409,10 +411,13 @@ class CommandSender:
         Return its id, and how many events it has of the other: a history is cut where a commit ended. Without `at` it
         goes on from the failures that have ended a run (`kept_to_continue`).
         """
+        command.check()
+        if request_id != "" and (problem := check_name("request_id", request_id)) is not None:
+            raise problem
         await self._authorise(run_id, command, "", caller)
         head = await head_of(self._store, run_id)
         _refuse_lock(head, command)
-        if at is not None and not 1 <= at <= head.version:
+        if at is not None and (type(at) is not int or not 1 <= at <= head.version):
             raise InvalidInput(f"at: the run has the events 1 to {head.version}, not {at}", field="at")
         history = await read_history(self._store, run_id)
         refuse_sealed(history)
@@ -463,7 +468,7 @@ class CommandSender:
 
 def _refuse_lock(head: port.RunHead, command: OperatorCommand) -> None:
     """Raise `Conflict` for a run that holds a lock: its retry or fork would have no run to hold it for."""
-    if head.plan_id.startswith(LOCK_PREFIX):
+    if is_lock(head.plan_id):
         raise _conflict(head.run_id, command, "a lock is held for the run that asked for it: retry or fork that run")
 
 
