@@ -22,6 +22,7 @@ from holdfast.errors import InvalidInput, NotDurable, RunCancelled, RunFailed, R
 from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.signals import send_signal
+from holdfast.program.values import named
 
 R = TypeVar("R")
 
@@ -292,7 +293,7 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
         if input is not None:
             if self._definition is None:
                 raise InvalidInput("input: the workflow of this run is not known here", field="input")
-            packed = self._definition.signature.pack((), dict(input))
+            packed = self._definition.signature.pack((), named(input, (), {}))
         command = OperatorCommand(name="RETRY_RUN", reason=reason, actor=actor)
         run_id, _ = await self._outside().fork_run(
             self.run_id, command, self._caller, at=at, input=packed, request_id=request_id

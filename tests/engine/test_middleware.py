@@ -225,6 +225,28 @@ async def test_middleware_around_clients_may_refuse() -> None:
         assert isinstance(answer, NotPermitted)
 
 
+@pytest.mark.contract("SIG-9", "CTX-2")
+async def test_each_signal_of_many_is_answered_by_itself_beside_middleware(variant: EngineVariant) -> None:
+    app, order = shop()
+
+    @app.middleware("client")
+    async def through(call: hf.ClientCall, call_next: hf.CallNext[hf.ClientCall]) -> Any:
+        return await call_next(call)
+
+    async with variant.node(app, queues=("elsewhere",)):
+        run = await app.start(order, 1)
+        malformed: list[Any] = [
+            5,
+            {},
+            {"run_id": 5, "name": "go"},
+            {"run_id": run.run_id, "name": "go", "payload": {1: 2}},
+        ]
+        sent = await app.signal_many([*malformed, {"run_id": run.run_id, "name": "go", "payload": 10}])
+        assert [type(each) for each in sent[:-1]] == [InvalidInput] * len(malformed)
+        assert not isinstance(sent[-1], Exception)
+        assert await run.result() == 14
+
+
 def test_what_is_no_middleware_is_refused() -> None:
     app = hf.App("wrong")
     wrong: Any = "http"

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from math import inf, nan
 from typing import Any, get_type_hints
 
@@ -26,6 +26,7 @@ TEXTS: list[Any] = [None, 5, 0, False, b"x", ["x"], {"x": 1}, "\ud800", object()
 IDS: list[Any] = [*TEXTS, "", "x" * 300]
 DURATIONS: list[Any] = [True, nan, inf, -1, 0, "5", [1], timedelta(0), timedelta(days=-1), 10**30]
 PATIENCE: list[Any] = [True, nan, inf, -1, "5", [1], timedelta(days=-1), 10**30]  # none is to look into the mailbox
+NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - without a time zone on purpose
 COUNTS: list[Any] = [True, 1.5, "1", -1, nan, 10**30, [1]]
 LISTS: list[Any] = ["x", 5, [5], [None], [""], {"x": 1}, ["\ud800"]]
 
@@ -206,6 +207,33 @@ SENDING: dict[str, tuple[list[Any], Sent]] = {
     "start environment": (IDS, lambda a, r, t, x: started(a, environment=x)),
     "start priority": ([True, 1.5, "1", nan, None, 101, -101], lambda a, r, t, x: started(a, priority=x)),
     "start with_signal": ([5, {}, {"name": 5}, {"name": "go", "x": 1}], lambda a, r, t, x: started(a, with_signal=x)),
+    "start reuse": (["", "x", 5, ["return"]], lambda a, r, t, x: started(a, run_id="taken", reuse=x)),
+    "start debounce": ([5, "k", {}, ("k", 1, 2)], lambda a, r, t, x: started(a, debounce=x)),
+    "debounce key": ([*IDS, "a/b"], lambda a, r, t, x: started(a, debounce=hf.Debounce(x, 1, 2))),
+    "debounce quiet": ([*DURATIONS, None, 3], lambda a, r, t, x: started(a, debounce=hf.Debounce("k", x, 2))),
+    "debounce at_most": ([*DURATIONS, None, 0.5], lambda a, r, t, x: started(a, debounce=hf.Debounce("k", 1, x))),
+    "start attributes": ([5, "x", ["x"], {"x": 1}, {5: 1}], lambda a, r, t, x: started(a, attributes=x)),
+    "start context": ([5, "x", ["x"], {"x": 1}, {5: "x"}, {"": "x"}], lambda a, r, t, x: started(a, context=x)),
+    "start reference_parts": ([5, "x", ["x"], {"x": 1}, {"": "x"}], lambda a, r, t, x: started(a, reference_parts=x)),
+    "start workflow_version": (IDS[1:], lambda a, r, t, x: started(a, workflow_version=x)),
+    "start at": ([5, "x", NAIVE, [1]], lambda a, r, t, x: started(a, at=x)),
+    "start after": (DURATIONS, lambda a, r, t, x: started(a, after=x)),
+    "start run_timeout": (DURATIONS, lambda a, r, t, x: started(a, run_timeout=x)),
+    "start execution_timeout": (DURATIONS, lambda a, r, t, x: started(a, execution_timeout=x)),
+    "start cleanup_timeout": (DURATIONS, lambda a, r, t, x: started(a, run_timeout=5, cleanup_timeout=x)),
+    "start arguments": ([5, "x", ["x"], {5: 1}, {"x": 1}], lambda a, r, t, x: started(a, arguments=x)),
+    "fork at": ([True, "1", 1.0, 0, -1, 99, [1]], lambda a, r, t, x: r.fork(at=x)),
+    "fork input": ([5, "x", ["x"], {"x": 1}], lambda a, r, t, x: r.fork(at=1, input=x)),
+    "fork request_id": ([5, b"x", ["x"], "\ud800"], lambda a, r, t, x: r.fork(at=1, request_id=x)),
+    "fork reason": (TEXTS, lambda a, r, t, x: r.fork(at=1, reason=x)),
+    "retry from_start": ([None, 0, "yes"], lambda a, r, t, x: r.retry_run(from_start=x)),
+    "query name": ([None, 5, "", "\ud800", ["x"]], lambda a, r, t, x: r.query(x)),
+    "update name": ([None, 5, "", "\ud800", ["x"]], lambda a, r, t, x: r.update(x)),
+    "signal name": ([None, 5, "", "\ud800", ["x"]], lambda a, r, t, x: r.signal(x)),
+    "receipt sent": ([None, 5, ["x"], {}], lambda a, r, t, x: r.receipt(x)),
+    "retry_step step_id": (IDS, lambda a, r, t, x: r.retry_step(x)),
+    "approve step_id": (IDS[1:], lambda a, r, t, x: r.approve(step_id=x)),
+    "signal_many": ([None, 5, "x", b"x"], lambda a, r, t, x: a.signal_many(x)),
     "first signal_id": (IDS[1:], lambda a, r, t, x: started(a, with_signal={"name": "go", "signal_id": x})),
     "first actor": (TEXTS, lambda a, r, t, x: started(a, with_signal={"name": "go", "actor": x})),
     "signal payload": ([nan, object(), {1: 2}], lambda a, r, t, x: r.signal("go", x)),

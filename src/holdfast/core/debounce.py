@@ -61,8 +61,10 @@ def _milliseconds(field: str, duration: Any) -> int:
     return max(1, round(seconds * 1_000))
 
 
-def check_debounce(debounce: Debounce) -> InvalidInput | None:
+def check_debounce(debounce: Any) -> InvalidInput | None:
     """Return why a start cannot be debounced so, or None."""
+    if not isinstance(debounce, Debounce):
+        return InvalidInput(f"debounce is an hf.Debounce, not {debounce!r}", field="debounce")
     key: Any = debounce.key
     problem = check_name("debounce", key)
     if problem is not None:

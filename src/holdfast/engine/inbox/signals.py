@@ -153,8 +153,9 @@ class SignalSender:
 def request_of(item: Outgoing, values: Values) -> SignalRequest:
     """Return an item of a batch as a request; raise `InvalidInput` if it is none."""
     fields: Any = item
-    if not isinstance(fields, dict) or not {"run_id", "name"} <= fields.keys() <= _FIELDS:
-        raise InvalidInput(f"a signal to send is a dict of {', '.join(sorted(_FIELDS))}; run_id and name are needed")
+    if not isinstance(fields, dict) or not {"run_id", "name"} <= fields.keys() <= Outgoing.__annotations__.keys():
+        known = ", ".join(sorted(Outgoing.__annotations__))
+        raise InvalidInput(f"a signal to send is a dict of {known}; run_id and name are needed")
     check_signal_name(fields["name"])
     problem = check_name("run_id", fields["run_id"])
     if problem is not None:
@@ -165,8 +166,9 @@ def request_of(item: Outgoing, values: Values) -> SignalRequest:
 def first_signal(run_id: str, signal: FirstSignal, values: Values) -> SignalRequest:
     """Return the signal that comes with the start of a run; raise `InvalidInput` if it is none."""
     fields: Any = signal
-    if not isinstance(fields, dict) or not fields.keys() <= FirstSignal.__annotations__.keys():
-        raise InvalidInput("with_signal is a dict of name, payload, signal_id and actor", field="with_signal")
+    if not isinstance(fields, dict) or not {"name"} <= fields.keys() <= FirstSignal.__annotations__.keys():
+        problem = "with_signal is a dict of name, payload, signal_id and actor; name is needed"
+        raise InvalidInput(problem, field="with_signal")
     return request_of({**fields, "run_id": run_id}, values)  # type: ignore[typeddict-item]
 
 
@@ -176,9 +178,6 @@ def result_of(answer: port.Delivered) -> AcceptedSignalResult:
         raise answer.error
     assert answer.result is not None
     return answer.result
-
-
-_FIELDS = frozenset(SignalRequest.__struct_fields__) - {"audit", "original", "is_unlimited"}
 
 
 def audited(request: SignalRequest, caller: Caller | None, ids: Ids) -> SignalRequest:

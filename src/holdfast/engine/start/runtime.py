@@ -53,7 +53,7 @@ from holdfast.engine.inbox.dead_letters import DeadLetterHandle, find_dead_lette
 from holdfast.engine.inbox.declarations import declared_by
 from holdfast.engine.inbox.operator_commands import CommandSender, OperatorCommand
 from holdfast.engine.inbox.receipts import Receipt, Unconsumed, mailbox_of, open_waits, receipt_of
-from holdfast.engine.inbox.signals import FirstSignal, Outgoing, SignalSender, audited, first_signal
+from holdfast.engine.inbox.signals import FirstSignal, Outgoing, SignalSender, audited, first_signal, request_of
 from holdfast.engine.inbox.tasks import Tasks
 from holdfast.engine.node import Node
 from holdfast.engine.plan_sources import PlanSources
@@ -169,6 +169,9 @@ class StartOptions(Struct, frozen=True, gc=False):
             raise InvalidInput(f"reuse is one of {', '.join(get_args(port.ReusePolicy))}", field="reuse")
         if self.debounce is not None:
             self._check_debounce(self.debounce)
+        given: Any = self.context
+        if not isinstance(given, Mapping):
+            raise InvalidInput(f"a context has texts by name, unlike {given!r}", field="context")
         if self.at is not None and self.after_ms is not None:
             raise InvalidInput("a run starts at an instant, or after a while, not both", field="at")
         if self.at is None and self.after_ms is None:
@@ -737,6 +740,9 @@ class Runtime:
         self, items: Sequence[Outgoing], caller: Caller | None = None
     ) -> list[AcceptedSignalResult | CallerError]:
         """Send signals. Each is answered by itself, in order: with its result, or with the error that refuses it."""
+        given: Any = items
+        if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+            raise InvalidInput(f"signals is a list of signals to send, not {given!r}", field="signals")
         if not self._middleware:
             return await self._signals.send_many(items, caller, self.ids)
         return [await self._send_one(item, caller) for item in items]
@@ -750,9 +756,11 @@ class Runtime:
                 raise answer
             return answer
 
-        payload = self.registry.values.encode(item.get("payload"))
-        call = ClientCall(verb="signal", run_id=item["run_id"], name=item["name"], caller=caller, raw_input=payload)
         try:
+            asked = request_of(item, self.registry.values)
+            call = ClientCall(
+                verb="signal", run_id=asked.run_id, name=asked.name, caller=caller, raw_input=asked.payload
+            )
             accepted: AcceptedSignalResult = await call_through(self._middleware, call, then)
             return accepted
         except CallerError as refusal:
