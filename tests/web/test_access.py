@@ -263,6 +263,18 @@ async def test_escape_closes_a_dialog_and_gives_the_focus_back(place: str, butto
     await expect(opener).to_be_focused()
 
 
+async def test_a_button_keeps_the_focus_when_the_run_goes_on(page: Page, site: Site) -> None:
+    """Whoever is about to press it must not miss it."""
+    run_id = await site.start("order", order_id="o-1")
+    await page.goto(f"/runs/{run_id}")
+    await expect(page.locator(".log-line", has_text="Signal waiting")).to_be_visible()
+    cancel = page.get_by_role("button", name="Cancel", exact=True)
+    await cancel.focus()
+    await site.orchard.app.run(run_id).pause("the shelf burns", actor="ann")
+    await expect(page.get_by_role("button", name="Resume", exact=True).first).to_be_visible()
+    await expect(cancel).to_be_focused()
+
+
 # --- two at once
 
 

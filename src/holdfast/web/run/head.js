@@ -103,6 +103,7 @@ export class RunHead {
   }
 
   // Buttons stay the same elements while the same things can be done: a user who is about to press one must not miss it.
+  // When others can be done, the one that has the focus keeps it, if it is still there.
   showActions(model) {
     const all = [...othersFor(model), ...commandsFor(model)];
     const isDone = Boolean(model.head.done_again_by);
@@ -110,6 +111,7 @@ export class RunHead {
     if (shown === this.shown) return;
     this.shown = shown;
     const wasOpen = this.actions.querySelector("details.menu")?.open ?? false;
+    const focused = this.actions.contains(document.activeElement) ? document.activeElement.dataset.name : undefined;
     const first = !isDone && FIRST.map((name) => all.find((each) => each.name === name)).find(Boolean);
     const isLess = ({ name }) => IN_MENU.has(name) || (name === "retry-from-start" && first?.name === "retry") || (isDone && name.startsWith("retry"));
     const buttons = all.filter((each) => !isLess(each));
@@ -122,6 +124,7 @@ export class RunHead {
           {
             class: `button${name === first?.name ? " primary" : ""}${danger ? " danger" : ""}`,
             type: "button",
+            dataset: { name },
             onclick: act,
           },
           word,
@@ -131,16 +134,17 @@ export class RunHead {
         h(
           "details",
           { class: "menu" },
-          h("summary", { class: "button", "aria-label": "More actions" }, icon("more")),
+          h("summary", { class: "button", "aria-label": "More actions", dataset: { name: "more" } }, icon("more")),
           h(
             "div",
             { class: "menu-body items" },
-            rest.map(({ word, danger, act }) =>
+            rest.map(({ name, word, danger, act }) =>
               h(
                 "button",
                 {
                   class: `menu-item${danger ? " danger" : ""}`,
                   type: "button",
+                  dataset: { name },
                   onclick: (event) => {
                     event.target.closest("details").open = false;
                     act();
@@ -154,5 +158,6 @@ export class RunHead {
     );
     const menu = this.actions.querySelector("details.menu");
     if (menu) menu.open = wasOpen;
+    if (focused !== undefined) this.actions.querySelector(`[data-name="${focused}"]`)?.focus({ preventScroll: true });
   }
 }
