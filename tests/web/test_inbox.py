@@ -212,6 +212,25 @@ async def test_people_see_what_concerns_them_and_only_what_they_may_do(browser: 
             await expect(other.get_by_role("link", name="Dead letters")).to_have_count(0)
 
 
+@pytest.mark.contract("API-3", "API-4")
+async def test_who_may_only_answer_tasks_begins_in_the_inbox_and_sees_no_other_place(browser: Browser) -> None:
+    async with serve_inbox(is_guarded=True) as inbox, open_page(browser, inbox.address) as page:
+        await inbox.task("refund", order="o-1", customer="Ada")
+        token = await inbox.token("carol", "", scopes=["tasks:read", "tasks:write"], roles=["clerk"])
+        await sign_in(page, token, "/")
+        await expect(rows_of(page)).to_have_count(1)
+        await expect(page).to_have_url(f"{inbox.address}/inbox")
+        await expect(page).to_have_title("Inbox · Holdfast")
+        places = page.get_by_role("navigation", name="Places").get_by_role("link")
+        await expect(places).to_have_text(["Inbox"])
+        await rows_of(page).click()
+        await fill_refund(pane_of(page))
+        await pane_of(page).get_by_role("button", name="Complete").click()
+        await expect(pane_of(page).locator(".outcome")).to_contain_text("Completed by carol")
+        await page.get_by_role("link", name="Holdfast,").click()
+        await expect(page).to_have_url(f"{inbox.address}/inbox")
+
+
 @pytest.mark.contract("SIG-9", "SIG-10", "SIG-12")
 async def test_who_waits_for_a_signal_is_found_and_sent_one_by_form(screen: Page, inbox: InboxSite) -> None:
     run_id = await inbox.waiting("order", order_id="o-1")

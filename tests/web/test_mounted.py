@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from playwright.async_api import Browser, expect
 
 import holdfast as hf
+from holdfast.client import Client
 from holdfast.service import make_token
 from holdfast.service.http.server import bind
 from tests.service.in_process import make_app
@@ -68,5 +69,11 @@ async def test_the_page_works_below_a_prefix(browser: Browser) -> None:
             await link.click()
             await expect(link).to_have_attribute("aria-current", "page")
             await expect(page).to_have_url(f"{address}{PREFIX}/{place.lower()}")
+        async with Client(f"{address}{PREFIX}", token=text) as client:
+            asking = await client.runs.start("asking", input={"who": "bob"})
+            await page.get_by_role("navigation", name="Places").get_by_role("link", name="Inbox").click()
+            await page.locator(".task-row").click()
+            [task] = (await client.tasks.list(run_id=asking.run_id)).items
+        await expect(page).to_have_url(f"{address}{PREFIX}/inbox/{task.task_id}")
         outside = [url for url in asked if not url.startswith(f"{address}{PREFIX}/")]
         assert outside == []

@@ -3,10 +3,10 @@
 import { onSignedOut } from "./lib/api.js";
 import { setClock } from "./lib/clock.js";
 import { h, put } from "./lib/dom.js";
-import { render, route, startRouter } from "./lib/router.js";
+import { go, render, route, startRouter } from "./lib/router.js";
 import { loadSession, who } from "./lib/session.js";
 import { failed, loading } from "./lib/states.js";
-import { makeShell } from "./shell.js";
+import { firstPlace, makeShell } from "./shell.js";
 import { showAudit } from "./views/audit.js";
 import { showCompare } from "./views/compare.js";
 import { showHealth } from "./views/health.js";
@@ -17,7 +17,7 @@ import { showRuns } from "./views/runs.js";
 import { showSchedules } from "./views/schedules.js";
 import { askAgain, showSignIn } from "./views/sign-in.js";
 
-route("/", showRuns);
+route("/", () => go(firstPlace() + location.search, { replace: true }));
 route("/runs", showRuns);
 route("/runs/{run_id}", showRun);
 route("/runs/{run_id}/compare/{other_id}", showCompare);

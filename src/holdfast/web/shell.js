@@ -7,15 +7,24 @@ import { may, signOut } from "./lib/session.js";
 import { toastProblem } from "./lib/toast.js";
 import { chooseTheme, chosenTheme, nextTheme } from "./theme.js";
 
+// Each place with the scopes of which one is enough to see something there.
 const PLACES = [
-  ["/runs", "Runs", "runs"],
-  ["/inbox", "Inbox", "inbox"],
-  ["/plans", "Plans", "plans"],
-  ["/schedules", "Schedules", "schedules"],
-  ["/health", "Health", "health"],
+  ["/runs", "Runs", "runs", ["runs:read"]],
+  ["/inbox", "Inbox", "inbox", ["tasks:read", "signals:read", "letters:read"]],
+  ["/plans", "Plans", "plans", ["workflows:read"]],
+  ["/schedules", "Schedules", "schedules", ["runs:read"]],
+  ["/health", "Health", "health", ["system:read"]],
+  ["/audit", "Audit", "audit", ["audit:read"]],
 ];
 
-const NEEDS = { "/plans": "workflows:read", "/schedules": "runs:read", "/audit": "audit:read" };
+function allowedPlaces() {
+  return PLACES.filter(([, , , scopes]) => scopes.some(may));
+}
+
+// Returns where "/" leads: the first place that the token allows.
+export function firstPlace() {
+  return allowedPlaces()[0]?.[0] ?? "/runs";
+}
 
 const banner = h("div", { class: "banner", role: "status", hidden: true });
 
@@ -28,7 +37,7 @@ export function showConnection(state) {
 }
 
 export function makeShell(session, health) {
-  const places = [...PLACES, ["/audit", "Audit", "audit"]].filter(([address]) => !(address in NEEDS) || may(NEEDS[address]));
+  const places = allowedPlaces();
   const links = places.map(([address, word, name]) => h("a", { href: address }, icon(name), h("span", {}, word)));
   const outlet = h("main", { id: "main", tabindex: "-1" });
   const element = h(
@@ -51,7 +60,7 @@ export function makeShell(session, health) {
       { class: "top" },
       h(
         "a",
-        { class: "brand", href: "/runs", "aria-label": `Holdfast, ${health.app}` },
+        { class: "brand", href: firstPlace(), "aria-label": `Holdfast, ${health.app}` },
         mark(),
         h("span", { class: "brand-app" }, health.app),
       ),
@@ -64,7 +73,7 @@ export function makeShell(session, health) {
   function moved(path) {
     showConnection("none");
     links.forEach((link, n) => {
-      const isHere = path.startsWith(places[n][0]) || (n === 0 && path === "/");
+      const isHere = path.startsWith(places[n][0]);
       if (isHere) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     });

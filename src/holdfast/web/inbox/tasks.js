@@ -3,7 +3,7 @@
 import { call, queryOf } from "../lib/api.js";
 import { h, perFrame, put } from "../lib/dom.js";
 import { readAgain } from "../lib/pages.js";
-import { go } from "../lib/router.js";
+import { go, setAddress } from "../lib/router.js";
 import { denied, empty, failed, loading } from "../lib/states.js";
 import { may } from "../lib/session.js";
 import { Stream } from "../lib/stream.js";
@@ -115,7 +115,7 @@ class TaskList {
     this.taskId = taskId;
     this.layout.classList.toggle("is-open", taskId !== undefined);
     if (!isFirst) {
-      history.pushState(null, "", this.address(taskId));
+      setAddress(this.address(taskId));
       if (taskId !== undefined) window.scrollTo(0, 0);
     }
     this.pane.show(taskId, this.tasks.get(taskId));

@@ -41,9 +41,14 @@ export function compareAddress(runId, otherId) {
 }
 
 export function go(address, { replace = false } = {}) {
+  setAddress(address, { replace });
+  render();
+}
+
+// Changes the address without showing the view anew.
+export function setAddress(address, { replace = false } = {}) {
   if (replace) history.replaceState(null, "", mounted(address));
   else history.pushState(null, "", mounted(address));
-  render();
 }
 
 // Changes the query of the address without showing the view anew.

@@ -12,6 +12,7 @@ const FILTERS = [["operation", "Operation"], ["actor", "Actor"], ["run_id", "Run
 const HEADS = ["When", "Actor", "Token", "Operation", "About", "Outcome"];
 
 export function showAudit(place, signal) {
+  document.title = "Audit · Holdfast";
   if (!may("audit:read")) return put(place, denied({ details: { scope: "audit:read" } }));
   return new AuditView(place, signal);
 }

@@ -36,6 +36,7 @@ function makeCharts() {
 }
 
 export function showHealth(place, signal) {
+  document.title = "Health · Holdfast";
   if (!may("system:read")) return put(place, denied(refusal()));
   return new HealthView(place, signal);
 }

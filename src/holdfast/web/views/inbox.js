@@ -16,6 +16,7 @@ const PARTS = {
 const MOST = 100;
 
 export function showInbox(place, signal, fields = {}) {
+  document.title = "Inbox · Holdfast";
   const name = fields.task_id in PARTS && fields.task_id !== "tasks" ? fields.task_id : "tasks";
   const body = h("div", { class: "inbox-body" });
   const tabs = Object.entries(PARTS).filter(([each, part]) => each === name || may(part.scope)).map(([each, part]) => tab(part, each === name, signal));
