@@ -1,8 +1,10 @@
 """Tests of the crash explorer: what it finds in naive workflows, and that it leaves careful ones alone."""
 
+import asyncio
 import random
 from datetime import timedelta
 
+import httpx
 import pytest
 
 import holdfast as hf
@@ -163,7 +165,52 @@ def test_a_run_that_never_ends_is_a_finding_of_its_first_play() -> None:
     async def waits() -> None:
         await hf.wait_signal("never", str)
 
-    assert explore(app, waits).plays[0].ending.startswith("no end")
+    found = explore(app, waits)
+    assert found.plays[0].ending == "no end: it waits for the signal 'never' (step 'never')"
+    with pytest.raises(AssertionError, match=r"does not end even without a crash.*'never'.*`drive`"):
+        found.assert_clean()
+
+
+def test_what_a_run_waits_for_includes_the_people_who_are_asked() -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def asks() -> None:
+        cancelled = asyncio.create_task(hf.wait_signal("cancel", str))
+        await hf.task("approve", bool)
+        cancelled.cancel()
+
+    assert (
+        explore(app, asks)
+        .plays[0]
+        .ending.endswith("the signal 'cancel' (step 'cancel') and the task 'approve' (step 'approve')")
+    )
+
+
+@pytest.mark.parametrize("where", ["activity", "verifier"])
+def test_the_network_is_refused_at_once_and_the_error_says_what_to_do(where: str) -> None:
+    app = hf.App("shop")
+
+    async def reach() -> str:
+        async with httpx.AsyncClient() as client:
+            return (await client.get("http://bank.example/")).text
+
+    async def look() -> hf.NotCompleted:
+        await reach()
+        return hf.NotCompleted()
+
+    @app.activity(idempotency_key=lambda: "k", verify=look)
+    async def charge() -> str:
+        if where == "activity":
+            return await reach()
+        raise ConnectionError("the answer was lost")
+
+    @app.workflow
+    async def pay() -> str:
+        return await charge()
+
+    with pytest.raises(InvalidInput, match=r"explore has no network.*an object that the test replaces"):
+        explore(app, pay)
 
 
 def test_functions_are_as_before_afterwards() -> None:

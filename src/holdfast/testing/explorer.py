@@ -28,8 +28,9 @@ from holdfast.errors import HoldfastError, InvalidInput
 from holdfast.limits import LEASE_MS
 from holdfast.run import RunHandle
 from holdfast.store.memory import MemoryStore
-from holdfast.store.port import CommitConflict, Committed, Store, Turn, WaitQuery
+from holdfast.store.port import CommitConflict, Committed, Store, Turn
 from holdfast.store.proxy import StoreProxy
+from holdfast.testing.awaited import awaited_by
 from holdfast.testing.fakes import ActivityCalls, Call, name_of
 from holdfast.testing.sim_loop import Deadlock, Livelock, LoopClock, SimLoop, SimProcess, current_process
 from holdfast.workflow import Workflow
@@ -50,6 +51,8 @@ PATIENT = NodeOptions(
 """Nodes that do as little as possible while days pass. A process that takes over has the name of the one before it, so
 it does not wait for the end of a lease."""
 
+NO_END = "no end"
+
 Driver = Callable[[RunHandle[Any]], Awaitable[None]]
 
 
@@ -69,6 +72,11 @@ class Play(Struct, frozen=True):
     ending: str
     calls: dict[str, int]
     checked: Any = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended: it does not wait, and is not paused."""
+        return not self.ending.startswith((NO_END, "PAUSED"))
 
 
 class Exploration(Struct, frozen=True):
@@ -92,7 +100,12 @@ class Exploration(Struct, frozen=True):
         return "\n".join([f"plays: {len(self.plays)}, findings: {len(self.findings)}", *lines, *problems])
 
     def assert_clean(self) -> None:
-        """Raise `AssertionError` with the table if there is a finding."""
+        """Raise `AssertionError` with the table if there is a finding, or if the run does not end without a crash."""
+        if not self.plays[0].is_over:
+            raise AssertionError(
+                "the run does not end even without a crash, so what follows was not tried: "
+                f"{self.plays[0].ending}; give explore a `drive` that sends what it waits for\n{self.table()}"
+            )
         if self.findings:
             raise AssertionError(f"a crash changes what this workflow does\n{self.table()}")
 
@@ -112,7 +125,8 @@ def explore(
     `drive` gets the run's handle and sends what the run waits for; its process does not crash. `before` is called
     before each run, to empty a database, and `check` after it: it must return the same each time. Activities in
     `repeatable` may be called more often than without a crash, because a second call does no harm. `explore` has an
-    event loop of its own: call it from a test that is not async.
+    event loop of its own, without a network: call it from a test that is not async, and replace what activities and
+    verifiers use outside.
     """
     with suppress(RuntimeError):
         asyncio.get_running_loop()
@@ -175,10 +189,15 @@ class _Scenario:
         try:
             ending = loop.simulate(stage.run())
         except (Deadlock, Livelock) as problem:
-            ending = f"no end: {problem}"
+            ending = f"{NO_END}: {problem}"
         finally:
             calls.remove()
             stage.bury()
+        if loop.network_call:
+            raise InvalidInput(
+                f"{loop.network_call} was called, and explore has no network, because its time is virtual. "
+                "Let activities and verifiers use an object that the test replaces, such as a fake bank"
+            )
         if crash is None:
             self.points = stage.points
         counts = Counter(call.activity for call in calls.made)
@@ -228,7 +247,7 @@ class _Stage:
                 await asyncio.wait({*awaited, process.death}, return_when=asyncio.FIRST_COMPLETED)
                 if process.death.done() and not any(each.done() for each in awaited):
                     process = self._start("second")
-            ending = driving.result() if driving.done() else watching.result() if watching.done() else "no end"
+            ending = driving.result() if driving.done() else watching.result() if watching.done() else NO_END
             for each in awaited:
                 each.cancel()
             process.kill()
@@ -246,9 +265,8 @@ class _Stage:
                     return f"PAUSED: {'' if error is None else error.message}"
                 is_notified = await listener.wait(3_600.0)
                 hours_at_rest = 0 if is_notified or not await self._is_at_rest() else hours_at_rest + 1
-            waits = await self._store.find(WaitQuery(limit=50))
-            names = ", ".join(sorted({repr(wait.name) for wait in waits}))
-            return f"no end: it waits for the signal {names}" if names else "no end: nothing is due any more"
+            awaited = await awaited_by(self._store, "explore")
+            return f"{NO_END}: it waits for {awaited}" if awaited else f"{NO_END}: nothing is due any more"
         finally:
             listener.close()
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from warnings import catch_warnings
 
 from holdfast.core.instants import Instant
@@ -121,6 +121,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._tasks: list[SimTask[Any]] = []
         self._is_abandoned = False
         self.rounds = 0
+        self.network_call = ""
+        """What was called first that needs a network, such as `create_connection`."""
         self.set_exception_handler(lambda loop, context: None)
 
     def time(self) -> float:
@@ -154,6 +156,26 @@ class SimLoop(asyncio.BaseEventLoop):
             return func(*args)
 
         return self.create_task(call())
+
+    async def getaddrinfo(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse it: there is no network."""
+        self._refuse_network("getaddrinfo")
+
+    async def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse it: there is no network."""
+        self._refuse_network("create_connection")
+
+    async def create_unix_connection(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse it: there is no network."""
+        self._refuse_network("create_unix_connection")
+
+    async def sock_connect(self, sock: Any, address: Any) -> None:
+        """Refuse it: there is no network."""
+        self._refuse_network("sock_connect")
+
+    def _refuse_network(self, call: str) -> NoReturn:
+        self.network_call = self.network_call or call
+        raise ConnectionError(f"{call}: there is no network in virtual time")
 
     def simulate(self, main: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine to its end, and leave nothing behind."""

@@ -26,7 +26,8 @@ from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput
 from holdfast.limits import LEASE_MS
 from holdfast.store.memory import MemoryStore
-from holdfast.store.port import RunQuery, ScheduleQuery, WaitQuery
+from holdfast.store.port import RunQuery, ScheduleQuery
+from holdfast.testing.awaited import awaited_by
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.fakes import MISSING, ActivityCalls, Call, Fake
 
@@ -233,10 +234,9 @@ class TestNode:
         lines = []
         for head in await self.store.find(RunQuery(limit=50)):
             if head.status not in TERMINAL:
-                waits = await self.store.find(WaitQuery(run_id=head.run_id, limit=50))
-                names = ", ".join(f"{wait.name!r} (step {wait.step_id!r})" for wait in waits)
+                awaited = await awaited_by(self.store, head.run_id)
                 error = None if head.snapshot is None else head.snapshot.last_error
-                state = f"waits for the signal {names}" if names else f"is {head.status}"
+                state = f"waits for {awaited}" if awaited else f"is {head.status}"
                 lines.append(f"  run {head.run_id} ({head.plan_id}) {state}" + (f": {error.message}" if error else ""))
         text = f"run {run_id} has not finished, and nothing that is due will end it:"
         return "\n".join([text, *lines])
