@@ -18,6 +18,7 @@ with TestClient(web, base_url="http://localhost") as http:
     run_id = http.post("/orders/o-1").json()["run_id"]
     assert http.post("/orders/o-1").json()["run_id"] == run_id
     assert http.get("/ops/").status_code == 200
+    assert http.get("/orders/none").json()["code"] == "NotFound"
     assert http.post(f"/ops/v1/runs/{run_id}/signals/approval", json={}).status_code == 202
     print(http.get(f"/ops/v1/runs/{run_id}/result?wait_s=20").json()["result"])
 """
@@ -77,3 +78,13 @@ def test_the_programs_on_the_page_run(script: str, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "receipt of o-1" in done.stdout
+
+
+@pytest.mark.process
+def test_the_test_on_the_page_passes(tmp_path: Path) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "asyncio_mode=auto", "test_web.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
