@@ -501,7 +501,10 @@ class App:
         if program is not None:
             return run_from_inside(run_id or program.run_id)
         if self.runtimes.current() is None or run_id is None:
-            raise InvalidInput("no node is open: look at runs inside `async with app.node(...)`, by their id")
+            raise InvalidInput(
+                "no node is open: name a run by its id, inside `async with app.node(...)` or `app.connect(...)`; "
+                "in a web application, inside its lifespan"
+            )
         return RunHandle(self.runtime(), run_id)
 
     async def signal_many(self, signals: Sequence[Outgoing]) -> list[AcceptedSignalResult | CallerError]:

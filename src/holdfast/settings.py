@@ -181,7 +181,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def without_password(address: str) -> str:
-    """Return an address as logs, errors and reports may show it: without a password, and without options.
+    """Return an address as logs, errors and reports may show it: without a password, and of the options only a schema.
 
     What is no address of a known form is shown only where it cannot hold a password.
     """
@@ -191,8 +191,10 @@ def without_password(address: str) -> str:
     if scheme == "sqlite" and rest.startswith("/"):  # a path, which may have an @ in it
         return address.partition("?")[0]
     before, at, place = rest.partition("?")[0].rpartition("@")
-    user = before.partition(":")[0] if scheme in ("postgres", "postgresql") else ""
-    return f"{scheme}{separator}{user}{at}{place}"
+    if scheme not in ("postgres", "postgresql"):
+        return f"{scheme}{separator}{at}{place}"
+    schema = re.search(r"[?&](schema=\w+)(?:&|$)", rest)  # with another schema it is another store
+    return f"{scheme}{separator}{before.partition(':')[0]}{at}{place}" + (f"?{schema[1]}" if schema else "")
 
 
 def load_settings(environ: Mapping[str, str], file: Path | None = None, **arguments: Any) -> Settings:

@@ -282,7 +282,9 @@ def test_tokens(setup: CommandSetup) -> None:
     )
     revoked = setup.json("token", "revoke", prefix)
     assert (revoked["is_valid"], revoked["name"], revoked["scopes"]) == (False, "ann", ["runs:write"])
-    assert "a token needs a role" in setup.hf("token", "create", "bob", code=2).stderr
+    assert "a token needs a role (viewer, " in setup.hf("token", "create", "bob", code=2).stderr
+    unknown = setup.hf("token", "create", "bob", "--scope", "tasks", code=2).stderr
+    assert re.search(r"scopes\[0\]: this is not one of admin, .*tasks:read, tasks:write", unknown)
 
 
 @pytest.mark.contract("API-4", "FMT-2")

@@ -61,6 +61,11 @@ async def test_a_refusal_is_raised_as_it_was(status: int, body: Any, kind: type[
         assert (refused.value.message, refused.value.details) == ("why", {"by": "ann", "correlation_id": "c"})
 
 
+async def test_a_page_that_is_not_found_points_to_the_path_of_a_mounted_service() -> None:
+    with pytest.raises(errors.CallerError, match="it says 404; if the service is mounted below a path, that path"):
+        await ask(lambda request: httpx.Response(404, json={"detail": "Not Found"}))
+
+
 async def test_what_is_no_server_is_told_and_is_asked_once() -> None:
     asked = 0
 

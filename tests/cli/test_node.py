@@ -379,6 +379,7 @@ def test_a_node_that_would_have_nothing_to_do_is_refused(
         ("memory://", "memory://"),
         ("postgresql://ann:pa@ss/word@db:5432/orders?password=more", "postgresql://ann@db:5432/orders"),
         ("postgresql://db/orders", "postgresql://db/orders"),
+        ("postgresql://ann:x@db/orders?connections=2&schema=shop&password=y", "postgresql://ann@db/orders?schema=shop"),
         ("orders.db", "orders.db"),
     ],
 )

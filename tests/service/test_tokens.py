@@ -344,6 +344,7 @@ async def test_refusals_are_logged_up_to_a_bound(caplog: pytest.LogCaptureFixtur
         for _ in range(LINES_PER_MINUTE * 2):
             await server.http.get("/v1/runs", headers={"authorization": "nonsense"})
         lines = [record for record in caplog.records if record.name == "holdfast.access"]
+        assert "what='GET /v1/runs'" in lines[1].getMessage()
         assert len(lines) == 1 + LINES_PER_MINUTE, "of each caller so many"
 
 

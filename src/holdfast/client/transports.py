@@ -187,6 +187,8 @@ def error_of(status: int, body: bytes) -> HoldfastError:
         problem = _reader.decode(body)
     except msgspec.MsgspecError:
         message = f"what answers is no Holdfast server, or something stands before it: it says {status}"
+        if status == 404:
+            message += "; if the service is mounted below a path, that path belongs to the address"
         return Unreachable(message) if status >= 500 else CallerError(message)
     kind: Any = getattr(errors, problem.code, None)
     if not (isinstance(kind, type) and issubclass(kind, HoldfastError)):

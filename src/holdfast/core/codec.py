@@ -378,6 +378,7 @@ def explain_unfit(problem: BaseException) -> tuple[str, str]:
 
 _WHERE = re.compile(r" - at `(?:key in )?\$([^`]*)`$")
 _SAFE = re.compile(r"Expected `|Object missing required field `|Invalid (UUID|decimal string|base64 encoded string)$")
+NO_CHOICE = "Not one of the values that are declared"
 _DURATION = "Expected a duration in days, hours, minutes and seconds, such as P2D or PT1H30M"
 _MILD = {
     "Invalid ISO8601 duration": _DURATION,
@@ -386,8 +387,8 @@ _MILD = {
     "Invalid RFC3339 encoded date": "Expected a date such as 2026-01-28",
     "Invalid RFC3339 encoded time": "Expected a time of day such as 12:00:00",
     "Object contains unknown field": "Object contains a field that is not declared",
-    "Invalid enum value": "Not one of the values that are declared",
-    "Invalid value": "Not one of the values that are declared",
+    "Invalid enum value": NO_CHOICE,
+    "Invalid value": NO_CHOICE,
 }
 
 

@@ -8,7 +8,7 @@ otherwise from the body), the JSON Schemas and the description of the whole.
 import asyncio
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import cache
 from types import ModuleType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
-from holdfast.core.codec import explain_unfit
+from holdfast.core.codec import NO_CHOICE, explain_unfit
 from holdfast.errors import (
     AnswerTooLarge,
     Conflict,
@@ -341,7 +341,23 @@ def refusal(problem: Exception, kind: type[Request] | None = None) -> InvalidInp
         fields = ", ".join(kind.__struct_fields__) or "none"
         return InvalidInput(f"{name}: there is no such field; the fields are: {fields}", field=name)
     field = where.removeprefix(".")
+    if kind is not None and reason == NO_CHOICE and (choices := _choices(kind, field)):
+        reason = f"this is not one of {', '.join(choices)}"
     return InvalidInput(f"{field}: {reason}" if field else reason, **({"field": field} if field else {}))
+
+
+def _choices(kind: type[Request], field: str) -> list[str]:
+    """Return the values that a field may have, or each item of it, if they are declared as words."""
+    name = re.split(r"[.\[]", field, maxsplit=1)[0]
+    found = {str(choice) for part in _parts_of(get_type_hints(kind).get(name)) for choice in get_args(part)}
+    return sorted(found)
+
+
+def _parts_of(kind: Any) -> Iterator[Any]:
+    if get_origin(kind) is Literal:
+        yield kind
+    for part in () if get_origin(kind) is Literal else get_args(kind):
+        yield from _parts_of(part)
 
 
 _UNKNOWN = re.compile("Object contains unknown field `(.*)`", re.DOTALL)

@@ -171,7 +171,7 @@ def of_another_run(message: Message) -> Conflict:
 
 def request_conflict(run_id: str) -> Conflict:
     """Return the refusal of a request id that was used with another input."""
-    return Conflict("this request was made before with another input", run_id=run_id)
+    return Conflict(f"this request was made before with another input, and started run {run_id!r}", run_id=run_id)
 
 
 def older_nodes(nodes: Sequence[str], level: int) -> Conflict:

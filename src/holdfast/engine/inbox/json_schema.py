@@ -13,6 +13,8 @@ from uuid import UUID
 
 import msgspec
 
+from holdfast.core.codec import NO_CHOICE
+
 FORMATS: dict[str, type] = {
     "date-time": datetime,
     "date": date,
@@ -22,8 +24,8 @@ FORMATS: dict[str, type] = {
     "decimal": Decimal,
 }
 _SAID = {
-    "enum": "Not one of the values that are declared",
-    "const": "Not one of the values that are declared",
+    "enum": NO_CHOICE,
+    "const": NO_CHOICE,
     "additionalProperties": "Object contains a field that is not declared",
     "unevaluatedProperties": "Object contains a field that is not declared",
     "anyOf": "It fits none of the types that are declared",

@@ -245,7 +245,7 @@ def _convert(value: Any, kind: type[Struct], place: Place, lines: dict[Place, in
             if unknown is not None:
                 keys.append(unknown[1])
                 reason = f"there is no field `{unknown[1]}`{_similar(unknown[1], kind) if len(keys) == 1 else ''}"
-            elif reason == "Not one of the values that are declared":
+            elif reason == codec.NO_CHOICE:
                 reason = str(problem).split(" - at ")[0] + _choices(keys)
             elif _UNQUOTED.match(reason):
                 reason += "; in YAML put it in quotes"

@@ -7,7 +7,7 @@ from msgspec import Meta, Struct, structs
 
 from holdfast.core.access import PREFIX, AccessToken, read_token
 from holdfast.errors import InvalidInput, NotAuthenticated, NotFound, NotPermitted
-from holdfast.service.auth.roles import ADMIN, Role, Scope
+from holdfast.service.auth.roles import ADMIN, ROLES, Role, Scope
 from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
 from holdfast.service.context import RequestContext
 from holdfast.service.paging import Cursor, PageSize, read_page
@@ -78,7 +78,7 @@ class MadeToken(Struct, frozen=True):
 async def create(context: RequestContext, request: CreateToken) -> MadeToken:
     """Make a token. Only its hash is kept: who loses it needs another one."""
     if request.role is None and not request.scopes:
-        raise InvalidInput("role: a token needs a role, or scopes", field="role")
+        raise InvalidInput(f"role: a token needs a role ({', '.join(ROLES)}), or scopes", field="role")
     principal, options = context.principal, context.service.options
     text, token = await make_token(
         context.store,

@@ -46,7 +46,7 @@ _BY_CODE: dict[str, tuple[type[StoreError], str, bool]] = {
     "25P03": (StoreBusy, "the server has ended a transaction that took too long", True),
     "28000": (StoreUnavailable, "the server does not let this user in", False),
     "28P01": (StoreUnavailable, "the server does not accept the password", False),
-    "3D000": (StoreUnavailable, "there is no such database", False),
+    "3D000": (StoreUnavailable, "there is no such database; make it with CREATE DATABASE", False),
     "3F000": (StoreNotMigrated, "the schema is missing or old; call migrate() first", False),
     "40001": (StoreBusy, "others were in the way", True),
     "40P01": (StoreBusy, "others were in the way", True),
