@@ -8,6 +8,8 @@ LOCKED ?= yes
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
 PYTHONS ?=
+# Where `make docs` puts the documentation of this version, beside that of others.
+SITE ?= build/site
 # Many tests wait for a time or for a server rather than for the machine, so there are more workers than cores. Each
 # worker imports all tests first, so the quick ones, which rarely wait, have fewer.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
@@ -161,8 +163,8 @@ tables: $(DEV_STAMP) ## Write what is derived: tables of the page and of the doc
 	@$(BIN)/python -m tools.diagrams
 
 docs: $(DEV_STAMP) ## Build the documentation site into build/site; a broken link fails
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
-	@echo "Open build/site/index.html, or, with search:  $(BIN)/python -m http.server --directory build/site"
+	@$(BIN)/python -m tools.site_versions $(SITE)
+	@echo "Open $(SITE)/index.html, or, with search and versions:  $(BIN)/python -m http.server --directory $(SITE)"
 
 # A registry that pip is told of is not written down: the file has names, versions and hashes.
 lock: $(RUN_STAMP) ## Write requirements-dev.lock: the newest versions that pyproject.toml allows, with their hashes
