@@ -106,7 +106,18 @@ def test_containers_run_without_rights_and_without_files() -> None:
     assert {"livenessProbe", "startupProbe"} <= server.keys()
 
 
+def test_units_have_a_home_that_is_theirs() -> None:
+    for name in ("node", "server"):
+        text = (DEPLOY / f"holdfast-{name}.service").read_text()
+        assert "ProtectHome=yes" in text
+        assert re.findall("^Environment=HOME=(.*)$", text, re.MULTILINE) == ["/var/lib/holdfast"]
+        assert "StateDirectory=holdfast\n" in text
+
+
 def test_the_same_commands_are_run_everywhere() -> None:
+    image = (DEPLOY / "Dockerfile").read_text()
+    entry, words = (json.loads(re.findall(rf"^{each} (.*)$", image, re.MULTILINE)[0]) for each in ("ENTRYPOINT", "CMD"))
+    assert (entry, words) == (["holdfast"], SERVICES["node"]["command"])
     in_pods = {pod["containers"][0]["name"]: pod["containers"][0]["args"] for pod in PODS}
     assert in_pods == {name: SERVICES[name]["command"] for name in OURS}
     for name in ("node", "server"):
@@ -131,15 +142,17 @@ def interpreter(rights: dict[str, Any]) -> str:
 
 
 @pytest.mark.process
-async def test_the_commands_run_as_they_stand_without_rights() -> None:
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+async def test_the_commands_run_as_they_stand_without_rights(kind: str, request: pytest.FixtureRequest) -> None:
     """In a plain folder, by a user without rights, where only the folder of the store can be written."""
+    url = request.getfixturevalue("postgres_url") if kind == "postgres" else ""
     with tempfile.TemporaryDirectory() as place:  # pytest's own folders are closed to other users, again and again
         os.chmod(place, 0o755)
-        await run_without_rights(Path(place))
+        await run_without_rights(Path(place), url)
 
 
-async def run_without_rights(place: Path) -> None:
-    """Migrate, then run a node and a server, until each is up."""
+async def run_without_rights(place: Path, url: str) -> None:
+    """Migrate, then run a node and a server, until each is up. Without an address the store is a file."""
     folder, data = place / "app", place / "data"
     folder.mkdir()
     data.mkdir()
@@ -149,7 +162,7 @@ async def run_without_rights(place: Path) -> None:
         os.chown(data, NOBODY, NOBODY)
     rights: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if is_root else {}
     program, packages = interpreter(rights), sysconfig.get_path("purelib")
-    more = environment(HOLDFAST_STORE=f"sqlite:///{data}/app.db", PYTHONDONTWRITEBYTECODE="1")
+    more = environment(HOLDFAST_STORE=url or f"sqlite:///{data}/app.db", PYTHONDONTWRITEBYTECODE="1")
     more["PYTHONPATH"] = os.pathsep.join([SOURCES, packages])
 
     async def start(*words: str) -> asyncio.subprocess.Process:
@@ -159,6 +172,9 @@ async def run_without_rights(place: Path) -> None:
         )
 
     async with asyncio.timeout(120):
+        if url:
+            await refuse_a_closed_home(start, more, place / "closed")
+        more["HOME"] = str(data)  # as the units have it
         migrated = await start(*SERVICES["migrate"]["command"])
         _, problem = await migrated.communicate()
         assert migrated.returncode == 0, problem.decode()
@@ -173,3 +189,15 @@ async def run_without_rights(place: Path) -> None:
             _, rest = await process.communicate()
             assert process.returncode == 0, (said + rest).decode()
     assert {path.name for path in folder.iterdir()} == {"app.py"}
+    assert bool(list(data.iterdir())) is not bool(url), "with a server nothing is written"
+
+
+async def refuse_a_closed_home(start: Any, environ: dict[str, str], home: Path) -> None:
+    """Check what is said if the driver may not look for certificates at home, such as below ProtectHome."""
+    home.mkdir(mode=0o700 if os.geteuid() == 0 else 0)
+    environ["HOME"] = str(home)
+    process = await start(*SERVICES["migrate"]["command"])
+    _, problem = await process.communicate()
+    home.chmod(0o700)
+    assert "set HOME to a folder that the user may read" in problem.decode()
+    assert process.returncode != 0

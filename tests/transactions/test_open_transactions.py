@@ -54,6 +54,20 @@ async def test_retention_takes_nothing_of_a_transaction_that_is_open(postgres_ur
         assert await result_of(open_run) == "shipped open"
 
 
+@pytest.mark.postgres
+@pytest.mark.contract("OWN-3")
+async def test_the_servers_bound_ends_a_transaction_that_holds_up_a_run(postgres_url: str) -> None:
+    app = make_app()
+    async with asyncio.timeout(MOST_S), app.node(postgres_url, options=NEVER_POLLS):
+        run = await app.start(workflow(app, "approved"), "o-1")
+        async with by_asyncpg(postgres_url) as caller:
+            await caller.connection.execute("SET LOCAL idle_in_transaction_session_timeout = '500ms'")
+            await run.signal("approval", True, connection=caller.connection)
+            await run.signal("approval", False)  # it waits for the caller, until the server has ended them
+            await run.signal("approval", False)
+            assert await result_of(run) == [False, False]
+
+
 @asynccontextmanager
 async def place(kind: str, request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[tuple[hf.App, str]]:
     """Open an app with a caller's table beside it."""

@@ -12,6 +12,7 @@ A caller that is cancelled only stops waiting: its work is finished.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import asyncpg
@@ -260,15 +261,34 @@ async def connect(address: Address, **settings: str) -> Any:
             **settings,
         }
     )
-    return await asyncpg.connect(
-        address.dsn,
-        timeout=CONNECT_S,
-        command_timeout=STATEMENT_S,
-        statement_cache_size=0 if address.has_pooler else 200,
-        max_cached_statement_lifetime=0,
-        server_settings=given or None,
-        target_session_attrs="primary" if "," in address.dsn else None,
-    )
+    try:
+        return await asyncpg.connect(
+            address.dsn,
+            timeout=CONNECT_S,
+            command_timeout=STATEMENT_S,
+            statement_cache_size=0 if address.has_pooler else 200,
+            max_cached_statement_lifetime=0,
+            server_settings=given or None,
+            target_session_attrs="primary" if "," in address.dsn else None,
+        )
+    except PermissionError as problem:
+        if not _is_home_closed():
+            raise
+        text = (
+            f"{address.shown}: this user may not read the home folder, where the driver looks for certificates; "
+            "set HOME to a folder that the user may read"
+        )
+        raise Refusal(StoreUnavailable(text, store=address.shown), is_passing=False) from problem
+
+
+def _is_home_closed() -> bool:
+    try:
+        Path("~/.postgresql/root.crt").expanduser().stat()
+    except PermissionError:
+        return True
+    except (OSError, RuntimeError):
+        pass
+    return False
 
 
 def in_schema(sql: str, schema: str) -> str:
