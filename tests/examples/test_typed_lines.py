@@ -85,6 +85,39 @@ async def check(rows: list[int]) -> None: ...
 """
 
 
+TYPED_HERE = {"access", "artifacts", "fork", "locks", "plans", "retention", "search", "streams", "tasks"}
+"""Pages whose lines are typed below."""
+
+TYPED_ELSEWHERE = {
+    "changing-code": "test_changing_page.py",
+    "getting-started": "test_getting_started.py",
+    "moving": "test_moving_page.py",
+    "service": "test_excerpts.py",
+    "tutorial/1-first-run": "test_tutorial.py",
+    "tutorial/2-waiting": "test_tutorial.py",
+    "tutorial/3-failure": "test_tutorial.py",
+    "tutorial/4-tests": "test_tutorial.py",
+    "tutorial/5-deployment": "test_tutorial.py",
+}
+
+NOT_TYPED = {
+    "deployment": "docker is not there; tests/tools/test_deploy.py runs what the containers run",
+    "postgresql": "it installs an extra and names a server; tests of that store have one",
+    "s3": "it needs the client of a cloud; tests/store/test_s3_bucket.py puts such objects itself",
+}
+"""Why the lines of a page are not typed. That their commands and options exist is checked all the same."""
+
+
+def test_the_lines_of_every_page_are_typed_or_it_is_said_why_not() -> None:
+    there = {
+        str(page.relative_to(DOCS).with_suffix(""))
+        for page in DOCS.rglob("*.md")
+        if re.search(r"^```(?:sh|console)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert there == TYPED_HERE | TYPED_ELSEWHERE.keys() | NOT_TYPED.keys()
+    assert all((Path(__file__).parent / module).exists() for module in TYPED_ELSEWHERE.values())
+
+
 class Terminal:
     """A folder with an app that is served there, and a shell."""
 
