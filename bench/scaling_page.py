@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 STORES = {"SQLite": "sqlite", "PostgreSQL": "postgres"}
 WORK = {"a run of three steps": "run", "a signal to a waiting run": "signal"}
 LOOKS = ("newest", "failed", "claim of nothing", "next due", "orphaned", "metrics", "health sample", "doctor")
-CHARTED = ("metrics", "health sample", "doctor", "newest")
+CHARTED = ("metrics", "health sample", "doctor")
 
 SIZE_ROWS = {
     "load of the machine while it was measured": "load",
