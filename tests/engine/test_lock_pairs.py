@@ -233,6 +233,29 @@ async def test_a_lock_is_not_skipped_as_a_child(is_held: bool, variant: EngineVa
         assert seen == ["in 1", "out 1", "in 2", "out 2"]
 
 
+@pytest.mark.contract("SIG-13")
+async def test_who_skips_a_lock_in_a_scope_is_told_which_wait_to_skip(variant: EngineVariant) -> None:
+    app = hf.App("bank")
+    accounts = app.lock("other")
+
+    @app.workflow
+    async def waits() -> str:
+        async with hf.scope("item"), accounts(), hf.scope("again"):
+            return await hf.wait_signal("go", str)
+
+    async with variant.opened() as store, variant.node(app, store):
+        first = await app.start(waits)
+        await wait_for_event(first, "SignalWaiting", 2)
+        second = await app.start(waits)
+        await wait_for_event(second, "SignalWaiting")
+        with pytest.raises(Conflict, match=r"skip the wait item/holdfast\.lock:other;"):
+            await second.skip_step("item/lock:other", wait=True)
+        await second.skip_step("item/holdfast.lock:other", wait=True)
+        for run in (first, second):
+            await run.signal("go", "on")
+            assert await run.result() == "on"
+
+
 @pytest.mark.contract("FMT-2")
 async def test_retention_deletes_what_has_ended_and_leaves_holders_and_the_line(variant: EngineVariant) -> None:
     app, seen = hf.App("bank"), Seen()

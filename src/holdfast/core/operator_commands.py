@@ -163,9 +163,10 @@ def _objection_to_skip(state: RunState, command: m.Control, step_id: str, now: I
 def _objection_to_lock(step_id: str, body: e.Body) -> str:
     """Return why the run of a lock is not skipped, whose parent would go on without the lock, or fail."""
     if isinstance(body, e.ChildStarted) and is_lock(body.plan_id):
+        scope, name, count = step_id.rpartition(body.plan_id)
         return (
             f"step {step_id!r} is a lock, which the run has or waits for: to let it in without the lock, skip the wait "
-            f"{RESERVED_PREFIX}{body.plan_id!s}; to take the lock away, terminate run {body.child_run_id!r}"
+            f"{scope}{RESERVED_PREFIX}{name}{count}; to take the lock away, terminate run {body.child_run_id!r}"
         )
     return ""
 
