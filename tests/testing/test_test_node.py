@@ -7,6 +7,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 
 import holdfast as hf
@@ -350,3 +351,17 @@ async def test_no_other_store_is_opened_meanwhile(tmp_path: Path) -> None:
         assert await (await app.start(order)).result() == "done"
     async with app.node(url):
         assert await (await app.start(order)).result() == "done"
+
+
+async def test_the_line_that_is_named_is_the_callers_and_not_that_of_a_library() -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def fetches() -> str:
+        async with httpx.AsyncClient() as client:
+            return (await client.get("http://127.0.0.1:1/")).text  # the network belongs into an activity
+
+    async with TestNode(app):
+        run = await app.start(fetches)
+        with pytest.raises(NothingDue, match=r"make the call an activity at \S*test_test_node\.py:\d+;"):
+            await run.result()

@@ -77,15 +77,26 @@ def _awaited_by(awaitable: Any) -> Any:
 
 
 def raising_line(problem: BaseException) -> Line | None:
-    """Return the author's innermost line in an exception's traceback; of a group, that of its first member."""
-    trace, line = problem.__traceback__, None
+    """Return the author's innermost line in an exception's traceback; of a group, that of its first member.
+
+    A line of an installed library counts only if there is no other.
+    """
+    found = list(_raising_frames(problem))
+    own = (frame for frame in found if not _is_installed(frame[0].f_code.co_filename))
+    innermost = next(own, found[0] if found else None)
+    return None if innermost is None else Line(*innermost)
+
+
+def _raising_frames(problem: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """Yield the author's frames and their offsets, the innermost first; of a group, first those of its first member."""
+    if isinstance(problem, BaseExceptionGroup):
+        yield from _raising_frames(problem.exceptions[0])
+    frames, trace = [], problem.__traceback__
     while trace is not None:
         if _is_the_authors(trace.tb_frame.f_code.co_filename):
-            line = Line(trace.tb_frame, trace.tb_lasti)
+            frames.append((trace.tb_frame, trace.tb_lasti))
         trace = trace.tb_next
-    if isinstance(problem, BaseExceptionGroup):
-        return raising_line(problem.exceptions[0]) or line
-    return line
+    yield from reversed(frames)
 
 
 def authors_frames(problem: BaseException) -> list[FrameSummary]:
@@ -117,3 +128,8 @@ def _origin(task: asyncio.Task[Any] | None) -> str | None:
 
 def _is_the_authors(file: str) -> bool:
     return not file.startswith(_NOT_THE_AUTHORS)
+
+
+def _is_installed(file: str) -> bool:
+    """Return whether a file belongs to an installed package, which may be the author's too."""
+    return f"{sep}site-packages{sep}" in file or f"{sep}dist-packages{sep}" in file
