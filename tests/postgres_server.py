@@ -22,7 +22,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 from typing import Any, Literal, TypeVar
@@ -501,12 +501,21 @@ def _wait_for(work: Coroutine[Any, Any, T]) -> T:
 
 def free_port() -> int:
     """Return a free port that the system gives to nobody by itself, so that it stays free while its server is down."""
-    with suppress(OSError):
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return so many of these, each of them once."""
+    found: list[int] = []
+    with ExitStack() as probes, suppress(OSError):
         lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-        for port in random.SystemRandom().sample(range(10_000, lowest), 50):
-            with closing(socket.socket()) as probe, suppress(OSError):
+        for port in random.SystemRandom().sample(range(10_000, lowest), 50 + count):
+            probe = probes.enter_context(closing(socket.socket()))
+            with suppress(OSError):
                 probe.bind(("127.0.0.1", port))
-                return port
+                found.append(port)
+            if len(found) == count:
+                return found
     raise NoServer("there is no free port")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.postgres_server import NoServer, free_port
+from tests.postgres_server import NoServer, free_ports
 from tests.s3_server import KEY_ID, Endpoint
 from tests.server_folder import ServerFolder
 
@@ -42,7 +42,8 @@ class SeaweedServer(Endpoint):
         super().__init__()
         self._program = find_program()
         self._folder = ServerFolder.make(in_memory=True)
-        self._ports = {name: free_port() for port in PORTS for name in (port, f"{port}.grpc")}
+        names = [name for port in PORTS for name in (port, f"{port}.grpc")]
+        self._ports = dict(zip(names, free_ports(len(names)), strict=True))
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"http://127.0.0.1:{self._ports['s3.port']}"
 

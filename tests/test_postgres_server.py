@@ -24,6 +24,7 @@ from tests.postgres_server import (
     Pair,
     find_binaries,
     free_port,
+    free_ports,
     sql,
     version_of,
 )
@@ -33,6 +34,10 @@ pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[1]
 IPC_STAT = 2
+
+
+def test_ports_that_are_asked_for_together_are_different() -> None:
+    assert len(set(free_ports(500))) == 500
 
 
 async def until(condition: Callable[[], bool]) -> None:
