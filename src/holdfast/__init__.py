@@ -18,6 +18,7 @@ from holdfast.core.events import ArtifactRef as Artifact
 from holdfast.core.events import Event
 from holdfast.core.messages import Actor
 from holdfast.core.plans import PlanRef
+from holdfast.core.snapshot import RunSnapshot, StepSnapshot, detect_gaps, incremental_project, project_run
 from holdfast.core.timing import Retry
 from holdfast.engine.activities.context import NonRetryable, RetryAfter, activity_context, open_artifact, put_artifact
 from holdfast.engine.activities.context import stream as stream
@@ -150,6 +151,7 @@ __all__ = [
     "RetryAfter",
     "RunHandle",
     "RunInfo",
+    "RunSnapshot",
     "Saga",
     "Scene",
     "Secret",
@@ -162,6 +164,7 @@ __all__ = [
     "Sink",
     "Sleep",
     "SqliteStore",
+    "StepSnapshot",
     "StoredObject",
     "Stream",
     "StreamChunk",
@@ -180,7 +183,9 @@ __all__ = [
     "continue_as_new",
     "continue_as_new_if_long",
     "cut",
+    "detect_gaps",
     "errors",
+    "incremental_project",
     "map",
     "now",
     "on_query",
@@ -191,6 +196,7 @@ __all__ = [
     "patched",
     "plan",
     "poll",
+    "project_run",
     "publish",
     "put_artifact",
     "random",

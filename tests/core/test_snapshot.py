@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
+import holdfast as hf
 from holdfast.core import commands, index_rows
 from holdfast.core import events as e
 from holdfast.core.events import ArtifactRef, ErrorInfo, Event
@@ -367,3 +368,29 @@ def test_an_event_that_is_not_yet_persisted_is_not_projected() -> None:
     run = Driver()
     fresh: list[Event] = [replace(event, run_seq=0) for event in run.events]
     assert project_run("run-1", fresh) == RunSnapshot(run_id="run-1")
+
+
+@pytest.mark.contract("PRJ-1", "PRJ-2")
+async def test_who_follows_a_history_by_the_public_names_has_the_snapshot_of_the_run() -> None:
+    app = hf.App("follow")
+
+    @app.activity
+    async def act(number: int) -> int:
+        return number
+
+    @app.workflow
+    async def count(number: int) -> int:
+        return sum([await act(each) for each in range(number)])
+
+    async with app.node("memory://"):
+        run = await app.start(count, 3)
+        assert await run.result() == 3
+        events, whole = await run.events(), await run.snapshot()
+    followed = hf.RunSnapshot(run_id=run.run_id)
+    for end in range(1, len(events) + 1):
+        assert not hf.detect_gaps(followed.last_event_seq, events[end - 1].run_seq)
+        followed = hf.incremental_project(followed, events[max(0, end - 3) : end])
+    assert encode(followed) == encode(whole) == encode(hf.project_run(run.run_id, events))
+    assert all(isinstance(step, hf.StepSnapshot) for step in followed.steps)
+    with pytest.raises(hf.errors.HistoryGap):
+        hf.project_run(run.run_id, events[1:])
