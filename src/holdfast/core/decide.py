@@ -2,7 +2,7 @@
 
 `decide` takes a state and a message from the world; `apply_commands` a state and the commands of the program. Both
 return a `Decision`: the events to append, the messages to leave in the run's own inbox, and the steps whose activities
-are dispatched once all that is durable. A `Refusal` says whose fault it is; then nothing changes.
+are dispatched when all of this is committed; or a `Refusal`, which has the error, and nothing changes.
 
 A message that is stale (its step is closed, its token old) is decided with an empty `Decision`: it has been handled,
 and nothing follows. Duplicates are harmless for the same reason.

@@ -4,8 +4,8 @@ The waiters of a run that this node finishes are notified at once. Runs that it 
 another node) are looked up together; never one by one. Notifications name the runs that have ended, so their ends are
 read at once, and nothing else is. All that are waited for are looked at every `safety_poll_s`, in case a notification
 was lost, and when one does not say which runs have ended. Such a look takes at most a tenth of the time, however many
-runs are waited for, but it is never put off for longer than that period. What is read of a run that has finished is its
-last event, together with those of others.
+runs are waited for, but it is never put off for longer than that period. Of finished runs only the last events are
+read, many by one query.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from holdfast.store.wakeups import digest_of
 
 PAGE_RUNS = 500
 REST = 10
-"""How many times as long as a look took to wait before the next, within the period after which to look anyway."""
+"""The pause after a look, as a multiple of its duration; at most `safety_poll_s`."""
 
 OWNED_POLLS = 6
-"""After how many of these periods runs that this node owns are looked at as well."""
+"""After how many periods of `safety_poll_s` runs that this node owns are looked at as well."""
 
 
 class Completion(Struct, frozen=True, gc=False):

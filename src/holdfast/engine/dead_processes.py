@@ -2,8 +2,8 @@
 
 A node publishes with its lease which process it is. A node that starts looks at the others: where it can know that a
 process is gone, because it ran on this machine since the last boot, it ends that node's lease. Its runs are then lost
-as by any crash: claimed with a new epoch, and counted as losses. Where it cannot know, which is on another machine, in
-another container, or without `/proc`, nothing is ended, and the lease decides.
+as by any crash: claimed with a new epoch, and counted as losses. On another machine, in another container, or without
+`/proc` it cannot know: then it ends nothing, and the lease expires.
 
 A mistake would cost no more than an expired lease does: the epoch fences what the other node still writes.
 """

@@ -573,7 +573,7 @@ class TurnProcessor:
             await self._take_together(batch)
             return
         chosen = [owned for owned in suspects if owned.is_tried] or self._next_tries(suspects)
-        # What ended this process between a try that is durable and the turn would be blamed on the run.
+        # If this process died between the recorded try and the turn, the run would be blamed.
         known = {owned.loaded.head.run_id for owned in suspects}
         others = [] if chosen[0].is_tried else [owned for owned in batch if owned.loaded.head.run_id not in known]
         taken = {owned.loaded.head.run_id for owned in (*chosen, *others)}

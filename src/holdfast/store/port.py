@@ -52,7 +52,7 @@ run is never ready and has no messages. Eligible for `claim` are:
   ready until a turn is committed: if the answer to the claim is lost, the next claim finds them again;
 * runs that are ready and already belong to the claiming node. Their epoch stays.
 
-A store on which a claim that loses is dear (`s3/shards.py`) may leave a run for some seconds to one of the nodes that
+A store on which a lost claim is expensive (`s3/shards.py`) may leave a run for some seconds to one of the nodes that
 have a lease and its definition; `next_due` of the others says until when.
 
 **Leases** belong to nodes: a node renews one lease, however many runs it owns. A run's owner and epoch are stored with

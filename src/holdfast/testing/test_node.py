@@ -41,7 +41,7 @@ PATIENCE_S = 30.0
 the test."""
 
 
-FOREVER: Instant = 10 * 366 * 86_400 * 1_000_000
+FOREVER_US = 10 * 366 * 86_400 * 1_000_000
 """How much time passes, at most, while a test waits for a run: schedules go on for ever."""
 
 
@@ -177,7 +177,7 @@ class TestNode:
                     if waiting.done():
                         break
                     due = await self._next_due()
-                    is_stuck = await self._next_turn() is None or self._clock.now() > begun + FOREVER
+                    is_stuck = await self._next_turn() is None or self._clock.now() > begun + FOREVER_US
                     if is_stuck and not await self.app.dequeue_and_start():
                         raise NothingDue(await self._why_not(run_id))
                     if due is not None:

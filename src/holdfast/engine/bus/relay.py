@@ -59,7 +59,7 @@ RUNS_AT_ONCE = 8
 """For how many runs events are sent at the same time."""
 
 SETTLE_S = 1.0
-"""How long it takes at most, but for what is being sent, until what has arrived is settled."""
+"""How often, at least, what has arrived is settled. An event that is being sent may take longer."""
 
 START = (-1, 0)
 LAST = 2**61

@@ -92,7 +92,7 @@ READ_AHEAD_RUNS = 200
 """How many histories are read by one query at most: what is read is in memory at once."""
 
 REST = 2
-"""How many times as long as a replay for a query took to wait before the next one: the event loop is for turns too."""
+"""The pause after a replay for a query, as a multiple of its duration: the event loop is for turns too."""
 
 
 class CachedRun:

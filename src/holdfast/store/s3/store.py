@@ -85,14 +85,14 @@ T = TypeVar("T")
 Row = TypeVar("Row")
 Item = TypeVar("Item", SignalRequest | Message, StreamAppend)
 
-FRESH = 1_000_000
-"""How old, in microseconds, what is known may be when a node asks how long it can sleep, or whom it can admit."""
+FRESH_US = 1_000_000
+"""The greatest age of the mirror from which `next_due` and `admit` are answered."""
 
 SWEEP = "sweep of the bucket"
 """The host lock of the process that compares all heads."""
 
-STREAMS_ANNOUNCED = 1_000_000
-"""How often, in microseconds, a process announces that streams have grown: others look no more often than that."""
+STREAMS_ANNOUNCED_US = 1_000_000
+"""How often a process announces that streams have grown: others look no more often than that."""
 
 FROM_HEADS = (port.RunQuery, port.WaitQuery, port.TaskQuery, port.MailboxQuery, port.DeadLetterQuery)
 """The lists that are answered from heads."""
@@ -107,8 +107,8 @@ FROM_DOCUMENTS = (
 )
 """The lists that need no look at what has changed: from an object of their own, or of what a bucket does not have."""
 
-LOOKED = 4_000_000
-"""How recently, in microseconds, a node must have claimed for a look of its own to be spared."""
+LOOKED_US = 4_000_000
+"""A node that has claimed within this time does not look again."""
 
 
 class S3Store(WithoutBus):
@@ -400,7 +400,7 @@ class S3Store(WithoutBus):
         validation.check_plans(plans)
         validation.check_names("queues", queues, self._limits)
         now = await self._now()
-        await self._follow(now, FRESH)
+        await self._follow(now, FRESH_US)
         return await self._leases.next_due(node, plans, queues, now)
 
     # --- JobQueue
@@ -452,7 +452,7 @@ class S3Store(WithoutBus):
             await self._leases.check(claim_for, now)
         if not limits:
             return [], None
-        await self._follow(now, FRESH)
+        await self._follow(now, FRESH_US)
         admitted, next_at = await self._admission.admit(limits, limit, claim_for, now)
         await self._announce(notify=bool(admitted))
         return admitted, next_at
@@ -782,7 +782,7 @@ class S3Store(WithoutBus):
         validation.check_query(query)
         now = await self._now()
         if query.kind in ANNOUNCED_BULLETINS and query.bulletin_ids is None:
-            await self._follow(now, LOOKED)
+            await self._follow(now, LOOKED_US)
             found = await self._bulletins.find_announced(query, self._mirror.bulletins[query.kind], now)
         else:
             found = await self._bulletins.find(query, now)
@@ -798,7 +798,7 @@ class S3Store(WithoutBus):
             validation.check_append,
             lambda run, mine: append_all(run.streams, mine, run.fence_of, self._limits, now),
         )
-        if now - self._streams_announced_at >= STREAMS_ANNOUNCED:
+        if now - self._streams_announced_at >= STREAMS_ANNOUNCED_US:
             self._streams_announced_at = now
             await self._heads.announce()
         self.wakeups.notify("streams")
@@ -904,7 +904,7 @@ class S3Store(WithoutBus):
     async def _look(self, thoroughly: bool) -> bool:
         """Look for what others have changed; return whether there was something."""
         now = await self._now()
-        has_news = await self._follow(now, LOOKED)
+        has_news = await self._follow(now, LOOKED_US)
         has_signals = await self._signals.collect(now)
         if thoroughly and await self.acquire_lock(SWEEP, self._writer, SWEEP_MS) is not None:
             for run_id in await self._mirror.sweep(now):
