@@ -61,7 +61,7 @@ SOMETIMES: dict[str, frozenset[str]] = {
     | {"sealed stories", "RunApproved", "debounced starts", "inputs replaced", "chunks of runs", "chunks of steps"}
     | {"timed out: execution", "timed out: run", "started later", "started after approval", "forks", "jumps"}
     | {"version 1", "version 2", "projected", "projected again", "calls with a place"}
-    | {"locks held", "steps under a lock", "callbacks asked for", "runs started by runs"},
+    | {"locks held", "steps under a lock", "callbacks asked for", "runs started by runs", "ended while they clean up"},
 }
 """What must happen in the stories of a kind, if there are `ENOUGH` of them."""
 
