@@ -10,11 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.engine import dead_processes
 from holdfast.engine.abilities import Abilities
 from holdfast.engine.dead_processes import end_leases_of_the_gone, is_gone, process_identity
+from holdfast.engine.observe.takeovers import Takeovers, find_takeovers
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import VirtualClock
 
@@ -80,12 +82,34 @@ async def test_only_leases_of_the_gone_are_ended_and_it_says_whose_it_waits_for(
         await store.renew(name, 60_000, Abilities(process=process).encode())
     await store.renew("old#1", 60_000, Abilities().encode())
     with caplog.at_level(logging.INFO, "holdfast.node"):
-        await end_leases_of_the_gone(store, "new#1")
+        assert await end_leases_of_the_gone(store, "new#1") == ["gone"]
     waits, takes = caplog.records
     assert "elsewhere: far, old. If one is gone, its runs wait for its lease" in waits.getMessage()
     assert (takes.levelname, "new takes over at once from gone, " in takes.getMessage()) == ("WARNING", True)
     clock.advance(ms=2)
     assert [each.node for each in await store.find_nodes()] == ["far#1", "here#1", "old#1"]
+
+
+@pytest.mark.parametrize(("losses", "taken_from"), [(1, "first"), (2, "second")])
+async def test_a_run_that_is_lost_again_is_taken_from_the_node_that_had_it_last(losses: int, taken_from: str) -> None:
+    """That node has committed nothing, so the run's snapshot names the one before."""
+    store, app = MemoryStore(), hf.App("shop")
+
+    @app.workflow
+    async def order() -> str:
+        return await hf.wait_signal("approval", str)
+
+    async with app.node(store, name="first"), asyncio.timeout(60):
+        run = await app.start(order)
+        while not [wait async for wait in app.waits(run_id=run.run_id)]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    [loaded] = await store.load([run.run_id])
+    assert loaded is not None
+    takeovers = Takeovers(store, "third#1", lambda _: False)
+    takeovers.gone = ["second"]
+    await takeovers.note([replace(loaded, head=replace(loaded.head, losses=losses))])
+    [found] = await find_takeovers(store, 0, 10)
+    assert found.takeover.taken_from == taken_from
 
 
 @pytest.mark.process

@@ -54,8 +54,12 @@ def is_gone(identity: str) -> bool:
         return False
 
 
-async def end_leases_of_the_gone(store: Store, node: str) -> None:
-    """End the leases of other nodes whose process has ended on this machine, so that their runs can be claimed."""
+async def end_leases_of_the_gone(store: Store, node: str) -> list[str]:
+    """End the leases of other nodes whose process has ended on this machine, so that their runs can be claimed.
+
+    Return the names of those nodes.
+    """
+    gone = []
     others = [each for each in abilities_of(await store.find_nodes()) if each.node != node]
     unseen = [name_of(each.node) for each in others if not is_here(each.abilities.process)]
     if unseen:
@@ -70,6 +74,8 @@ async def end_leases_of_the_gone(store: Store, node: str) -> None:
                 await store.renew(other.node, SHORTEST_LEASE_MS)
             except NodeSuperseded:  # its name has started again meanwhile
                 continue
+            gone.append(name_of(other.node))
+    return gone
 
 
 def _machine() -> str:

@@ -113,13 +113,14 @@ class DefinitionFilter:
     def _late_writes(self) -> LateWrites | None:
         return self._store.write_latency.recent() if isinstance(self._store, ObservedStore) else None
 
-    async def take_over(self) -> None:
-        """End the leases of nodes whose process has ended on this machine, where that can be known."""
+    async def take_over(self) -> list[str]:
+        """End the leases of nodes whose process has ended on this machine, where that can be known; return them."""
         if self._process and self._takes_runs:
             try:
-                await end_leases_of_the_gone(self._store, self._node)
+                return await end_leases_of_the_gone(self._store, self._node)
             except StoreError:  # then their leases decide
                 logger.warning("the node could not look for processes that have ended", exc_info=True)
+        return []
 
     def stop(self) -> None:
         """Publish from the next renewal on that this node is to be given no runs."""

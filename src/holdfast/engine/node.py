@@ -383,7 +383,7 @@ class Node:
             raise lacks(self.store, CALL_LIMITS, "a limit on an activity")
         with self._lease.renewing():
             await self.store.renew(self.name, self.options.lease_ms, self.definition_filter.published(), True)
-        await self.definition_filter.take_over()
+        self._takeovers.gone = await self.definition_filter.take_over()
         if self.turn_processor.fail_open is not None:
             await self.turn_processor.fail_open.reconcile()
         self.completion_key = self.owned_runs.executor.key = await completion_key(self.store)

@@ -58,6 +58,8 @@ class Takeovers:
         self._taken: Counter[str] = Counter()
         self._reporting: asyncio.Task[None] | None = None
         self._number = 0
+        self.gone: list[str] = []
+        """The nodes whose leases this one has ended, because their processes are gone."""
 
     async def note(self, claimed: Iterable[LoadedRun]) -> None:
         """Note which of the runs that were claimed come from a node that is gone, and report them, most in a moment."""
@@ -65,13 +67,19 @@ class Takeovers:
         for loaded in claimed:
             is_lost = loaded.head.losses and not is_set_aside(loaded.head)  # which has its losses from before
             if is_lost and not self._owns(loaded.head.run_id):
-                last = loaded.head.snapshot.last_executed_by if loaded.head.snapshot is not None else ""
-                self._taken[name_of(last) if last else UNKNOWN] += 1
+                self._taken[self._lost_by(loaded)] += 1
                 is_urgent |= is_suspect(loaded.head)
         if self._taken and is_urgent:
             await self._report()
         elif self._taken and (self._reporting is None or self._reporting.done()):
             self._reporting = asyncio.create_task(self._report_soon(), name="takeovers")
+
+    def _lost_by(self, loaded: LoadedRun) -> str:
+        """Return which node had a run. One that was lost again has committed nothing: then the snapshot is older."""
+        if loaded.head.losses > 1 and len(self.gone) == 1:
+            return self.gone[0]
+        last = loaded.head.snapshot.last_executed_by if loaded.head.snapshot is not None else ""
+        return name_of(last) if last else UNKNOWN
 
     def stop(self) -> None:
         """Report nothing more."""
