@@ -79,10 +79,10 @@ def sbom(python: Path) -> dict[str, object]:
     return {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "components": components}
 
 
-def provenance(files: Sequence[Path], commit: str) -> dict[str, object]:
+def provenance(files: Sequence[Path], commit: str, build: str) -> dict[str, object]:
     """Return where files come from: the commit, what was locked, and what built them, as an in-toto statement."""
     subjects = [{"name": file.name, "digest": {"sha256": hash_of(file)}} for file in files]
-    builder = {"python": sys.version.split()[0], "build": metadata.version("build")}
+    builder = {"python": sys.version.split()[0], "build": build}
     materials = [
         {"name": "commit", "digest": {"gitCommit": commit}},
         {"name": "requirements-dev.lock", "digest": {"sha256": hash_of(ROOT / "requirements-dev.lock")}},
@@ -163,7 +163,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         python = check_installation(wheel, Path(folder))
         (DIST / f"holdfast-{version}.cdx.json").write_text(json.dumps(sbom(python), indent=2) + "\n")
-    statement = provenance(sorted(DIST.iterdir()), commit)
+    statement = provenance(sorted(DIST.iterdir()), commit, metadata.version("build"))
     (DIST / f"holdfast-{version}.intoto.json").write_text(json.dumps(statement, indent=2) + "\n")
     hashes = [f"{hash_of(file)}  {file.name}" for file in sorted(DIST.iterdir())]
     (DIST / "SHA256SUMS").write_text("\n".join(hashes) + "\n")

@@ -28,7 +28,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import holdfast as hf
 from holdfast.client import Client
 from holdfast.service import ServiceOptions, serve
-from tests.cli.command_process import environment
+from tests.cli.command_process import environment, run
 from tests.examples.excerpts import DOCS, excerpts_of, free_port, function, play, with_parts
 
 EXECUTED_ELSEWHERE = {
@@ -48,6 +48,7 @@ EXECUTED_HERE = {
     "activities.md": 6,
     "bus.md": 1,
     "client.md": 1,
+    "frameworks.md": 1,
     "limits.md": 1,
     "observing.md": 2,
     "operating.md": 5,
@@ -560,6 +561,19 @@ def typed(line: str, **more: str) -> str:
     )
     assert done.returncode == 0, (line, done.stderr)
     return done.stdout
+
+
+async def test_a_service_in_a_process_that_takes_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    monkeypatch.setenv("HOLDFAST_STORE", url)
+    for words in (("store", "migrate"), ("token", "create", "ann", "--role", "admin")):
+        assert run(tmp_path, *words, "--store", url).returncode == 0
+    here = names(os=os)
+    await play(function("@app.workflow\nasync def order() -> None:", "pass"), here)
+    await play(excerpts_of("frameworks.md")[0], here)
+    async with here["service"].lifespan():
+        started = await here["app"].start(here["order"])
+        assert await started.status() == "PENDING"
 
 
 @pytest.mark.contract("API-1")

@@ -115,7 +115,7 @@ def test_files_that_differ_from_their_commit_are_refused(tmp_path: Path) -> None
 def test_the_statement_names_the_files_their_commit_and_what_was_locked(tmp_path: Path) -> None:
     file = tmp_path / "holdfast-1.0.tar.gz"
     file.write_text("a")
-    said: Any = release.provenance([file], "c" * 40)
+    said: Any = release.provenance([file], "c" * 40, "1.6")
     assert said["subject"] == [{"name": file.name, "digest": {"sha256": hashlib.sha256(b"a").hexdigest()}}]
     materials = said["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert materials[0]["digest"] == {"gitCommit": "c" * 40}
