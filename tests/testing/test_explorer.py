@@ -213,6 +213,18 @@ def test_the_network_is_refused_at_once_and_the_error_says_what_to_do(where: str
         explore(app, pay)
 
 
+def test_crashes_that_were_asked_for_are_no_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def wait() -> int:
+        await hf.sleep(1)
+        return 1
+
+    assert len(explore(app, wait).plays) > 1
+    assert caplog.messages == []
+
+
 def test_functions_are_as_before_afterwards() -> None:
     app = hf.App("shop")
 

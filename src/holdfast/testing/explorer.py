@@ -10,9 +10,10 @@ paused or does not end, and whatever the caller compares with `check`.
 """
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from msgspec import Struct
@@ -187,7 +188,8 @@ class _Scenario:
         stage = _Stage(self, self._app, loop, crash, calls)
         calls.install(stage.before_call, stage.after_call)
         try:
-            ending = loop.simulate(stage.run())
+            with _takeovers_unlogged():
+                ending = loop.simulate(stage.run())
         except (Deadlock, Livelock) as problem:
             ending = f"{NO_END}: {problem}"
         finally:
@@ -218,6 +220,17 @@ class _Scenario:
                 driving.cancel()
                 with suppress(asyncio.CancelledError):
                     await driving
+
+
+@contextmanager
+def _takeovers_unlogged() -> Iterator[None]:
+    """Let nothing be logged of who takes over: every crash of a play is one that was asked for."""
+    logger = logging.getLogger("holdfast.node.takeovers")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 class _Stage:

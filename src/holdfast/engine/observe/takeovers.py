@@ -27,7 +27,7 @@ COLLECTED_S = 1.0
 KEEP_MS = 7 * 86_400_000
 UNKNOWN = "a node that is gone"
 
-logger = logging.getLogger("holdfast.node")
+logger = logging.getLogger("holdfast.node.takeovers")
 
 
 class Takeover(Struct, frozen=True):
