@@ -64,6 +64,7 @@ from holdfast.engine.retention import Retention, RetentionDuty, archive_at
 from holdfast.engine.run_context import BOUND, context_of_start
 from holdfast.engine.schedules import Declaration, Schedules, tags_of
 from holdfast.engine.start.admission import Dequeued
+from holdfast.engine.start.forks import Forks
 from holdfast.engine.stream_reading import StreamHub
 from holdfast.engine.turns.draft import debounced, held_until, prepare_run, renamed, start_key
 from holdfast.errors import (
@@ -254,7 +255,8 @@ class Runtime:
         """The relays of the event bus, if this node has them."""
         self._authorizer = Authorizer(authoriser, store, ids)
         self._signals = SignalSender(store, registry, self._authorizer, node.expect)
-        self._commands = CommandSender(store, registry, self._authorizer, ids, self._create_again)
+        self._commands = CommandSender(store, registry, self._authorizer, ids)
+        self._forks = Forks(store, registry, self._commands, ids, self._create_again)
         policy = retention or Retention()
         archive = archive_at(policy.archive, store)
         self.retention = RetentionDuty(node.name, store, policy, ids, archive, self._cancel_stale)
@@ -951,7 +953,7 @@ class Runtime:
 
         A failed run goes on from the step that failed, unless `from_start`.
         """
-        return await self._commands.retry_run(run_id, command, caller, self._node.name, from_start=from_start)
+        return await self._forks.retry_run(run_id, command, caller, self._node.name, from_start=from_start)
 
     async def fork_run(
         self,
@@ -964,7 +966,7 @@ class Runtime:
         request_id: str = "",
     ) -> tuple[str, int]:
         """Start a run with the recorded results of another up to an event; return its id, and which event that is."""
-        return await self._commands.fork_run(
+        return await self._forks.fork_run(
             run_id, at, caller, self._node.name, request_id=request_id, input=input, command=command
         )
 
