@@ -15,7 +15,7 @@ from msgspec.structs import replace
 import holdfast as hf
 from holdfast.engine import dead_processes
 from holdfast.engine.abilities import Abilities
-from holdfast.engine.dead_processes import end_leases_of_the_gone, is_gone, process_identity
+from holdfast.engine.dead_processes import DeadProcesses, is_gone, process_identity
 from holdfast.engine.observe.takeovers import Takeovers, find_takeovers
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import VirtualClock
@@ -82,7 +82,7 @@ async def test_only_leases_of_the_gone_are_ended_and_it_says_whose_it_waits_for(
         await store.renew(name, 60_000, Abilities(process=process).encode())
     await store.renew("old#1", 60_000, Abilities().encode())
     with caplog.at_level(logging.INFO, "holdfast.node"):
-        assert await end_leases_of_the_gone(store, "new#1") == ["gone"]
+        assert await DeadProcesses(store, "new#1").end_leases() == ["gone"]
     waits, takes = caplog.records
     assert "elsewhere: far, old. If one is gone, its runs wait for its lease" in waits.getMessage()
     assert (takes.levelname, "new takes over at once from gone, " in takes.getMessage()) == ("WARNING", True)
@@ -136,3 +136,63 @@ async def test_the_successor_of_a_killed_process_goes_on_at_once(
             await run.signal("approval", "yes")
             assert await run.result() == "yes"
     assert "whose process has ended" in caplog.text
+
+
+async def start_worker(store: str) -> subprocess.Popen[str]:
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, store], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    assert await asyncio.to_thread(worker.stdout.readline) == "up\n"
+    return worker
+
+
+@pytest.mark.process
+@pytest.mark.contract("OWN-3")
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_node_that_runs_takes_over_at_once_from_a_process_that_is_killed(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The lease of the dead process lasts for ten minutes, and the next look for new nodes is in ten minutes too."""
+    store = f"sqlite:///{tmp_path}/orders.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    app = hf.App("shop")
+
+    @app.workflow
+    async def order() -> str:
+        return await hf.wait_signal("approval", str)
+
+    worker = await start_worker(store)
+    try:
+        async with app.node(store, options=hf.NodeOptions(safety_poll_s=600)), asyncio.timeout(60):
+            run = app.run("o-1")
+            assert (await run.snapshot()).status == "RUNNING"
+            worker.send_signal(signal.SIGKILL)
+            await run.signal("approval", "yes")
+            assert await run.result() == "yes"
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+@pytest.mark.process
+async def test_processes_are_watched_while_their_nodes_have_a_lease_and_nothing_is_left_open() -> None:
+    store = MemoryStore()
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    identity = process_identity()
+    machine = identity.rsplit(" ", 2)[0]
+    process = f"{machine} {child.pid} {dead_processes._started(child.pid)}"
+    await store.renew("other#1", 600_000, Abilities(process=process).encode())
+    await store.renew("same#1", 600_000, Abilities(process=identity).encode())
+    descriptors = len(os.listdir("/proc/self/fd"))
+    taken: asyncio.Queue[list[str]] = asyncio.Queue()
+    watching = asyncio.create_task(DeadProcesses(store, "new#1").watch(600, taken.put_nowait))
+    try:
+        async with asyncio.timeout(60):
+            while len(os.listdir("/proc/self/fd")) == descriptors:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            child.kill()
+            assert await taken.get() == ["other"]
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+        child.kill()
+        child.wait()
+    assert len(os.listdir("/proc/self/fd")) == descriptors

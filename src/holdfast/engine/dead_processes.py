@@ -2,18 +2,22 @@
 
 A node publishes with its lease which process it is. A node that starts looks at the others: where it can know that a
 process is gone, because it ran on this machine since the last boot, it ends that node's lease. Its runs are then lost
-as by any crash: claimed with a new epoch, and counted as losses. On another machine, in another container, or without
-`/proc` it cannot know: then it ends nothing, and the lease expires.
+as by any crash: claimed with a new epoch, and counted as losses. The processes that still run are watched from then on:
+the system reports their ends (`pidfd`, on Linux), so nothing is polled but which nodes there are. On another machine,
+in another container, or without `/proc` a node cannot know: then it ends nothing, and the lease expires.
 
 A mistake would cost no more than an expired lease does: the epoch fences what the other node still writes.
 """
 
+import asyncio
 import logging
 import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from holdfast.engine.abilities import abilities_of
-from holdfast.errors import NodeSuperseded
+from holdfast.engine.abilities import NodeAbilities, abilities_of
+from holdfast.errors import NodeSuperseded, StoreError
 from holdfast.store.decisions import name_of
 from holdfast.store.port import Store
 
@@ -54,28 +58,87 @@ def is_gone(identity: str) -> bool:
         return False
 
 
-async def end_leases_of_the_gone(store: Store, node: str) -> list[str]:
-    """End the leases of other nodes whose process has ended on this machine, so that their runs can be claimed.
+class DeadProcesses:
+    """Ends the leases of other nodes whose processes have ended, so that their runs can be claimed at once."""
 
-    Return the names of those nodes.
-    """
-    gone = []
-    others = [each for each in abilities_of(await store.find_nodes()) if each.node != node]
-    unseen = [name_of(each.node) for each in others if not is_here(each.abilities.process)]
-    if unseen:
-        named = ", ".join(unseen[:NAMED]) + (f" and {len(unseen) - NAMED} more" if len(unseen) > NAMED else "")
-        text = "node %s cannot see whether these still run, elsewhere: %s. If one is gone, its runs wait for its lease"
-        logger.info(text, name_of(node), named)
-    for other in others:
-        if is_gone(other.abilities.process):
-            text = "node %s takes over at once from %s, whose process has ended without stopping: see why it did"
-            logger.warning(text, name_of(node), name_of(other.node))
-            try:
-                await store.renew(other.node, SHORTEST_LEASE_MS)
-            except NodeSuperseded:  # its name has started again meanwhile
+    def __init__(self, store: Store, node: str) -> None:
+        self._store = store
+        self._node = node
+        self._process = process_identity()
+        self._watched: dict[str, int] = {}
+        self._has_ended = asyncio.Event()
+
+    async def end_leases(self) -> list[str]:
+        """End the leases of nodes whose process has ended; return their names. Report which nodes cannot be seen."""
+        if not self._process:
+            return []
+        others = await self._others()
+        unseen = [name_of(each.node) for each in others if not is_here(each.abilities.process)]
+        if unseen:
+            named = ", ".join(unseen[:NAMED]) + (f" and {len(unseen) - NAMED} more" if len(unseen) > NAMED else "")
+            text = (
+                "node %s cannot see whether these still run, elsewhere: %s. If one is gone, its runs wait for its lease"
+            )
+            logger.info(text, name_of(self._node), named)
+        return await self._end_leases_of(others)
+
+    async def watch(self, look_s: float, taken_over: Callable[[list[str]], None]) -> None:
+        """Do the same as soon as a process ends. New nodes are looked for every `look_s`."""
+        try:
+            while self._process:
+                self._has_ended.clear()
+                with suppress(StoreError):  # then the leases decide
+                    others = await self._others()
+                    if gone := await self._end_leases_of(others):
+                        taken_over(gone)
+                    self._follow({each.abilities.process for each in others})
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(look_s):
+                        await self._has_ended.wait()
+        finally:
+            for process in list(self._watched):
+                self._unfollow(process)
+
+    async def _others(self) -> list[NodeAbilities]:
+        return [each for each in abilities_of(await self._store.find_nodes()) if each.node != self._node]
+
+    async def _end_leases_of(self, others: Iterable[NodeAbilities]) -> list[str]:
+        gone = []
+        for other in others:
+            if is_gone(other.abilities.process):
+                text = "node %s takes over at once from %s, whose process has ended without stopping: see why it did"
+                logger.warning(text, name_of(self._node), name_of(other.node))
+                try:
+                    await self._store.renew(other.node, SHORTEST_LEASE_MS)
+                except NodeSuperseded:  # its name has started again meanwhile
+                    continue
+                gone.append(name_of(other.node))
+        return gone
+
+    def _follow(self, processes: set[str]) -> None:
+        """Watch these processes, those of them that run here, and no others any more."""
+        for process in self._watched.keys() - processes:
+            self._unfollow(process)
+        for process in processes - self._watched.keys() - {self._process}:
+            if not is_here(process):
                 continue
-            gone.append(name_of(other.node))
-    return gone
+            try:
+                descriptor = os.pidfd_open(int(process.split(" ")[-2]))
+            except (AttributeError, OSError, ValueError):  # it has ended, or the system cannot report its end
+                continue
+            self._watched[process] = descriptor
+            asyncio.get_running_loop().add_reader(descriptor, self._ended, process)
+            if is_gone(process):  # and its number is another process's
+                self._ended(process)
+
+    def _ended(self, process: str) -> None:
+        self._unfollow(process)
+        self._has_ended.set()
+
+    def _unfollow(self, process: str) -> None:
+        descriptor = self._watched.pop(process)
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
 
 
 def _machine() -> str:

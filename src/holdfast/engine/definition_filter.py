@@ -30,7 +30,7 @@ from holdfast.core.messages import Message
 from holdfast.core.plans import FORMAT_LEVEL, definition_of, level_of
 from holdfast.core.state import APPROVED, PAUSED
 from holdfast.engine.abilities import Abilities, NodeAbilities, abilities_of, other_code
-from holdfast.engine.dead_processes import end_leases_of_the_gone, process_identity
+from holdfast.engine.dead_processes import process_identity
 from holdfast.engine.observe.metrics import LateWrites, ObservedStore
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import StoreCorrupt, StoreError
@@ -112,15 +112,6 @@ class DefinitionFilter:
 
     def _late_writes(self) -> LateWrites | None:
         return self._store.write_latency.recent() if isinstance(self._store, ObservedStore) else None
-
-    async def take_over(self) -> list[str]:
-        """End the leases of nodes whose process has ended on this machine, where that can be known; return them."""
-        if self._process and self._takes_runs:
-            try:
-                return await end_leases_of_the_gone(self._store, self._node)
-            except StoreError:  # then their leases decide
-                logger.warning("the node could not look for processes that have ended", exc_info=True)
-        return []
 
     def stop(self) -> None:
         """Publish from the next renewal on that this node is to be given no runs."""

@@ -31,6 +31,7 @@ from holdfast.engine.activities.queue_worker import QueueWorker, outcome_message
 from holdfast.engine.activities.slots import Slots
 from holdfast.engine.activities.streams import StreamAccess, StreamSender
 from holdfast.engine.completion_waiters import CompletionWaiters
+from holdfast.engine.dead_processes import DeadProcesses
 from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.engine.gc_tuning import tuned_gc
 from holdfast.engine.hand_over import HandOver
@@ -383,7 +384,9 @@ class Node:
             raise lacks(self.store, CALL_LIMITS, "a limit on an activity")
         with self._lease.renewing():
             await self.store.renew(self.name, self.options.lease_ms, self.definition_filter.published(), True)
-        self._takeovers.gone = await self.definition_filter.take_over()
+        dead_processes = DeadProcesses(self.store, self.name)
+        if self.options.takes_runs:
+            self._takeovers.gone = await self._end_leases(dead_processes)
         if self.turn_processor.fail_open is not None:
             await self.turn_processor.fail_open.reconcile()
         self.completion_key = self.owned_runs.executor.key = await completion_key(self.store)
@@ -405,8 +408,27 @@ class Node:
             *([asyncio.create_task(_tune_gc(), name="garbage collector")] if self.options.tune_gc else []),
             *(asyncio.create_task(duty.run(), name=f"duty {duty.name}") for duty in self.duties),
             *self._sampling(),
+            *self._watching(dead_processes),
             *(asyncio.create_task(work(), name="background") for work in self.background),
         ]
+
+    async def _end_leases(self, dead_processes: DeadProcesses) -> list[str]:
+        try:
+            return await dead_processes.end_leases()
+        except StoreError:  # then they expire
+            logger.warning("the node could not look for processes that have ended", exc_info=True)
+            return []
+
+    def _watching(self, dead_processes: DeadProcesses) -> list[asyncio.Task[None]]:
+        """Watch the processes of other nodes, unless none can have the store open, or each look costs requests."""
+        capabilities, look_s = self.store.capabilities, self.options.safety_poll_s
+        if not self.options.takes_runs or capabilities.one_process or capabilities.scan_consistency == "eventual":
+            return []
+        return [asyncio.create_task(dead_processes.watch(look_s, self._take_over), name="processes")]
+
+    def _take_over(self, gone: list[str]) -> None:
+        self._takeovers.gone = gone
+        self.store.wakeups.notify()
 
     def _sampling(self) -> list[asyncio.Task[None]]:
         if self.options.sample_s is None:

@@ -40,6 +40,8 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     """What the store refuses, by name, such as `outbox`: a verb that needs it raises, and stores nothing."""
     commits_aside: bool = False
     """Whether another process carries out commits, so that a node can take other turns meanwhile."""
+    one_process: bool = False
+    """Whether only one process can have the store open."""
 
 
 STREAMS = "streams"

@@ -66,7 +66,11 @@ class MemoryStore:
     ) -> None:
         """With `distinct_commits` no two commits of a run have one instant, also where time stands still."""
         self.capabilities = capabilities or port.Capabilities(
-            conditional_batch=True, atomic_batch=True, read_after_write=True, scan_consistency="snapshot"
+            conditional_batch=True,
+            atomic_batch=True,
+            read_after_write=True,
+            scan_consistency="snapshot",
+            one_process=True,
         )
         self.wakeups = LocalWakeups()
         self.extend_lease = None  # no other process could claim while this loop is blocked
