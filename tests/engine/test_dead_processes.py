@@ -37,6 +37,28 @@ async def main():
 asyncio.run(main())
 """
 
+OWNER = """
+import asyncio, sys, holdfast as hf
+app = hf.App("shop")
+
+@app.activity
+async def pick() -> str:
+    print("up", flush=True)
+    await asyncio.sleep(600)
+    return "never"
+
+@app.workflow
+async def order() -> str:
+    return await pick()
+
+async def main():
+    async with app.node(sys.argv[1], options=hf.NodeOptions(lease_ms=600_000)):
+        await (await app.start(order, run_id="o-1")).result()
+
+asyncio.run(main())
+"""
+"""It owns its run, because an activity of it is under way."""
+
 
 def test_this_process_is_not_gone_and_one_that_has_ended_is() -> None:
     identity = process_identity()
@@ -138,8 +160,8 @@ async def test_the_successor_of_a_killed_process_goes_on_at_once(
     assert "whose process has ended" in caplog.text
 
 
-async def start_worker(store: str) -> subprocess.Popen[str]:
-    worker = subprocess.Popen([sys.executable, "-c", WORKER, store], stdout=subprocess.PIPE, text=True)
+async def start_owner(store: str) -> subprocess.Popen[str]:
+    worker = subprocess.Popen([sys.executable, "-c", OWNER, store], stdout=subprocess.PIPE, text=True)
     assert worker.stdout is not None
     assert await asyncio.to_thread(worker.stdout.readline) == "up\n"
     return worker
@@ -155,21 +177,24 @@ async def test_a_node_that_runs_takes_over_at_once_from_a_process_that_is_killed
     store = f"sqlite:///{tmp_path}/orders.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
     app = hf.App("shop")
 
+    @app.activity
+    async def pick() -> str:
+        return "picked"
+
     @app.workflow
     async def order() -> str:
-        return await hf.wait_signal("approval", str)
+        return await pick()
 
-    worker = await start_worker(store)
+    owner = await start_owner(store)
     try:
         async with app.node(store, options=hf.NodeOptions(safety_poll_s=600)), asyncio.timeout(60):
             run = app.run("o-1")
             assert (await run.snapshot()).status == "RUNNING"
-            worker.send_signal(signal.SIGKILL)
-            await run.signal("approval", "yes")
-            assert await run.result() == "yes"
+            owner.send_signal(signal.SIGKILL)
+            assert await run.result() == "picked"
     finally:
-        worker.kill()
-        worker.communicate()
+        owner.kill()
+        owner.communicate()
 
 
 @pytest.mark.process

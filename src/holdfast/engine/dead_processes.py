@@ -25,6 +25,10 @@ logger = logging.getLogger("holdfast.node")
 
 PROC = Path("/proc")
 SHORTEST_LEASE_MS = 1
+
+PAUSE_S = 0.05
+"""The shortest time between two looks, in which a lease that was ended is over."""
+
 NAMED = 5
 
 
@@ -91,7 +95,8 @@ class DeadProcesses:
                     others = await self._others()
                     if gone := await self._end_leases_of(others):
                         taken_over(gone)
-                    self._follow({each.abilities.process for each in others})
+                    self._follow({each.abilities.process for each in others if name_of(each.node) not in gone})
+                await asyncio.sleep(PAUSE_S)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(look_s):
                         await self._has_ended.wait()
@@ -124,7 +129,10 @@ class DeadProcesses:
                 continue
             try:
                 descriptor = os.pidfd_open(int(process.split(" ")[-2]))
-            except (AttributeError, OSError, ValueError):  # it has ended, or the system cannot report its end
+            except ProcessLookupError:  # it has ended since the look
+                self._has_ended.set()
+                continue
+            except (AttributeError, OSError, ValueError):  # the system cannot report its end
                 continue
             self._watched[process] = descriptor
             asyncio.get_running_loop().add_reader(descriptor, self._ended, process)
