@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from msgspec import Raw
 from msgspec.structs import replace
 
 import holdfast as hf
@@ -18,6 +20,8 @@ from holdfast.engine.abilities import Abilities
 from holdfast.engine.dead_processes import DeadProcesses, is_gone, process_identity
 from holdfast.engine.observe.takeovers import Takeovers, find_takeovers
 from holdfast.store.memory import MemoryStore
+from holdfast.store.port import LoadedRun
+from holdfast.store.proxy import StoreProxy
 from holdfast.testing import VirtualClock
 
 WORKER = """
@@ -112,10 +116,9 @@ async def test_only_leases_of_the_gone_are_ended_and_it_says_whose_it_waits_for(
     assert [each.node for each in await store.find_nodes()] == ["far#1", "here#1", "old#1"]
 
 
-@pytest.mark.parametrize(("losses", "taken_from"), [(1, "first"), (2, "second")])
-async def test_a_run_that_is_lost_again_is_taken_from_the_node_that_had_it_last(losses: int, taken_from: str) -> None:
-    """That node has committed nothing, so the run's snapshot names the one before."""
-    store, app = MemoryStore(), hf.App("shop")
+async def waiting_run(store: MemoryStore) -> LoadedRun:
+    """Return a run that the node `first` has executed until it waits."""
+    app = hf.App("shop")
 
     @app.workflow
     async def order() -> str:
@@ -127,11 +130,44 @@ async def test_a_run_that_is_lost_again_is_taken_from_the_node_that_had_it_last(
             await asyncio.sleep(0)
     [loaded] = await store.load([run.run_id])
     assert loaded is not None
+    return loaded
+
+
+@pytest.mark.parametrize(("losses", "gone_s", "taken_from"), [(1, 60, "first"), (2, 60, "second"), (2, 0, "first")])
+async def test_a_run_that_is_lost_again_is_taken_from_the_node_that_had_it_last(
+    losses: int, gone_s: float, taken_from: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That node has committed nothing, so the run's snapshot names the one before. Later losses are of other nodes."""
+    monkeypatch.setattr("holdfast.engine.observe.takeovers.GONE_S", gone_s)
+    store = MemoryStore()
+    loaded = await waiting_run(store)
     takeovers = Takeovers(store, "third#1", lambda _: False)
-    takeovers.gone = ["second"]
+    takeovers.note_gone(["second"])
     await takeovers.note([replace(loaded, head=replace(loaded.head, losses=losses))])
     [found] = await find_takeovers(store, 0, 10)
     assert found.takeover.taken_from == taken_from
+
+
+class SlowBulletins(StoreProxy):
+    """A store that takes for ever to keep a bulletin."""
+
+    async def put_bulletins(self, kind: str, bodies: Mapping[str, Raw], keep_ms: int) -> list[bool]:
+        await asyncio.Event().wait()
+        return await super().put_bulletins(kind, bodies, keep_ms)
+
+
+@pytest.mark.contract("OWN-3")
+async def test_runs_that_are_taken_over_do_not_wait_for_a_report_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("holdfast.engine.observe.takeovers.REPORTED_S", 0.01)
+    store = MemoryStore()
+    loaded = await waiting_run(store)
+    takeovers = Takeovers(SlowBulletins(store), "second#1", lambda _: False)
+    async with asyncio.timeout(60):
+        await takeovers.note([replace(loaded, head=replace(loaded.head, losses=1))])
+    assert "second has taken over 1 run of first" in caplog.messages[0]
+    assert caplog.messages[1] == "node second could not report what it has taken over"
 
 
 @pytest.mark.process

@@ -386,7 +386,7 @@ class Node:
             await self.store.renew(self.name, self.options.lease_ms, self.definition_filter.published(), True)
         dead_processes = DeadProcesses(self.store, self.name)
         if self.options.takes_runs:
-            self._takeovers.gone = await self._end_leases(dead_processes)
+            self._takeovers.note_gone(await self._end_leases(dead_processes))
         if self.turn_processor.fail_open is not None:
             await self.turn_processor.fail_open.reconcile()
         self.completion_key = self.owned_runs.executor.key = await completion_key(self.store)
@@ -427,7 +427,7 @@ class Node:
         return [asyncio.create_task(dead_processes.watch(look_s, self._take_over), name="processes")]
 
     def _take_over(self, gone: list[str]) -> None:
-        self._takeovers.gone = gone
+        self._takeovers.note_gone(gone)
         self.store.wakeups.notify()
 
     def _sampling(self) -> list[asyncio.Task[None]]:

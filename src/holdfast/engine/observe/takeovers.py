@@ -24,6 +24,12 @@ from holdfast.store.port import BulletinQuery, LoadedRun, Store
 
 KIND = "takeover"
 COLLECTED_S = 1.0
+REPORTED_S = 3.0
+"""How long runs that were taken over wait at most for the report: its write may be slower than all others."""
+
+GONE_S = 10.0
+"""For how long after a node has ended the leases of others, what it claims may come from those."""
+
 KEEP_MS = 7 * 86_400_000
 UNKNOWN = "a node that is gone"
 
@@ -58,8 +64,13 @@ class Takeovers:
         self._taken: Counter[str] = Counter()
         self._reporting: asyncio.Task[None] | None = None
         self._number = 0
-        self.gone: list[str] = []
-        """The nodes whose leases this one has ended, because their processes are gone."""
+        self._gone: list[str] = []
+        self._gone_until = 0.0
+
+    def note_gone(self, nodes: list[str]) -> None:
+        """Note the nodes whose leases this one has just ended, because their processes are gone."""
+        self._gone = nodes
+        self._gone_until = asyncio.get_running_loop().time() + GONE_S
 
     async def note(self, claimed: Iterable[LoadedRun]) -> None:
         """Note which of the runs that were claimed come from a node that is gone, and report them, most in a moment."""
@@ -76,8 +87,8 @@ class Takeovers:
 
     def _lost_by(self, loaded: LoadedRun) -> str:
         """Return which node had a run. One that was lost again has committed nothing: then the snapshot is older."""
-        if loaded.head.losses > 1 and len(self.gone) == 1:
-            return self.gone[0]
+        if loaded.head.losses > 1 and len(self._gone) == 1 and asyncio.get_running_loop().time() < self._gone_until:
+            return self._gone[0]
         last = loaded.head.snapshot.last_executed_by if loaded.head.snapshot is not None else ""
         return name_of(last) if last else UNKNOWN
 
@@ -91,6 +102,8 @@ class Takeovers:
         await self._report()
 
     async def _report(self) -> None:
+        if not self._taken:  # it was urgent meanwhile
+            return
         taken, self._taken = self._taken, Counter()
         here = name_of(self._node)
         bodies: dict[str, Raw] = {}
@@ -100,8 +113,9 @@ class Takeovers:
             self._number += 1
             bodies[f"{self._node} {self._number}"] = Raw(msgspec.json.encode(Takeover(here, other, runs)))
         try:
-            await self._store.put_bulletins(KIND, bodies, KEEP_MS)
-        except HoldfastError:
+            async with asyncio.timeout(REPORTED_S):
+                await self._store.put_bulletins(KIND, bodies, KEEP_MS)
+        except (HoldfastError, TimeoutError):
             logger.warning("node %s could not report what it has taken over", here, exc_info=True)
 
 
