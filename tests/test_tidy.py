@@ -45,6 +45,7 @@ SWALLOWING_ALLOWED: dict[str, str] = {
     "holdfast/program/loop.py:settle": "raised in the workflow, where the condition is awaited",
     "holdfast/store/nats_wakeups.py:NatsWakeups._keep_connected": "logged; a wake-up that is lost costs latency only",
     "holdfast/service/http/jsonrpc.py:JsonRpc._call": "logged, and answered as InternalError",
+    "holdfast/cli/mcp.py:McpServer._call": "logged, and answered as an internal error",
     "holdfast/program/outcomes.py:Handler.apply": "recorded, and raised in the workflow, where the signal is awaited",
 }
 

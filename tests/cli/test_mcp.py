@@ -25,9 +25,11 @@ ENGINEER = Principal(name="assistant", token_id="t", scopes=ROLES["engineer"])
 class Assistant:
     """A client of the protocol."""
 
-    def __init__(self, principal: Principal, app: hf.App, *, read_only: bool = False) -> None:
+    def __init__(
+        self, principal: Principal, app: hf.App, *, read_only: bool = False, connecting: type[Connection] = Connection
+    ) -> None:
         self._answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        connection = Connection(InProcess(app, principal))
+        connection = connecting(InProcess(app, principal))
         self.server = McpServer(
             connection, tools_of(read_only=read_only), lambda line: self._answers.put_nowait(json.loads(line))
         )
@@ -54,10 +56,12 @@ class Assistant:
 
 
 @asynccontextmanager
-async def assisted(principal: Principal = ENGINEER, *, read_only: bool = False) -> AsyncIterator[Assistant]:
+async def assisted(
+    principal: Principal = ENGINEER, *, read_only: bool = False, connecting: type[Connection] = Connection
+) -> AsyncIterator[Assistant]:
     app = make_app()
     async with app.node(hf.MemoryStore()):
-        yield Assistant(principal, app, read_only=read_only)
+        yield Assistant(principal, app, read_only=read_only, connecting=connecting)
 
 
 @pytest.mark.contract("API-1")
@@ -158,6 +162,21 @@ async def test_one_that_waits_holds_nobody_up_and_can_be_cancelled() -> None:
         cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "slow"}}
         assistant.server.take(json.dumps(cancel).encode())
         await assistant.server.finish()  # without an answer to it
+        assert (await assistant.ask("ping"))["result"] == {}
+
+
+class Broken(Connection):
+    """A connection with a mistake in its code."""
+
+    async def __call__(self, name: str, ask: dict[str, Any]) -> Any:
+        raise RuntimeError(f"{name} is broken")
+
+
+async def test_a_tool_that_fails_unexpectedly_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with assisted(connecting=Broken) as assistant:
+        failed = await assistant.ask("tools/call", name="runs_list")
+        assert failed["error"]["code"] == -32603
+        assert "RuntimeError: runs.list is broken" in caplog.text
         assert (await assistant.ask("ping"))["result"] == {}
 
 

@@ -6,6 +6,7 @@ line is one message of JSON-RPC 2.0. May not: offer operations on tokens, or wri
 """
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from importlib.metadata import version
@@ -39,9 +40,11 @@ BATCH = 100
 
 NO_REQUEST = "this is no request of JSON-RPC 2.0"
 
-PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS = -32700, -32600, -32601, -32602
+PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
 
 Json = dict[str, Any]
+
+logger = logging.getLogger("holdfast.mcp")
 
 
 def tools_of(*, read_only: bool) -> dict[str, Operation]:
@@ -176,6 +179,11 @@ class McpServer:
                 answer = await self._connection(operation.name, arguments)
             except HoldfastError as problem:
                 return _result(id, _content(problem.as_dict(), is_error=True))
+            except Exception:  # without an answer the client would wait for ever
+                logger.exception("tool %s has failed", name)
+                return _refused(
+                    id, INTERNAL_ERROR, f"tool {name!r} has failed here; stderr of `holdfast mcp` has the error"
+                )
         return _result(id, _content(answer))
 
     def _say(self, answer: Json | list[Json]) -> None:
