@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.cli import processes
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.engine.options import NodeOptions
@@ -583,3 +584,11 @@ async def test_a_second_signal_ends_all_nodes_at_once_also_one_whose_loop_is_stu
         nodes.send(signal.SIGTERM)
         assert await nodes.ended() == 143
     assert nodes.said.count("has stopped") == 1
+
+
+async def test_a_process_that_has_just_ended_by_itself_is_no_error_to_who_ends_it() -> None:
+    process = await asyncio.create_subprocess_exec("true")
+    await process.wait()
+    ended = asyncio.ensure_future(process.wait())  # which is known at the next turn of the loop
+    await processes._end(process, ended, None)
+    assert ended.result() == 0

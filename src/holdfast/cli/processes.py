@@ -6,7 +6,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from holdfast.cli.exit_codes import BAD_INPUT, CODES, FAILED, INTERRUPTED, OK
@@ -105,8 +105,10 @@ def _by(code: int) -> str:
 
 
 async def _end(process: asyncio.subprocess.Process, ended: "asyncio.Future[int]", patience_s: float | None) -> None:
-    process.terminate()
+    with suppress(ProcessLookupError):  # it has just ended by itself
+        process.terminate()
     await asyncio.wait([ended], timeout=patience_s)
     if not ended.done():
-        process.kill()
+        with suppress(ProcessLookupError):
+            process.kill()
         await ended
