@@ -133,16 +133,27 @@ async def waiting_run(store: MemoryStore) -> LoadedRun:
     return loaded
 
 
-@pytest.mark.parametrize(("losses", "gone_s", "taken_from"), [(1, 60, "first"), (2, 60, "second"), (2, 0, "first")])
+@pytest.mark.parametrize(
+    ("losses", "gone_s", "gone", "taken_from"),
+    [
+        (1, 60, ["second"], "first"),
+        (2, 60, ["second"], "second"),
+        (2, 0, ["second"], "first"),
+        (2, 60, ["second", "second"], "second"),
+        (2, 60, ["second", "other"], "first"),
+        (2, 0, ["other", "second"], "first"),
+    ],
+)
 async def test_a_run_that_is_lost_again_is_taken_from_the_node_that_had_it_last(
-    losses: int, gone_s: float, taken_from: str, monkeypatch: pytest.MonkeyPatch
+    losses: int, gone_s: float, gone: list[str], taken_from: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That node has committed nothing, so the run's snapshot names the one before. Later losses are of other nodes."""
     monkeypatch.setattr("holdfast.engine.observe.takeovers.GONE_S", gone_s)
     store = MemoryStore()
     loaded = await waiting_run(store)
     takeovers = Takeovers(store, "third#1", lambda _: False)
-    takeovers.note_gone(["second"])
+    for node in gone:
+        takeovers.note_gone([node])
     await takeovers.note([replace(loaded, head=replace(loaded.head, losses=losses))])
     [found] = await find_takeovers(store, 0, 10)
     assert found.takeover.taken_from == taken_from

@@ -64,13 +64,14 @@ class Takeovers:
         self._taken: Counter[str] = Counter()
         self._reporting: asyncio.Task[None] | None = None
         self._number = 0
-        self._gone: list[str] = []
+        self._gone: frozenset[str] = frozenset()
         self._gone_until = 0.0
 
     def note_gone(self, nodes: list[str]) -> None:
         """Note the nodes whose leases this one has just ended, because their processes are gone."""
-        self._gone = nodes
-        self._gone_until = asyncio.get_running_loop().time() + GONE_S
+        now = asyncio.get_running_loop().time()
+        self._gone = self._gone.union(nodes) if now < self._gone_until else frozenset(nodes)
+        self._gone_until = now + GONE_S
 
     async def note(self, claimed: Iterable[LoadedRun]) -> None:
         """Note which of the runs that were claimed come from a node that is gone, and report them, most in a moment."""
@@ -86,9 +87,12 @@ class Takeovers:
             self._reporting = asyncio.create_task(self._report_soon(), name="takeovers")
 
     def _lost_by(self, loaded: LoadedRun) -> str:
-        """Return which node had a run. One that was lost again has committed nothing: then the snapshot is older."""
-        if loaded.head.losses > 1 and len(self._gone) == 1 and asyncio.get_running_loop().time() < self._gone_until:
-            return self._gone[0]
+        """Return which node had a run. One that was lost again has committed nothing: then the snapshot is older.
+
+        If several nodes are gone, it is not known which of them had it last.
+        """
+        if loaded.head.losses > 1 and asyncio.get_running_loop().time() < self._gone_until and len(self._gone) == 1:
+            return next(iter(self._gone))
         last = loaded.head.snapshot.last_executed_by if loaded.head.snapshot is not None else ""
         return name_of(last) if last else UNKNOWN
 
