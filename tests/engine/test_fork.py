@@ -11,12 +11,14 @@ from holdfast.core.events import RunQueued
 from holdfast.core.fork import find_cut
 from holdfast.core.invariants import check
 from holdfast.core.state import CANCELLED, FAILED, PENDING, state_of
+from holdfast.engine.inbox.operator_commands import OperatorCommand
 from holdfast.errors import ActivityFailed, Conflict, InvalidInput, RunFailed, StoreUnavailable
 from holdfast.store.port import RunQuery
 from holdfast.testing import view_of
 from tests.engine.harness import EngineVariant, wait_for_event, wait_for_status
 
 ONCE = hf.Retry(max_attempts=1)
+RETRY = OperatorCommand(name="RETRY_RUN")
 
 
 def origin_of(events: list[Any]) -> tuple[str, int]:
@@ -209,6 +211,36 @@ async def test_what_cannot_be_forked_is_refused(variant: EngineVariant) -> None:
             await run.fork(at=3, request_id="r", input={"number": 3})
         await first.signal("go")
         assert await first.result() == 2
+
+
+@pytest.mark.contract("QUE-1")
+async def test_a_fork_of_a_run_that_goes_on_is_made_once_for_its_request(variant: EngineVariant) -> None:
+    """Who repeats the request after a lost answer has the same fork, with what the run had recorded at first."""
+    app = hf.App("shop")
+
+    @app.workflow
+    async def order() -> str:
+        await hf.wait_signal("go")
+        await hf.wait_signal("on")
+        return "done"
+
+    def request() -> Any:
+        return app.runtime().fork_run(run.run_id, RETRY, request_id="once")
+
+    async with variant.node(app):
+        run = await app.start(order)
+        await wait_for_event(run, "SignalWaiting")
+        first = await request()
+        await run.signal("go")
+        await wait_for_event(run, "SignalWaiting", 2)
+        assert await request() == first
+        await run.signal("on")
+        assert await run.result() == "done"
+        assert await request() == first
+        run_id, count = first
+        assert origin_of(await app.run(run_id).events()) == (run.run_id, count)
+        with pytest.raises(Conflict):
+            await run.fork(at=1, request_id="once")
 
 
 @pytest.mark.contract("QUE-1")

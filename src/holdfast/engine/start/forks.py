@@ -45,6 +45,7 @@ from holdfast.limits import NAME_BYTES
 from holdfast.registry import Registry
 from holdfast.store import port
 from holdfast.store.artifacts import SCHEME, runs_of_artifacts
+from holdfast.store.decisions import no_such_run
 from holdfast.store.payloads import refuse_sealed
 
 MOST_REPLAYED = 20_000
@@ -223,19 +224,32 @@ class Forks:
         number = codec.digest(f"{run_id}|fork|{request_id}".encode())
         fork_id = _fitting(f"{run_id}/fork-{number[:12]}", f"fork-{number}")
         forked = fork(kept, fork_id, await self._store.now(), EngineRunRef(node), input)
+        place = "end" if at is None else forked.copied  # the end moves on while the run does
         new = _new_run(
             head,
             forked,
             run_request_id=f"fork:{number}",
             request_key=number,
-            input_sha256=codec.digest(f"{run_id}|{forked.copied}|{codec.value_digest(forked.queued.input)}".encode()),
+            input_sha256=codec.digest(f"{run_id}|{place}|{codec.value_digest(forked.queued.input)}".encode()),
             tags=descended(head.tags, fork_tag(run_id), lambda: _owners_of_artifacts(forked.events)),
             audit=audit_entry(caller, self._ids.new_id, actor=command.actor, subject=run_id, detail=command.reason),
         )
+        answer = await self._create_from(new)
+        count = forked.copied if isinstance(answer, port.Created) else await self._count_copied(answer.run_id)
+        return answer.run_id, count
+
+    async def _create_from(self, new: port.NewRun) -> port.Created | port.Existing:
         [answer] = await self._store.create([new])
         if isinstance(answer, port.Refused):
             raise answer.error
-        return answer.run_id, forked.copied
+        return answer
+
+    async def _count_copied(self, run_id: str) -> int:
+        """Return how many events a fork that was made before has of the other run."""
+        for first in await self._store.read_events(run_id, 0, 1):
+            if isinstance(first.data, e.RunQueued) and first.data.forked_from is not None:
+                return first.data.forked_from.run_seq
+        raise no_such_run(run_id)  # it was deleted since
 
     async def _continue(
         self, head: port.RunHead, kept: Kept, command: OperatorCommand, caller: Caller | None, node: str
@@ -257,10 +271,7 @@ class Forks:
             tags=descended(head.tags, retry_tag(run_id), lambda: _owners_of_artifacts(forked.events)),
             audit=audit_entry(caller, self._ids.new_id, actor=command.actor, subject=run_id, detail=command.reason),
         )
-        [answer] = await self._store.create([new])
-        if isinstance(answer, port.Refused):
-            raise answer.error
-        return answer.run_id
+        return (await self._create_from(new)).run_id
 
 
 def _refuse_lock(head: port.RunHead, command: OperatorCommand) -> None:
