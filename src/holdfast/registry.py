@@ -52,6 +52,7 @@ class Registry:
         "on_paused",
         "plans",
         "projections",
+        "refuse_records",
         "schedules",
         "secrets",
         "sinks",
@@ -111,6 +112,8 @@ class Registry:
         """The types of search attributes that the app declares, by name."""
         self.limits = limits or Limits()
         """The bounds that its programs keep to."""
+        self.refuse_records: Callable[[], None] | None = None
+        """Raises why the store of the node keeps no records of steps with keys. None: it keeps them."""
         self.lacks_streams = False
         """Whether the store of the node keeps no streams."""
         self.turn_s = turn_s
@@ -199,6 +202,10 @@ class Registry:
     def activity_names(self) -> list[str]:
         """Return the names of the activities, in order."""
         return sorted(self.activities)
+
+    def has_keyed_activities(self) -> bool:
+        """Return whether calls of some activity always have idempotency keys."""
+        return any(each.key_function is not None for each in self.activities.values())
 
     def activities_with_secrets(self) -> list[str]:
         """Return the names of the activities that take secrets, or name some in their options, in order."""

@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -176,8 +176,16 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
         if not isinstance(self.secrets, str):
             raise InvalidInput(f"secrets is an address such as env://SECRET_, not {self.secrets!r}", field="secrets")
+        if self.checkpoint_ownership not in get_args(Ownership):
+            raise unknown_ownership(self.checkpoint_ownership)
         if type(self.busy_ms) is not int or self.busy_ms < 0:
             raise InvalidInput(f"busy_ms is a whole number from 0, not {self.busy_ms!r}", field="busy_ms")
+
+
+def unknown_ownership(mode: object) -> InvalidInput:
+    """Return the error about what is no way to own runs: never taken for the one that checks nothing."""
+    known = " or ".join(map(repr, get_args(Ownership)))
+    return InvalidInput(f"checkpoint_ownership is {known}, not {mode!r}", field="checkpoint_ownership")
 
 
 def without_password(address: str) -> str:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.core.events import RunPaused
 from holdfast.core.messages import Message, SignalRequest
+from holdfast.core.state import PAUSED
 from holdfast.errors import CheckpointOwnershipCapabilityError
-from holdfast.settings import Ownership
+from holdfast.settings import Ownership, Settings
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Accepted, Capabilities, Committed
 from holdfast.store.proxy import StoreProxy
@@ -18,6 +20,7 @@ from holdfast.store.validation import check_ownership, require_conditional_batch
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, marker, message, new_run, record, signal, wait
 from holdfast.testing.store_suite.base import unchanged
+from tests.engine.harness import wait_for_status
 
 CAREFUL = Capabilities(conditional_batch=True, atomic_batch=True, read_after_write=True, scan_consistency="snapshot")
 CARELESS = Capabilities(conditional_batch=False, atomic_batch=True, read_after_write=True, scan_consistency="snapshot")
@@ -101,6 +104,17 @@ async def test_single_owner_may_do_all_that_needs_no_guard(store: MemoryStore) -
     assert isinstance(await node.commit(turn), Committed)
 
 
+@pytest.mark.parametrize("mode", ["cas_required", "CAS-REQUIRED", "", None, 1])
+def test_a_mode_that_is_none_is_refused_and_not_taken_for_one_that_checks_nothing(
+    store: MemoryStore, mode: Any
+) -> None:
+    with pytest.raises(hf.errors.InvalidInput, match="'single-owner' or 'cas-required'") as raised:
+        Settings(checkpoint_ownership=mode)
+    assert raised.value.details == {"field": "checkpoint_ownership"}
+    with pytest.raises(hf.errors.InvalidInput, match="'single-owner' or 'cas-required'"):
+        check_ownership(store, mode)
+
+
 class Careless(StoreProxy):
     """A store object that guards nothing, around one that could."""
 
@@ -150,3 +164,118 @@ async def test_a_single_owner_s_idempotent_signals_fail_fast_on_a_store_object(m
             assert raised.value.details["feature"] == "idempotent signal delivery"
         await run.signal("go", "yes")
         assert await run.result() == "yes"
+
+
+@pytest.mark.contract("SIG-5")
+async def test_what_others_ask_at_the_same_time_is_not_refused_with_an_idempotent_signal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CHECKPOINT_OWNERSHIP", "single-owner")
+    app, order = signalled_app()
+    careless: Any = Careless(MemoryStore())
+    async with asyncio.timeout(60), app.node(careless):
+        signalled: Any = {"name": "go", "payload": "yes", "signal_id": "click-1"}
+        starts: Any = [app.start(order, with_signal=signalled), *(app.start(order) for _ in range(5))]
+        answers: list[Any] = await asyncio.gather(*starts, return_exceptions=True)
+        refused, *runs = answers
+        assert isinstance(refused, CheckpointOwnershipCapabilityError)
+        signals: Any = [runs[0].signal("go", "yes", signal_id="click-1"), *(run.signal("go", "yes") for run in runs)]
+        answers = await asyncio.gather(*signals, return_exceptions=True)
+        refused, *sent = answers
+        assert isinstance(refused, CheckpointOwnershipCapabilityError)
+        assert [each.accepted for each in sent] == [True] * 5
+        assert [await run.result() for run in runs] == ["yes"] * 5
+
+
+@pytest.mark.contract("SIG-13")
+@pytest.mark.contract("WF-6")
+@pytest.mark.contract("TSK-2")
+async def test_a_single_owner_takes_commands_updates_and_answers_without_ids_and_refuses_those_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine gives requests ids to repeat them: where they could not be recognised, it sends them once."""
+    monkeypatch.setenv("HOLDFAST_CHECKPOINT_OWNERSHIP", "single-owner")
+    app = hf.App("shop")
+
+    @app.workflow
+    async def order() -> Any:
+        hf.on_update("add", lambda amount: amount + 1)
+        return await hf.task("approve", bool)
+
+    careless: Any = Careless(MemoryStore())
+    ann = hf.Actor("ann")
+    async with asyncio.timeout(60), app.node(careless):
+        run = await app.start(order)
+        assert await run.update("add", amount=1) == 2
+        await run.pause(wait=True)
+        await run.resume(wait=True)
+        for refused in (run.update("add", amount=1, update_id="u-1"), run.pause(signal_id="p-1")):
+            with pytest.raises(CheckpointOwnershipCapabilityError) as raised:
+                await refused
+            assert raised.value.details["feature"] == "idempotent signal delivery"
+        [task] = await app.tasks.list(actor=ann)
+        await app.tasks.complete(task.task_id, True, actor=ann)
+        assert await run.result() is True
+        another = await app.start(order, with_signal={"name": "note"})
+        await another.cancel(wait=True)
+        with pytest.raises(hf.errors.RunCancelled):
+            await another.result()
+
+
+@pytest.mark.contract("ACT-2")
+async def test_a_node_whose_activities_have_keys_is_refused_before_it_claims_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CHECKPOINT_OWNERSHIP", "single-owner")
+    app = hf.App("shop")
+
+    @app.activity(idempotency_key=lambda card: card)
+    async def charge(card: str) -> str:
+        return card
+
+    store = MemoryStore()
+    careless: Any = Careless(store)
+    with pytest.raises(CheckpointOwnershipCapabilityError) as raised:
+        async with app.node(careless):
+            pass
+    assert raised.value.details["feature"] == "activity reconciliation"
+    assert raised.value.details["store"] == "Careless"
+    assert (await store.stats()).leases == {}
+    async with app.connect(careless):  # it executes nothing
+        pass
+
+
+@pytest.mark.contract("ACT-2")
+@pytest.mark.contract("MSG-3")
+async def test_a_call_with_a_key_pauses_its_run_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_CHECKPOINT_OWNERSHIP", "single-owner")
+    app = hf.App("shop")
+    charged: list[str] = []
+
+    @app.activity
+    async def charge(card: str) -> str:
+        charged.append(card)
+        return card
+
+    @app.workflow
+    async def order(card: str, key: str | None) -> str:
+        if key == "later":
+            await hf.wait_signal("go")
+        return await (charge(card) if key is None else charge.options(idempotency_key=key)(card))
+
+    careless: Any = Careless(MemoryStore())
+    async with asyncio.timeout(60), app.node(careless) as node:
+        keyed = [await app.start(order, card, card) for card in ("now", "later")]
+        plain = await asyncio.gather(*(app.start(order, f"plain {n}", None) for n in range(5)))
+        await keyed[1].signal("go")
+        assert [await run.result() for run in plain] == [f"plain {n}" for n in range(5)]
+        for run in keyed:
+            await wait_for_status(run, PAUSED)
+            [paused] = [event.data for event in await run.events() if event.event_type == "RunPaused"]
+            assert isinstance(paused, RunPaused)
+            assert paused.error is not None
+            for word in ("activity reconciliation", "conditional_batch", "Careless"):
+                assert word in paused.error.message
+        assert node.failure is None
+        assert sorted(charged) == [f"plain {n}" for n in range(5)]
+        await keyed[0].cancel(wait=True)

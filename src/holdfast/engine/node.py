@@ -77,7 +77,7 @@ from holdfast.registry import Registry
 from holdfast.store.artifacts import Artifacts, place_of
 from holdfast.store.port import CommitConflict, Committed, LoadedRun, Store, Turn
 from holdfast.store.types import CALL_LIMITS
-from holdfast.store.validation import lacks
+from holdfast.store.validation import RECONCILIATION, lacks, require_conditional_batch
 
 RETRY_S = 0.2
 
@@ -132,7 +132,7 @@ class Node:
             *(name, store, registry, options.queues, options.visible_ms, self._slots, rng, limits),
             takes_runs=options.takes_runs,
         )
-        self._has_call_limits = bool(registry.call_limits)
+        self._has_call_limits, self._has_keys = bool(registry.call_limits), registry.has_keyed_activities()
         self.owned_runs = OwnedRuns(
             name,
             registry,
@@ -382,6 +382,8 @@ class Node:
         """Take a lease, and with it the runs that earlier processes of this node owned; begin to work."""
         if self.works and self._has_call_limits and CALL_LIMITS in self.store.capabilities.lacking:
             raise lacks(self.store, CALL_LIMITS, "a limit on an activity")
+        if self.works and self._has_keys:
+            require_conditional_batch(self.store, RECONCILIATION)
         with self._lease.renewing():
             await self.store.renew(self.name, self.options.lease_ms, self.definition_filter.published(), True)
         dead_processes = DeadProcesses(self.store, self.name)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
+from holdfast.clock import Ids
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.access import AccessToken
@@ -65,7 +66,7 @@ from holdfast.limits import (
     Limits,
     check_types,
 )
-from holdfast.settings import Ownership
+from holdfast.settings import Ownership, unknown_ownership
 from holdfast.store.decisions import LIFE, first_signals, not_waiting
 from holdfast.store.port import RunStore
 from holdfast.store.queries import EventQuery, RunCountQuery, RunQuery
@@ -88,10 +89,16 @@ F = TypeVar("F")
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
+RECONCILIATION = "activity reconciliation"
+"""What a step with an idempotency key needs, as errors say."""
+
+
 def check_ownership(store: RunStore, mode: Ownership) -> None:
     """Refuse a store that cannot guard commits as `mode` demands. Call before claiming anything."""
     if mode == "cas-required":
         require_conditional_batch(store, f"checkpoint_ownership={mode!r}")
+    elif mode != "single-owner":
+        raise unknown_ownership(mode)
 
 
 def require_conditional_batch(store: RunStore, feature: str) -> None:
@@ -133,10 +140,18 @@ def require_for_signals(store: RunStore, requests: Iterable[Any]) -> None:
         require_conditional_batch(store, "idempotent signal delivery")
 
 
+def id_of_request(store: RunStore, given: str | None, ids: Ids) -> str | None:
+    """Return the id of a request: that of its sender, or a fresh one, under which the engine may repeat it.
+
+    A store that could not recognise the repetition gets no fresh id, and the request is sent once.
+    """
+    return ids.new_id() if given is None and store.capabilities.conditional_batch else given
+
+
 def require_for_records(store: RunStore, items: Iterable[Turn | NewRun]) -> None:
     """Refuse turns and new runs with activity records on a store that could not store each exactly once."""
     if not store.capabilities.conditional_batch and any(getattr(item, "records", ()) for item in items):
-        require_conditional_batch(store, "activity reconciliation")
+        require_conditional_batch(store, RECONCILIATION)
 
 
 def check_batch(items: Sequence[Any], limits: Limits) -> None:

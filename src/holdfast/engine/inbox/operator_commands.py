@@ -25,6 +25,7 @@ from holdfast.engine.inbox.authorization import OVERRIDE, Authorizer, ControlReq
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted, RunTerminal
 from holdfast.registry import Registry
 from holdfast.store import port
+from holdfast.store.validation import id_of_request
 
 OF_A_STEP: frozenset[ControlName] = frozenset({"RETRY_STEP", "SKIP_STEP"})
 """The commands that are about one step of a run."""
@@ -135,7 +136,7 @@ class CommandSender:
     def checked(self, command: OperatorCommand) -> OperatorCommand:
         """Return the command with an id, so that it can be sent again after a lost answer without doing it twice."""
         command.check()
-        return replace(command, signal_id=self._ids.new_id()) if command.signal_id is None else command
+        return replace(command, signal_id=id_of_request(self._store, command.signal_id, self._ids))
 
     async def _check_resumed(self, run_id: str, command: OperatorCommand) -> None:
         """Raise `Conflict` if failed steps keep the run paused, as the run itself decides and records."""

@@ -83,10 +83,10 @@ class SignalSender:
             request = replace(request, is_unlimited=True)
         if self._authorizer.is_needed:
             await self._authorizer.check_signal(request, caller)
+        validation.require_for_signals(self._store, [request])  # others in its batch are none of its concern
         if joined is None:
             answer = await self._batcher.ask(request)
         else:
-            validation.require_for_signals(self._store, [request])
             [answer] = await joined.deliver([request])
         result = result_of(answer)
         return result if warning is None else replace(result, warning=warning)

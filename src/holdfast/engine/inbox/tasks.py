@@ -30,7 +30,7 @@ from holdfast.limits import COMMENT_CHARS
 from holdfast.program.tasks import check_with
 from holdfast.registry import Registry
 from holdfast.store.port import Accepted, Found, Refused, Store, TaskQuery
-from holdfast.store.validation import check_page
+from holdfast.store.validation import check_page, id_of_request
 
 PAGE_EVENTS = 500
 PAGE_BYTES = 4 * 1024 * 1024
@@ -220,7 +220,7 @@ class Tasks:
             run_id=task.run_id,
             name=TASK_SIGNAL,
             payload=payload,
-            signal_id=self._ids.new_id() if operation_id is None else operation_id,
+            signal_id=id_of_request(self._store, operation_id, self._ids),
             audit=audit_entry(self._caller, self._ids.new_id, actor=by.name, subject=task_id),
         )
         if self._authorizer.is_needed:

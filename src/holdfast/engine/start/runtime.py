@@ -101,6 +101,7 @@ from holdfast.store.decisions import no_such_run
 from holdfast.store.joined import JoinedStore
 from holdfast.store.queries import DeadLetterQuery
 from holdfast.store.types import STREAMS
+from holdfast.store.validation import RECONCILIATION, id_of_request, require_conditional_batch, require_for_signals
 
 logger = logging.getLogger("holdfast.node")
 
@@ -246,6 +247,8 @@ class Runtime:
         registry.built_in[CALLBACK] = built_in(_await_callback, CALLBACK)
         poll_s = node.options.safety_poll_s
         registry.lacks_streams = STREAMS in store.capabilities.lacking
+        if not store.capabilities.conditional_batch:
+            registry.refuse_records = partial(require_conditional_batch, store, RECONCILIATION)
         self.streams = StreamHub(store, poll_s)
         """The streams that are read in this process."""
         self._remote = RemoteQueries(store, node.name, poll_s, self._answer_for_others, ids)
@@ -680,7 +683,8 @@ class Runtime:
             warning = None if declared is None else declared.check(signal.name, signal.payload)
         except CallerError as problem:
             unfit = problem
-        signal_id = self.ids.new_id() if signal.signal_id is None else signal.signal_id
+        require_for_signals(self.store, [signal])  # before it shares a transaction with starts that need nothing
+        signal_id = id_of_request(self.store, signal.signal_id, self.ids)
         is_unlimited = declared is not None and declared.is_entity
         signal = audited(replace(signal, signal_id=signal_id, is_unlimited=is_unlimited), caller, self.ids)
         if self._authorizer.is_needed:
@@ -852,7 +856,7 @@ class Runtime:
             run_id=run_id,
             name=UPDATE_SIGNAL,
             payload=self.registry.values.encode({"name": name, "input": arguments}),
-            signal_id=self.ids.new_id() if update_id is None else update_id,
+            signal_id=id_of_request(self.store, update_id, self.ids),
             audit=audit_entry(caller, self.ids.new_id, subject=name),
         )
         before = await head_of(self.store, run_id)

@@ -328,6 +328,8 @@ def take_turn(
         turn.run([*messages, *inputs])
         if begun:
             turn.lose(begun)
+        if cached.registry.refuse_records is not None and any(map(_has_key, draft.events)):
+            cached.registry.refuse_records()
         program = cached.replay.program
         if program is not None and program.stream_writes is not None:
             draft.streams = _written(program, cached.registry)
@@ -342,6 +344,10 @@ def take_turn(
         stuck = _stuck(problem)
         cached.ahead = pause_turn(cached.state, loaded, inputs, stuck, now, node, limits), stuck
         return cached.ahead
+
+
+def _has_key(event: Event) -> bool:
+    return isinstance(event.data, e.StepStarted) and event.data.idempotency_key is not None
 
 
 def _written(program: Program, registry: Registry) -> tuple[StreamChunks, ...]:
