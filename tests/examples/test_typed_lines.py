@@ -189,14 +189,14 @@ def lines_of(page: str, begins: str = "holdfast ") -> list[str]:
 
 
 def test_access(terminal: Terminal) -> None:
-    create, ask, *audit = [line for line in lines_of("access.md", "") if line.startswith(("holdfast ", "curl"))][:4]
+    lines = lines_of("access.md", "")
+    create, ask, *others = [line for line in lines if line.startswith(("holdfast token", "holdfast audit", "curl"))]
     token = terminal.type(create).strip()
     assert token.startswith("holdfast_")
     ask = re.sub(r"Bearer \S+\"", f'Bearer {token}"', ask).replace(":8321", f":{terminal.port}")
     assert "items" in json.loads(terminal.type(ask))
-    audit = [line for line in audit if line.startswith("holdfast audit")]
-    assert len(audit) == 2
-    for line in audit:
+    assert [line.split()[1] for line in others] == ["token", "audit", "audit"]
+    for line in others:
         terminal.type(line)
     assert [json.loads(line) for line in (terminal.folder / "audit.jsonl").read_text().splitlines()]
 

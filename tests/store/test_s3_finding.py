@@ -28,6 +28,7 @@ from holdfast.store.s3.mirror import OVERLAP
 from holdfast.store.s3.server_time import ServerTime
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, complete, marker, new_run, signal, wait
+from tests.machine_load import slowdown
 from tests.store.faulty_objects import FaultyObjects, Killed, kill_at, opened
 
 PARKED = int(os.environ.get("TEST_PARKED_RUNS", "2500"))
@@ -605,19 +606,20 @@ async def test_many_heads_are_read_however_long_they_take_together(monkeypatch: 
     for number in range(2_500):
         obstore.put(inner, f"heads/p{number:06}", found.data.replace(b"run-1", b"p%06d" % number))
     get, listing = obstore.get_async, obstore.list
+    busy = slowdown()
 
     async def slow(*given: Any, **options: Any) -> Any:
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02 * busy)
         return await get(*given, **options)
 
     async def slow_pages(*given: Any, **options: Any) -> Any:
         async for page in listing(*given, **options):
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.3 * busy)
             yield page
 
     monkeypatch.setattr(obstore, "get_async", slow)
     monkeypatch.setattr(obstore, "list", slow_pages)
-    late = opened(inner, patience_s=0.7)
+    late = opened(inner, patience_s=0.7 * busy)
     assert len(await late.bucket.list("heads")) == 2_501
     assert len(await late.find(RunQuery(status=RUNNING, limit=10_000))) == 1_000
     assert len(late._mirror.summaries) == 2_501

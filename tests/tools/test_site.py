@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.machine_load import slowdown
 from tests.web.browser import open_browser
 from tools import site, site_versions
 
@@ -68,7 +69,7 @@ async def test_a_reader_chooses_a_version_searches_and_reads_in_the_dark(built: 
                 await page.locator("label[for=__palette_1]").first.click()
                 assert await page.evaluate("document.body.dataset.mdColorScheme") == "slate"
                 await page.locator("[data-md-component=search-query]").fill("dead letter")
-                await page.wait_for_selector(".md-search-result__item", state="attached")
+                await page.wait_for_selector(".md-search-result__item", state="attached", timeout=30_000 * slowdown())
         finally:
             server.shutdown()
 

@@ -180,6 +180,34 @@ async def test_a_node_that_has_gone_is_missed_and_a_dead_letter_is_named(screen:
     await expect(screen.locator(".dead-letter")).to_have_count(1)
 
 
+@pytest.mark.parametrize(
+    ("looks_s", "lease_s", "has_stopped"),
+    [
+        ([0, 5], 10, True),  # its lease was ended before its time
+        ([0, 5, 9, 11], 10, False),  # it was seen until its lease was nearly over
+        ([0, 11], 10, True),  # nobody could look while the server was started again: nothing is claimed
+        ([0, 600], 4, True),
+    ],
+)
+async def test_only_a_node_that_was_seen_until_its_lease_was_over_is_said_to_be_gone(
+    screen: Page, looks_s: list[int], lease_s: int, has_stopped: bool
+) -> None:
+    """The last look does not find it any more."""
+    await screen.goto("/health")
+    script = f"""
+        const at = Date.now(), looks = {looks_s}, samples = new m.Samples();
+        const node = {{ name: "second", lease_until: new Date(at + {lease_s} * 1000).toISOString() }};
+        const real = Date.now;
+        for (const [place, second] of looks.entries()) {{
+            Date.now = () => at + second * 1000;
+            samples.see(place < looks.length - 1 ? [node] : []);
+        }}
+        Date.now = real;
+        const seen = samples.nodes.get("second");
+        return [seen.isGone, seen.hasStopped];"""
+    assert await module(screen, "health/samples.js", script) == [True, has_stopped]
+
+
 async def test_a_node_is_shown_with_its_version_workflows_queues_and_load(screen: Page, inbox: InboxSite) -> None:
     second, store = App("second"), inbox.orchard.app.runtime().store
 

@@ -90,12 +90,14 @@ export class Samples {
   }
 
   // Nodes that are gone stay for an hour: that one is missing is what one came to see. One that has stopped in an orderly way,
-  // such as for another version, has ended its lease before its time.
+  // such as for another version, has ended its lease before its time. One that has crashed was seen until its lease was nearly
+  // over. Where there was no look at that time, as while a server is started again, nothing is claimed: a takeover says if it crashed.
   see(items) {
     const now = nowMs();
     for (const node of this.nodes.values()) {
-      const couldLook = now - node.seenAt < 3 * EVERY_MS; // else it is not known how it went; a takeover says if it crashed
-      if (!node.isGone) node.hasStopped = !couldLook || Date.parse(node.lease_until) > now;
+      const until = Date.parse(node.lease_until);
+      const hasExpired = until <= now && until - node.seenAt < 1.2 * EVERY_MS && now - node.seenAt < 3 * EVERY_MS;
+      if (!node.isGone) node.hasStopped = !hasExpired;
       node.isGone = true;
     }
     for (const node of items) this.nodes.set(node.name, { ...node, seenAt: now, isGone: false });
