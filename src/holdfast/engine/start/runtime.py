@@ -436,21 +436,7 @@ class Runtime:
             raise node.failure
         options.check()
         codec.bounded(input, node.limits.value_bytes, f"the input of {definition.name!r}")
-        has_context = options.context or BOUND.get() is not None or CONTEXT.get(None) is not None
-        queued = e.RunQueued(
-            workflow_of(definition.name) if isinstance(definition, PlanDefinition) else definition.name,
-            definition.version,
-            options.tenant,
-            options.project,
-            options.environment,
-            run_request_id=options.request_id or "",
-            input=input,
-            plan=e.PlanSource(definition.sha256, uri) if isinstance(definition, PlanDefinition) else None,
-            by=None if caller is None else caller.ref,
-            attributes=self._attributes(options),
-            timeouts=options.timeouts,
-            context=context_of_start(options.context) if has_context else e.NULL,
-        )
+        queued = self._queued(definition, input, options, caller, uri)
         if self._authorizer.is_needed:
             await self._authorizer.check_start(queued, options.run_id, caller)
         if len(self.registry.workflows) != self._published and joined is None:  # one was registered after the opening
@@ -492,6 +478,31 @@ class Runtime:
         if new.signals:
             signals = await self._answers_to_signals(new, answer, warning, caller, joined)
         return Started(answer.run_id, version, signals, isinstance(answer, port.Existing) and answer.is_reused)
+
+    def _queued(
+        self,
+        definition: WorkflowDefinition | PlanDefinition,
+        input: Raw,
+        options: StartOptions,
+        caller: Caller | None,
+        uri: str,
+    ) -> e.RunQueued:
+        """Return the first event of a run, with what its start asks for."""
+        has_context = options.context or BOUND.get() is not None or CONTEXT.get(None) is not None
+        return e.RunQueued(
+            workflow_of(definition.name) if isinstance(definition, PlanDefinition) else definition.name,
+            definition.version,
+            options.tenant,
+            options.project,
+            options.environment,
+            run_request_id=options.request_id or "",
+            input=input,
+            plan=e.PlanSource(definition.sha256, uri) if isinstance(definition, PlanDefinition) else None,
+            by=None if caller is None else caller.ref,
+            attributes=self._attributes(options),
+            timeouts=options.timeouts,
+            context=context_of_start(options.context) if has_context else e.NULL,
+        )
 
     async def _answers_to_signals(
         self,
