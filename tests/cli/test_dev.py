@@ -124,7 +124,7 @@ async def test_a_run_that_ends_its_process_is_set_aside_and_the_rest_goes_on(tmp
 async def test_code_that_cannot_be_imported_is_waited_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_come: bool
 ) -> None:
-    monkeypatch.setattr(dev_child, "LOOK_S", 0.01)
+    monkeypatch.setattr(dev_child, "POLL_S", 0.01)
     begun = asyncio.Event()
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(dev_child, "note", lambda text: loop.call_soon_threadsafe(begun.set))

@@ -33,10 +33,10 @@ DEV_OPTIONS = "_HOLDFAST_DEV"
 """The variable that holds what the process needs to know. It is taken out, so that nothing started from here has it."""
 
 DRAIN_S = 2.0
-LOOK_S = 0.5
+POLL_S = 0.5
 """How often to look whether a file has changed."""
 
-Look = dict[str, tuple[int, int] | None]
+FileStates = dict[str, tuple[int, int] | None]
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -54,19 +54,19 @@ def run(given: DevOptions) -> int:
     """Serve until something changes, or until asked to end."""
     set_up_logging()
     place = os.path.abspath(given.target.partition(":")[0])
-    first = look_at({place})  # as it is before it is read
+    first = states_of({place})  # as it is before it is read
     try:
         app = load_app(given.target)
     except InvalidInput as problem:
-        before = look_at({*imported(), *_files_of(problem), os.path.dirname(place)}) | first
+        before = states_of({*imported(), *_files_of(problem), os.path.dirname(place)}) | first
         note(problem.message)
         show_traceback(problem)
         note("waiting for the code to change")
         return _wait_for_change(before)
-    return asyncio.run(_serve(app, given, look_at(imported()) | first))
+    return asyncio.run(_serve(app, given, states_of(imported()) | first))
 
 
-async def _serve(app: App, given: DevOptions, before: Look) -> int:
+async def _serve(app: App, given: DevOptions, before: FileStates) -> int:
     from holdfast.service.http.server import serve  # here, so that commands which do not serve do not wait for it
 
     watching = asyncio.create_task(_watch(before))
@@ -83,23 +83,23 @@ async def _serve(app: App, given: DevOptions, before: Look) -> int:
     return RELOAD
 
 
-async def _watch(before: Look) -> str:
+async def _watch(before: FileStates) -> str:
     """Wait until a file changes, then have this process end; return which file it was."""
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
         for file in imported() - before.keys():  # imported later, by an activity
-            before |= look_at({file})
+            before |= states_of({file})
         changed = changed_since(before)
         if changed is not None:
             os.kill(os.getpid(), signal.SIGTERM)
             return changed
 
 
-def _wait_for_change(before: Look) -> int:
+def _wait_for_change(before: FileStates) -> int:
     """Wait until what could not be imported has changed, or the file that was missing may have come."""
     life = int(os.environ[LIFE])
     while True:
-        gone, _, _ = select.select([life], [], [], LOOK_S)
+        gone, _, _ = select.select([life], [], [], POLL_S)
         if gone:
             return 0
         if changed_since(before) is not None:
@@ -112,22 +112,22 @@ def imported() -> set[str]:
     return {file for file in files if file and not file.startswith((*_INSTALLED, *OURS))}
 
 
-def look_at(files: set[str]) -> Look:
+def states_of(files: set[str]) -> FileStates:
     """Return how files are: when they were written and how large they are; None is not there."""
-    look: Look = {}
+    found: FileStates = {}
     for file in files:
         try:
-            found = os.stat(file)
-            look[file] = (found.st_mtime_ns, found.st_size)
+            stat = os.stat(file)
+            found[file] = (stat.st_mtime_ns, stat.st_size)
         except OSError:
-            look[file] = None
-    return look
+            found[file] = None
+    return found
 
 
-def changed_since(before: Look) -> str | None:
+def changed_since(before: FileStates) -> str | None:
     """Return a file that is not as it was."""
-    now = look_at(set(before))
-    return next((file for file, found in now.items() if found != before[file]), None)
+    now = states_of(set(before))
+    return next((file for file, state in now.items() if state != before[file]), None)
 
 
 def _files_of(problem: BaseException | None) -> Iterator[str]:
