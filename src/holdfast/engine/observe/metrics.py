@@ -257,7 +257,7 @@ class ObservedStore(StoreProxy):
         with self.write_latency.measure("deliver", len(items)):
             answers = await self._store.deliver(items)
         self.counts.signals.update(
-            _fate(answer) for item, answer in zip(items, answers, strict=True) if isinstance(item, SignalRequest)
+            _answer_word(answer) for item, answer in zip(items, answers, strict=True) if isinstance(item, SignalRequest)
         )
         return answers
 
@@ -298,7 +298,8 @@ class ObservedStore(StoreProxy):
         return await self._store.renew(node, lease_ms, plans)
 
 
-def _fate(answer: Delivered) -> str:
+def _answer_word(answer: Delivered) -> str:
+    """Return the label of an answer to a signal: accepted, duplicate, or the code of the refusal."""
     if isinstance(answer, Refused):
         return answer.error.code
     return "duplicate" if isinstance(answer, Duplicate) else "accepted"

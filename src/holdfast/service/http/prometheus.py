@@ -115,7 +115,7 @@ class Metrics:
         yield _counter("runs_created_total", "Runs created here.", _one(counts.runs_created))
         yield _counter("runs_finished_total", "Runs finished here.", _by("status", counts.finished))
         yield _counter("events_total", "Events recorded here, by type.", _by("type", counts.events))
-        yield _counter("signals_total", "Signals sent here, by result.", _by("answer", counts.signals))
+        yield _counter("signals_total", "Signals sent here, by answer.", _by("answer", counts.signals))
         yield _counter("dead_letters_total", "Dead letters made here.", _by("reason", counts.dead_letters))
         yield _counter("turns_lost_total", "Turns that were not committed.", _by("reason", counts.conflicts))
         yield _counter("claims_total", "Claims made here.", _one(counts.claims))
