@@ -79,7 +79,7 @@ Authoriser = Callable[[ControlRequest], Verdict | Awaitable[Verdict]]
 """Returns True, or False, or the reason of a refusal. What it raises is raised to the sender, and nothing is sent."""
 
 
-class Authorizer:
+class Permissions:
     """Asks the app's authoriser about requests to runs of one store, and records what it refuses."""
 
     __slots__ = ("_authoriser", "_ids", "_store", "is_needed")

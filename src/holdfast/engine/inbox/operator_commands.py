@@ -21,7 +21,7 @@ from holdfast.core.messages import ControlName, SignalRequest, control_request
 from holdfast.core.operator_commands import OVERRIDES, certain_objection_to_retry, objection_to_resume
 from holdfast.core.state import state_of
 from holdfast.engine.history import find_event, head_of, read_since_rotation, wait_for_event
-from holdfast.engine.inbox.authorization import OVERRIDE, Authorizer, ControlRequest, has_override, refusal_id
+from holdfast.engine.inbox.authorization import OVERRIDE, ControlRequest, Permissions, has_override, refusal_id
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted, RunTerminal
 from holdfast.registry import Registry
 from holdfast.store import port
@@ -94,10 +94,10 @@ class OperatorCommand(Struct, frozen=True, kw_only=True):
 class CommandSender:
     """Sends operators' commands through one store."""
 
-    def __init__(self, store: port.Store, registry: Registry, authorizer: Authorizer, ids: Ids) -> None:
+    def __init__(self, store: port.Store, registry: Registry, permissions: Permissions, ids: Ids) -> None:
         self._store = store
         self._registry = registry
-        self._authorizer = authorizer
+        self._permissions = permissions
         self._ids = ids
 
     async def send(self, run_id: str, command: OperatorCommand, caller: Caller | None, *, wait: bool) -> None:
@@ -113,7 +113,7 @@ class CommandSender:
             if command.result != NULL and step is not None:
                 self._registry.check_result(step, command.result)
             if command.name == "SKIP_STEP":
-                is_seen = kind in OVERRIDES or not self._authorizer.is_needed
+                is_seen = kind in OVERRIDES or not self._permissions.is_needed
                 command = replace(command, may_override=is_seen and has_override(caller))
         await self.authorise(run_id, command, kind, caller)
         is_followed = wait or command.name == "RETRY_STEP"
@@ -185,10 +185,10 @@ class CommandSender:
     async def _refusal(self, run_id: str, command: OperatorCommand, step_kind: str, caller: Caller | None) -> str:
         if command.name == "SKIP_STEP" and step_kind in OVERRIDES and not has_override(caller):
             return f"to skip a {step_kind} takes the scope {OVERRIDE!r}"
-        if not self._authorizer.is_needed:
+        if not self._permissions.is_needed:
             return ""
         head = await head_of(self._store, run_id)
-        return await self._authorizer.objection(
+        return await self._permissions.objection(
             ControlRequest(
                 run_id=run_id,
                 workflow=head.plan_id,

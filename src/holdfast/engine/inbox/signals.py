@@ -10,7 +10,7 @@ from holdfast.core.audit import Caller, audit_entry
 from holdfast.core.keys import check_name, check_signal_name
 from holdfast.core.messages import AcceptedSignalResult, SignalRequest
 from holdfast.engine.batcher import Batcher
-from holdfast.engine.inbox.authorization import Authorizer
+from holdfast.engine.inbox.authorization import Permissions
 from holdfast.engine.inbox.declarations import Declarations, DeclaredByCode
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
 from holdfast.program.definitions import WorkflowDefinition
@@ -47,12 +47,12 @@ class SignalSender:
     """Sends signals through one store. It checks them against the types that workflows declare."""
 
     def __init__(
-        self, store: port.Store, registry: Registry, authorizer: Authorizer, expect: Callable[[], None]
+        self, store: port.Store, registry: Registry, permissions: Permissions, expect: Callable[[], None]
     ) -> None:
         """`expect` is called right before something is delivered, so that the node of this process is ready for it."""
         self._store = store
         self._values = registry.values
-        self._authorizer = authorizer
+        self._permissions = permissions
         self._expect = expect
         self.declarations = Declarations(store, registry.workflows)
         self._batcher: Batcher[SignalRequest, port.Delivered] = Batcher(
@@ -81,8 +81,8 @@ class SignalSender:
             warning = verdict
         if self.declarations.is_entity(request.run_id) if definition is None else definition.is_entity:
             request = replace(request, is_unlimited=True)
-        if self._authorizer.is_needed:
-            await self._authorizer.check_signal(request, caller)
+        if self._permissions.is_needed:
+            await self._permissions.check_signal(request, caller)
         validation.require_for_signals(self._store, [request])  # others in its batch are none of its concern
         if joined is None:
             answer = await self._batcher.ask(request)
@@ -100,8 +100,8 @@ class SignalSender:
             answers = [audited(one, caller, ids) if isinstance(one, SignalRequest) else one for one in answers]
         warnings = await self._check_declared(answers)
         waiting = [index for index, answer in enumerate(answers) if isinstance(answer, SignalRequest)]
-        if self._authorizer.is_needed:
-            problems = await self._authorizer.check_signals([answers[i] for i in waiting], caller)
+        if self._permissions.is_needed:
+            problems = await self._permissions.check_signals([answers[i] for i in waiting], caller)
             for index, problem in zip(waiting, problems, strict=True):
                 answers[index] = problem or answers[index]
             waiting = [index for index in waiting if isinstance(answers[index], SignalRequest)]

@@ -24,7 +24,7 @@ from holdfast.core.messages import TASK_SIGNAL, Actor, SignalRequest, TaskAction
 from holdfast.core.reconciliation import AboutStep, read_answer
 from holdfast.core.tasks import DECISIONS, is_effective
 from holdfast.engine.history import head_of, wait_for_event
-from holdfast.engine.inbox.authorization import Authorizer
+from holdfast.engine.inbox.authorization import Permissions
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotFound, NotPermitted, RunTerminal, StoreCorrupt
 from holdfast.limits import COMMENT_CHARS
 from holdfast.program.tasks import check_with
@@ -63,13 +63,13 @@ class Tasks:
         self,
         store: Store,
         registry: Registry,
-        authorizer: Authorizer,
+        permissions: Permissions,
         ids: Ids,
         caller: Caller | None = None,
     ) -> None:
         self._store = store
         self._registry = registry
-        self._authorizer = authorizer
+        self._permissions = permissions
         self._ids = ids
         self._caller = caller
 
@@ -223,8 +223,8 @@ class Tasks:
             signal_id=id_of_request(self._store, operation_id, self._ids),
             audit=audit_entry(self._caller, self._ids.new_id, actor=by.name, subject=task_id),
         )
-        if self._authorizer.is_needed:
-            await self._authorizer.check_signal(signal, self._caller)
+        if self._permissions.is_needed:
+            await self._permissions.check_signal(signal, self._caller)
         decision = await self._decided(task, signal)
         if decision is None:
             raise _closed(await self._task(task_id))

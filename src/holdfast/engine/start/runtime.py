@@ -48,7 +48,7 @@ from holdfast.engine.activities.context import CONTEXT, activity_context
 from holdfast.engine.bus.relays import Relays
 from holdfast.engine.history import head_of, read_history, wait_for_event
 from holdfast.engine.host_locks import HeldLock
-from holdfast.engine.inbox.authorization import Authoriser, Authorizer
+from holdfast.engine.inbox.authorization import Authoriser, Permissions
 from holdfast.engine.inbox.dead_letters import DeadLetterHandle, find_dead_letters, settle_dead_letter
 from holdfast.engine.inbox.declarations import declared_by
 from holdfast.engine.inbox.operator_commands import CommandSender, OperatorCommand
@@ -256,9 +256,9 @@ class Runtime:
             node.background.append(self._remote.serve)
         self.relays: Relays | None = None
         """The relays of the event bus, if this node has them."""
-        self._authorizer = Authorizer(authoriser, store, ids)
-        self._signals = SignalSender(store, registry, self._authorizer, node.expect)
-        self._commands = CommandSender(store, registry, self._authorizer, ids)
+        self._permissions = Permissions(authoriser, store, ids)
+        self._signals = SignalSender(store, registry, self._permissions, node.expect)
+        self._commands = CommandSender(store, registry, self._permissions, ids)
         self._forks = Forks(store, registry, self._commands, ids, self._create_again)
         policy = retention or Retention()
         archive = archive_at(policy.archive, store)
@@ -437,8 +437,8 @@ class Runtime:
         options.check()
         codec.bounded(input, node.limits.value_bytes, f"the input of {definition.name!r}")
         queued = self._queued(definition, input, options, caller, uri)
-        if self._authorizer.is_needed:
-            await self._authorizer.check_start(queued, options.run_id, caller)
+        if self._permissions.is_needed:
+            await self._permissions.check_start(queued, options.run_id, caller)
         if len(self.registry.workflows) != self._published and joined is None:  # one was registered after the opening
             await self._publish()  # not beside a transaction of the caller's, which may have locked the store
         now = await self.store.now()
@@ -658,8 +658,8 @@ class Runtime:
 
     async def _permit_start(self, queued: e.RunQueued, caller: Caller | None) -> None:
         """Ask the authoriser whether the caller may have such runs started."""
-        if self._authorizer.is_needed:
-            await self._authorizer.check_start(queued, None, caller)
+        if self._permissions.is_needed:
+            await self._permissions.check_start(queued, None, caller)
 
     async def _cancel_for_tick(self, run_id: str, signal_id: str) -> None:
         """Cancel a run of a schedule because its next tick is due."""
@@ -698,8 +698,8 @@ class Runtime:
         signal_id = id_of_request(self.store, signal.signal_id, self.ids)
         is_unlimited = declared is not None and declared.is_entity
         signal = audited(replace(signal, signal_id=signal_id, is_unlimited=is_unlimited), caller, self.ids)
-        if self._authorizer.is_needed:
-            await self._authorizer.check_first_signal(signal, queued, options.run_id, caller)
+        if self._permissions.is_needed:
+            await self._permissions.check_first_signal(signal, queued, options.run_id, caller)
         return replace(new, signals=(signal,), unfit=unfit), warning
 
     async def _create_again(self, new: port.NewRun, now: Instant) -> port.Created | port.Existing | port.Refused:
@@ -809,8 +809,8 @@ class Runtime:
         return await self._query(run_id, name, arguments, caller)
 
     async def _query(self, run_id: str, name: str, arguments: Raw, caller: Caller | None) -> Raw:
-        if self._authorizer.is_needed:
-            await self._authorizer.check_query(run_id, name, arguments, caller)
+        if self._permissions.is_needed:
+            await self._permissions.check_query(run_id, name, arguments, caller)
         cache = self._node.run_cache
         head = await cache.started(await head_of(self.store, run_id))
         if self._has_code(head):
@@ -871,8 +871,8 @@ class Runtime:
             audit=audit_entry(caller, self.ids.new_id, subject=name),
         )
         before = await head_of(self.store, run_id)
-        if self._authorizer.is_needed:
-            await self._authorizer.check_signal(request, caller)
+        if self._permissions.is_needed:
+            await self._permissions.check_signal(request, caller)
         [answer] = await self.store.deliver([request])
         if isinstance(answer, port.Refused):
             raise answer.error
@@ -987,7 +987,7 @@ class Runtime:
 
     def tasks(self, caller: Caller | None = None, store: port.Store | None = None) -> Tasks:
         """Return the tasks of all runs; with a `store`, of the runs that are seen through it."""
-        return Tasks(store or self.store, self.registry, self._authorizer, self.ids, caller)
+        return Tasks(store or self.store, self.registry, self._permissions, self.ids, caller)
 
     async def dead_letters(self, query: DeadLetterQuery) -> list[DeadLetterHandle]:
         """Return the dead letters that a query names, the oldest first."""
