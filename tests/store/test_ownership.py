@@ -222,6 +222,25 @@ async def test_a_single_owner_takes_commands_updates_and_answers_without_ids_and
             await another.result()
 
 
+@pytest.mark.contract("SIG-13")
+async def test_each_retry_by_a_single_owner_is_a_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command without an id is no repetition of another one."""
+    monkeypatch.setenv("HOLDFAST_CHECKPOINT_OWNERSHIP", "single-owner")
+    app = hf.App("shop")
+
+    @app.workflow
+    async def order(number: int) -> int:
+        return number
+
+    careless: Any = Careless(MemoryStore())
+    async with asyncio.timeout(60), app.node(careless):
+        run = await app.start(order, 7)
+        assert await run.result() == 7
+        again = [await run.retry_run() for _ in range(3)]
+        assert len({each.run_id for each in (run, *again)}) == 4
+        assert [await each.result() for each in again] == [7, 7, 7]
+
+
 @pytest.mark.contract("ACT-2")
 async def test_a_node_whose_activities_have_keys_is_refused_before_it_claims_anything(
     monkeypatch: pytest.MonkeyPatch,

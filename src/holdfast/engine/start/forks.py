@@ -151,7 +151,7 @@ class Forks:
         [first] = await self._store.read_events(run_id, 0, 1)
         refuse_sealed([first])
         assert isinstance(first.data, e.RunQueued)
-        new_id, number = _named_retry(run_id, command)
+        new_id, number = self._named_retry(run_id, command)
         queued = replace(
             first.data,
             run_request_id=f"retry:{number}",
@@ -258,7 +258,7 @@ class Forks:
         run_id = head.run_id
         first = kept.events[0].data
         assert isinstance(first, e.RunQueued)
-        new_id, number = _named_retry(run_id, command)
+        new_id, number = self._named_retry(run_id, command)
         retry = _retry_of(run_id, first, command)
         forked = fork(kept, new_id, await self._store.now(), EngineRunRef(node), retry=retry)
         request = replace(first, run_request_id=f"retry:{number}")
@@ -273,17 +273,19 @@ class Forks:
         )
         return (await self._create_from(new)).run_id
 
+    def _named_retry(self, run_id: str, command: OperatorCommand) -> tuple[str, str]:
+        """Return the id of the run that a retry makes, and the number that is the same for the same command.
+
+        A command without an id is no repetition of another one.
+        """
+        number = codec.digest(f"{run_id}|{command.signal_id or self._ids.new_id()}".encode())
+        return _fitting(f"{run_id}/retry-{number[:12]}", f"retry-{number}"), number
+
 
 def _refuse_lock(head: port.RunHead, command: OperatorCommand) -> None:
     """Raise `Conflict` for a run that holds a lock: its retry or fork would have no run to hold it for."""
     if is_lock(head.plan_id):
         raise conflict(head.run_id, command, "a lock is held for the run that asked for it: retry or fork that run")
-
-
-def _named_retry(run_id: str, command: OperatorCommand) -> tuple[str, str]:
-    """Return the id of the run that a retry makes, and the number that is the same for the same command."""
-    number = codec.digest(f"{run_id}|{command.signal_id or ''}".encode())
-    return _fitting(f"{run_id}/retry-{number[:12]}", f"retry-{number}"), number
 
 
 def _retry_of(run_id: str, queued: e.RunQueued, command: OperatorCommand) -> e.RetryOf:
