@@ -3,9 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from holdfast.core.events import ContinuedAsNew, Event
-from holdfast.core.state import TERMINAL
-from holdfast.errors import HistoryGap, RunTerminal
+from holdfast.core.index_rows import RuntimeSnapshot, runtime_snapshot
+from holdfast.core.state import TERMINAL, state_of
+from holdfast.errors import HistoryGap, RunError, RunTerminal, StoreCorrupt
 from holdfast.store.decisions import no_such_run
 from holdfast.store.payloads import refuse_sealed
 from holdfast.store.port import EventQuery, Index, RunHead, RunStore
@@ -16,16 +19,42 @@ PAGE_EVENTS = 50_000
 READ_AHEAD_EVENTS = 1_000
 """How many events of the histories of several runs are read by one call."""
 
+FOLDED_EVENTS = 1_000
+"""How many events are read by one call to fold the snapshot of a run that has none."""
+
 POLL_S = 1.0
 """How often a caller that waits looks although the store did not notify it."""
 
 
 async def head_of(store: RunStore, run_id: str) -> RunHead:
-    """Return a run without its history; raise `NotFound` if there is none."""
+    """Return a run without its history; raise `NotFound` if there is none.
+
+    If its snapshot was deleted, as retention does, it is folded from the events: it is only a cache of theirs (PRJ-4).
+    """
     [run] = await store.load([run_id])
     if run is None:
         raise no_such_run(run_id)
-    return run.head
+    if run.head.snapshot is not None:
+        return run.head
+    try:
+        return replace(run.head, snapshot=await _folded(store, run.head))
+    except (RunError, StoreCorrupt):  # what is known without its history is shown all the same
+        return run.head
+
+
+async def _folded(store: RunStore, head: RunHead) -> RuntimeSnapshot:
+    """Return the snapshot of a run as its events have it, holding no more of them than there are since a rotation."""
+    after = 0
+    stretch: list[Event] = []
+    while after < head.version and (page := await store.read_events(head.run_id, after, FOLDED_EVENTS)):
+        page = page[: head.version - after]
+        after = page[-1].run_seq
+        for event in page:
+            if isinstance(event.data, ContinuedAsNew):
+                stretch.clear()
+            stretch.append(event)
+    refuse_sealed(stretch)
+    return runtime_snapshot(state_of(head.run_id, stretch))
 
 
 async def read_history(store: RunStore, run_id: str) -> list[Event]:
