@@ -586,6 +586,33 @@ async def test_a_second_signal_ends_all_nodes_at_once_also_one_whose_loop_is_stu
     assert nodes.said.count("has stopped") == 1
 
 
+@pytest.mark.parametrize(
+    ("heeds", "code", "said"),
+    [
+        ('trap "exit 0" TERM', 0, ""),
+        ("true", 0, ""),  # as Python does before there is a handler
+        ('trap "exit 6" TERM', 6, ""),
+        ('trap "kill -9 $$" TERM', 1, "node a has ended by SIGKILL, while it was stopping"),
+    ],
+)
+async def test_a_process_that_is_lost_while_it_stops_has_not_ended_well(
+    heeds: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def start() -> asyncio.subprocess.Process:
+        script = f"{heeds}; echo up; while :; do sleep 0.05; done"
+        process = await asyncio.create_subprocess_exec("sh", "-c", script, stdout=asyncio.subprocess.PIPE)
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"up\n"
+        asked.set_result("SIGTERM")
+        return process
+
+    async with asyncio.timeout(MOST_SECONDS):
+        assert await processes.keep_alive("node a", start, asked, patience_s=None) == code
+    assert said in capsys.readouterr().err
+
+
 async def test_a_process_that_has_just_ended_by_itself_is_no_error_to_who_ends_it() -> None:
     process = await asyncio.create_subprocess_exec("true")
     await process.wait()

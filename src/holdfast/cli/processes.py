@@ -66,7 +66,11 @@ async def keep_alive(
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         if not ended.done():
             await _end(process, ended, patience_s)
-            return max(ended.result(), OK)
+            code = ended.result()
+            if code >= 0 or code == -signal.SIGTERM:  # it had just begun, and knew no better end
+                return max(code, OK)
+            note(f"{name} has ended {_by(code)}, while it was stopping")
+            return FAILED
         code = ended.result()
         if code == reload:
             continue
