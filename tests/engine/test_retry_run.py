@@ -247,6 +247,56 @@ async def test_branches_that_went_on_after_the_failure_of_another_are_not_done_a
         assert bank.calls.count("charge 1") == 2
 
 
+@pytest.mark.parametrize("what", ["attributes", "published", "patched", "given up"])
+async def test_what_branches_record_after_the_failure_of_another_costs_no_later_result(
+    variant: EngineVariant, what: str
+) -> None:
+    bank = Bank()
+    go_on = asyncio.Event()
+
+    @bank.app.activity(retry=ONCE)
+    async def slow(item: str) -> str:
+        await go_on.wait()
+        bank.calls.append(f"slow {item}")
+        return item
+
+    @bank.app.workflow
+    async def orders() -> list[Any]:
+        async def heard() -> str:
+            other = asyncio.ensure_future(hf.wait_signal("never", str))
+            found = await hf.wait_signal("go", str)
+            if what == "attributes":
+                hf.set_attributes(cents=3)
+            elif what == "published":
+                hf.publish(stage="heard")
+            elif what == "patched":
+                hf.patched("noted")
+            else:
+                other.cancel()
+            return list(found)
+
+        found = await asyncio.gather(bank.charge("book"), heard(), slow("pen"), return_exceptions=True)
+        for each in found:
+            if isinstance(each, Exception):
+                raise each
+        return list(found)
+
+    recorded = {"attributes": "AttributesSet", "given up": "StepCancelled"}.get(what, "MarkerRecorded")
+    async with variant.node(bank.app):
+        run = await bank.app.start(orders)
+        await wait_for_event(run, "StepFailed")
+        await run.signal("go", "heard")
+        await wait_for_event(run, recorded)
+        go_on.set()
+        with pytest.raises(RunFailed):
+            await run.result()
+        bank.is_mended = True
+        again = await run.retry_run()
+        assert await again.result() == ["paid book", "heard", "pen"]
+        assert bank.calls.count("slow pen") == 1
+        await check_invariants(bank.app, again)
+
+
 async def test_a_run_that_has_undone_its_steps_begins_again(variant: EngineVariant) -> None:
     bank = Bank()
 

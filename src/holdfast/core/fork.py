@@ -29,7 +29,6 @@ from msgspec.structs import replace
 from holdfast.core import events as e
 from holdfast.core import run_timeouts, tasks
 from holdfast.core.codec import decode, encode
-from holdfast.core.commands import COMMAND_OF
 from holdfast.core.event_writer import EventWriter, start_message
 from holdfast.core.events import EngineRunRef, ErrorInfo, Event
 from holdfast.core.instants import Instant
@@ -204,23 +203,17 @@ def _comes_with(event: Event, following: Event) -> bool:
 
 
 def _outcomes_since(history: Sequence[Event], cut: int, failures: set[int]) -> list[Event]:
-    """Return the outcomes after a cut, without failures, up to the first one to which the program has reacted."""
+    """Return the outcomes after a cut of steps that are open there, and a cancellation; without failures."""
     is_open = set(state_of(history[0].run_id, history[:cut]).open_steps)
     has_timed_out = any(isinstance(history[place].data, e.RunTimedOut) for place in failures)
     kept: list[Event] = []
-    follows_failure = True
     for place, event in enumerate(history[cut:], cut):
         kind = type(event.data)
-        if place in failures:
-            follows_failure = True
-        elif kind in COMMAND_OF and event.caused_by_signal_id is None:
-            if not follows_failure:
-                break
-        elif kind in e.OUTCOMES:
-            follows_failure = False
-            if event.step_id in is_open or (kind is e.RunCancelRequested and not has_timed_out):
-                kept.append(event)
-                is_open.discard(event.step_id or "")
+        if place in failures or kind not in e.OUTCOMES:
+            continue
+        if event.step_id in is_open or (kind is e.RunCancelRequested and not has_timed_out):
+            kept.append(event)
+            is_open.discard(event.step_id or "")
     return kept
 
 
