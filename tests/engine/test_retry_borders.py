@@ -1,6 +1,7 @@
 """RETRY_RUN of failed runs beside what others answer, hold or have done: callbacks, locks, children, queues, people."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,7 +9,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.core.state import RunStatus
-from holdfast.errors import ActivityFailed, RunFailed, RunTerminal
+from holdfast.errors import ActivityFailed, HistoryGap, NotFound, RunFailed, RunTerminal
 from holdfast.store.port import RunQuery
 from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
 from tests.engine.test_retry_run import ONCE, Bank, check_invariants
@@ -611,3 +612,58 @@ async def test_a_flow_goes_on_from_its_failed_child(variant: EngineVariant) -> N
         assert await again.result() == {"item": "book", "paid": "paid book"}
         assert bank.calls == ["charge book", "pack paid book"]
         await check_invariants(bank.app, again)
+
+
+@pytest.mark.contract("FMT-2")
+@pytest.mark.parametrize("reads", range(4))
+@pytest.mark.parametrize("verb", ["retry", "retry from the start", "fork", "fork at an event", "retry a plan"])
+async def test_a_run_that_is_deleted_while_it_is_read_is_not_continued_without_its_results(
+    verb: str, reads: int
+) -> None:
+    """Retention may delete the failed run between two pages of its history."""
+
+    class Deleting(hf.MemoryStore):
+        left: int | None = None
+
+        async def read_events(
+            self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+        ) -> list[hf.Event]:
+            if self.left is not None:
+                self.left -= 1
+                if self.left < 0:
+                    return []
+                limit = min(limit or 3, 3)
+            return await super().read_events(run_id, after, limit, most_bytes)
+
+    bank, store = Bank(), Deleting()
+
+    @bank.app.workflow
+    async def order(item: str) -> str:
+        for number in range(3):
+            await bank.reserve(f"{item} {number}")
+        return await bank.charge(item)
+
+    reserve = [{"id": f"r{number}", "activity": "reserve", "input": {"item": str(number)}} for number in range(3)]
+    charge = {"id": "charge", "activity": "charge", "input": {"item": "book"}, "depends_on": ["r0", "r1", "r2"]}
+    async with bank.app.node(store):
+        if verb == "retry a plan":
+            run = await bank.app.plans.start({"plan": "order", "version": "1", "steps": [*reserve, charge]})
+            with pytest.raises(RunFailed):
+                await run.result()
+        else:
+            run = await bank.failed(order, "book")
+        store.left = reads
+        verbs: dict[str, Callable[[], Awaitable[Any]]] = {
+            "retry": run.retry_run,
+            "retry from the start": lambda: run.retry_run(from_start=True),
+            "retry a plan": run.retry_run,
+            "fork": run.fork,
+            "fork at an event": lambda: run.fork(at=8),
+        }
+        if verb == "retry from the start" and reads:  # only the first event is needed
+            await verbs[verb]()
+            return
+        with pytest.raises((NotFound, HistoryGap)):
+            await verbs[verb]()
+        store.left = None
+        assert len(await store.find(RunQuery())) == 1

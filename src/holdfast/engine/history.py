@@ -57,15 +57,24 @@ async def _folded(store: RunStore, head: RunHead) -> RuntimeSnapshot:
     return runtime_snapshot(state_of(head.run_id, stretch))
 
 
-async def read_history(store: RunStore, run_id: str) -> list[Event]:
-    """Return the whole history; it is empty if there is no such run. Raise `HistoryGap` if it is being deleted."""
+async def read_history(store: RunStore, run_id: str, version: int = 0) -> list[Event]:
+    """Return the whole history; it is empty if there is no such run.
+
+    Raise `HistoryGap` if it is being deleted: if events are missing, or it ends before this version of the run.
+    """
     events: list[Event] = []
     while page := await store.read_events(run_id, len(events)):
         if page[0].run_seq != len(events) + 1:
-            problem = f"run {run_id}: event {len(events) + 1} is missing, because retention deletes the run"
-            raise HistoryGap(problem, run_id=run_id, run_seq=len(events) + 1)
+            raise _deleted(run_id, len(events) + 1)
         events += page
+    if len(events) < version:
+        raise _deleted(run_id, len(events) + 1)
     return events
+
+
+def _deleted(run_id: str, missing: int) -> HistoryGap:
+    problem = f"run {run_id}: event {missing} is missing, because retention deletes the run"
+    return HistoryGap(problem, run_id=run_id, run_seq=missing)
 
 
 async def find_event(

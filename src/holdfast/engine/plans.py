@@ -21,6 +21,7 @@ from holdfast.core.plans import STORE_PLAN, PlanRef, RegisteredPlan, is_plan
 from holdfast.core.state import state_of
 from holdfast.engine.abilities import abilities_of
 from holdfast.engine.activities.context import activity_context
+from holdfast.engine.history import read_history
 from holdfast.engine.plan_sources import PlanSources
 from holdfast.errors import Conflict, InvalidInput, NotFound, StoreCorrupt
 from holdfast.limits import PLAN_BYTES
@@ -90,15 +91,12 @@ async def input_of_retry(
         return Raw(msgspec.json.encode(given))
     if before is not None:
         done = msgspec.json.decode(before, type=dict[str, StepResult])
-    after = 0
-    while events := await store.read_events(head.run_id, after):
-        after = events[-1].run_seq
-        for event in events:
-            if (event.step_id or "").endswith(COMPENSATED):
-                return Raw(msgspec.json.encode(given))
-            result = _result_of(event)
-            if event.step_id is not None and result is not None and ":" not in event.step_id:
-                done[event.step_id] = result
+    for event in await read_history(store, head.run_id, head.version):
+        if (event.step_id or "").endswith(COMPENSATED):
+            return Raw(msgspec.json.encode(given))
+        result = _result_of(event)
+        if event.step_id is not None and result is not None and ":" not in event.step_id:
+            done[event.step_id] = result
     if done:
         kept = definition.needed_after(done)
         given[DONE] = Raw(

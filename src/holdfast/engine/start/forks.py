@@ -103,7 +103,7 @@ class Forks:
         """
         if head.status is not FAILED or is_plan(head.plan_id):
             return None
-        history = await read_history(self._store, head.run_id)
+        history = await read_history(self._store, head.run_id, head.version)
         refuse_sealed(history)
         kept = kept_to_continue(history)
         first = kept.events[0].data
@@ -148,8 +148,11 @@ class Forks:
     ) -> str:
         """Start the run that does this one again, once for each command, and return its id."""
         run_id = head.run_id
-        [first] = await self._store.read_events(run_id, 0, 1)
-        refuse_sealed([first])
+        page = await self._store.read_events(run_id, 0, 1)
+        if not page:
+            raise no_such_run(run_id)  # it was deleted since
+        [first] = page
+        refuse_sealed(page)
         assert isinstance(first.data, e.RunQueued)
         new_id, number = self._named_retry(run_id, command)
         queued = replace(
@@ -159,7 +162,7 @@ class Forks:
             parent_step_id=None,
             parent_token=None,
             depth=0,
-            input=await self._input_of(run_id, first.data),
+            input=await self._input_of(head, first.data),
             start_at=None,
             debounce=None,
             needs=0,
@@ -186,11 +189,11 @@ class Forks:
             raise answer.error
         return answer.run_id
 
-    async def _input_of(self, run_id: str, queued: e.RunQueued) -> Raw:
+    async def _input_of(self, head: port.RunHead, queued: e.RunQueued) -> Raw:
         """Return the input that a run began with: that of its start, or of the last one that was debounced."""
         if queued.debounce is None:
             return queued.input
-        bodies = [event.data for event in await read_history(self._store, run_id)]
+        bodies = [event.data for event in await read_history(self._store, head.run_id, head.version)]
         return next((body.input for body in reversed(bodies) if isinstance(body, e.InputReplaced)), queued.input)
 
     async def fork_run(
@@ -217,7 +220,7 @@ class Forks:
         _refuse_lock(head, command)
         if at is not None and (type(at) is not int or not 1 <= at <= head.version):
             raise InvalidInput(f"at: the run has the events 1 to {head.version}, not {at}", field="at")
-        history = await read_history(self._store, run_id)
+        history = await read_history(self._store, run_id, head.version)
         refuse_sealed(history)
         kept = kept_to_continue(history) if at is None else kept_until(history, find_cut(history, at))
         request_id = request_id or self._ids.new_id()
@@ -267,7 +270,7 @@ class Forks:
             forked,
             run_request_id=request.run_request_id,
             request_key=start_key(new_id, request, first.plan_version),
-            input_sha256=codec.value_digest(await self._input_of(run_id, first)),
+            input_sha256=codec.value_digest(await self._input_of(head, first)),
             tags=descended(head.tags, retry_tag(run_id), lambda: _owners_of_artifacts(forked.events)),
             audit=audit_entry(caller, self._ids.new_id, actor=command.actor, subject=run_id, detail=command.reason),
         )
