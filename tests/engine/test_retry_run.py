@@ -273,7 +273,7 @@ async def test_what_branches_record_after_the_failure_of_another_costs_no_later_
                 hf.patched("noted")
             else:
                 other.cancel()
-            return list(found)
+            return found
 
         found = await asyncio.gather(bank.charge("book"), heard(), slow("pen"), return_exceptions=True)
         for each in found:
