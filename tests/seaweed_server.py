@@ -44,6 +44,9 @@ class SeaweedServer(Endpoint):
         self._folder = ServerFolder.make(in_memory=True)
         names = [name for port in PORTS for name in (port, f"{port}.grpc")]
         self._ports = dict(zip(names, free_ports(len(names)), strict=True))
+        # The program makes these whatever its options say, and leaves them if it is killed.
+        sockets = {service: self._ports[f"{service}.port.grpc"] for service in ("master", "volume", "filer", "s3")}
+        self._folder.also_remove(f"/tmp/seaweedfs-{service}-grpc-{port}.sock" for service, port in sockets.items())
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"http://127.0.0.1:{self._ports['s3.port']}"
 

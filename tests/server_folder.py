@@ -16,6 +16,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +30,8 @@ MEMORY = "/dev/shm"
 ROOM_BYTES = 2 * 1024**3
 
 PIPE = "holders"
+ELSEWHERE = "elsewhere"
+"""The file that names what servers leave outside of the folder."""
 IPC_RMID = 0
 
 
@@ -70,6 +73,10 @@ class ServerFolder:
             return cls(path, os.open(path / PIPE, os.O_WRONLY | os.O_NONBLOCK), -1)
         except OSError:
             return None
+
+    def also_remove(self, paths: Iterable[str]) -> None:
+        """Have files removed with the folder that a server makes elsewhere."""
+        (self.path / ELSEWHERE).write_text("\n".join(paths))
 
     def leave(self) -> None:
         """Hold it no longer, and leave it to those who do."""
@@ -135,6 +142,13 @@ def remove_shared_memory(path: Path) -> None:
             ctypes.CDLL(None).shmctl(int(lines[6].split()[1]), IPC_RMID, None)
 
 
+def remove_elsewhere(path: Path) -> None:
+    """Remove what the servers of the folder have left outside of it."""
+    with suppress(FileNotFoundError):
+        for name in (path / ELSEWHERE).read_text().splitlines():
+            Path(name).unlink(missing_ok=True)
+
+
 def can_be_reached(path: Path) -> bool:
     """Return whether every user of the machine may go through all the folders above the path."""
     return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.absolute().parents)
@@ -183,6 +197,7 @@ def remove_when_unused(path: Path) -> None:
         pass
     kill_all(path)
     remove_shared_memory(path)
+    remove_elsewhere(path)
     shutil.rmtree(path)
 
 

@@ -1,4 +1,4 @@
-"""The PostgreSQL servers of the tests are real ones, and nothing of them stays behind."""
+"""The servers of the tests are real ones, and nothing of them stays behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from tests.postgres_server import (
     sql,
     version_of,
 )
-from tests.server_folder import ServerFolder, processes_of
+from tests.seaweed_server import SeaweedServer
+from tests.server_folder import ELSEWHERE, ServerFolder, processes_of
 
 pytestmark = pytest.mark.process
 
@@ -192,6 +193,17 @@ def test_nothing_is_left_of_a_server_in_any_condition(is_stopped: bool) -> None:
     assert not installation.folder.path.exists()
     assert not processes_of(installation.folder.path)
     assert not any(map(is_there, segments))
+
+
+def test_nothing_is_left_of_an_object_storage_that_was_killed() -> None:
+    server = SeaweedServer()
+    server.start()
+    outside = [Path(name) for name in (server.folder.path / ELSEWHERE).read_text().splitlines()]
+    assert any(path.exists() for path in outside)
+    server.kill()
+    server.remove()
+    assert not any(path.exists() for path in outside)
+    assert not server.folder.path.exists()
 
 
 async def test_the_last_one_who_shares_a_server_ends_it(
