@@ -17,7 +17,7 @@ from msgspec.structs import replace
 import holdfast as hf
 from holdfast.engine import dead_processes
 from holdfast.engine.abilities import Abilities
-from holdfast.engine.dead_processes import DeadProcesses, is_gone, process_identity
+from holdfast.engine.dead_processes import DeadProcesses, is_gone, is_here, process_identity
 from holdfast.engine.observe.takeovers import Takeovers, find_takeovers
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import LoadedRun
@@ -94,6 +94,44 @@ def test_without_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(dead_processes, "PROC", tmp_path)
     assert process_identity() == ""
     assert not is_gone(identity)
+
+
+def proc_of(folder: Path, pid: int, started: str, clock: str) -> Path:
+    """Make a folder like /proc, as this process sees itself there."""
+    own = folder / str(pid)
+    (own / "ns").mkdir(parents=True)
+    (own / "ns/pid").symlink_to("pid:[1]")
+    (own / "ns/time").symlink_to(clock)
+    (own / "stat").write_text(f"{pid} (python) S {'0 ' * 18}{started} 0")
+    (folder / "self").symlink_to(str(pid))
+    (folder / "sys/kernel/random").mkdir(parents=True)
+    (folder / "sys/kernel/random/boot_id").write_text("boot\n")
+    return folder
+
+
+def test_what_proc_says_of_processes_of_another_namespace_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As after `unshare --pid` without `--mount-proc`: this process's number is there, and is that of another."""
+    monkeypatch.setattr(dead_processes, "PROC", proc_of(tmp_path / "own", os.getpid(), "7", "time:[1]"))
+    identity = process_identity()
+    assert identity
+    foreign = proc_of(tmp_path / "foreign", os.getpid() + 1, "8", "time:[1]")
+    (foreign / str(os.getpid())).mkdir()
+    (foreign / str(os.getpid()) / "stat").write_text(f"{os.getpid()} (other) S {'0 ' * 18}9 0")
+    monkeypatch.setattr(dead_processes, "PROC", foreign)
+    assert process_identity() == ""
+    assert not is_gone(identity)
+    assert not is_here(identity)
+
+
+def test_a_process_whose_clock_begins_elsewhere_is_not_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In another time namespace the same process was started at another time."""
+    monkeypatch.setattr(dead_processes, "PROC", proc_of(tmp_path / "own", os.getpid(), "7", "time:[1]"))
+    identity = process_identity()
+    monkeypatch.setattr(dead_processes, "PROC", proc_of(tmp_path / "other", os.getpid(), "1000007", "time:[2]"))
+    assert not is_gone(identity)
+    assert not is_here(identity)
 
 
 @pytest.mark.contract("OWN-3")

@@ -150,9 +150,15 @@ class DeadProcesses:
 
 
 def _machine() -> str:
-    """Return what distinguishes this boot of this machine, and the processes that can be seen from here."""
+    """Return what distinguishes this boot of this machine, the processes that can be seen from here, and their clock.
+
+    When a process was started is read differently in another time namespace.
+    """
+    if os.readlink(PROC / "self") != str(os.getpid()):
+        raise OSError(f"{PROC} shows the processes of another namespace")
     boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.readlink(PROC / 'self/ns/pid')}"
+    namespaces = [PROC / "self/ns/pid", PROC / "self/ns/time"]  # the latter only since Linux 5.6
+    return " ".join([boot, *(os.readlink(each) for each in namespaces if each.is_symlink())])
 
 
 def _started(pid: int) -> str:
