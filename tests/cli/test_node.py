@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import json
 import os
@@ -611,6 +612,26 @@ async def test_a_process_that_is_lost_while_it_stops_has_not_ended_well(
     async with asyncio.timeout(MOST_SECONDS):
         assert await processes.keep_alive("node a", start, asked, patience_s=None) == code
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("refused", "code"), [(2, 3), (processes.CRASHES, 1)])
+async def test_a_process_that_cannot_be_started_for_the_moment_is_started_later(
+    refused: int, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine may have no memory, or too many processes, when one that has crashed is to be started again."""
+    monkeypatch.setattr(processes, "PAUSE_S", 0.0)
+    starts = itertools.count(1)
+
+    async def start() -> asyncio.subprocess.Process:
+        if next(starts) <= refused:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return await asyncio.create_subprocess_exec("sh", "-c", "exit 3")
+
+    asked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async with asyncio.timeout(MOST_SECONDS):
+        assert await processes.keep_alive("node a", start, asked, patience_s=None) == code
+    said = capsys.readouterr().err
+    assert said.count("node a could not be started: [Errno 11] Resource temporarily unavailable") == refused
 
 
 async def test_a_process_that_has_just_ended_by_itself_is_no_error_to_who_ends_it() -> None:

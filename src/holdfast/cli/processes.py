@@ -55,12 +55,20 @@ async def keep_alive(
 ) -> int:
     """Keep a process running until `asked` is done, or until it has ended by itself and has reported why.
 
-    A process that crashes, or ends with the code `reload`, is started again. Return its exit code, which is never OK if
-    it was not asked to end. A process that was asked to end is killed after `patience_s`; None waits for it.
+    A process that crashes, cannot be started, or ends with the code `reload`, is started again. Return its exit code,
+    which is never OK if it was not asked to end. A process that was asked to end is killed after `patience_s`; None
+    waits for it.
     """
     crashes = _Crashes(name)
     while not asked.done():
-        process = await start()
+        try:
+            process = await start()
+        except OSError as problem:  # too many processes, or no memory, for the moment
+            note(f"{name} could not be started: {problem}")
+            if crashes.is_too_often():
+                return FAILED
+            await asyncio.wait([asked], timeout=PAUSE_S)
+            continue
         ended = asyncio.ensure_future(process.wait())
         awaited: set[asyncio.Future[Any]] = {asked, ended}
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
