@@ -240,11 +240,11 @@ async def test_a_run_that_is_let_go_while_it_is_looked_for_is_claimed_before_it_
         run = await app.start(buy)
         while node.owns(run.run_id):  # noqa: ASYNC110
             await asyncio.sleep(0)
-        while not node._is_idle or node.owned_runs.changed.is_set() or node.owned_runs.should_claim:  # noqa: ASYNC110
+        while not node.turn_loop.is_idle or node.owned_runs.should_claim:  # noqa: ASYNC110
             await asyncio.sleep(0)
         clock.advance(ms=4_000)
         store.may_answer.set()
-        while node.starter._looking or node.owned_runs.changed.is_set() or not node._is_idle:  # noqa: ASYNC110
+        while node.starter._looking or not node.turn_loop.is_idle:  # noqa: ASYNC110
             await asyncio.sleep(0)
         ring()
         assert await run.result() == "paid"
@@ -290,7 +290,7 @@ async def test_a_run_that_is_admitted_and_let_go_before_the_answer_comes_is_not_
             await asyncio.sleep(0)
         assert store.may_answer is not None
         store.may_answer.set()
-        while store.may_answer is not None or node.owns("second") or not node._is_idle:  # noqa: ASYNC110
+        while store.may_answer is not None or node.owns("second") or not node.turn_loop.is_idle:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await second.signal("go", "later")
         assert await second.result() == "later"

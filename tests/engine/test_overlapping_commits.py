@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 import holdfast as hf
-from holdfast.engine.node import OVERLAPPED
+from holdfast.engine.turns.turn_loop import OVERLAPPED
 from holdfast.errors import StoreUnavailable
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Capabilities, CommitConflict, Committed, Turn
@@ -59,7 +59,7 @@ class StoreAside(StoreProxy):
 async def test_turns_that_are_committed_in_halves_happen_once(
     failures: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.node.RETRY_S", 0.0)
+    monkeypatch.setattr("holdfast.engine.turns.turn_loop.RETRY_S", 0.0)
     app = hf.App("halves")
     calls: Counter[tuple[str, int]] = Counter()
 

@@ -355,7 +355,7 @@ async def test_a_node_with_nothing_to_do_claims_in_the_transaction_of_the_signal
             await wait_for_event(run, "SignalWaiting")
         store._database.connection.set_trace_callback(statements.append)
         for run in runs:
-            while not node._is_idle:  # noqa: ASYNC110
+            while not node.turn_loop.is_idle:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
             await run.signal("approval", Approval(True, "ann"))
             assert await run.result() == "ann"

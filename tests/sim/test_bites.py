@@ -20,17 +20,16 @@ from holdfast.core.keyed_steps import Effect, is_of_engine
 from holdfast.core.messages import ActivityErrored
 from holdfast.core.state import OpenStep, RunState, carried
 from holdfast.core.timing import Retry
-from holdfast.engine import node
 from holdfast.engine.activities import queue_worker
 from holdfast.engine.activities.executor import ActivityExecutor
 from holdfast.engine.activities.queue_worker import QueueWorker
-from holdfast.engine.node import TurnProcessor
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.starter import Starter
-from holdfast.engine.turns import draft, fail_open, owned_runs
+from holdfast.engine.turns import draft, fail_open, owned_runs, turn_loop
 from holdfast.engine.turns.draft import TurnDraft
 from holdfast.engine.turns.fail_open import Journal
 from holdfast.engine.turns.owned_runs import OwnedRuns
+from holdfast.engine.turns.turn_loop import TurnProcessor
 from holdfast.program.coroutine import CoroutineProgram
 from holdfast.store import decisions, outgoing, port
 from holdfast.store.encryption import Encryption
@@ -135,7 +134,7 @@ def test_it_finds_runs_that_begin_while_another_is_tried(monkeypatch: pytest.Mon
 @pytest.mark.contract("OWN-3", "MSG-2")
 def test_it_finds_runs_that_are_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World, "die", _die_always)
-    monkeypatch.setattr(node, "poison_of", lambda loaded, limits: None)
+    monkeypatch.setattr(turn_loop, "poison_of", lambda loaded, limits: None)
     assert "ends one process after the other" in first_finding()
 
 

@@ -9,6 +9,7 @@ read, many by one query.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
 from holdfast.engine.batcher import Batcher
 from holdfast.engine.history import find_ends
-from holdfast.errors import EngineError, StoreCorrupt
+from holdfast.errors import EngineError, StoreCorrupt, StoreError
 from holdfast.store.decisions import no_such_run
 from holdfast.store.port import LoadedRun, Store
 from holdfast.store.types import load_each
@@ -30,6 +31,8 @@ REST = 10
 
 OWNED_POLLS = 6
 """After how many periods of `safety_poll_s` runs that this node owns are looked at as well."""
+
+logger = logging.getLogger("holdfast.node")
 
 
 class Completion(Struct, frozen=True, gc=False):
@@ -133,7 +136,16 @@ class CompletionWaiters:
         return self.problem or EngineError("the node was stopped")
 
     async def watch(self) -> None:
-        """Look for runs that finished on other nodes, as long as a caller waits for one.
+        """Look for runs that finished on other nodes, for as long as the node works."""
+        while True:
+            try:
+                await self._watch()
+            except StoreError:
+                logger.warning("the store failed while finished runs were looked up; trying again", exc_info=True)
+                await asyncio.sleep(self._poll_s)
+
+    async def _watch(self) -> None:
+        """Look for runs that finished on other nodes, whenever a caller waits for one.
 
         Those that this node owns are looked at less often: it may have lost a run without having noticed.
         """

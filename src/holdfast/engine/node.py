@@ -1,33 +1,20 @@
-"""A node: claims runs, takes their turns, commits them together, and carries out what follows.
+"""A node: a process that executes runs, with everything that belongs to it and the tasks that keep it going.
 
-One loop does all of it. Each round takes what there is (runs that were claimed, outcomes of this node's activities),
-takes a turn of every run, commits all turns with one call, and only then performs effects. With nothing to do it sleeps
-until the next due instant or until it is notified: nothing is swept or polled, but for a claim every `safety_poll_s`,
-in case a notification was lost.
-
-`Node` has the loop and its life. `TurnProcessor` is what the loop does with a batch of runs: have them in memory, run
-their programs, commit the turns, perform the effects. One turn by itself is in `turns/execute.py`. The rest is
-delegated: `OwnedRuns` knows the runs and what comes in for them, `Starter` creates runs.
+`Node` puts the parts together, takes a lease, starts their tasks, and stops them again: what is under way may finish
+for a while, the rest is given back. What each part does is elsewhere. `TurnLoop` takes the turns of runs, `OwnedRuns`
+keeps the runs and what arrives for them, `Starter` creates runs, and `QueueWorker` executes jobs.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, cast
-
-from msgspec.structs import replace
+from typing import Any
 
 from holdfast.clock import Rng
-from holdfast.core.codec import holds_sealed, unreadable_payload
-from holdfast.core.decide import Input
-from holdfast.core.events import RunPaused
-from holdfast.core.instants import Instant
-from holdfast.core.messages import ActivitySucceeded
 from holdfast.engine.activities.async_completion import completion_key
 from holdfast.engine.activities.context import ArtifactAccess
-from holdfast.engine.activities.heartbeats import Heartbeats
-from holdfast.engine.activities.queue_worker import QueueWorker, outcome_message
+from holdfast.engine.activities.queue_worker import QueueWorker
 from holdfast.engine.activities.slots import Slots
 from holdfast.engine.activities.streams import StreamAccess, StreamSender
 from holdfast.engine.completion_waiters import CompletionWaiters
@@ -36,50 +23,28 @@ from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.engine.gc_tuning import tuned_gc
 from holdfast.engine.hand_over import HandOver
 from holdfast.engine.host_locks import HostDuty, Work
-from holdfast.engine.inbox.declarations import Declarations, has_signals, without_unfit_signals
 from holdfast.engine.leases import LeaseGuard, LeaseTimer, keep_lease
-from holdfast.engine.observe.logs import log_dead_letters
 from holdfast.engine.observe.samples import Sampler
 from holdfast.engine.observe.takeovers import Takeovers
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.starter import FirstTurns, Starter
-from holdfast.engine.turns.draft import LIMITS, TurnDraft
-from holdfast.engine.turns.execute import CachedRun, RunCache, pause_turn, take_turn
+from holdfast.engine.turns.draft import LIMITS
+from holdfast.engine.turns.execute import RunCache
 from holdfast.engine.turns.fail_open import FailOpen
-from holdfast.engine.turns.owned_runs import OwnedRun, OwnedRuns, unsuccessful
-from holdfast.engine.turns.poison import (
-    TRIED_TOGETHER,
-    counting_turn,
-    deferring_turn,
-    is_first_try,
-    is_suspect,
-    losses_after,
-    poison_of,
-    tried,
-)
+from holdfast.engine.turns.owned_runs import OwnedRuns
+from holdfast.engine.turns.turn_loop import TurnLoop, TurnProcessor
 from holdfast.errors import (
     EngineError,
-    HoldfastError,
-    LeaseExpired,
     NodeSuperseded,
-    NondeterminismError,
-    PoisonTurn,
-    RunError,
-    StoreCorrupt,
     StoreError,
-    UnhandledError,
 )
 from holdfast.limits import Limits
-from holdfast.program.loop import outside_loop
-from holdfast.program.port import EndDeferred
 from holdfast.registry import Registry
 from holdfast.store.artifacts import Artifacts, place_of
-from holdfast.store.port import CommitConflict, Committed, LoadedRun, Store, Turn
+from holdfast.store.port import LoadedRun, Store
 from holdfast.store.types import CALL_LIMITS
 from holdfast.store.validation import RECONCILIATION, lacks, require_conditional_batch
-
-RETRY_S = 0.2
 
 GIVE_BACK_S = 5.0
 """How long a node that stops waits for the store to release its runs, and for cancelled activities to end.
@@ -89,18 +54,6 @@ Else the runs go on when its lease has expired, and the activities are abandoned
 
 LAST_DRAIN_S = 1.0
 """How long activities may go on at least, if something else was waited for after the process was asked to stop."""
-
-_MENDED_BY_OTHER_CODE = (NondeterminismError, UnhandledError)
-"""What pauses a run that a node with other code may be able to run."""
-
-OVERLAPPED = 200
-"""From how many turns on a batch is committed in two halves, if the store works aside. Fewer share one commit."""
-
-UNDER_WAY = 12
-"""After so many rounds of the loop a call of the store has been sent. If not, there is less to gain, and no harm."""
-
-Prepared = tuple[OwnedRun, CachedRun, RunError | None]
-"""A run that can take its turn; with the reason if its program cannot go on."""
 
 logger = logging.getLogger("holdfast.node")
 
@@ -168,182 +121,29 @@ class Node:
             budget_ms, folder = options.write_latency_budget_ms, options.fail_open
             self.turn_processor.fail_open = FailOpen(name, store, self.owned_runs, self._lease, budget_ms, folder)
         self.starter = Starter(store, self.owned_runs, options.lease_ms, first_turns)
+        self.turn_loop = TurnLoop(
+            *(store, options, self.owned_runs, self.definition_filter, self._queue_worker, self.starter),
+            *(self._takeovers, self._hand_over, self.turn_processor, self._renew, self._fail),
+        )
         self._guard: LeaseGuard | None = None
-        self._is_idle = False
-        self._due_at: Instant | None = None
-        self._knows_due_at = False
         self._asked_at: float | None = None
-        self._claiming: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.duties: list[HostDuty] = []
         self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """What else goes on while the node is there. Add to it before the node starts."""
-
-    # --- the loop: claim, turn, commit, effects
-
-    async def _work(self) -> None:
-        try:
-            await self._take_turns()
-        except asyncio.CancelledError:  # the node leaves: no run has ended it
-            with suppress(StoreError):
-                await self.turn_processor.take_back_tries()
-            raise
-
-    async def _take_turns(self) -> None:
-        while True:
-            try:
-                batch = await self._gather()
-                if isinstance(self.failure, NodeSuperseded):
-                    raise self.failure
-                if batch:
-                    await self.turn_processor.process(batch)
-                elif self.owned_runs.is_stopping and not self.owned_runs.executor.busy and not self.owned_runs.reports:
-                    return
-                else:
-                    await self._idle()
-            except StoreError:
-                logger.exception("node %s: the store failed; trying again", self.name)
-                await asyncio.sleep(RETRY_S)
-            except Exception as failure:
-                if self.failure is None:
-                    logger.critical("node %s has failed: no run goes on here any more", self.name, exc_info=True)
-                    self.failure = EngineError(f"node {self.name} has failed: {type(failure).__name__}: {failure}")
-                self.completion_waiters.close(self.failure)  # callers that wait for a result here fail at once
-                raise
-
-    async def _gather(self) -> list[OwnedRun]:
-        """Return the runs that have something to do."""
-        owned_runs = self.owned_runs
-        if owned_runs.reports:
-            await self._record_outcomes()
-        if owned_runs.to_release:
-            await self.store.release(self.name, owned_runs.to_release)
-            owned_runs.to_release = []
-        if owned_runs.to_load:
-            await self._load_again()
-        if owned_runs.should_offer and not owned_runs.is_stopping:
-            await self._hand_over.offer()
-        ready = owned_runs.ready
-        if self._claiming is not None:
-            claiming, self._claiming = self._claiming, None
-            await claiming
-        elif owned_runs.should_claim and ready.wants_more and not owned_runs.is_stopping:
-            await self._claim()
-        seen = 0
-        while seen < len(ready) and not (seen and ready.is_full):
-            seen = len(ready)  # what is about to come in shares the commit
-            await asyncio.sleep(0)
-        by_id = owned_runs.by_id
-        return [by_id[run_id] for run_id in ready.take() if run_id in by_id]
-
-    async def _claim(self) -> None:
-        definitions = self.definition_filter
-        self.owned_runs.should_claim = False  # before the call: a notification may come while it is under way
-        self._knows_due_at = False
-        try:
-            plans = definitions.claimable
-            claimed = await self.store.claim(self.name, self.options.claim_runs, plans)
-            if plans is not definitions.registered:
-                definitions.note_claim(plans)
-        except LeaseExpired:
-            self.owned_runs.should_claim = True
-            await self._renew()
-            return
-        except StoreError:
-            self.owned_runs.should_claim = True
-            raise
-        self.owned_runs.should_claim |= len(claimed) == self.options.claim_runs
-        if self.starter.creating:
-            await self.starter.begun(claimed)
-        if any(loaded.head.losses for loaded in claimed):
-            await self._takeovers.note(claimed)
-        for loaded in claimed:
-            self._accept(loaded)
-
-    async def _idle(self) -> None:
-        """Sleep until the next due instant, or until something happens."""
-        changed = self.owned_runs.changed
-        if changed.is_set():
-            changed.clear()
-            return
-        stops = self.owned_runs.is_stopping  # then nothing is claimed, whatever is due
-        due_at = None if stops else await self._next_due()
-        timeout_s = None if due_at is None else (due_at - await self.store.now()) / 1_000_000
-        try:
-            async with asyncio.timeout(timeout_s):
-                self._is_idle = True
-                await changed.wait()
-        except TimeoutError:
-            self.owned_runs.should_claim = True
-        finally:
-            self._is_idle = False
-        changed.clear()
-
-    async def _next_due(self) -> Instant | None:
-        """Return when a claim may find something. It is asked once after each claim.
-
-        Whatever makes something due earlier notifies the nodes, turns of this node included, and leads to a claim.
-        """
-        if not self._knows_due_at:
-            self._due_at = await self.store.next_due(self.name, self.definition_filter.registered)
-            self._knows_due_at = True
-        return self._due_at
-
-    def _accept(self, loaded: LoadedRun) -> None:
-        """Take a run that was claimed for this node."""
-        self.owned_runs.add(loaded)
-
-    async def _load_again(self) -> None:
-        """Load runs that belong to this node: those whose last turn had not seen an outcome take that turn again.
-
-        No turn is taken meanwhile, so that none can let go of what was loaded.
-        """
-        run_ids = list(self.owned_runs.to_load)
-        try:
-            runs = await self.store.load(run_ids)
-        except StoreCorrupt:  # the node that claims them makes dead letters of what cannot be read
-            for run_id in run_ids:
-                self.owned_runs.drop(run_id)
-            self.owned_runs.to_release += run_ids
-            runs = []
-        del self.owned_runs.to_load[: len(run_ids)]
-        for loaded in runs:
-            if loaded is not None and loaded.head.lease_owner == self.name:
-                owned = self.owned_runs.by_id.get(loaded.head.run_id)
-                if owned is None or owned.loaded.head.lease_epoch == loaded.head.lease_epoch:
-                    self._accept(loaded)
-
-    async def _record_outcomes(self) -> None:
-        """Make outcomes of runs durable that were lost before: should a turn end this node, it was not the activity."""
-        batch = list(self.owned_runs.reports.items())
-        await self._queue_worker.heartbeats.flush(
-            key for key, (_, outcome) in batch if not isinstance(outcome, ActivitySucceeded)
-        )
-        now = await self.store.now()
-        await self.store.deliver([outcome_message(work, outcome, now) for _, (work, outcome) in batch])
-        for key, report in batch:
-            if self.owned_runs.reports.get(key) is report:
-                del self.owned_runs.reports[key]
-        self.owned_runs.should_claim = True
-
-    def expect(self) -> None:
-        """Claim at once if there is nothing else to do: a caller in this process is about to make runs ready.
-
-        Called right before, so that the store is asked for both together. While turns are taken nothing is claimed
-        beside them: what was loaded before a commit would be out of date after it.
-        """
-        if self._is_idle and self._claiming is None and not self.owned_runs.is_stopping:
-            self._claiming = asyncio.create_task(self._claim(), name="claim")
-            self.owned_runs.changed.set()
 
     def _owner_of_queued(self) -> str | None:
         """Return the node that claims admitted runs: this one, unless it takes none, or none any more."""
         takes_runs = self.options.takes_runs and not self.owned_runs.is_stopping and self.failure is None
         return self.name if takes_runs else None
 
+    def _accept(self, loaded: LoadedRun) -> None:
+        """Take a run that was admitted for this node."""
+        self.owned_runs.add(loaded)
+
     def owns(self, run_id: str) -> bool:
         """Return whether the run belongs to this node."""
-        return run_id in self.owned_runs.by_id
+        return self.owned_runs.owns(run_id)
 
     @property
     def activities_running(self) -> int:
@@ -353,9 +153,7 @@ class Node:
     @property
     def is_at_rest(self) -> bool:
         """Whether it waits for something to happen: no turn, no activity and no start is under way here."""
-        is_starting = bool(self.starter.creating)
-        is_called = self.owned_runs.changed.is_set() or self._claiming is not None
-        return self._is_idle and not is_called and not is_starting and not self.activities_running
+        return self.turn_loop.is_idle and not self.starter.creating and not self.activities_running
 
     @property
     def works(self) -> bool:
@@ -396,13 +194,13 @@ class Node:
         extend = getattr(self.store, "extend_lease", None)
         if extend is not None:
             self._guard = LeaseGuard(extend, self.name, self.options.lease_ms, self.options.blocked_s)
-        self._working = [asyncio.create_task(self._work(), name="turns")] if self.options.takes_runs else []
+        self._working = [asyncio.create_task(self.turn_loop.run(), name="turns")] if self.options.takes_runs else []
         self._tasks = [
             asyncio.create_task(
                 keep_lease(self._renew, self.name, self.options.lease_ms, self._has_failed, self._guard), name="lease"
             ),
-            asyncio.create_task(self._hear(), name="wake-ups"),
-            asyncio.create_task(self._watch(), name="completion waiters"),
+            asyncio.create_task(self.turn_loop.listen(self._listener), name="wake-ups"),
+            asyncio.create_task(self.completion_waiters.watch(), name="completion waiters"),
             asyncio.create_task(self.run_queue.work(), name="run queue"),
             *self._queue_worker.start(self.completion_key),
             *self.definition_filter.start(self.run_cache.fits),
@@ -512,6 +310,13 @@ class Node:
                 part.result()
         self._asked_at = asyncio.get_running_loop().time()
 
+    def _fail(self, failure: Exception) -> None:
+        """Note that no turn is taken here any more. Callers that wait for a result here get the error at once."""
+        if self.failure is None:
+            logger.critical("node %s has failed and executes no runs any more", self.name, exc_info=failure)
+            self.failure = EngineError(f"node {self.name} has failed: {type(failure).__name__}: {failure}")
+        self.completion_waiters.close(self.failure)
+
     def _has_failed(self) -> bool:
         return self.failure is not None
 
@@ -528,374 +333,15 @@ class Node:
         self._lease.end()
         if self.failure is None:
             logger.critical("node %s ends its work: %s", self.name, problem)
-            self.failure = problem
+            self.failure = self.turn_loop.superseded = problem
             self.completion_waiters.close(problem)
             self.owned_runs.executor.cancel_all()
             self._queue_worker.drain()
             self._queue_worker.stop()
             self.owned_runs.changed.set()
 
-    async def _hear(self) -> None:
-        while True:
-            await self._listener.wait(self.options.safety_poll_s)
-            self.owned_runs.should_claim = True
-            self.owned_runs.should_offer |= bool(self.definition_filter.lacking)
-            self.owned_runs.changed.set()
-            if self._queue_worker.is_taking:
-                self._queue_worker.notify()
-
-    async def _watch(self) -> None:
-        while True:
-            try:
-                await self.completion_waiters.watch()
-            except StoreError:
-                logger.warning("node %s could not look for finished runs", self.name, exc_info=True)
-                await asyncio.sleep(self.options.safety_poll_s)
-
 
 async def _tune_gc() -> None:
     """Let the collector run less often until this is cancelled: also where runs are only started and waited for."""
     with tuned_gc():
         await asyncio.get_running_loop().create_future()
-
-
-# --- the turns of a batch
-
-
-class TurnProcessor:
-    """Processes batches of runs that have something to do: one turn of each run, one commit of all of them."""
-
-    def __init__(
-        self,
-        store: Store,
-        registry: Registry,
-        limits: Limits,
-        owned_runs: OwnedRuns,
-        run_cache: RunCache,
-        run_queue: RunQueue,
-        heartbeats: Heartbeats,
-        hand_over: HandOver,
-    ) -> None:
-        self._node = owned_runs.name
-        self._store = store
-        self._registry = registry
-        self._limits = limits
-        self.owned_runs = owned_runs
-        self._run_cache = run_cache
-        self._run_queue = run_queue
-        self._heartbeats = heartbeats
-        self._hand_over = hand_over
-        self.declarations: Declarations | None = None
-        """What workflows declare of their signals, to check what the runs of this node send."""
-        self.fail_open: FailOpen | None = None
-        """What commits the turns, if the node may fail open."""
-
-    async def process(self, batch: Sequence[OwnedRun]) -> None:
-        """Take a turn of each run, commit them, and perform their effects; of runs that may be poison, apart."""
-        suspects = [owned for owned in batch if owned.loaded.head.losses and is_suspect(owned.loaded.head)]
-        if not suspects:
-            await self._take_together(batch)
-            return
-        chosen = [owned for owned in suspects if owned.is_tried] or self._next_tries(suspects)
-        # If this process died between the recorded try and the turn, the run would be blamed.
-        known = {owned.loaded.head.run_id for owned in suspects}
-        others = [] if chosen[0].is_tried else [owned for owned in batch if owned.loaded.head.run_id not in known]
-        taken = {owned.loaded.head.run_id for owned in (*chosen, *others)}
-        self.owned_runs.ready.add_again(run_id for each in batch if (run_id := each.loaded.head.run_id) not in taken)
-        try:
-            if others:
-                await self._take_together(others)
-            chosen = [owned for owned in chosen if owned.loaded.head.run_id in self.owned_runs.by_id]
-            if chosen:
-                await self._try(chosen)
-        except StoreError:
-            for owned in reversed(chosen):
-                self.owned_runs.ready.add_first(owned.loaded.head.run_id)
-            raise
-
-    def _next_tries(self, suspects: Sequence[OwnedRun]) -> Sequence[OwnedRun]:
-        """Return the suspects that take their turns next: some for the first time, together, or else one alone."""
-        first = [owned for owned in suspects if is_first_try(owned.loaded, self._limits)]
-        return first[:TRIED_TOGETHER] or suspects[:1]
-
-    async def _try(self, suspects: Sequence[OwnedRun]) -> None:
-        """Let suspects take their turns, once it is durable that they do; or pause one, if that was too often."""
-        if not suspects[0].is_tried:  # else the store failed in the middle of it
-            poison = poison_of(suspects[0].loaded, self._limits)
-            if poison is not None:
-                await self._set_aside(suspects[0], poison)
-                return
-            self.owned_runs.tried_now = suspects
-            heads = [owned.loaded.head for owned in suspects]
-            answers = await self._commit([counting_turn(head, head.losses + 1) for head in heads])
-            for owned, answer in zip(suspects, answers, strict=True):
-                if isinstance(answer, CommitConflict):
-                    self.owned_runs.lose(owned.loaded.head.run_id, answer, owned)
-                else:
-                    owned.loaded, owned.is_tried = tried(owned.loaded), True
-        if still_tried := [owned for owned in suspects if owned.is_tried]:
-            await self._take_together(still_tried)
-        self.owned_runs.tried_now = [owned for owned in suspects if owned.is_tried]  # the end of a turn was deferred
-
-    async def take_back_tries(self) -> None:
-        """Let the tries that are under way not count: their node ends, and none of them has ended it."""
-        under_way = [(owned.loaded.head, owned.is_tried) for owned in self.owned_runs.under_try()]
-        if under_way:
-            await self._store.commit([counting_turn(head, head.losses - is_tried) for head, is_tried in under_way])
-
-    async def _set_aside(self, suspect: OwnedRun, poison: PoisonTurn) -> None:
-        """Pause a run that was tried too often."""
-        loaded, now = suspect.loaded, await self._store.now()
-        try:
-            cached = await self._run_cache.at_rest(loaded)
-        except (RunError, StoreCorrupt) as damage:
-            await self._defer(suspect, damage, now)
-            return
-        await self._take_and_commit([(suspect, cached, poison)], now)
-        self._run_cache.trim()
-
-    async def _take_together(self, batch: Sequence[OwnedRun]) -> None:
-        try:
-            if self._heartbeats.unsent:  # for a next attempt to find, wherever it is made
-                await self._heartbeats.flush(unsuccessful(batch))
-            now = await self._store.now()
-            fresh = [owned.loaded.head for owned in batch if owned.is_fresh]
-            if len(fresh) > 1:
-                await self._run_cache.read_ahead(fresh)
-            prepared = [(owned, *(self._at_hand(owned) or await self._prepare(owned, now))) for owned in batch]
-            ready = await self._still_open(prepared, now)
-        except StoreError:
-            self.owned_runs.ready.add_again(owned.loaded.head.run_id for owned in batch)
-            raise
-        if len(ready) >= OVERLAPPED and self._store.capabilities.commits_aside and self.fail_open is None:
-            refused = await self._take_in_halves(ready, now)
-        else:
-            refused = await self._take_and_commit(ready, now)
-        self._run_cache.trim()
-        for owned, damage in refused:
-            await self._defer(owned, damage, now)
-
-    async def _still_open(
-        self, prepared: Sequence[tuple[OwnedRun, CachedRun | None, RunError | None]], now: Instant
-    ) -> list[Prepared]:
-        """Return the runs that can take their turns, those made again that were let go meanwhile."""
-        while any(cached is not None and problem is None and cached.is_closed for _, cached, problem in prepared):
-            prepared = [await self._prepared_again(*each, now) for each in prepared]
-        if self._registry.workflow_limits:
-            for owned, cached, _ in prepared:
-                if cached is not None:
-                    owned.admission = await self._run_queue.request_of(owned.loaded, cached.state)
-        return cast(list[Prepared], [each for each in prepared if each[1] is not None])
-
-    async def _take_in_halves(self, ready: Sequence[Prepared], now: Instant) -> list[tuple[OwnedRun, RunError]]:
-        """Take and commit turns in two halves: while the store commits the first, the second is taken here.
-
-        Both are of different runs, and each is one commit: nothing else differs from turns that are taken together.
-        """
-        half = len(ready) // 2
-        first = asyncio.create_task(self._take_and_commit(ready[:half], now), name="first half")
-        try:
-            for _ in range(UNDER_WAY):  # until the store has got the first half
-                await asyncio.sleep(0)
-            rest = ready[half:]
-            try:
-                if any(problem is None and cached.is_closed for _, cached, problem in rest):
-                    rest = await self._still_open(rest, now)
-            except StoreError:
-                self.owned_runs.ready.add_again(owned.loaded.head.run_id for owned, _, _ in rest)
-                rest = []
-            refused = await self._take_and_commit(rest, now)
-        except BaseException:
-            first.cancel()
-            raise
-        return [*await first, *refused]
-
-    async def _take_and_commit(self, prepared: Sequence[Prepared], now: Instant) -> list[tuple[OwnedRun, RunError]]:
-        """Let runs take their turns, commit them, and do what follows; return those of which nothing can be kept."""
-        with outside_loop():
-            taken = [self._draft(owned, cached, problem, now) for owned, cached, problem in prepared]
-        drafts = [each for each in taken if each is not None]
-        if not drafts:
-            return []
-        turns = [draft.finish(release=self._is_let_go(owned, draft)) for owned, _, draft in drafts]
-        if self._registry.workflow_limits or self._registry.approvals:
-            turns = self._run_queue.with_admissions(turns)
-        if any(turn.starts for turn in turns):
-            turns = await self._run_queue.with_external_admissions(turns)
-        if self._registry.allow_cross_tenant_signals:
-            turns = [replace(turn, crosses_tenants=True) if turn.sends else turn for turn in turns]
-        for place, (owned, _, _) in enumerate(drafts):
-            if owned.losses_after:
-                turns[place] = replace(turns[place], losses=owned.losses_after)
-        if any(turn.sends for turn in turns) and has_signals(turns):
-            turns = await self._refuse_sends(turns, [owned for owned, _, _ in drafts], now)
-        if self.fail_open is None:
-            answers = await self._commit(turns)
-        else:
-            answers = await self.fail_open.commit(drafts, turns, now)
-        if self._registry.workflow_limits:
-            self._run_queue.notice_starts(turns)
-        refused: list[tuple[OwnedRun, RunError]] = []
-        for (owned, cached, draft), turn, answer in zip(drafts, turns, answers, strict=True):
-            if isinstance(answer, CommitConflict):
-                self.owned_runs.lose(turn.run_id, answer, owned)
-                if owned.refused is not None:  # not even a pause can be recorded
-                    refused.append((owned, owned.refused))
-            else:
-                if turn.dead:
-                    log_dead_letters(turn.dead)
-                self.owned_runs.perform_effects(owned, cached, draft, turn, now)
-                if owned.should_offer:
-                    self.owned_runs.ready.add(turn.run_id)
-        return refused
-
-    def _is_let_go(self, owned: OwnedRun, draft: TurnDraft) -> bool:
-        """Return whether a turn lets go of its run: nothing of it is under way here, and it is not to be offered.
-
-        A run whose history does not fit the code here is offered to nodes with other code once its pause is durable,
-        and once nothing is under way: such a node may have started, and looked for runs that wait for it, before.
-        """
-        is_busy = self.owned_runs.is_busy(draft)
-        owned.should_offer &= not is_busy and not draft.state.is_finished
-        return not is_busy and not owned.should_offer
-
-    def _draft(
-        self, owned: OwnedRun, cached: CachedRun, problem: RunError | None, now: Instant
-    ) -> tuple[OwnedRun, CachedRun, TurnDraft] | None:
-        """Let a run take its turn, or return None if it is to be made again before.
-
-        Until the commit nothing is awaited: what came in between would be of no turn.
-        """
-        was = owned.inputs, owned.is_fresh
-        lost = self.owned_runs.lost(owned, cached.state, now) if owned.is_fresh else []
-        inputs = [*lost, *owned.inputs] if lost else owned.inputs
-        if owned.deferred_with is not None and problem is None and self._is_deferred_otherwise(owned, inputs):
-            self._run_cache.forget(cached.state.run_id)
-            self.owned_runs.ready.add(cached.state.run_id)
-            return None
-        owned.taken, owned.inputs, owned.is_fresh = owned.inputs, [], False
-        head = owned.loaded.head
-        has_losses = head.losses or problem is not None
-        owned.losses_after = losses_after(head, problem, self._limits, has_lost=bool(lost)) if has_losses else 0
-        refusals = self.owned_runs.refusals
-        owned.refused = refusals.take(owned.loaded) if refusals.problems or owned.loaded.messages else None
-        if owned.refused is not None:  # what came in leads to what cannot be
-            problem = owned.refused
-            draft = pause_turn(cached.state, owned.loaded, [], problem, now, self._node, self._limits, is_poisoned=True)
-        elif problem is None:
-            try:
-                begun = () if self.fail_open is None else self.fail_open.begun_before(cached.state.run_id)
-                bounds = self._limits, begun, owned.admission
-                draft, problem = take_turn(cached, owned.loaded, inputs, now, self._node, *bounds)
-            except EndDeferred:
-                owned.inputs, owned.is_fresh = was
-                owned.deferred_with = owned.loaded, list(inputs)
-                self._run_cache.make_again(cached, owned.loaded)
-                self.owned_runs.ready.add(cached.state.run_id)
-                return None
-        else:
-            draft = pause_turn(cached.state, owned.loaded, inputs, problem, now, self._node, self._limits)
-        if draft.dispatch:
-            self.owned_runs.dispatcher.leave_unknown(draft)
-        was_offered, owned.should_offer = owned.should_offer, False
-        if problem is not None:
-            has_paused = any(isinstance(event.data, RunPaused) for event in draft.events)
-            owned.should_offer = isinstance(problem, _MENDED_BY_OTHER_CODE) and (has_paused or not owned.is_offered)
-            owned.paused_by = problem
-            if not was_offered and not has_paused:  # else the log has it as soon as it is durable
-                logger.error("run %s stays paused: %s", cached.state.run_id, problem)
-            self._run_cache.forget(cached.state.run_id)
-        return owned, cached, draft
-
-    def _is_deferred_otherwise(self, owned: OwnedRun, inputs: Sequence[Input]) -> bool:
-        """Return whether something has come in since the end of this turn was deferred: then it may end elsewhere."""
-        was, owned.deferred_with = owned.deferred_with, None
-        return was is not None and was != (owned.loaded, list(inputs))
-
-    async def _refuse_sends(self, turns: list[Turn], of: Sequence[OwnedRun], now: Instant) -> list[Turn]:
-        """Return the turns without the signals that other runs do not take; again and again until that is known."""
-        heads = [owned.loaded.head for owned in of]
-        while self.declarations is not None:
-            try:
-                return await without_unfit_signals(self.declarations, turns, heads, now)
-            except StoreError:
-                logger.exception("node %s: what other runs declare cannot be looked up; trying again", self._node)
-                await asyncio.sleep(RETRY_S)
-        return turns
-
-    async def _commit(self, turns: Sequence[Turn]) -> list[Committed | CommitConflict]:
-        """Commit, and retry until there is an answer: after an error it is not known whether it was done."""
-        while True:
-            try:
-                return await self._store.commit(turns)
-            except StoreError:
-                logger.exception("node %s: the store failed to commit; trying again", self._node)
-                await asyncio.sleep(RETRY_S)
-
-    def _at_hand(self, owned: OwnedRun) -> tuple[CachedRun | None, RunError | None] | None:
-        """Return a run that is in memory and needs nothing from the store, or None."""
-        loaded = owned.loaded
-        if _has_sealed(loaded):
-            return None
-        cached = None if owned.is_fresh else self._run_cache.get(loaded.head)
-        return None if cached is None else (cached, None)
-
-    async def _prepare(self, owned: OwnedRun, now: Instant) -> tuple[CachedRun | None, RunError | None]:
-        """Return the run as it is in memory, or None if its history cannot be read.
-
-        What has come due since it was loaded is looked up, where it matters.
-        """
-        try:
-            if _has_sealed(owned.loaded):
-                raise unreadable_payload()
-            cached, problem = await self._run_cache.make(owned.loaded)
-        except (RunError, StoreCorrupt) as damage:
-            await self._defer(owned, damage, now)
-            return None, None
-        misfit = owned.paused_by if owned.should_offer and problem is None else problem
-        if isinstance(misfit, _MENDED_BY_OTHER_CODE) and await self._hand_over.for_other_code(owned, misfit):
-            return None, None
-        lost = self.owned_runs.lost(owned, cached.state, now)
-        is_overtaken = cached.state.version != owned.loaded.head.version  # by a turn that was taken here, and let it go
-        if is_overtaken or any(cached.state.open_steps[each.step_id].due_at is not None for each in lost):
-            try:
-                [loaded] = await self._store.load([cached.state.run_id])
-            except StoreCorrupt as damage:  # the next claim makes a dead letter of what cannot be read
-                await self._defer(owned, damage, now)
-                return None, None
-            if loaded is None or loaded.head.lease_owner != self._node:  # it was let go, and is claimed again when due
-                self.owned_runs.drop(cached.state.run_id)
-                return None, None
-            if loaded.head.lease_epoch == owned.loaded.head.lease_epoch:
-                owned.load_again(loaded, cached.state)
-        return cached, problem
-
-    async def _prepared_again(
-        self, owned: OwnedRun, cached: CachedRun | None, problem: RunError | None, now: Instant
-    ) -> tuple[OwnedRun, CachedRun | None, RunError | None]:
-        """Return a prepared run, made again if it was let go while others were prepared: a query had changed it."""
-        if cached is None or problem is not None or not cached.is_closed:
-            return owned, cached, problem
-        return owned, *await self._prepare(owned, now)
-
-    async def _defer(self, owned: OwnedRun, damage: HoldfastError, now: Instant) -> None:
-        """Defer a run whose history makes no sense: others go on, and its messages are kept."""
-        run_id = owned.loaded.head.run_id
-        logger.error("run %s is deferred: %s", run_id, damage)
-        turn = deferring_turn(owned.loaded, now, self._node, damage, self._limits)
-        log_dead_letters(turn.dead)
-        [answer] = await self._commit([turn])
-        self.owned_runs.drop(run_id)
-        if isinstance(answer, CommitConflict):
-            logger.warning("run %s could not be deferred (%s)", run_id, answer.reason)
-
-
-def _has_sealed(run: LoadedRun) -> bool:
-    """Return whether something that waits for the run could not be opened."""
-    for message in run.messages:  # asked for each turn: generators would take longer than the loops
-        if holds_sealed(message.payload):
-            return True
-    for signal in run.signals:  # noqa: SIM110
-        if holds_sealed(signal.payload):
-            return True
-    return False

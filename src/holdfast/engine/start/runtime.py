@@ -257,7 +257,7 @@ class Runtime:
         self.relays: Relays | None = None
         """The relays of the event bus, if this node has them."""
         self._permissions = Permissions(authoriser, store, ids)
-        self._signals = SignalSender(store, registry, self._permissions, node.expect)
+        self._signals = SignalSender(store, registry, self._permissions, node.turn_loop.expect)
         self._commands = CommandSender(store, registry, self._permissions, ids)
         self._forks = Forks(store, registry, self._commands, ids, self._create_again)
         policy = retention or Retention()
@@ -912,7 +912,7 @@ class Runtime:
             return await self._last_event_after_close(run_id, waiters.problem)
         finished = waiters.wait(run_id)
         try:
-            if not node.owns(run_id):
+            if not node.owned_runs.owns(run_id):
                 finish = await waiters.end_of(run_id, is_known=is_known) or await finished
             else:
                 finish = await finished
