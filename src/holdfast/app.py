@@ -500,9 +500,11 @@ class App:
         program = current_program()
         if program is not None:
             return run_from_inside(run_id or program.run_id)
-        if self.runtimes.current() is None or run_id is None:
+        if run_id is None:
+            raise InvalidInput("outside of a workflow a run is named by its id, `app.run(run_id)`: this one is None")
+        if self.runtimes.current() is None:
             raise InvalidInput(
-                "no node is open: name a run by its id, inside `async with app.node(...)` or `app.connect(...)`; "
+                f"no node is open: use `app.run({run_id!r})` inside `async with app.node(...)` or `app.connect(...)`; "
                 "in a web application, inside its lifespan"
             )
         return RunHandle(self.runtime(), run_id)

@@ -12,7 +12,7 @@ from holdfast.core.events import Event
 from holdfast.core.messages import AcceptedSignalResult, Control
 from holdfast.core.state import APPROVED, CANCELLED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING, RunStatus, state_of
 from holdfast.engine.turns.draft import TurnDraft
-from holdfast.errors import Conflict, NotFound, RunCancelled, RunFailed, RunTerminal
+from holdfast.errors import Conflict, InvalidInput, NotFound, RunCancelled, RunFailed, RunTerminal
 from holdfast.run import RunHandle
 from holdfast.testing.samples import SampleNode
 from holdfast.workflow import Workflow
@@ -177,3 +177,12 @@ def test_the_matrix_has_no_gap() -> None:
     assert all(len(row) == len(STATUSES) for row in ANSWERS.values())
     public = {name for name in dir(RunHandle) if not name.startswith("_") and callable(getattr(RunHandle, name))}
     assert public == set(VERBS)
+
+
+async def test_a_run_without_an_id_or_a_node_is_refused_with_what_is_missing() -> None:
+    app = hf.App("shop")
+    with pytest.raises(InvalidInput, match=r"no node is open: use `app.run\('o-1'\)` inside `async with app.node"):
+        app.run("o-1")
+    async with app.node("memory://"):
+        with pytest.raises(InvalidInput, match="named by its id"):
+            app.run(None)
