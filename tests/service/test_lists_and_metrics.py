@@ -20,7 +20,7 @@ from holdfast.store.s3.bucket import Bucket
 from holdfast.store.types import PurgePolicy, new_head
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import message, new_run
-from tests.service.in_process import InProcessServer, serve_in_process
+from tests.service.in_process import InProcessServer, make_app, serve_in_process
 from tests.service.operation_cases import expect_problem, finished, open_task, waiting_order
 from tests.service.stream_readers import QUICK, served, settled
 
@@ -127,6 +127,17 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 
 
 @pytest.mark.contract("PRJ-3")
+async def test_a_server_alone_is_no_node_that_runs_workflows(tmp_path: Path) -> None:
+    """So that the loss of all nodes is seen where it can be measured: at a server that is alive."""
+    store, reads_only = f"sqlite:///{tmp_path}/s.db", hf.NodeOptions(takes_runs=False)
+    async with serve_in_process(store, node=reads_only) as server:
+        alone = samples((await server.http.get("/metrics")).text)
+    async with serve_in_process(store, node=reads_only) as server, make_app().node(store):
+        beside = samples((await server.http.get("/metrics")).text)
+    assert (alone["holdfast_nodes", ""], alone["holdfast_workflow_nodes", ""]) == (1, 0)
+    assert (beside["holdfast_nodes", ""], beside["holdfast_workflow_nodes", ""]) == (2, 1)
+
+
 async def test_metrics_tell_what_was_done_and_what_is_there(tmp_path: Path) -> None:
     async with serve_in_process(f"sqlite:///{tmp_path}/s.db") as server:
         await finished(server, "echo")
@@ -146,7 +157,7 @@ async def test_metrics_tell_what_was_done_and_what_is_there(tmp_path: Path) -> N
     assert found["holdfast_events_total", 'type="TaskCreated"'] == 1
     assert found["holdfast_queue_jobs", 'queue="gpu"'] == 1
     assert found["holdfast_tasks_open", ""] == 1
-    assert found["holdfast_nodes", ""] == 1
+    assert found["holdfast_nodes", ""] == found["holdfast_workflow_nodes", ""] == 1
     assert found["holdfast_signals_total", 'answer="accepted"'] == 1
     assert found["holdfast_http_requests_total", 'operation="runs.start",status="201"'] == 4
     assert found["holdfast_http_requests_total", 'operation="signals.send",status="404"'] == 1

@@ -11,6 +11,7 @@ import holdfast as hf
 from holdfast import errors
 from holdfast.core.events import BODIES
 from holdfast.service import ServiceOptions
+from holdfast.service.http import prometheus
 from tests.test_public_api import PUBLIC
 from tools import reference_pages
 
@@ -82,3 +83,7 @@ def test_metrics_are_listed_with_kind_and_labels() -> None:
     assert f"| `holdfast_runs` | gauge | `status` | {text} |" in page
     assert "| `holdfast_http_requests_total` | counter | `operation`, `status` |" in page
     assert "| `holdfast_commit_seconds` | histogram |" in page
+    source = inspect.getsource(prometheus)
+    written = re.findall(r'_(?:gauge|counter|histogram)\(\s*"(\w+)"', source)
+    assert len(written) > 30
+    assert {f"holdfast_{name}" for name in written} <= set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))

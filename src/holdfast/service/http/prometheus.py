@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from starlette.types import Receive, Scope, Send
 
 from holdfast.core.bus import SinkStatus
+from holdfast.engine.abilities import abilities_of
 from holdfast.engine.bus.relays import find_sinks
 from holdfast.engine.observe.metrics import Histogram, observer_of
 from holdfast.engine.observe.samples import SampleAt, find_samples
@@ -42,6 +43,7 @@ class Metrics:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._stats: tuple[float, Stats] | None = None
+        self._workflow_nodes = 0
         self._sinks: list[SinkStatus] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,6 +67,8 @@ class Metrics:
         now = asyncio.get_running_loop().time()
         if self._stats is None or now - self._stats[0] > KEEP_S:
             self._stats = now, await store.stats()
+            able = abilities_of(await store.find_nodes())
+            self._workflow_nodes = sum(bool(each.abilities.workflows) for each in able)
             self._sinks = await find_sinks(store, SinkQuery(counted=True))
         await raise_node_alerts(context)
         at = await store.now()
@@ -89,7 +93,9 @@ class Metrics:
         yield _gauge("queue_jobs", "Activities in queues.", _by("queue", stats.queues))
         yield _gauge("tasks_open", "Tasks that are not answered.", _one(stats.open_tasks))
         yield _gauge("dead_letters_open", "Dead letters that are not settled.", _one(stats.dead_letters))
-        yield _gauge("nodes", "Nodes whose lease is current.", _one(stats.nodes))
+        yield _gauge("nodes", "Processes with a current lease, also servers that run no workflows.", _one(stats.nodes))
+        runners = _one(self._workflow_nodes)
+        yield _gauge("workflow_nodes", "Nodes with a current lease that run workflows.", runners)
 
     def _of_bus(self, sinks: Sequence[SinkStatus], now: int) -> Iterator[Metric]:
         def by_sink(values: Iterable[float]) -> Samples:
@@ -140,10 +146,12 @@ class Metrics:
 
 
 def _of_sample(samples: Sequence[SampleAt]) -> Iterator[Metric]:
-    """Return what the last sample of the installation says; nothing where none is taken."""
-    for last in samples[-1:]:
-        yield _gauge("runs_retrying", "Runs of which an activity is tried again.", _one(last.sample.retrying))
-        yield _gauge("tasks_overdue", "Open tasks that are overdue.", _one(last.sample.overdue))
+    """Return what the last sample of the installation says: names without values where none is taken."""
+    last = [each.sample for each in samples[-1:]]
+    retrying: Samples = (), [((), each.retrying) for each in last]
+    yield _gauge("runs_retrying", "Runs of which an activity is tried again.", retrying)
+    overdue: Samples = (), [((), each.overdue) for each in last]
+    yield _gauge("tasks_overdue", "Open tasks that are overdue.", overdue)
 
 
 class _Collected(Collector):
