@@ -75,7 +75,14 @@ style: $(DEV_STAMP)
 lint: style ## Check style, format and types
 	$(BIN)/mypy $(CODE)
 
-commands: ## Install the commands that tests use, or say what is missing
+# The package of Prometheus is only unpacked: installed, it would start a server.
+commands: $(VENV_STAMP) ## Install the commands that tests use, or say what is missing
+	@if ! command -v promtool > /dev/null && ! test -x $(BIN)/promtool && command -v apt-get > /dev/null; then \
+	  folder=$$(mktemp -d); chmod 755 $$folder; \
+	  (cd $$folder && apt-get download -qq -o Acquire::http::Timeout=20 prometheus && dpkg-deb -x prometheus_*.deb .) > /dev/null 2>&1 \
+	    && cp $$folder/usr/bin/promtool $(BIN)/ || echo "There is no promtool: the alert rules are not tested."; \
+	  rm -rf $$folder; \
+	fi
 	@missing=; for each in curl:curl strace:strace ssh-keygen:openssh-client systemd-analyze:systemd; do \
 	    command -v $${each%:*} > /dev/null || missing="$$missing $${each#*:}"; \
 	  done; \
