@@ -22,7 +22,7 @@ def written_commands(text: str) -> Iterator[str]:
     for block in re.findall(r"^```(?:console|sh)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         for line in block.splitlines():
             yield from re.findall(
-                r"\bholdfast [^|;&)]*", line if line.startswith("$") else re.sub(r"^holdfast:.*", "", line)
+                r"(?<!-[og] )\bholdfast [^|;&)]*", line if line.startswith("$") else re.sub(r"^holdfast:.*", "", line)
             )
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     yield from re.findall(r"`(holdfast [^`]+)`", prose)

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cli.command_process import SOURCES, environment
+from tests.tools.plain_user import IS_ROOT, NOBODY, installed, interpreter, run_until_up, start
 from tools.reference_pages import metric_rows
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +28,6 @@ SERVICES: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 OURS = ("migrate", "node", "server")
 PODS = [each["spec"]["template"]["spec"] for each in MANIFESTS if "template" in each["spec"]]
 BIN = Path(sys.executable).parent
-NOBODY = 65534
 
 
 @pytest.mark.process
@@ -48,6 +46,20 @@ def test_the_files_are_linted(lint: list[str]) -> None:
     if lint[0] == "hadolint" and not program.exists():
         pytest.skip("there is no hadolint for this processor")
     done = subprocess.run([program, *lint[1:]], cwd=DEPLOY, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.process
+def test_images_on_the_page_are_linted(tmp_path: Path) -> None:
+    """But that they build on an image of this machine, which has no version."""
+    if not (BIN / "hadolint").exists():
+        pytest.skip("there is no hadolint for this processor")
+    [image] = re.findall(
+        r"^```dockerfile\n(.*?)^```", (ROOT / "docs" / "deployment.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    (tmp_path / "Dockerfile").write_text(image)
+    lint = [str(BIN / "hadolint"), "--ignore", "DL3006", "Dockerfile"]
+    done = subprocess.run(lint, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -81,6 +93,66 @@ def test_every_metric_that_is_named_exists(file: str) -> None:
         used = {label.strip() for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(",")}
         used |= set(re.findall(r"(\w+)=~?\"", query))
         assert used <= labels[known] | {"le"}, f"{file}: {query}"
+
+
+QUIET = {
+    "holdfast_nodes": "3x60",
+    "holdfast_workflow_nodes": "2x60",
+    "holdfast_ready_lag_seconds": "1x60",
+    "holdfast_dead_letters_open": "0x60",
+    'holdfast_runs{status="PAUSED"}': "0x60",
+    'holdfast_turns_lost_total{reason="fenced"}': "7x60",
+    'holdfast_writes_over_budget_total{verb="commit"}': "0x60",
+    'holdfast_bus_backlog_age_seconds{sink="orders"}': "4x60",
+}
+"""What a server reports where nothing is wrong."""
+
+ALARMING = {
+    "HoldfastNoMetrics": ("holdfast_nodes", "_x60", {}),
+    "HoldfastNoNode": ("holdfast_workflow_nodes", "2 0x60", {}),
+    "HoldfastReadyLag": ("holdfast_ready_lag_seconds", "31+60x60", {}),
+    "HoldfastDeadLetters": ("holdfast_dead_letters_open", "1x60", {}),
+    "HoldfastPausedRuns": ('holdfast_runs{status="PAUSED"}', "5x60", {}),
+    "HoldfastTurnsLost": ('holdfast_turns_lost_total{reason="fenced"}', "0+2x60", {}),
+    "HoldfastSlowWrites": ('holdfast_writes_over_budget_total{verb="commit"}', "0+1x60", {}),
+    "HoldfastBusBehind": ('holdfast_bus_backlog_age_seconds{sink="orders"}', "301+60x60", {"sink": "orders"}),
+}
+"""What makes each alert fire, and no other one: the metric, its values each minute, the labels of the alert."""
+
+
+@pytest.mark.process
+def test_each_alert_fires_when_it_should_and_else_none(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool", path=f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    if promtool is None:
+        pytest.skip("there is no promtool: it is in the Debian package prometheus")
+    rules = {
+        each["alert"]: each
+        for each in yaml.safe_load((DEPLOY / "prometheus-rules.yaml").read_text())["groups"][0]["rules"]
+    }
+    assert rules.keys() == ALARMING.keys()
+
+    def played(values: dict[str, str], firing: str | None) -> dict[str, Any]:
+        expected = [
+            {
+                "eval_time": "50m",
+                "alertname": name,
+                "exp_alerts": [
+                    {"exp_labels": rule["labels"] | ALARMING[name][2], "exp_annotations": rule["annotations"]}
+                ]
+                if name == firing
+                else [],
+            }
+            for name, rule in rules.items()
+        ]
+        series = [{"series": name, "values": each} for name, each in values.items()]
+        return {"interval": "1m", "input_series": series, "alert_rule_test": expected}
+
+    cases = [played(QUIET, None)]
+    cases += [played({**QUIET, metric: values}, name) for name, (metric, values, _) in ALARMING.items()]
+    file = tmp_path / "cases.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(DEPLOY / "prometheus-rules.yaml")], "tests": cases}))
+    done = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_alert_leads_to_its_part_of_the_runbook() -> None:
@@ -128,19 +200,6 @@ def test_the_same_commands_are_run_everywhere() -> None:
         assert words == [word for word in SERVICES[name]["command"] if word not in ("--host", "0.0.0.0")]
 
 
-def interpreter(rights: dict[str, Any]) -> str:
-    """Return a Python of this version that a user without rights can run: this one may be in the folder of another."""
-    code = "import sys; print(sys.version_info[:2])"
-    for program in (sys.executable, "/usr/bin/python3"):
-        try:
-            done = subprocess.run([program, "-c", code], capture_output=True, text=True, check=False, **rights)
-        except OSError:
-            continue
-        if done.stdout.strip() == str(sys.version_info[:2]):
-            return program
-    pytest.skip("there is no interpreter that a user without rights can run")
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 async def test_the_commands_run_as_they_stand_without_rights(kind: str, request: pytest.FixtureRequest) -> None:
@@ -157,46 +216,29 @@ async def run_without_rights(place: Path, url: str) -> None:
     folder.mkdir()
     data.mkdir()
     shutil.copy(ROOT / "examples" / "approval.py", folder / "app.py")
-    is_root = os.geteuid() == 0
-    if is_root:
+    if IS_ROOT:
         os.chown(data, NOBODY, NOBODY)
-    rights: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if is_root else {}
-    program, packages = interpreter(rights), sysconfig.get_path("purelib")
-    more = environment(HOLDFAST_STORE=url or f"sqlite:///{data}/app.db", PYTHONDONTWRITEBYTECODE="1")
-    more["PYTHONPATH"] = os.pathsep.join([SOURCES, packages])
-
-    async def start(*words: str) -> asyncio.subprocess.Process:
-        pipe = asyncio.subprocess.PIPE
-        return await asyncio.create_subprocess_exec(
-            program, "-m", "holdfast", *words, cwd=folder, env=more, stdout=pipe, stderr=pipe, **rights
-        )
-
+    command = [interpreter(), "-m", "holdfast"]
+    more = installed(HOLDFAST_STORE=url or f"sqlite:///{data}/app.db")
+    migrate = [*command, *SERVICES["migrate"]["command"]]
     async with asyncio.timeout(120):
         if url:
-            await refuse_a_closed_home(start, more, place / "closed")
+            await refuse_a_closed_home(migrate, folder, more, place / "closed")
         more["HOME"] = str(data)  # as the units have it
-        migrated = await start(*SERVICES["migrate"]["command"])
+        migrated = await start(migrate, folder, more)
         _, problem = await migrated.communicate()
         assert migrated.returncode == 0, problem.decode()
         for name in ("node", "server"):
             words = [*SERVICES[name]["command"], *(["--port", "0", "--open"] if name == "server" else [])]
-            process = await start(*words)
-            assert process.stderr is not None
-            said = await process.stderr.readline()
-            while said and json.loads(said)["level"] != "INFO":  # it is up when it says where
-                said = await process.stderr.readline()
-            process.terminate()
-            _, rest = await process.communicate()
-            assert process.returncode == 0, (said + rest).decode()
+            await run_until_up([*command, *words], folder, more)
     assert {path.name for path in folder.iterdir()} == {"app.py"}
     assert bool(list(data.iterdir())) is not bool(url), "with a server nothing is written"
 
 
-async def refuse_a_closed_home(start: Any, environ: dict[str, str], home: Path) -> None:
+async def refuse_a_closed_home(migrate: list[str], folder: Path, environ: dict[str, str], home: Path) -> None:
     """Check what is said if the driver may not look for certificates at home, such as below ProtectHome."""
-    home.mkdir(mode=0o700 if os.geteuid() == 0 else 0)
-    environ["HOME"] = str(home)
-    process = await start(*SERVICES["migrate"]["command"])
+    home.mkdir(mode=0o700 if IS_ROOT else 0)
+    process = await start(migrate, folder, environ | {"HOME": str(home)})
     _, problem = await process.communicate()
     home.chmod(0o700)
     assert "set HOME to a folder that the user may read" in problem.decode()
