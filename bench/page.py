@@ -23,7 +23,7 @@ import holdfast as hf
 from bench.report import Rows, percentile, progress, table
 from bench.stores import as_the_command, opened
 from holdfast.app import App
-from holdfast.engine.start.runtime import StartOptions
+from holdfast.engine.start.requests import StartOptions
 from holdfast.service.context import make_service
 from holdfast.service.http.server import listening
 from holdfast.service.options import ServiceOptions

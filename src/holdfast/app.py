@@ -4,6 +4,7 @@ An app is a plain object; nothing is global. Calling a registered activity insid
 the coroutine that it returns only calls the function, async or not, so unit tests need nothing.
 """
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -43,9 +44,10 @@ from holdfast.engine.observe.metrics import observed
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.plan_sources import PlanSources
 from holdfast.engine.retention import Retention
+from holdfast.engine.runtime import Runtime
 from holdfast.engine.schedules import instant_of
 from holdfast.engine.start.admission import Dequeued
-from holdfast.engine.start.runtime import OpenRuntimes, Runtime, StartOptions
+from holdfast.engine.start.requests import StartOptions
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.limits import Limits
 from holdfast.lock import Lock, hold, limit_key
@@ -773,6 +775,42 @@ class App:
         if runtime is None:
             raise InvalidInput("no node is open: use `async with app.node(...)` or `app.connect(...)`")
         return runtime
+
+
+class OpenRuntimes:
+    """The runtimes of an app that are open, each with the event loop in which it was opened."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[asyncio.AbstractEventLoop, Runtime]] = []
+        self.tested: port.Store | None = None
+        """The store of the `TestNode` that is open, if one is. No other store is opened meanwhile."""
+
+    def check_store(self, store: object) -> None:
+        """Refuse to open another store than that of the open `TestNode`: the test would leave it unnoticed."""
+        if self.tested is not None and store is not self.tested:
+            text = "a TestNode of this app is open, and calls would go to another store: open one or the other"
+            raise InvalidInput(text, field="store")
+
+    def add(self, runtime: Runtime) -> None:
+        """Note that a runtime was opened in the running event loop."""
+        self._open.append((asyncio.get_running_loop(), runtime))
+
+    def remove(self, runtime: Runtime) -> None:
+        """Note that a runtime is being closed."""
+        self._open = [each for each in self._open if each[1] is not runtime]
+
+    def has(self, runtime: Runtime) -> bool:
+        """Return whether this runtime is still open."""
+        return any(opened is runtime for _, opened in self._open)
+
+    def current(self) -> Runtime | None:
+        """Return the runtime that was opened last in the running event loop; without such a loop, the last of all."""
+        if len(self._open) > 1:
+            running = asyncio._get_running_loop()
+            for loop, runtime in reversed(self._open):
+                if loop is running:
+                    return runtime
+        return self._open[-1][1] if self._open else None
 
 
 def _check_version(version: str) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 from holdfast.core.plans import PlanRef, RegisteredPlan
 from holdfast.engine.inbox.signals import result_of
 from holdfast.engine.plans import body_of
-from holdfast.engine.start.runtime import Runtime, StartOptions
+from holdfast.engine.runtime import Runtime
+from holdfast.engine.start.requests import StartOptions
 from holdfast.program.coroutine import refuse_inside
 from holdfast.program.definitions import RUN_TIMEOUTS, run_timeouts
 from holdfast.program.plan.definition import PlanDefinition, check_plan

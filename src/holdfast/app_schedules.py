@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from holdfast.core.plans import is_plan
 from holdfast.core.schedules import Overlap, Schedule, check_schedule
 from holdfast.engine.run_context import context_of_start
+from holdfast.engine.runtime import Runtime
 from holdfast.engine.schedules import Schedules, instant_of, spec_of
-from holdfast.engine.start.runtime import Runtime
 from holdfast.engine.ticks import check_calendar
 from holdfast.errors import InvalidInput
 from holdfast.program.definitions import WorkflowDefinition

@@ -16,7 +16,7 @@ from holdfast.core.snapshot import RunSnapshot, project_run
 from holdfast.core.state import RunStatus
 from holdfast.engine.inbox.operator_commands import OperatorCommand
 from holdfast.engine.inbox.receipts import Receipt, Unconsumed
-from holdfast.engine.start.runtime import Runtime
+from holdfast.engine.runtime import Runtime
 from holdfast.engine.stream_reading import StreamReader
 from holdfast.errors import InvalidInput, NotDurable, RunCancelled, RunFailed, RunTimedOut
 from holdfast.program.coroutine import current_program, refuse_inside

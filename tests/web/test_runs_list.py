@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.async_api import Page, Route, expect
 
-from holdfast.engine.start.runtime import StartOptions
+from holdfast.engine.start.requests import StartOptions
 from tests.web.site import Site
 
 MANY = 100_000

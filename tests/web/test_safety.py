@@ -3,7 +3,7 @@
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from holdfast.engine.start.runtime import StartOptions
+from holdfast.engine.start.requests import StartOptions
 from holdfast.service.auth.tokens import TokenAccess, make_token
 from tests.web.browser import module, open_page
 from tests.web.site import HOSTILE, Orchard, Site, serve_site

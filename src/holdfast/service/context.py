@@ -22,7 +22,7 @@ from holdfast.core.tasks import is_effective
 from holdfast.engine.history import head_of
 from holdfast.engine.inbox.tasks import Tasks
 from holdfast.engine.observe.metrics import observer_of
-from holdfast.engine.start.runtime import Runtime
+from holdfast.engine.runtime import Runtime
 from holdfast.errors import AnswerTooLarge, EngineError, HoldfastError, NotPermitted
 from holdfast.service.auth.roles import OF_ALL_TENANTS
 from holdfast.service.auth.tenancy import seen_by

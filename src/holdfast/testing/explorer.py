@@ -24,7 +24,8 @@ from holdfast.app import App
 from holdfast.core.state import PAUSED
 from holdfast.engine.node import Node
 from holdfast.engine.options import NodeOptions
-from holdfast.engine.start.runtime import Runtime, StartOptions
+from holdfast.engine.runtime import Runtime
+from holdfast.engine.start.requests import StartOptions
 from holdfast.errors import HoldfastError, InvalidInput
 from holdfast.limits import LEASE_MS
 from holdfast.run import RunHandle

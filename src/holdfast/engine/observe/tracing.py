@@ -37,7 +37,7 @@ from holdfast.core.run_context import TRACE_KEY, is_traceparent, texts_of
 from holdfast.core.state import TERMINAL
 from holdfast.engine.activities.context import current_activity
 from holdfast.engine.observe.metrics import observer_of
-from holdfast.engine.start.runtime import Runtime
+from holdfast.engine.runtime import Runtime
 from holdfast.program.middleware import CallNext, ClientCall
 from holdfast.program.secrets import current_redactor
 from holdfast.registry import Registry

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.app import App
 from holdfast.engine.options import NodeOptions
-from holdfast.engine.start.runtime import Runtime
+from holdfast.engine.runtime import Runtime
 from holdfast.errors import InvalidInput
 from holdfast.service.auth.tokens import TokenAccess
 from holdfast.service.context import Authenticate, Service, make_service

@@ -19,7 +19,7 @@ from holdfast.core.events import Event, RunCancelled, RunCompleted, RunFailed
 from holdfast.core.instants import Instant
 from holdfast.core.snapshot import Alert
 from holdfast.engine.observe.metrics import observer_of
-from holdfast.engine.start.runtime import Runtime
+from holdfast.engine.runtime import Runtime
 from holdfast.errors import EngineError, RateLimited, StoreError
 from holdfast.limits import PROJECTOR_LAG_MS
 from holdfast.service.live.projections import Alerts

@@ -9,7 +9,7 @@ from holdfast.core.graph import Graph, compared
 from holdfast.core.plans import PlanRef, RegisteredPlan
 from holdfast.core.run_graph import GraphFold, RunGraph
 from holdfast.engine.plans import body_of
-from holdfast.engine.start.runtime import StartOptions
+from holdfast.engine.start.requests import StartOptions
 from holdfast.errors import (
     Conflict,
     InvalidInput,

@@ -23,7 +23,7 @@ from holdfast.engine.history import head_of
 from holdfast.engine.inbox.signals import FirstSignal
 from holdfast.engine.observe.logs import escaped
 from holdfast.engine.plans import load_plan
-from holdfast.engine.start.runtime import StartOptions
+from holdfast.engine.start.requests import StartOptions
 from holdfast.errors import (
     Conflict,
     InvalidInput,
