@@ -77,12 +77,24 @@ def types(answer: Decision | Refusal) -> str:
 @pytest.mark.parametrize("status", list(RunStatus))
 def test_every_command_in_every_status_has_a_defined_answer(status: RunStatus, name: ControlName) -> None:
     run = run_in(status)
-    answer = run.control(name, "activity")
+    answer = run.control(name, "activity" if name in ("RETRY_STEP", "SKIP_STEP") else None)
     if status in TERMINAL:
         assert isinstance(answer, Refusal)
         assert isinstance(answer.error, RunTerminal)
     else:
         assert types(answer) == EXPECTED[status][name]
+
+
+@pytest.mark.contract("SIG-13")
+@pytest.mark.parametrize("status", [PENDING, APPROVED, RUNNING, PAUSED])
+def test_the_approval_of_a_step_releases_no_run(status: RunStatus) -> None:
+    run = run_in(status)
+    answer = run.control("APPROVE", "activity")
+    assert isinstance(answer, Decision)
+    [event] = answer.events
+    assert isinstance(event.data, e.SignalRejected)
+    assert event.data.reason == "step 'activity' awaits no approval"
+    assert run.state.status is status
 
 
 @pytest.mark.contract("SIG-13")

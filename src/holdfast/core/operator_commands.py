@@ -54,7 +54,7 @@ def _objection(state: RunState, command: m.Control, now: Instant) -> str:
     match command.name:
         case "PAUSE" | "RESUME" if not has_begun:
             return "the run has not started"
-        case "APPROVE" if has_begun or (command.step_id is not None and is_plan(state.plan_id)):
+        case "APPROVE" if has_begun or command.step_id is not None:
             return _objection_to_approval(state, command)
         case "APPROVE" if state.status is PENDING and not state.requires_approval:
             return "the run requires no approval"
