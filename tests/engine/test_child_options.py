@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.core.state import PENDING, RUNNING
 from holdfast.errors import ActivityFailed, ChildFailed, InvalidInput
 from holdfast.store.port import RunQuery, Store
 from tests.engine.harness import EngineVariant
@@ -41,7 +42,8 @@ async def test_children_are_admitted_by_their_priority(variant: EngineVariant) -
     @app.workflow(at_once=1)
     async def ship(number: int) -> None:
         order_of_starts.append(number)
-        await hf.sleep(0.01)
+        if number == 0:
+            await hf.wait_signal("go")
 
     @app.workflow
     async def order() -> None:
@@ -50,7 +52,12 @@ async def test_children_are_admitted_by_their_priority(variant: EngineVariant) -
         await asyncio.gather(first, *(ship.options(priority=number)(number) for number in (1, 3, 2)))
 
     async with variant.node(app):
-        await (await app.start(order)).result()
+        run, store = await app.start(order), app.runtime().store
+        while len(await store.find(RunQuery(workflow="ship", status=PENDING))) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        [first] = await store.find(RunQuery(workflow="ship", status=RUNNING))
+        await app.run(first.run_id).signal("go")
+        await run.result()
     assert list(dict.fromkeys(order_of_starts)) == [0, 3, 2, 1]
 
 
