@@ -313,9 +313,21 @@ COMPLETION_KEY = "completion"
 
 RETRY_TAG = "retry_of:"
 FORK_TAG = "forked_from:"
+SCHEDULE_TAG = "schedule:"
+
+OWN_TAGS = (RETRY_TAG, FORK_TAG, SCHEDULE_TAG)
+"""What the tags begin with that only the engine gives: decisions are made by them."""
 
 ANCESTORS = 20
 """How many of the runs that it descends from a run has as tags: the last ones, and those whose artifacts it has."""
+
+
+def check_tag(value: Any) -> InvalidInput | None:
+    """Return why `value` cannot be a tag that a caller gives a run, or None."""
+    problem = check_name("tags", value)
+    if problem is None and value.startswith(OWN_TAGS):
+        return InvalidInput(f"tag {value!r}: tags that begin with {', '.join(OWN_TAGS)} are the engine's", field="tags")
+    return problem
 
 
 def retry_tag(run_id: str) -> str:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from holdfast.core.events import NULL
 from holdfast.core.instants import Instant
-from holdfast.core.keys import check_name
+from holdfast.core.keys import SCHEDULE_TAG, check_name, check_tag
 from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS, PRIORITY, TAGS
 
@@ -113,7 +113,7 @@ class Schedule(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def tag_of(schedule_id: str) -> str:
     """Return the tag that the runs of a schedule have."""
-    return f"schedule:{schedule_id}"
+    return f"{SCHEDULE_TAG}{schedule_id}"
 
 
 def request_id_of(schedule_id: str, tick: Instant) -> str:
@@ -232,7 +232,7 @@ def check_schedule(schedule: Schedule) -> InvalidInput | None:
     if problem is None and len(schedule.schedule_id.encode()) > ID_BYTES:
         problem = InvalidInput(f"the id of a schedule has at most {ID_BYTES} UTF-8 bytes", field="schedule_id")
     for tag in schedule.tags:
-        problem = problem or check_name("tags", tag)
+        problem = problem or check_tag(tag)
     if problem is None and schedule.reference_key is not None:
         problem = check_name("reference_key", schedule.reference_key)
     if problem is None and len(schedule.tags) >= TAGS:

@@ -18,7 +18,7 @@ from holdfast.core.call_limits import LimitedBy
 from holdfast.core.debounce import Debounce
 from holdfast.core.events import NULL, RunTimeouts
 from holdfast.core.graph import Graph
-from holdfast.core.keys import check_idempotency_key, check_name, check_step_name, require_step_name
+from holdfast.core.keys import check_idempotency_key, check_name, check_step_name, check_tag, require_step_name
 from holdfast.core.plans import PlanRef
 from holdfast.core.timing import NO_RETRY, Retry
 from holdfast.errors import ActivityFailed, CallerError, InvalidInput
@@ -161,7 +161,7 @@ def child_options(base: ChildOptions, changes: dict[str, Any]) -> ChildOptions:
         "close_policy": lambda value: value in get_args(ClosePolicy),
         "attributes": lambda value: isinstance(value, Mapping),
         "run_id": lambda value: check_name("run_id", value),
-        "tags": lambda value: isinstance(value, tuple) and len(value) <= TAGS and all(map(_is_tag, value)),
+        "tags": _problem_of_tags,
         "priority": lambda value: type(value) is int and -PRIORITY <= value <= PRIORITY,
         "retry": lambda value: value is None or isinstance(value, Retry),
         "execution_timeout": lambda value: value is None or milliseconds(value) is not None,
@@ -183,8 +183,10 @@ def child_options(base: ChildOptions, changes: dict[str, Any]) -> ChildOptions:
     return changed
 
 
-def _is_tag(value: Any) -> bool:
-    return check_name("tags", value) is None
+def _problem_of_tags(tags: Any) -> InvalidInput | bool:
+    if not isinstance(tags, tuple) or len(tags) > TAGS:
+        return False
+    return next(filter(None, map(check_tag, tags)), True)
 
 
 def call_options(base: CallOptions, changes: dict[str, Any]) -> CallOptions:

@@ -20,10 +20,7 @@ from holdfast.core.attributes import Attributes, to_parts, to_values
 from holdfast.core.audit import Caller, audit_entry
 from holdfast.core.debounce import Debounce, check_debounce, debounced_id
 from holdfast.core.instants import Instant
-from holdfast.core.keys import (
-    ANY_VERSION,
-    check_name,
-)
+from holdfast.core.keys import ANY_VERSION, check_name, check_tag
 from holdfast.core.plans import workflow_of
 from holdfast.core.restarts import check_reused_id
 from holdfast.core.schedules import Schedule
@@ -115,6 +112,10 @@ class StartOptions(Struct, frozen=True, gc=False):
         tags: Any = self.tags
         if isinstance(tags, tuple) and len(tags) > TAGS:
             raise InvalidInput(f"a run is started with at most {TAGS} tags, not {len(tags)}", field="tags")
+        for tag in tags if isinstance(tags, tuple) else ():
+            problem = check_tag(tag)
+            if problem is not None:
+                raise problem
         if type(self.priority) is not int or not -PRIORITY <= self.priority <= PRIORITY:
             raise InvalidInput(f"priority is a whole number from -{PRIORITY} to {PRIORITY}", field="priority")
         if self.run_id is not None:
