@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core.events import ErrorInfo, RunQueued
 from holdfast.core.messages import ActivityErrored, Message, SignalRequest
+from holdfast.core.search import Order
 from holdfast.core.timing import NO_RETRY
 from holdfast.engine.turns.draft import prepare_run
 from holdfast.errors import InvalidInput
@@ -110,6 +111,31 @@ async def test_a_bad_item_is_refused_alone(store: Store, bad: Any) -> None:
 async def test_a_bad_run_is_refused_alone(store: Store, changes: dict[str, Any]) -> None:
     answers = await store.create([new_run("a"), replace(new_run("b"), **changes), new_run("c")])
     assert [type(answer) for answer in answers] == [Created, Refused, Created]
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize(
+    ("order", "value"),
+    [
+        (Order("finished_at"), HUGE),
+        (Order("finished_at"), 1e300),
+        (Order("finished_at"), "1"),
+        (Order("created_at"), "1"),
+        (Order("cents", "n"), "1"),
+        (Order("cents", "n"), float("nan")),
+        (Order("cents", "n"), True),
+        (Order("region", "s"), 1.5),
+        (Order("region", "s"), SURROGATE),
+        (None, "1"),
+    ],
+)
+async def test_a_place_in_an_order_is_of_what_runs_are_ordered_by(
+    store: Store, order: Order | None, value: str | float
+) -> None:
+    """It comes back from a caller, who may have changed it."""
+    await store.create([new_run("run-1")])
+    with pytest.raises(InvalidInput):
+        await store.find(port.RunQuery(order=order, behind=(value, START, "run-1")))
 
 
 @pytest.mark.contract("EVT-5", "MSG-3", "API-2")

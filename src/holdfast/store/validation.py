@@ -220,7 +220,16 @@ def _check_conditions(query: RunQuery) -> None:
     if len(query.where) > SEARCH_CONDITIONS:
         raise InvalidInput(f"where: a search has at most {SEARCH_CONDITIONS} conditions", field="where")
     if query.behind is not None:
-        check_values(behind=query.behind[1:], value=query.behind[0] if isinstance(query.behind[0], str) else None)
+        _check_behind(query.order, *query.behind)
+
+
+def _check_behind(order: Order | None, value: Any, created_at: Any, run_id: Any) -> None:
+    """Refuse a place in an order whose value is not of what the runs are ordered by: a caller gives back cursors."""
+    kind = None if order is None else order.kind
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if (not isinstance(value, str)) if kind == "s" else not is_number:
+        raise InvalidInput(f"behind: runs are not ordered by values such as {value!r}", field="behind")
+    check_values(behind=(created_at, run_id), value=int(value) if kind is None else value if kind == "s" else None)
 
 
 def _can_be_indexed(attributes: Attributes) -> bool:
