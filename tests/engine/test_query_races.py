@@ -102,8 +102,8 @@ async def test_a_query_of_a_run_that_is_not_in_memory_leaves_nothing_there(varia
             run_id = (await app.start(count)).run_id
             await wait_for_event(app.run(run_id), "SignalWaiting")
         async with variant.node(app, store) as node:
-            head = await app.runtime().head(run_id)
-            answers = await asyncio.gather(*(node.run_cache.query(head, "seen", codec.encode({})) for _ in range(3)))
+            ask = app.runtime().query
+            answers = await asyncio.gather(*(ask(run_id, "seen", codec.encode({})) for _ in range(3)))
             assert [codec.decode(answer, list[str]) for answer in answers] == [[], [], []]
             assert node.run_cache._runs == {}
 

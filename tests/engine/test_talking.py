@@ -282,7 +282,7 @@ async def test_a_query_can_be_asked_as_soon_as_the_run_is_started(variant: Engin
 async def test_a_query_of_a_run_that_does_not_start_is_told_so(
     variant: EngineVariant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.turns.execute.START_S", 0.05)
+    monkeypatch.setattr("holdfast.engine.run_queries.START_S", 0.05)
     app = hf.App("talk")
 
     @app.workflow(at_once=1)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.engine.turns import execute
+from holdfast.engine.turns.execute import rebuild
 from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
 from holdfast.service.context import make_service
 from holdfast.service.http.server import listening
@@ -27,7 +27,6 @@ REPLAY_S = 0.02
 @pytest.mark.contract("API-2", "API-4")
 async def test_queries_that_replay_their_runs_leave_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     replays: list[tuple[float, float]] = []
-    rebuild = execute.rebuild
 
     def slow(*of: Any) -> Any:
         began_at = time.monotonic()
@@ -41,7 +40,7 @@ async def test_queries_that_replay_their_runs_leave_the_loop_to_others(monkeypat
         run_id = await server.start("order", order_id="o-1")
         await server.rest("runs.cancel", {"run_id": run_id})
         await server.rest("runs.result", {"run_id": run_id, "wait_s": 10})
-        monkeypatch.setattr(execute, "rebuild", slow)
+        monkeypatch.setattr("holdfast.engine.run_queries.rebuild", slow)
         ask = {"run_id": run_id, "name": "progress"}
         batch = [{"jsonrpc": "2.0", "id": number, "method": "runs.query", "params": ask} for number in range(5)]
         answers = (await server.http.post("/rpc", json=batch)).json()

@@ -7,8 +7,7 @@ authoriser, recorded in the run, and named in the audit log. Without one, the re
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -33,7 +32,7 @@ from holdfast.core.keys import (
     signal_uuid,
 )
 from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRequest
-from holdfast.core.plans import ANY_PLAN, STORE_PLAN, definition_of
+from holdfast.core.plans import STORE_PLAN
 from holdfast.core.state import TERMINAL
 from holdfast.engine.activities.async_completion import report_error, report_heartbeat, report_result
 from holdfast.engine.activities.context import activity_context
@@ -49,9 +48,9 @@ from holdfast.engine.inbox.tasks import Tasks
 from holdfast.engine.node import Node
 from holdfast.engine.plan_sources import PlanSources
 from holdfast.engine.plans import Plans
-from holdfast.engine.remote_queries import RemoteQueries
 from holdfast.engine.retention import LOCK as RETENTION_LOCK
 from holdfast.engine.retention import Retention, RetentionDuty, archive_at
+from holdfast.engine.run_queries import RunQueries
 from holdfast.engine.schedules import Declaration, Schedules
 from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.start.forks import Forks
@@ -66,7 +65,6 @@ from holdfast.errors import (
     RunTerminal,
     StoreUnavailable,
     UpdateFailed,
-    VersionMismatch,
 )
 from holdfast.limits import Limits
 from holdfast.program.callbacks import CallbackTerms
@@ -79,7 +77,6 @@ from holdfast.program.definitions import (
     built_in,
 )
 from holdfast.program.middleware import ClientCall, call_through
-from holdfast.program.values import Signature
 from holdfast.registry import Registry
 from holdfast.store import port
 from holdfast.store.artifacts import Artifacts
@@ -127,9 +124,9 @@ class Runtime:
             registry.refuse_records = partial(require_conditional_batch, store, RECONCILIATION)
         self.streams = StreamHub(store, poll_s)
         """The streams that are read in this process."""
-        self._remote = RemoteQueries(store, node.name, poll_s, self._answer_for_others, ids)
+        self._queries = RunQueries(store, registry, node.run_cache, node.name, poll_s, ids)
         if node.options.takes_runs:
-            node.background.append(self._remote.serve)
+            node.background.append(self._queries.serve)
         self.relays: Relays | None = None
         """The relays of the event bus, if this node has them."""
         self._permissions = Permissions(authoriser, store, ids)
@@ -360,40 +357,11 @@ class Runtime:
     async def _query(self, run_id: str, name: str, arguments: Raw, caller: Caller | None) -> Raw:
         if self._permissions.is_needed:
             await self._permissions.check_query(run_id, name, arguments, caller)
-        cache = self._node.run_cache
-        head = await cache.started(await head_of(self.store, run_id))
-        if self._has_code(head):
-            return await cache.query(head, name, arguments)
-        try:
-            return await self._remote.ask(head, name, arguments)
-        except VersionMismatch:
-            with suppress(VersionMismatch):
-                return await cache.query(head, name, arguments)  # which is a Conflict if the run has not started
-            raise
+        return await self._queries.ask(run_id, name, arguments)
 
     async def handlers(self, run_id: str) -> Raw:
         """Return which queries and updates a run answers, with JSON Schemas: `{"queries": …, "updates": …}`."""
-        head = await head_of(self.store, run_id)
-        return await self._handlers(head) if self._has_code(head) else await self._remote.ask(head, "", e.NULL)
-
-    async def _handlers(self, head: port.RunHead) -> Raw:
-        definition = self.registry.workflows.get((head.plan_id, head.plan_version))
-        if definition is None:
-            return codec.encode({"queries": {}, "updates": {}})
-        if not definition.queries and not definition.updates:
-            await self._node.run_cache.examine(head)
-        known = {"queries": definition.queries, "updates": definition.updates}
-        return codec.encode({kind: _schemas(handlers) for kind, handlers in known.items()})
-
-    def _has_code(self, head: port.RunHead) -> bool:
-        """Return whether this process has what a run executes; of a plan the store has it."""
-        plan = head.plan_id, head.plan_version
-        return plan in self.registry.workflows or definition_of(*plan) == ANY_PLAN
-
-    async def _answer_for_others(self, run_id: str, name: str, arguments: Raw) -> Raw:
-        """Answer what another process asks; it has asked the authoriser."""
-        head = await head_of(self.store, run_id)
-        return await self._node.run_cache.query(head, name, arguments) if name else await self._handlers(head)
+        return await self._queries.handlers(run_id)
 
     async def update(
         self, run_id: str, name: str, arguments: Any, update_id: str | None = None, caller: Caller | None = None
@@ -587,12 +555,6 @@ class Runtime:
         if caller is None:
             return None
         return audit_entry(caller, self.ids.new_id, actor=actor, subject=self.activity_token(token).step_id)
-
-
-def _schemas(handlers: Mapping[str, Signature]) -> dict[str, dict[str, Any]]:
-    """Return what handlers take and give, by their names."""
-    found = {name: signature.schemas() for name, signature in sorted(handlers.items())}
-    return {name: {"input": input, "result": result} for name, (input, result) in found.items()}
 
 
 async def _await_callback(terms: CallbackTerms) -> Any:

@@ -8,7 +8,6 @@ A program that cannot go on (its code and its history differ, its version is not
 never guessed at and never fails its run: the turn records what came in and pauses the run, to be looked at.
 """
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from holdfast.core.admission import AdmissionRequest
 from holdfast.core.commands import Command, PauseRun, with_one_rotation
 from holdfast.core.decide import Input, wait_for
 from holdfast.core.event_writer import Decision, Refusal, starts_run
-from holdfast.core.events import NULL, Event, FormerRun, RunStarted
+from holdfast.core.events import Event, FormerRun
 from holdfast.core.instants import Instant
 from holdfast.core.messages import (
     ENGINE_SIGNALS,
@@ -42,22 +41,19 @@ from holdfast.core.messages import (
 )
 from holdfast.core.plans import HELD_LEVEL, is_plan
 from holdfast.core.run_timeouts import is_timeout
-from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, OpenStep, RunState, state_of
+from holdfast.core.state import PAUSED, RUNNING, OpenStep, RunState, state_of
 from holdfast.core.streams import StreamChunks
 from holdfast.core.tasks import task_operations
 from holdfast.core.timing import step_options
-from holdfast.engine.history import head_of, read_histories, read_since_rotation, wait_for_event
+from holdfast.engine.history import read_histories, read_since_rotation
 from holdfast.engine.plans import load_plan_of
 from holdfast.engine.turns.draft import LIMITS, TurnDraft
-from holdfast.engine.turns.poison import is_suspect, refuse_suspect
+from holdfast.engine.turns.poison import is_suspect
 from holdfast.errors import (
     Conflict,
     InvalidInput,
-    NotDurable,
-    NotFound,
     RunawayWorkflow,
     RunError,
-    RunTerminal,
     StoreCorrupt,
     VersionMismatch,
 )
@@ -79,20 +75,8 @@ from holdfast.store.port import LoadedRun, NewRun, RunHead, Store
 MOST_CALLBACKS = 1_000_000
 """How many callbacks a program may run in one turn before it counts as a runaway."""
 
-EXAMINED = 10_000
-"""How many runs are remembered to have been replayed for what they answer."""
-
-NO_QUERY = ""
-"""The name of no query."""
-
-START_S = 10.0
-"""How long a query waits for its run to start."""
-
 READ_AHEAD_RUNS = 200
 """How many histories are read by one query at most: what is read is in memory at once."""
-
-REST = 2
-"""The pause after a replay for a query, as a multiple of its duration: the event loop is for turns too."""
 
 
 class CachedRun:
@@ -627,7 +611,7 @@ def _place(given: Input) -> int:
 
 
 class RunCache:
-    """Live runs of one node."""
+    """The runs of one node that are in memory."""
 
     def __init__(self, store: Store, registry: Registry, most: int) -> None:
         self._store = store
@@ -636,9 +620,6 @@ class RunCache:
         self._runs: OrderedDict[str, CachedRun] = OrderedDict()
         self._deferred: dict[str, tuple[int, Replay]] = {}  # by run, with the epoch of its lease
         self._read_ahead: dict[str, list[Event]] = {}
-        self._examined: set[tuple[str, int]] = set()
-        self._asking = asyncio.Lock()
-        self._asked_again_at = 0.0
 
     def get(self, head: RunHead) -> CachedRun | None:
         """Return a run if it is in memory at this version."""
@@ -731,66 +712,3 @@ class RunCache:
         """Return a run whose program is not begun."""
         self.forget(loaded.head.run_id)
         return at_rest(loaded.head.run_id, await read_since_rotation(self._store, loaded.head), self._registry)
-
-    async def examine(self, head: RunHead) -> None:
-        """Replay a run once, so that the queries and updates that its code registers are known. Nothing is written."""
-        place = head.run_id, head.version
-        if place in self._examined or head.status in (PENDING, APPROVED):
-            return
-        if len(self._examined) >= EXAMINED:
-            self._examined.clear()
-        self._examined.add(place)
-        refuse_suspect(head)
-        if self.get(head) is None:
-            with suppress(NotFound):
-                await self._answer_from_history(head, NO_QUERY, NULL)
-
-    async def started(self, head: RunHead) -> RunHead:
-        """Wait for a run that is about to start, for a while, and return it as it is then."""
-        if head.status not in (PENDING, APPROVED):
-            return head
-        with suppress(TimeoutError, RunTerminal):
-            async with asyncio.timeout(START_S):
-                await wait_for_event(self._store, head.run_id, 1, lambda event: isinstance(event.data, RunStarted))
-        return await head_of(self._store, head.run_id)
-
-    async def query(self, head: RunHead, name: str, arguments: Raw) -> Raw:
-        """Ask a run's program about its present state. One that has not started is a `Conflict`."""
-        run_id = head.run_id
-        refuse_suspect(head)
-        cached = self.get(head)
-        if cached is not None and cached.ahead is None:  # what is not durable may never come to be
-            try:
-                return _answer(cached, name, arguments)
-            except (NotDurable, RunawayWorkflow):  # this program no longer agrees with its history
-                self.forget(run_id)
-                raise
-        return await self._answer_from_history(head, name, arguments)
-
-    async def _answer_from_history(self, head: RunHead, name: str, arguments: Raw) -> Raw:
-        """Answer a query by replaying its run. One run is replayed at a time, and not without a pause in between.
-
-        A replay holds up the event loop, which turns, leases and other callers share.
-        """
-        loop = asyncio.get_running_loop()
-        async with self._asking:
-            await asyncio.sleep(max(0.0, self._asked_again_at - loop.time()))
-            history = await read_since_rotation(self._store, head)
-            await load_plan_of(self._registry, self._store, head, history)
-            began_at = loop.time()
-            # Rebuilt for this query only: a turn may be rebuilding the run at the same time, and keeps its own.
-            cached, problem = rebuild(head.run_id, history, self._registry)
-            try:
-                if problem is not None:
-                    raise problem
-                return _answer(cached, name, arguments)
-            finally:
-                cached.close()
-                self._asked_again_at = loop.time() + REST * (loop.time() - began_at)
-
-
-def _answer(cached: CachedRun, name: str, arguments: Raw) -> Raw:
-    if cached.replay.program is None:
-        run_id, status = cached.state.run_id, cached.state.status
-        raise Conflict(f"run {run_id} is {status} and has not started: it cannot answer a query", run_id=run_id)
-    return cached.replay.program.query(name, arguments)
