@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -138,8 +139,9 @@ class Member:
 class Cluster:
     """The nodes, and what befalls them."""
 
-    def __init__(self, world: World, size: int) -> None:
+    def __init__(self, world: World, size: int, pauses_s: Sequence[float]) -> None:
         self._world = world
+        self._pauses_s = pauses_s
         self._definitions = Definitions(world)
         self._rng = Random(f"{world.rng.random()} chaos")
         self.weather = Weather()
@@ -172,7 +174,7 @@ class Cluster:
         if self._world.journals is not None:  # commits that are slow, and some that fail
             self.weather.faults = replace(self.weather.faults, latency_s=0.1, refused=0.1)
         self._world.note(f"weather {self.weather.faults}")
-        pause_s = rng.choice((0.5, 2.0, 5.0))
+        pause_s = rng.choice(self._pauses_s)
         harms = [self._kill, self._fuse, self._stop, self._expire, self._down, self._leave, self._supersede]
         if self._world.features is not None:
             harms.append(self._jump)

@@ -36,7 +36,7 @@ from holdfast.core.messages import (
 )
 from holdfast.core.plans import is_plan
 from holdfast.core.reconciliation import TASK_TYPE
-from holdfast.core.state import PAUSED, TERMINAL, state_of
+from holdfast.core.state import PAUSED, TERMINAL, awaits_approval, state_of
 from holdfast.engine import dead_processes
 from holdfast.engine.plans import load_plan_of
 from holdfast.engine.turns.execute import rebuild
@@ -53,17 +53,14 @@ from holdfast.testing.sim_loop import SimLoop
 from holdfast.workflow import Flow
 from tests.sim.cluster import Cluster, in_process
 from tests.sim.features import is_copied, is_cut
-from tests.sim.flows import KINDS, Seen, judge_flow
-from tests.sim.plans import draw_document, judge_plan
-from tests.sim.scripts import ROTATING, SIGNALS, Script, draw_payments, draw_script, poked
+from tests.sim.flows import Seen, judge_flow
+from tests.sim.plans import judge_plan
+from tests.sim.scripts import SIGNALS, draw_script, poked
 from tests.sim.sealed_values import codecs_of
+from tests.sim.story import Story, cast
 from tests.sim.streams import judge_streams
 from tests.sim.world import Account, World, decoded
 
-STRAYS = 6
-PAYERS = 3
-DOCUMENTS = 2
-RAGE_S = 25.0
 RESTED_WITHIN_S = 40.0
 HEALED_WITHIN_S = 400.0
 TOLD_WITHIN_S = 200.0
@@ -82,17 +79,15 @@ class Report:
         self.digest = world.digest.hexdigest()
 
 
-def simulate(
-    seed: int, runs: int = 12, payers: int = PAYERS, flows: int = 0, plans: int = 0, featured: int = 0
-) -> Report:
-    """Play one seed to its end, with so many runs that pay, flows, plans, and runs with features, beside the others."""
+def simulate(seed: int, story: Story = Story()) -> Report:  # noqa: B008, it is frozen
+    """Play one seed to its end."""
     loop = SimLoop(seed)
     world: World | None = None
 
     async def main() -> None:
         nonlocal world
-        world = World(loop, seed, has_features=featured > 0)
-        simulation = Simulation(world, seed, runs, payers, flows, plans, featured)
+        world = World(loop, seed, has_features=story.has_features)
+        simulation = Simulation(world, seed, story)
         scenario = asyncio.ensure_future(simulation.play())
         failed = asyncio.ensure_future(world.failed.wait())
         await asyncio.wait([scenario, failed], return_when=asyncio.FIRST_COMPLETED)
@@ -118,51 +113,29 @@ def simulate(
 class Simulation:
     """The clients' side, and the last judgement."""
 
-    def __init__(self, world: World, seed: int, runs: int, payers: int, flows: int, plans: int, featured: int) -> None:
+    def __init__(self, world: World, seed: int, story: Story) -> None:
         self._world = world
         self._seed = seed
+        self._story = story
         self._rng = Random(f"clients {seed}")
-        self.cluster = Cluster(world, self._rng.choice((2, 2, 3)))
+        self.cluster = Cluster(world, self._rng.choice(story.nodes), story.pauses_s)
         self._client: port.Store = FaultyStore(world.store, self.cluster.weather, Random(f"client {seed}"))
         if world.is_sealed:
             self._client = SealingStore(self._client, codecs_of(world.objects, self.cluster.weather, f"client {seed}"))
         world.client = self._client
-        self._plans: dict[str, Script] = {f"r{number}": draw_script(self._rng) for number in range(runs)}
-        gates = Random(f"gates {seed}")
-        self._gates = {run_id: gates.choice(("play", "play", "narrow")) for run_id in self._plans}
-        tenants = Random(f"tenants {seed}")
-        self._tenants = {run_id: tenants.choice(("default", "acme")) for run_id in self._plans}
-        self._plans["rotating"], self._gates["rotating"], self._tenants["rotating"] = ROTATING, "play", "default"
-        payments = Random(f"payments {seed}")
-        for number in range(payers):
-            run_id = f"p{number}"
-            self._plans[run_id], self._gates[run_id] = draw_payments(payments, number), "pay"
-            self._tenants[run_id] = "default"
-        for number in range(flows):
-            run_id = f"f{number}"
-            self._plans[run_id], self._gates[run_id], self._tenants[run_id] = [], f"flow{number % KINDS}", "default"
-        documents = Random(f"plans {seed}")
-        for number in range(plans):
-            run_id = f"d{number}"
-            self._plans[run_id], self._gates[run_id] = [draw_document(documents, number)], "planned"
-            self._tenants[run_id] = "default"
-        for number in range(featured if world.features is not None else 0):
-            assert world.features is not None
-            run_id = f"m{number}"
-            self._plans[run_id], self._gates[run_id] = draw_script(world.features.rng), world.features.gate()
-            self._tenants[run_id] = "default"
+        self._cast = cast(story, seed, self._rng, world.features)
         self._sent = 0
         self._waiting: dict[str, list[tuple[Any, asyncio.Task[Any]]]] = {}
 
     async def play(self) -> None:
         """Rage, heal, and judge."""
-        storm = asyncio.ensure_future(self.cluster.rage(RAGE_S))
-        clients = [asyncio.ensure_future(self._start(run_id)) for run_id in self._plans]
-        clients += [asyncio.ensure_future(self._disturb(run_id)) for run_id in self._plans]
-        clients += [asyncio.ensure_future(self._start_once(number)) for number in range(STRAYS)]
-        clients.append(asyncio.ensure_future(self._poke("rotating")))
-        if self._world.features is not None:
-            clients += [asyncio.ensure_future(self._edit(document)) for document in range(DOCUMENTS)]
+        storm = asyncio.ensure_future(self.cluster.rage(self._story.storm_s))
+        clients = [asyncio.ensure_future(self._start(run_id)) for run_id in self._cast.scripts]
+        clients += [asyncio.ensure_future(self._disturb(run_id)) for run_id in self._cast.scripts]
+        clients += [asyncio.ensure_future(self._start_once(number)) for number in range(self._story.strays)]
+        if "rotating" in self._cast.scripts:
+            clients.append(asyncio.ensure_future(self._poke("rotating")))
+        clients += [asyncio.ensure_future(self._edit(document)) for document in range(self._cast.documents)]
         await storm
         self.cluster.heal()
         await asyncio.gather(*clients)
@@ -175,22 +148,22 @@ class Simulation:
 
     async def _start(self, run_id: str) -> None:
         """Start a run, on whichever node answers, until one has said that it is there."""
-        await asyncio.sleep(self._rng.random() * RAGE_S / 2)
+        await asyncio.sleep(self._rng.random() * self._story.storm_s / 2)
         while True:
             member = self.cluster.pick(self._rng)
             try:
                 if member is None:
                     raise TimeoutError
-                workflow = member.workflows[self._gates[run_id]]
+                workflow = member.workflows[self._cast.gates[run_id]]
                 options = self._start_options(run_id)
-                arguments = (Seen(),) if isinstance(workflow, Flow) else (self._plans[run_id], [])
+                arguments = (Seen(),) if isinstance(workflow, Flow) else (self._cast.scripts[run_id], [])
                 starting = member.app.start(
                     workflow,
                     *arguments,
                     request_id=f"q-{run_id}",
                     run_id=run_id,
-                    priority=len(self._plans[run_id]),
-                    tenant=self._tenants[run_id],
+                    priority=len(self._cast.scripts[run_id]),
+                    tenant=self._cast.tenants[run_id],
                     **options,
                 )
                 handle: RunHandle[Any] = await in_process(member, starting, 5.0)
@@ -221,7 +194,7 @@ class Simulation:
     async def _start_once(self, number: int) -> None:
         """Start a run without an id. Who gets no answer never learns of it, and does not ask again."""
         rng = Random(f"stray {number} {self._seed}")
-        await asyncio.sleep(rng.random() * RAGE_S)
+        await asyncio.sleep(rng.random() * self._story.storm_s)
         member = self.cluster.pick(rng)
         if member is not None:
             script = [["work", 0.01, 0, 1, "", False, "raise"], *draw_script(rng)]
@@ -234,7 +207,9 @@ class Simulation:
         features, rng = self._world.features, Random(f"document {document} {self._seed}")
         assert features is not None
         for number in range(6):
-            await asyncio.sleep(rng.choice((0.1, 0.8, 3.0)) + (rng.random() * RAGE_S / 3 if number % 3 == 0 else 0.0))
+            await asyncio.sleep(
+                rng.choice((0.1, 0.8, 3.0)) + (rng.random() * self._story.storm_s / 3 if number % 3 == 0 else 0.0)
+            )
             while True:
                 member = self.cluster.pick(rng)
                 with suppress(TimeoutError, HoldfastError):
@@ -247,7 +222,7 @@ class Simulation:
     async def _disturb(self, run_id: str) -> None:
         """Send a run signals and operators' commands, at any time."""
         for _ in range(self._rng.randint(0, 8)):
-            await asyncio.sleep(self._rng.expovariate(1.0 / 3.0))
+            await asyncio.sleep(self._rng.expovariate(1.0 / (3.0 * self._story.pace)))
             await self._use_features(run_id)
             kinds = ("signal", "signal", "control", "control", "step", "update", "query", "poison", "task", "task")
             match self._rng.choice(kinds):
@@ -376,38 +351,46 @@ class Simulation:
     # --- the end
 
     async def _rest(self) -> None:
-        """Leave every run alone for a while: then it has finished, or waits for somebody outside, and for nothing else.
+        """Leave every run alone until it has finished, or waits for somebody outside, and for nothing else.
 
         A run that nobody cares for would be woken by whatever it is sent later.
         """
         loop, before = self._world.loop, dict[str, int]()
         rested_at, end = loop.time() + RESTED_WITHIN_S, loop.time() + HEALED_WITHIN_S
+        while loop.time() < rested_at:
+            await asyncio.sleep(RESTED_WITHIN_S / 10)
+            if not await self._busy():
+                return
         while True:
-            await asyncio.sleep(RESTED_WITHIN_S / 2)
             busy = await self._busy()
-            for run_id, (head, problem) in busy.items() if loop.time() >= rested_at else ():
-                is_going_on = is_plan(head.plan_id) and before.get(run_id) != head.version
+            for run_id, (head, problem) in busy.items():
+                is_going_on = is_plan(head.plan_id) and before.get(run_id, 0) != head.version
                 if not is_going_on or loop.time() > end:  # a plan of many items, one at a time, takes longer
                     self._world.violate(f"{run_id} is stuck: {problem}: {head}")
                     return
             if not busy:
                 return
             before = {run_id: head.version for run_id, (head, _) in busy.items()}
+            await asyncio.sleep(RESTED_WITHIN_S / 2)
 
     async def _busy(self) -> dict[str, tuple[port.RunHead, str]]:
-        """Return the runs that have a step under way which does not wait for somebody outside."""
-        busy: dict[str, tuple[port.RunHead, str]] = {}
-        for head in await self._world.store.find(port.RunQuery()):
-            if head.status in TERMINAL or head.status is PAUSED:
-                continue
-            state = state_of(head.run_id, self._world.store.events_of(head.run_id))
-            for step_id, step in state.open_steps.items():
-                asks_a_run = (
-                    isinstance(step.body, e.StepStarted) and step.body.name == UPDATE_RUN
-                )  # perhaps a paused one
-                if isinstance(step.body, e.StepStarted | e.TimerStarted) and not (step.is_unresolved or asks_a_run):
-                    busy[head.run_id] = head, f"nothing becomes of {step_id}, {step}"
-        return busy
+        """Return the runs that have something to do, and do not wait for somebody outside."""
+        heads = [head for head in await self._world.store.find(port.RunQuery()) if head.status not in TERMINAL]
+        found = {head.run_id: (head, self._to_do(head)) for head in heads if head.status is not PAUSED}
+        return {run_id: (head, problem) for run_id, (head, problem) in found.items() if problem is not None}
+
+    def _to_do(self, head: port.RunHead) -> str | None:
+        """Return what a run has to do that is neither finished nor paused; None if it waits for somebody outside."""
+        state = state_of(head.run_id, self._world.store.events_of(head.run_id))
+        for step_id, step in state.open_steps.items():
+            asks_a_run = isinstance(step.body, e.StepStarted) and step.body.name == UPDATE_RUN  # perhaps a paused one
+            if isinstance(step.body, e.StepStarted | e.TimerStarted) and not (step.is_unresolved or asks_a_run):
+                return f"nothing becomes of {step_id}, {step}"
+            sent = [each for each in self._world.store.unconsumed(head.run_id) if each.name == step.name]
+            if step.kind == "signal" and any(each.step_id in (None, step_id) for each in sent):
+                return f"{step_id} is not given what has been sent: {sent}"
+        is_held = head.queued_at is not None or awaits_approval(state) or state.awaits_definition
+        return None if state.open_steps or is_held else "it waits for nothing, and takes no turn"
 
     async def _finish(self) -> None:
         """Give every run what it waits for, until all have finished."""

@@ -39,8 +39,9 @@ from holdfast.store.memory.jobs import put
 from holdfast.store.memory.run import Run
 from holdfast.store.payloads import Payload
 from holdfast.testing.sim_loop import current_process
-from tests.sim.planted import first_finding
+from tests.sim.planted import NARROW, PAYING, first_finding
 from tests.sim.sealed_values import Bucket
+from tests.sim.story import Story
 from tests.sim.tries import LOST_TURNS
 from tests.sim.world import World
 
@@ -150,7 +151,7 @@ def _die_always(self: World, bomb: str, times: int) -> None:
 @pytest.mark.contract("OWN-3")
 def test_it_finds_runs_that_were_created_and_are_never_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Starter, "_look_for", lambda self, run_ids: None)
-    assert "is stuck" in first_finding(payers=0)
+    assert "is stuck" in first_finding(Story(runs=8, payers=0))
 
 
 @pytest.mark.contract("SIG-4")
@@ -252,7 +253,7 @@ def test_it_finds_a_rotation_that_loses_an_open_step(monkeypatch: pytest.MonkeyP
         return carried(state, update_ids, step_ids and step_ids[:-1])
 
     monkeypatch.setattr(decide, "carried", lose_last)
-    assert first_finding(runs=2, payers=0, flows=4) != "nothing"
+    assert first_finding(Story(runs=2, payers=0, flows=4)) != "nothing"
 
 
 @pytest.mark.contract("CAN-1", "ATT-1")
@@ -263,7 +264,7 @@ def test_it_finds_a_rotation_that_forgets_the_attempts_of_a_step(monkeypatch: py
         return known | {"steps": steps} if steps else known
 
     monkeypatch.setattr(decide, "carried", forget)
-    assert "changes the step" in first_finding(runs=2, payers=0, flows=4)
+    assert "changes the step" in first_finding(Story(runs=2, payers=0, flows=4))
 
 
 @pytest.mark.contract("QUE-2")
@@ -289,7 +290,7 @@ def test_it_finds_a_rate_that_counts_admissions_and_not_starts(monkeypatch: pyte
 
     monkeypatch.setattr(AdmissionQueue, "decide", note_time)
     monkeypatch.setattr(AdmissionQueue, "admit", count_at_once)
-    assert "runs have started within" in first_finding(payers=0)
+    assert "runs have started within" in first_finding(NARROW)
 
 
 @pytest.mark.contract("QUE-2")
@@ -386,7 +387,7 @@ def test_it_finds_jobs_that_are_taken_again_without_verification(monkeypatch: py
         return step.effect
 
     monkeypatch.setattr(queue_worker, "effect_after_takes", trust)
-    assert "was charged twice, and its verifier is truthful" in first_finding()
+    assert "was charged twice, and its verifier is truthful" in first_finding(PAYING)
 
 
 @pytest.mark.contract("ACT-3")

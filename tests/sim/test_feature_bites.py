@@ -12,6 +12,7 @@ from holdfast.core.streams import Decided, decide_append
 from holdfast.engine.turns.execute import _Beginning
 from holdfast.store import streams
 from tests.sim.planted import first_finding
+from tests.sim.story import Story
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,7 @@ def _silence() -> Iterator[None]:
 
 def finding() -> str:
     """Return what the first seed finds that finds anything in runs with features."""
-    return first_finding(runs=0, payers=0, featured=8)
+    return first_finding(Story(runs=0, payers=0, featured=8))
 
 
 @pytest.mark.contract("QUE-6")

@@ -12,6 +12,7 @@ from holdfast.program.flow import program as flow_program
 from holdfast.program.flow.cursor import Position, saved
 from holdfast.program.flow.program import FlowProgram
 from tests.sim.planted import first_finding
+from tests.sim.story import Story
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,7 @@ def test_it_finds_choices_of_a_flow_that_are_made_again_at_replay(monkeypatch: p
             self.is_replaying = is_replaying
 
     monkeypatch.setattr(FlowProgram, "_recorded", made_again)
-    assert first_finding(runs=0, payers=0, flows=8) != "nothing"
+    assert first_finding(Story(runs=0, payers=0, flows=8)) != "nothing"
 
 
 @pytest.mark.contract("WF-4", "CAN-1")
@@ -53,4 +54,4 @@ def test_it_finds_a_rotation_that_forgets_what_has_to_be_undone(monkeypatch: pyt
             position.undo = undo
 
     monkeypatch.setattr(flow_program, "saved", forget)
-    assert "is not undone" in first_finding(runs=0, payers=0, flows=8)
+    assert "is not undone" in first_finding(Story(runs=0, payers=0, flows=8))

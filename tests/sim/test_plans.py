@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.program.plan.program import PlanProgram
 from tests.sim.simulation import simulate
+from tests.sim.story import Story
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +34,7 @@ def _silence() -> Iterator[None]:
 @pytest.mark.contract("WF-1", "WF-2", "WF-4", "CAN-1", "INV")
 @pytest.mark.parametrize("seed", [*range(SEEDS), *FOUND])
 def test_whatever_goes_wrong_plans_keep_their_order_and_their_results(seed: int) -> None:
-    report = simulate(seed, runs=0, payers=0, plans=8)
+    report = simulate(seed, Story(runs=0, payers=0, plans=8))
     assert report.violations == [], "\n".join(report.trace[-60:])
     assert any(name.startswith("plans: ") for name in report.counts)
 
@@ -50,4 +51,4 @@ def test_it_finds_steps_that_begin_before_what_they_depend_on(monkeypatch: pytes
                 heapq.heappush(self._ready, other)
 
     monkeypatch.setattr(PlanProgram, "_settle", hasty)
-    assert any(simulate(seed, runs=0, payers=0, plans=8).violations for seed in range(BITES))
+    assert any(simulate(seed, Story(runs=0, payers=0, plans=8)).violations for seed in range(BITES))

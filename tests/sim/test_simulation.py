@@ -20,6 +20,7 @@ import pytest
 from holdfast.testing.sim_loop import SimLoop
 from tests.sim.campaign import KINDS, SOMETIMES, never_seen, replay_line, story
 from tests.sim.simulation import simulate
+from tests.sim.story import Story
 
 SEEDS = 20
 """`make sim` plays more of them, and of every kind."""
@@ -106,20 +107,20 @@ def test_what_never_happens_is_named() -> None:
 @pytest.mark.contract("INV", "ACT-4")
 @pytest.mark.parametrize("seed", FOUND_WITH_FEWER)
 def test_with_fewer_runs_nothing_is_lost_either(seed: int) -> None:
-    assert simulate(seed, runs=8).violations == []
+    assert simulate(seed, Story(runs=8)).violations == []
 
 
 @pytest.mark.slow
 def test_a_seed_always_tells_the_same_story() -> None:
-    first = simulate(3, runs=4).digest
-    assert simulate(3, runs=4).digest == first
-    assert simulate(4, runs=4).digest != first
+    first = simulate(3, Story(runs=4)).digest
+    assert simulate(3, Story(runs=4)).digest == first
+    assert simulate(4, Story(runs=4)).digest != first
 
 
 def test_a_story_leaves_nothing_behind() -> None:
     """Every loop that ends looks through the tasks of all, and what crashed nodes leave would fill the memory."""
     before = {id(each) for each in gc.get_objects() if type(each) is SimLoop}  # of other tests in this process
-    simulate(1, runs=2)
+    simulate(1, Story(runs=2))
     while gc.collect():  # finalizers may leave more
         pass
     assert [each for each in gc.get_objects() if type(each) is SimLoop and id(each) not in before] == []

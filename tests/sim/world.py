@@ -24,7 +24,7 @@ from holdfast.core.admission import RunLimit
 from holdfast.core.call_limits import CallLimit
 from holdfast.core.events import Event
 from holdfast.core.invariants import RunView, check
-from holdfast.core.messages import AcceptedSignalResult, Message
+from holdfast.core.messages import AcceptedSignalResult, Message, Signal
 from holdfast.core.plans import STORE_PLAN
 from holdfast.core.reconciliation import TASK_TYPE
 from holdfast.core.state import retry_token, state_of
@@ -567,6 +567,10 @@ class WatchedStore(MemoryStore):
     def messages_of(self, run_id: str) -> list[Message]:
         """Return what waits for a run, due or not."""
         return [message for _, message in self._runs[run_id].messages.values()]
+
+    def unconsumed(self, run_id: str) -> list[Signal]:
+        """Return the signals that a run has not taken, with sealed values."""
+        return [signal for signal in self._runs[run_id].signals if signal.consumed_seq is None]
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         """Commit, and check what was committed."""
