@@ -15,7 +15,7 @@ from holdfast.engine.inbox.operator_commands import OperatorCommand
 from holdfast.errors import ActivityFailed, Conflict, InvalidInput, RunFailed, StoreUnavailable
 from holdfast.store.port import RunQuery
 from holdfast.testing import view_of
-from tests.engine.harness import EngineVariant, wait_for_event, wait_for_status
+from tests.engine.harness import EngineVariant, store_with_virtual_time, wait_for_event, wait_for_status
 
 ONCE = hf.Retry(max_attempts=1)
 RETRY = OperatorCommand(name="RETRY_RUN")
@@ -335,5 +335,45 @@ async def test_a_fork_of_a_run_that_has_received_signals_breaks_no_invariant(var
             await each.signal("second", "b")
             assert await each.result() == "ab"
             view = await view_of(store, each.run_id)
+            assert view is not None
+            assert check(view) == []
+
+
+@pytest.mark.contract("SIG-1", "SIG-3", "CAN-1", "INV")
+@pytest.mark.parametrize("rotates", [False, True])
+async def test_no_signal_to_a_fork_falls_behind_what_its_origin_has_consumed(
+    variant: EngineVariant, rotates: bool
+) -> None:
+    """The clock was set back since, as a failover may do. What the fork accepts is taken: its inbox is its own."""
+    app = hf.App("shop")
+    is_mended = False
+
+    @app.activity(retry=ONCE)
+    async def check_votes() -> None:
+        if not is_mended:
+            raise ValueError("not now")
+
+    @app.workflow
+    async def poll(first: str) -> list[str]:
+        if not first:
+            first = await hf.wait_signal("vote", str)
+            if rotates:
+                hf.continue_as_new(first)
+        await check_votes()
+        return [first, await hf.wait_signal("vote", str), await hf.wait_signal("vote", str)]
+
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
+        run = await app.start(poll, "")
+        clock.advance(ms=600_000)
+        await run.signal("vote", "a")
+        with pytest.raises(RunFailed):
+            await run.result()
+        clock.set_back(ms=500_000)
+        is_mended = True
+        fork = await run.fork()
+        for made in (fork, await fork.fork(), await run.retry_run()):
+            assert [await made.signal("vote", vote) for vote in "bc"]
+            assert await made.result() == ["a", "b", "c"]
+            view = await view_of(store, made.run_id)
             assert view is not None
             assert check(view) == []

@@ -10,7 +10,8 @@ Rules of this file:
    what was recorded is replayed, the program knows of its run what it knew then (`FormerRun`).
 4. What was open is open again: activities are dispatched anew, with all the attempts of their policy; a keyed one is
    verified first. Timers, deadlines, waits and tasks keep their instants. Signals that were not consumed, progress of
-   activities, and outcomes that are reported by token stay with the other run.
+   activities, and outcomes that are reported by token stay with the other run. So no cursor is copied: the fork's inbox
+   begins empty, and nothing that it accepts may fall behind what another run has consumed.
 5. An approval is of a run with its input. What was not approved waits for an approval of its own, and so does a run
    with another input.
 6. A failed run is continued without the failures that have ended it. Outcomes that came in the commit of its end, or
@@ -43,6 +44,9 @@ FORKED = "forked"
 
 CONTINUED = "continued from where it failed"
 """Why a fork begins paused, with outcomes that its program gets when it is resumed."""
+
+NOWHERE = ""
+"""The cursor of signals in what is copied: they were in another inbox. The fork's is empty, and its clock may differ."""
 
 _UUID = pattern(rb"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _CLOSES_CHILD = frozenset(body for body, kinds in e.CLOSING.items() if "child" in kinds)
@@ -336,10 +340,13 @@ def _body(body: e.Body, ids: dict[str, str], queued: e.RunQueued, input: Raw | N
         return replace(body, input=input)
     if isinstance(body, e.TaskCreated):
         return replace(body, task_id=ids.get(body.task_id, body.task_id))
+    if isinstance(body, e.SignalReceived | e.SignalDeadLettered):
+        return replace(body, suffix=NOWHERE)
     if isinstance(body, e.ContinuedAsNew):
         text = _UUID.sub(lambda found: ids.get(found[0].decode(), found[0].decode()).encode(), bytes(body.carried))
         carried = decode(text, dict[str, Any])
         carried |= {"parent_run_id": None, "parent_step_id": None, "parent_token": None, "depth": 0}
+        carried["cursors"] = dict.fromkeys(carried.get("cursors", ()), NOWHERE)
         if queued.retry_of is not None and "origin" in carried:
             carried["origin"] |= {"retry_of": queued.retry_of.run_id, "attempt": queued.retry_of.attempt}
         return replace(body, carried=encode({**carried, "forked_from": queued.forked_from}))

@@ -326,7 +326,7 @@ def signal_order_is_kept(view: RunView) -> list[str]:
     for event in view.events:
         body = event.data
         if isinstance(body, e.SignalReceived | e.SignalDeadLettered) and body.addressed_to is None:
-            if body.suffix <= cursors.get(body.name, ""):
+            if body.suffix and body.suffix <= cursors.get(body.name, ""):  # it has none in a fork, of another inbox
                 found.append(f"event {event.run_seq} received a signal {body.name!r} from before the cursor")
             cursors[body.name] = body.suffix
     found += [

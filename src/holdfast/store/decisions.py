@@ -372,18 +372,24 @@ def first_signals(new: NewRun, run_id: str, version: str) -> list[SignalRequest]
 # --- signals -----------------------------------------------------------------------------------------------------
 
 
-def finds_wait(waits: Sequence[Wait], ahead: Sequence[str | None], step_id: str | None) -> bool:
+def finds_wait(
+    waits: Sequence[Wait], ahead: Iterable[tuple[str | None, Instant]], step_id: str | None, now: Instant
+) -> bool:
     """Return whether an open wait is left for a signal, after the earlier signals of the same name have taken theirs.
 
-    `ahead` and `step_id` name the wait that a signal is addressed to; a signal without an address takes the oldest.
+    Of those ahead, `ahead` has the wait that they are addressed to and when they came. A signal without an address takes
+    the oldest wait. A wait takes nothing that comes after its deadline, though no turn has closed it yet.
     """
-    free = [wait.step_id for wait in sorted(waits, key=_opened)]
-    for address in (*ahead, step_id):
-        taken = address if address is not None else next(iter(free), None)
-        is_taken = taken in free
-        if taken is not None and is_taken:
+    free = sorted(waits, key=_opened)
+    for address, came_at in (*ahead, (step_id, now)):
+        taken = next((wait for wait in free if _takes(wait, address, came_at)), None)
+        if taken is not None:
             free.remove(taken)
-    return is_taken
+    return taken is not None
+
+
+def _takes(wait: Wait, address: str | None, came_at: Instant) -> bool:
+    return address in (None, wait.step_id) and (wait.until is None or came_at <= wait.until)
 
 
 def _opened(wait: Wait) -> tuple[Instant, int, str]:

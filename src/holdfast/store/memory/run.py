@@ -195,8 +195,8 @@ class Run:
             return problem
         if request.require_waiting:
             waits = [wait for wait in self.waits.values() if wait.name == request.name]
-            ahead = [signal.step_id for signal in unconsumed if signal.name == request.name]
-            if not decisions.finds_wait(waits, ahead, request.step_id):
+            ahead = [(s.step_id, s.received_at or s.accepted_at) for s in unconsumed if s.name == request.name]
+            if not decisions.finds_wait(waits, ahead, request.step_id, now):
                 return decisions.not_waiting(request)
         most = limits.signals_per_run_per_minute
         received_at = self.received[-most] if self.received is not None and len(self.received) >= most else None

@@ -370,32 +370,37 @@ $$;
 
 -- Return whether a signal would be taken, after those ahead of it have taken their waits; the same as finds_wait in
 -- store/decisions.py.
-CREATE OR REPLACE FUNCTION holdfast.finds_wait_1(p_run bigint, p_name text, p_step text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION holdfast.finds_wait_2(p_run bigint, p_name text, p_step text, p_now bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
 DECLARE
-    v_free text[];
-    v_step text;
-    v_is_taken boolean;
+    v_steps text[];
+    v_until bigint[];  -- before the first instant of all where the wait is taken
+    v_ahead record;
+    v_place int;
 BEGIN
-    v_free := ARRAY(
-        SELECT step_id FROM holdfast.waits WHERE run_no = p_run AND name = p_name
+    SELECT array_agg(w.step_id), array_agg(coalesce(w.until, 9223372036854775807)) INTO v_steps, v_until FROM (
+        SELECT step_id, until FROM holdfast.waits WHERE run_no = p_run AND name = p_name
         ORDER BY since,
             CASE WHEN substring(token FROM '[^@]*$') ~ '^[0-9]+$' THEN substring(token FROM '[^@]*$')::numeric ELSE 0 END,
             step_id
-    );
-    FOR v_step IN
-        SELECT a.step_id FROM (
-            SELECT step_id, inbox_seq FROM holdfast.signals
+    ) w;
+    FOR v_ahead IN
+        SELECT a.step_id, a.received_at FROM (
+            SELECT step_id, received_at, inbox_seq FROM holdfast.signals
             WHERE run_no = p_run AND consumed_seq IS NULL AND name = p_name
-            UNION ALL SELECT p_step, 9223372036854775807
+            UNION ALL SELECT p_step, p_now, 9223372036854775807
         ) a ORDER BY a.inbox_seq
     LOOP
-        v_step := coalesce(v_step, v_free[1]);
-        v_is_taken := coalesce(v_step = ANY (v_free), false);
-        IF v_is_taken THEN
-            v_free := array_remove(v_free, v_step);
-        END IF;
+        v_place := NULL;
+        FOR i IN 1 .. coalesce(cardinality(v_steps), 0) LOOP
+            IF v_until[i] >= v_ahead.received_at AND coalesce(v_ahead.step_id = v_steps[i], true) THEN
+                v_place := i;
+                v_until[i] := -1;
+                EXIT;
+            END IF;
+        END LOOP;
     END LOOP;
-    RETURN v_is_taken;
+    RETURN v_place IS NOT NULL;
 END
 $$;
 
@@ -459,7 +464,7 @@ BEGIN
                 WHEN f.expires_at IS NULL AND f.signal_id IS NOT NULL
                     AND holdfast.has_signal_1(f.run_no, f.name, f.signal_id, v_now - p_retention) THEN 'I'
                 WHEN f.finished_at IS NOT NULL THEN 'T'
-                WHEN f.is_waiting AND NOT holdfast.finds_wait_1(f.run_no, f.name, f.step_id) THEN 'W'
+                WHEN f.is_waiting AND NOT holdfast.finds_wait_2(f.run_no, f.name, f.step_id, v_now) THEN 'W'
             END AS refusal
             FROM found f
         ), numbered AS (

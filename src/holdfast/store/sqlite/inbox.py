@@ -213,7 +213,7 @@ def _signal_problem(
         conflict = _unmet_condition(db, inbox, request, now)
         if conflict is not None:
             return conflict
-    if request.require_waiting and not _is_awaited(db, inbox.run_no, request):
+    if request.require_waiting and not _is_awaited(db, inbox.run_no, request, now):
         return decisions.not_waiting(request)
     most = limits.signals_per_run_per_minute
     if inbox.inbox_seq < most or request.is_unlimited or request.name.startswith(RESERVED_PREFIX):
@@ -231,19 +231,21 @@ def _unmet_condition(db: sqlite3.Connection, inbox: _Inbox, request: SignalReque
     return decisions.check_conditions(request, version, now, bool(is_taken))
 
 
-def _is_awaited(db: sqlite3.Connection, run_no: int, request: SignalRequest) -> bool:
+def _is_awaited(db: sqlite3.Connection, run_no: int, request: SignalRequest, now: Instant) -> bool:
     """Return whether the earlier signals leave a wait for this one."""
-    waits = db.execute("SELECT step_id, token, since FROM waits WHERE run_no = ? AND name = ?", (run_no, request.name))
+    waits = db.execute(
+        "SELECT step_id, token, since, until FROM waits WHERE run_no = ? AND name = ?", (run_no, request.name)
+    )
     ahead = db.execute(
-        "SELECT step_id FROM signals INDEXED BY signals_unconsumed "
+        "SELECT step_id, received_at FROM signals INDEXED BY signals_unconsumed "
         "WHERE run_no = ? AND consumed_seq IS NULL AND name = ? ORDER BY inbox_seq",
         (run_no, request.name),
     )
     open_waits = [
-        Wait(run_id=request.run_id, step_id=step_id, name=request.name, token=token, since=since)
-        for step_id, token, since in waits
+        Wait(run_id=request.run_id, step_id=step_id, name=request.name, token=token, since=since, until=until)
+        for step_id, token, since, until in waits
     ]
-    return decisions.finds_wait(open_waits, [step_id for (step_id,) in ahead], request.step_id)
+    return decisions.finds_wait(open_waits, ahead, request.step_id, now)
 
 
 def _accept(

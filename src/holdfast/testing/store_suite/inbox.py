@@ -168,6 +168,26 @@ class InboxSuite(SuiteBase):
         await check_deliver_refused(store, pushy, NotWaiting)
         await check_deliver_refused(store, replace(pushy, step_id="second"), NotWaiting)
 
+    @pytest.mark.contract("SIG-3", "SIG-8")
+    async def test_a_wait_whose_time_is_over_is_no_longer_there(
+        self, store: Store, node: SampleNode, clock: VirtualClock
+    ) -> None:
+        """It takes what came in time, to the microsecond, and nothing else, though no turn has closed it yet."""
+        until = clock.now() + 1_000
+        for run_id in ("run-1", "run-2"):
+            await node.start(run_id, wait("go", "first", until), wait("go", "second", until), wait("go", "third"))
+        first_run, second_run = (signal(f"run-{number}", "go", require_waiting=True) for number in (1, 2))
+        clock.advance(us=1_000)
+        await accept(store, replace(first_run, step_id="second"))
+        await accept(store, signal("run-2", "go"))
+        clock.advance(us=1)
+        await check_deliver_refused(store, replace(first_run, step_id="first"), NotWaiting)
+        await accept(store, first_run)
+        await check_deliver_refused(store, first_run, NotWaiting)
+        await accept(store, signal("run-2", "go", step_id="second"))
+        await accept(store, replace(second_run, step_id="third"))
+        await check_deliver_refused(store, second_run, NotWaiting)
+
     # --- rate
 
     @pytest.mark.contract("SIG-11")
