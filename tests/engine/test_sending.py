@@ -92,6 +92,39 @@ async def test_what_does_not_fit_the_declared_type_is_refused_and_leaves_no_trac
         assert await run.result() == "ann"
 
 
+@pytest.mark.contract("SIG-5", "SIG-10")
+@pytest.mark.parametrize("changed", [{"approval": int}, {"consent": Approval}], ids=["other type", "other name"])
+async def test_a_retry_gets_the_first_answer_though_the_declaration_has_changed_since(
+    variant: EngineVariant, changed: dict[str, Any]
+) -> None:
+    """Whoever did not get the answer because of a deployment is not told that nothing was stored."""
+    app, order = approving_app()
+    fit = Approval(True, "ann")
+    async with variant.opened() as store:
+        async with app.connect(store):
+            run = await app.start(order, request_id="o-1")
+            sent = await run.signal("approval", fit, signal_id="click-1")
+        later = hf.App("orders")
+
+        @later.workflow(signals=changed)
+        async def order() -> Any: ...
+
+        async with later.connect(store):
+            with_signal: Any = {"name": "approval", "payload": fit, "signal_id": "click-1"}
+            run = await later.start(order, request_id="o-1", with_signal=with_signal)
+            item: Any = {**with_signal, "run_id": run.run_id}
+            refused: Any = [{**item, "signal_id": "click-2"}, {**item, "payload": "other"}, {**item, "signal_id": None}]
+            for sender in (run, later.run(run.run_id)):
+                assert await sender.signal("approval", fit, signal_id="click-1") == sent
+                for other in refused:
+                    with pytest.raises((InvalidInput, NotFound)):
+                        await sender.signal("approval", other["payload"], signal_id=other["signal_id"])
+            first, *others = await later.signal_many([item, *refused])
+            assert first == sent
+            assert all(isinstance(other, InvalidInput | NotFound) for other in others)
+            assert len(await run.mailbox()) == 1
+
+
 @pytest.mark.contract("SIG-10")
 async def test_declared_types_are_published_and_other_names_are_allowed_with_a_warning(variant: EngineVariant) -> None:
     app, order = approving_app()

@@ -46,7 +46,7 @@ CONTINUED = "continued from where it failed"
 """Why a fork begins paused, with outcomes that its program gets when it is resumed."""
 
 NOWHERE = ""
-"""The cursor of signals in what is copied: they were in another inbox. The fork's is empty, and its clock may differ."""
+"""The cursor of signals in what is copied: their inbox was another, and the fork's is empty."""
 
 _UUID = pattern(rb"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _CLOSES_CHILD = frozenset(body for body, kinds in e.CLOSING.items() if "child" in kinds)

@@ -377,7 +377,7 @@ def finds_wait(
 ) -> bool:
     """Return whether an open wait is left for a signal, after the earlier signals of the same name have taken theirs.
 
-    Of those ahead, `ahead` has the wait that they are addressed to and when they came. A signal without an address takes
+    Of each of those, `ahead` has the wait that it is addressed to and when it came. A signal without an address takes
     the oldest wait. A wait takes nothing that comes after its deadline, though no turn has closed it yet.
     """
     free = sorted(waits, key=_opened)

@@ -109,7 +109,7 @@ class DeclaredInStore:
         return None
 
 
-def _verdict(declared: Declared | None, request: SignalRequest) -> CallerError | str | None:
+def verdict_of(declared: Declared | None, request: SignalRequest) -> CallerError | str | None:
     """Return why a signal does not fit a declaration, or a warning for its sender, or None."""
     try:
         return None if declared is None else declared.check(request.name, request.payload)
@@ -173,7 +173,7 @@ class Declarations:
         """
         remembered = {request.run_id for request in requests if request.run_id in self._plans}
         declared = await self.of_runs([request.run_id for request in requests])
-        verdicts = [_verdict(declared[request.run_id], request) for request in requests]
+        verdicts = [verdict_of(declared[request.run_id], request) for request in requests]
         pairs = zip(requests, verdicts, strict=True)
         doubtful = {request.run_id for request, verdict in pairs if isinstance(verdict, CallerError)} & remembered
         if not doubtful:
@@ -185,7 +185,7 @@ class Declarations:
                 self._plans[run_id] = before[run_id]
             else:
                 declared[run_id] = again[run_id]
-        return [_verdict(declared[request.run_id], request) for request in requests]
+        return [verdict_of(declared[request.run_id], request) for request in requests]
 
     def is_entity(self, run_id: str) -> bool:
         """Return whether a run, whose signal has just been checked, takes any number of them a minute."""

@@ -11,8 +11,8 @@ from holdfast.core.keys import check_name, check_signal_name
 from holdfast.core.messages import AcceptedSignalResult, SignalRequest
 from holdfast.engine.batcher import Batcher
 from holdfast.engine.inbox.authorization import Permissions
-from holdfast.engine.inbox.declarations import Declarations, DeclaredByCode
-from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
+from holdfast.engine.inbox.declarations import Declarations, DeclaredByCode, verdict_of
+from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput, SignalAcceptanceIndeterminate
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.values import Values
 from holdfast.registry import Registry
@@ -72,12 +72,14 @@ class SignalSender:
         """
         if definition is not None and not definition.signals:
             warning = None  # it declares nothing, and takes any signal
-        elif definition is not None:
-            warning = DeclaredByCode(definition).check(request.name, request.payload)
         else:
-            [verdict] = await self.declarations.check([request])
+            declared = None if definition is None else DeclaredByCode(definition)
+            [verdict] = [verdict_of(declared, request)] if declared else await self.declarations.check([request])
             if isinstance(verdict, CallerError):
-                raise verdict
+                [known] = await self._answers_to_unfit([(request, verdict)], caller, joined)
+                if isinstance(known, CallerError):
+                    raise known
+                return known
             warning = verdict
         if self.declarations.is_entity(request.run_id) if definition is None else definition.is_entity:
             request = replace(request, is_unlimited=True)
@@ -98,7 +100,7 @@ class SignalSender:
         answers: list[Any] = [_attempt(item, self._values) for item in items]
         if caller is not None:
             answers = [audited(one, caller, ids) if isinstance(one, SignalRequest) else one for one in answers]
-        warnings = await self._check_declared(answers)
+        warnings = await self._check_declared(answers, caller)
         waiting = [index for index, answer in enumerate(answers) if isinstance(answer, SignalRequest)]
         if self._permissions.is_needed:
             problems = await self._permissions.check_signals([answers[i] for i in waiting], caller)
@@ -114,20 +116,51 @@ class SignalSender:
                 answers[index] = replace(answers[index], warning=warning)
         return answers
 
-    async def _check_declared(self, answers: list[Any]) -> dict[int, str]:
-        """Replace each request that does not fit its declaration by the error; return warnings for others."""
+    async def _check_declared(self, answers: list[Any], caller: Caller | None) -> dict[int, str]:
+        """Replace each request that does not fit its declaration by its answer; return warnings for others."""
         requests = [(index, each) for index, each in enumerate(answers) if isinstance(each, SignalRequest)]
         verdicts = await self.declarations.check([request for _, request in requests])
         warnings: dict[int, str] = {}
-        for (index, _), verdict in zip(requests, verdicts, strict=True):
+        unfit: dict[int, tuple[SignalRequest, CallerError]] = {}
+        for (index, request), verdict in zip(requests, verdicts, strict=True):
             if isinstance(verdict, CallerError):
-                answers[index] = verdict
+                unfit[index] = request, verdict
                 continue
             if verdict is not None:
                 warnings[index] = verdict
             if self.declarations.is_entity(answers[index].run_id):
                 answers[index] = replace(answers[index], is_unlimited=True)
+        for index, answer in zip(unfit, await self._answers_to_unfit([*unfit.values()], caller), strict=True):
+            answers[index] = answer
         return warnings
+
+    async def _answers_to_unfit(
+        self,
+        unfit: Sequence[tuple[SignalRequest, CallerError]],
+        caller: Caller | None,
+        joined: JoinedStore | None = None,
+    ) -> list[AcceptedSignalResult | CallerError]:
+        """Return the answers to signals that do not fit what their workflows declare: mostly the reason.
+
+        One that was accepted before gets its first answer: that the declaration has changed since does not make its
+        retry a new signal. So the store is asked to accept nothing new.
+        """
+        asked = [place for place, (request, _) in enumerate(unfit) if request.signal_id is not None]
+        known: dict[int, AcceptedSignalResult | CallerError] = {}
+        if not self._store.capabilities.conditional_batch:
+            return [problem for _, problem in unfit]
+        for start in range(0, len(asked), DELIVER_SIGNALS):
+            places = asked[start : start + DELIVER_SIGNALS]
+            repeated = [replace(unfit[place][0], accept_before=0) for place in places]
+            for place, answer in zip(places, await (joined or self._store).deliver(repeated), strict=True):
+                if isinstance(answer, port.Duplicate):
+                    known[place] = result_of(answer)
+                elif isinstance(answer, port.Refused) and isinstance(answer.error, SignalAcceptanceIndeterminate):
+                    known[place] = answer.error
+        if known and self._permissions.is_needed:
+            problems = await self._permissions.check_signals([unfit[place][0] for place in known], caller)
+            known = {place: problem or known[place] for place, problem in zip(known, problems, strict=True)}
+        return [known.get(place, problem) for place, (_, problem) in enumerate(unfit)]
 
     async def stop(self) -> None:
         """Give up what is under way. Whether it is delivered is not known then."""
