@@ -125,6 +125,62 @@ async def test_a_run_whose_next_loss_may_be_its_last_is_tried_alone(losses: int,
     assert [[lost for _, lost in turns] for turns in commits] == [[losses + 1], [0]] * 5
 
 
+class Slow(Failing):
+    """A store whose commits take long, and which knows after how many of them jobs were taken."""
+
+    taken_after: int | None = None
+
+    async def commit(self, turns: Sequence[Turn]) -> Any:
+        """Commit after everything else that is under way."""
+        for _ in range(100):
+            await asyncio.sleep(0)
+        return await super().commit(turns)
+
+    async def acquire_jobs(self, *given: Any) -> Any:
+        """Acquire jobs, and note when."""
+        jobs = await super().acquire_jobs(*given)
+        if jobs:
+            self.taken_after = len(self.commits)
+        return jobs
+
+
+@pytest.mark.contract("MSG-3")
+@pytest.mark.parametrize(("losses", "commits"), [(SUSPECT_LOSSES, 2), (SUSPECT_LOSSES + 1, 6)])
+async def test_jobs_are_taken_once_the_runs_of_a_former_life_were_tried(losses: int, commits: int) -> None:
+    """A job that ends each process that takes it would end each in the middle of a try, and always of the same run."""
+    app, store = hf.App("court"), Slow()
+
+    @app.activity
+    async def work() -> str:
+        return "worked"
+
+    @app.workflow
+    async def walk() -> str:
+        return await hf.wait_signal("go", str)
+
+    @app.workflow
+    async def labour() -> str:
+        return await work.options(queue="mine")()
+
+    started = [f"w{number}" for number in range(3)]
+    async with app.node(store) as node, asyncio.timeout(PATIENCE_S):
+        for run_id in started:
+            await app.start(walk, run_id=run_id)
+        labouring = await app.start(labour)
+        while any(node.owns(run_id) for run_id in (*started, labouring.run_id)):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    for run_id in started:
+        store.suspect(run_id, losses)
+    async with app.connect(store):
+        for run_id in started:
+            await app.run(run_id).signal("go", "now")
+    store.commits.clear()
+    async with app.node(store, options=hf.NodeOptions(queues=("mine",))), asyncio.timeout(PATIENCE_S):
+        assert await app.run(labouring.run_id).result() == "worked"
+        assert [await app.run(run_id).result() for run_id in started] == ["now"] * 3
+    assert store.taken_after == commits
+
+
 class Blaming(StoreProxy):
     """A store in which every run counts as lost so often after each turn."""
 

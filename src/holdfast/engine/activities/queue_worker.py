@@ -92,6 +92,8 @@ class QueueWorker:
         self._to_report = asyncio.Event()
         self._reporting: list[asyncio.Task[None]] = []
         self._is_stopping = False
+        self.is_held = takes_runs
+        """Whether nothing is taken yet: the node has still to try the runs that its former life has left."""
         self._taking: asyncio.Future[list[Job]] | None = None
         self._unbegun: list[Job] = []
         self._unknown_jobs_seen = 0
@@ -133,6 +135,11 @@ class QueueWorker:
         """Look for jobs again, now that there is a slot. A node that takes none is not woken up for each activity."""
         if self.is_taking or self._is_stopping:
             self.notify()
+
+    def begin(self) -> None:
+        """Take jobs from now on."""
+        self.is_held = False
+        self.notify()
 
     def expect_limited(self) -> None:
         """Note that calls with a limit are in the queues, also if no activity here has one any more."""
@@ -193,6 +200,8 @@ class QueueWorker:
                 if self._is_stopping:
                     await self.release()
                     is_over = True
+                elif self.is_held:
+                    await self._notified.wait()
                 elif not await self._take():
                     await self._idle()
             except StoreError:

@@ -115,7 +115,7 @@ class TurnLoop:
         self._due_at: Instant | None = None
         self._knows_due_at = False
         self._claiming: asyncio.Task[None] | None = None
-        self._is_asleep = False
+        self._is_asleep = self._has_claimed = False
         self.superseded: NodeSuperseded | None = None
         """Set if another process has taken over the node's name: the loop ends with this error."""
 
@@ -138,6 +138,8 @@ class TurnLoop:
         while True:
             try:
                 batch = await self._gather()
+                if self._queue_worker.is_held and self._has_tried_suspects():
+                    self._queue_worker.begin()
                 if self.superseded is not None:
                     raise self.superseded
                 if batch:
@@ -194,13 +196,24 @@ class TurnLoop:
         except StoreError:
             self._owned_runs.should_claim = True
             raise
-        self._owned_runs.should_claim |= len(claimed) == self._options.claim_runs
+        is_full, has_lost = len(claimed) == self._options.claim_runs, any(loaded.head.losses for loaded in claimed)
+        self._owned_runs.should_claim |= is_full
+        self._has_claimed |= not (is_full and has_lost)
         if self._starter.creating:
             await self._starter.begun(claimed)
-        if any(loaded.head.losses for loaded in claimed):
+        if has_lost:
             await self._takeovers.note(claimed)
         for loaded in claimed:
             self._owned_runs.add(loaded)
+
+    def _has_tried_suspects(self) -> bool:
+        """Return whether this node has claimed what former lives have left, and tried all suspects among it.
+
+        Before that it takes no jobs: one that ends each process that takes it would end each in the middle of a try,
+        and a run that was tried would be blamed.
+        """
+        owned = self._owned_runs.by_id.values()
+        return self._has_claimed and not any(is_suspect(each.loaded.head) for each in owned)
 
     async def _sleep(self) -> None:
         """Sleep until the next due instant, or until something happens."""
