@@ -80,8 +80,10 @@ async def test_a_try_that_the_store_interrupts_goes_on_before_other_runs_do_anyt
     assert store.on_failure is None
 
 
-async def played_by_suspects(losses: int, runs: int, lost_turns: int = 5) -> list[list[tuple[str, int]]]:
-    """Return the commits by which so many runs go on that were lost so often, and end."""
+async def played_by_suspects(
+    losses: int, runs: int, lost_turns: int = 5, first: int = 0
+) -> list[list[tuple[str, int]]]:
+    """Return the commits by which so many runs go on that were lost so often, and end; the first, oftener than that."""
     app, store = hf.App("court", limits=hf.Limits(lost_turns=lost_turns)), Failing()
 
     @app.workflow
@@ -95,7 +97,7 @@ async def played_by_suspects(losses: int, runs: int, lost_turns: int = 5) -> lis
         while any(node.owns(run_id) for run_id in started):  # noqa: ASYNC110
             await asyncio.sleep(0)
     for run_id in started:
-        store.suspect(run_id, losses)
+        store.suspect(run_id, losses + first * (run_id == "w000"))
     async with app.connect(store):
         for run_id in started:
             await app.run(run_id).signal("go", "now")
@@ -123,6 +125,13 @@ async def test_a_run_whose_next_loss_may_be_its_last_is_tried_alone(losses: int,
     """Else others that are lost with it would be set aside for what it did."""
     commits = await played_by_suspects(losses, 5, lost_turns)
     assert [[lost for _, lost in turns] for turns in commits] == [[losses + 1], [0]] * 5
+
+
+@pytest.mark.contract("MSG-3")
+async def test_of_those_that_are_tried_alone_the_one_that_was_lost_least_often_is_next() -> None:
+    """What ends each process soon after its start would else end each in the try of the same run."""
+    commits = await played_by_suspects(SUSPECT_LOSSES + 1, 3, first=1)
+    assert [turns[0][0] for turns in commits[::2]] == ["w001", "w002", "w000"]
 
 
 class Slow(Failing):

@@ -350,9 +350,13 @@ class TurnProcessor:
             raise
 
     def _next_tries(self, suspects: Sequence[OwnedRun]) -> Sequence[OwnedRun]:
-        """Return the suspects that take their turns next: some for the first time, together, or else one alone."""
+        """Return the suspects that take their turns next: some for the first time, together, or else one alone.
+
+        That is one that was lost least often: what ends each process soon after its start would else end each in the
+        try of the same run.
+        """
         first = [owned for owned in suspects if is_first_try(owned.loaded, self._limits)]
-        return first[:TRIED_TOGETHER] or suspects[:1]
+        return first[:TRIED_TOGETHER] or [min(suspects, key=lambda owned: owned.loaded.head.losses)]
 
     async def _try(self, suspects: Sequence[OwnedRun]) -> None:
         """Let suspects take their turns, once it is durable that they do; or pause one, if that was too often."""
