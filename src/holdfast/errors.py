@@ -1,4 +1,4 @@
-"""Every error that Holdfast raises or answers with: one tree, sorted by whose fault it is.
+"""Every error that Holdfast raises or returns, in one tree that is ordered by who is at fault.
 
 ::
 
@@ -7,67 +7,68 @@
     │   ├── InvalidInput            a field is missing, malformed or out of range
     │   │   └── PlanInvalid         a plan is wrong; `problems` says where and why, all of them
     │   ├── NotFound                no such run, step or task
-    │   ├── Conflict                the same id was used before with another content, or the state does not allow it
-    │   ├── RunTerminal             the run has finished; it takes nothing more
+    │   ├── Conflict                the id was used before with different content, or the state does not allow it
+    │   ├── RunTerminal             the run has finished and accepts nothing more
     │   ├── NotPermitted            the actor may not do this
-    │   ├── NotAuthenticated        the caller is not known: no token, or one that is not valid
-    │   ├── NotWaiting              `require_waiting` was asked for and no wait is open
+    │   ├── NotAuthenticated        the caller is unknown: no token, or an invalid one
+    │   ├── NotWaiting              `require_waiting` was set and no wait is open
     │   ├── PayloadTooLarge         over a size limit
-    │   ├── AnswerTooLarge          the answer would be larger than a service gives; ask for less
+    │   ├── AnswerTooLarge          the response would exceed the size limit of the service
     │   ├── RateLimited             over a rate limit; `retry_after_ms` says when to try again
-    │   ├── Overloaded              a workflow has as many runs as it allows; `retry_after_ms` says when to try again
-    │   ├── SignalAcceptanceIndeterminate   a payload is stored whose acceptance record is missing
-    │   ├── MalformedRequest        a request that is not even readable: no JSON, or no text
-    │   ├── MethodNotAllowed        the address is right, and the verb is not
-    │   ├── NotAcceptable           the answer cannot be had in the format that was asked for
+    │   ├── Overloaded              a workflow has reached its limit on runs; `retry_after_ms` says when to try again
+    │   ├── SignalAcceptanceIndeterminate   a payload is stored, but its acceptance record is missing
+    │   ├── MalformedRequest        the request cannot be parsed: it is not JSON, or not text
+    │   ├── MethodNotAllowed        the address exists, but does not support this HTTP method
+    │   ├── NotAcceptable           the response is not available in the requested format
     │   ├── SlowRequest             the body of a request did not arrive in time
-    │   └── UnsupportedMediaType    the body of a request is not said to be JSON
-    ├── RunError                    one run is at fault; every other run goes on
+    │   └── UnsupportedMediaType    the `Content-Type` of the request is not JSON
+    ├── RunError                    one run is at fault; other runs are not affected
     │   ├── HistoryGap              events are missing between two that were read
     │   ├── CorruptHistory          an event that cannot follow the ones before it
-    │   ├── HistoryTooNew           an event was written by a newer version of Holdfast, and has another meaning there
-    │   ├── ActivityFailed          a step's activity failed for good; raised inside the workflow
-    │   │   └── StartRefused        a run that the workflow wanted to start was refused; raised inside the workflow
+    │   ├── HistoryTooNew           an event was written by a newer version of Holdfast, with a different meaning
+    │   ├── ActivityFailed          an activity failed permanently; raised inside the workflow
+    │   │   └── StartRefused        a start that the workflow requested was refused; raised inside the workflow
     │   ├── ChildFailed             a child run failed or was cancelled; raised inside the parent
     │   ├── SignalHandlerFailed     the handler of a wait raised; raised inside the workflow
-    │   ├── UpdateFailed            an update was refused or failed; raised to who sent it
-    │   ├── QueryFailed             a query raised, or its answer is no JSON; raised to who asked
-    │   ├── WorkflowFailed          raised by a workflow to fail its run for good
-    │   ├── UnhandledError          an exception that the code of a workflow did not handle; the run is paused
-    │   ├── NondeterminismError     replaying the code does not lead to the history that was recorded
-    │   ├── VersionMismatch         no node has the version of the workflow that the run was started with
+    │   ├── UpdateFailed            an update was refused or failed; raised in the sender
+    │   ├── QueryFailed             a query raised, or its result is not JSON; raised in the caller
+    │   ├── WorkflowFailed          raised by a workflow to fail its run permanently
+    │   ├── UnhandledError          a workflow did not handle an exception; the run is paused
+    │   ├── NondeterminismError     replaying the code does not reproduce the recorded history
+    │   ├── VersionMismatch         no node has the workflow version that the run was started with
     │   ├── RunFailed               the run failed; raised where its result is awaited
-    │   │   └── RunTimedOut         the run took longer than it may
+    │   │   └── RunTimedOut         the run exceeded its time-out
     │   ├── RunCancelled            the run was cancelled; raised where its result is awaited
-    │   ├── ArtifactMissing         an artifact is not there: it has expired, or was deleted
-    │   ├── ArtifactCorrupt         an artifact is not what was stored
-    │   ├── PayloadUnreadable       a value of the run is encrypted or kept elsewhere, and cannot be opened here
+    │   ├── ArtifactMissing         an artifact does not exist: it has expired, or was deleted
+    │   ├── ArtifactCorrupt         the content of an artifact has changed since it was stored
+    │   ├── PayloadUnreadable       a value is encrypted or stored elsewhere, and cannot be read here
     │   ├── NotDurable              a workflow did something that cannot be replayed; the message names what to use
     │   ├── RunawayWorkflow         a workflow did not become idle
-    │   ├── SecretNotFound          a provider does not have a secret that an activity needs
-    │   ├── PoisonTurn              nodes went away while they took the run's turn; it is set aside for an operator
-    │   └── TurnRefused             the store refuses what a run would record, and would refuse it again
+    │   ├── SecretNotFound          the provider does not have a secret that an activity needs
+    │   ├── PoisonTurn              nodes were lost during the run's turn; it is paused for an operator
+    │   └── TurnRefused             the store rejects what a run would record, and would reject it again
     └── EngineError                 the installation is at fault, not the caller
-        ├── PayloadsSealed          the payloads of this store are sealed, and this process cannot do that
-        ├── LeaseExpired            this node may not claim: it did not renew its lease in time
-        ├── NodeSuperseded          another process has started under this node's name, and took over what it held
-        ├── CheckpointOwnershipCapabilityError   the store cannot guard commits as the settings demand
-        ├── InternalError           an error of the service; the log has it, under the same correlation id
-        ├── SecretsUnavailable      a provider of secrets failed, or there is none
-        ├── RequestTimedOut         the answer took longer than a service waits; what was asked may still be done
-        ├── ServiceStopping         the service is being stopped; `outcome` is whether what was asked was done
+        ├── PayloadsSealed          the payloads of this store are sealed, and this process cannot seal
+        ├── LeaseExpired            the node did not renew its lease in time, and may not claim runs
+        ├── NodeSuperseded          another process has started under this node's name and has taken over its runs
+        ├── LockLost                another node holds the host lock under which this node was working
+        ├── CheckpointOwnershipCapabilityError   the store cannot guard commits as the settings require
+        ├── InternalError           an internal error; the log has it under the same correlation id
+        ├── SecretsUnavailable      the provider of secrets failed, or none is configured
+        ├── RequestTimedOut         the service timed out; the operation may still complete
+        ├── ServiceStopping         the service is shutting down; `outcome` is whether the operation was done
         └── StoreError
-            ├── StoreBusy           another process has held the store for longer than the limit
+            ├── StoreBusy           another process has locked the store for longer than the limit
             ├── StoreCorrupt        the file is damaged, cut short, or not a Holdfast store
-            ├── StoreFull           the disk or the quota is used up; the write was not made
+            ├── StoreFull           the disk or the quota is full; nothing was written
             ├── StoreNotMigrated    the schema is missing or older than this version: run `migrate`
             ├── StoreReadOnly       the file or its folder cannot be written
             ├── StoreTooNew         the schema was written by a newer version of Holdfast
-            ├── StoreTooOld         the schema is of a format that this version of Holdfast no longer reads
+            ├── StoreTooOld         the schema has a format that this version of Holdfast no longer reads
             ├── StoreUnavailable    an input/output error, or the store is closed
-            └── StoreUnsafe         the store cannot promise durability; it is refused at open
+            └── StoreUnsafe         the store cannot guarantee durability; opening it is refused
 
-`code` is stable and is what programs should look at; it is the class's name. `details` holds only
+`code` is the name of the class. It is stable: programs should check it, and not the message. `details` contains only
 what may be shown to the caller, never a payload.
 """
 
@@ -100,14 +101,14 @@ class CallerError(HoldfastError):
 class InvalidInput(CallerError):
     """A field is missing, malformed or out of range.
 
-    What to do: Correct the field that `field` names. Sending the same again gets the same answer.
+    What to do: Correct the field that `field` names. The same request would fail again.
     """
 
 
 class PlanInvalid(InvalidInput):
     """A plan is wrong. `details["problems"]` has every problem: its place, the reason, and the line if there is one.
 
-    What to do: Mend every problem in `problems`; `holdfast plan validate` lists them without storing anything.
+    What to do: Fix every problem in `problems`; `holdfast plan validate` lists them without storing anything.
     """
 
 
@@ -120,15 +121,15 @@ class NotFound(CallerError):
 
 
 class Conflict(CallerError):
-    """The same id was used before with another content, or the present state does not allow it.
+    """The id was used before with different content, or the current state does not allow the operation.
 
-    What to do: Read the message. Take a new id for new content; send the same content for a retry; or get the
-    run into a status that allows it.
+    What to do: Read the message. Use a new id for new content, send the same content to retry, or bring the run
+    into a status that allows the operation.
     """
 
 
 class RunTerminal(CallerError):
-    """The run has finished; it takes nothing more.
+    """The run has finished and accepts nothing more.
 
     What to do: Start a new run, or read the result of this one.
     """
@@ -142,21 +143,21 @@ class NotPermitted(CallerError):
 
 
 class NotAuthenticated(CallerError):
-    """The caller is not known: there is no token, or it is not valid, or not any more.
+    """The caller is unknown: there is no token, or it is invalid, expired or revoked.
 
     What to do: Make a token with `holdfast token create`, or sign in again.
     """
 
 
 class NotWaiting(CallerError):
-    """`require_waiting` was asked for and no open wait would take this signal.
+    """`require_waiting` was set and no open wait would take this signal.
 
-    What to do: Send without `require_waiting`, so that the signal is kept; or send it when the run waits.
+    What to do: Send the signal without `require_waiting`, so that it is kept, or send it when the run waits.
     """
 
 
 class PayloadTooLarge(CallerError):
-    """A payload is over its size limit.
+    """A payload exceeds its size limit.
 
     What to do: Store the content as an artifact and send its reference, or raise the limit that the message
     names.
@@ -164,21 +165,21 @@ class PayloadTooLarge(CallerError):
 
 
 class AnswerTooLarge(CallerError):
-    """The answer would be larger than a service gives. Ask for less: fewer items, fewer calls in a batch.
+    """The response would exceed the size limit of the service.
 
-    What to do: Ask for fewer items, a smaller page, or fewer calls in a batch.
+    What to do: Request fewer items, a smaller page, or fewer calls in a batch.
     """
 
 
 class RateLimited(CallerError):
-    """Too many in too short a time; `details["retry_after_ms"]` says when to try again.
+    """Too many requests in too short a time; `details["retry_after_ms"]` says when to try again.
 
-    What to do: Retry after `retry_after_ms`. If it lasts, send less often or raise the limit.
+    What to do: Retry after `retry_after_ms`. If it persists, send requests less often or raise the limit.
     """
 
 
 class Overloaded(CallerError):
-    """The workflow has as many runs as it allows; `details["retry_after_ms"]` says when to try again.
+    """The workflow has reached its limit on runs; `details["retry_after_ms"]` says when to try again.
 
     What to do: Retry after `retry_after_ms`, or let the workflow queue runs instead of rejecting them.
     """
@@ -187,56 +188,56 @@ class Overloaded(CallerError):
 class SignalAcceptanceIndeterminate(CallerError):
     """A payload with this signal id is stored, but the record of its acceptance is missing.
 
-    It may have been delivered; sending it again could apply it twice. Retry only after an operator has looked,
-    or after the retention window.
+    The signal may have been delivered, so sending it again could apply it twice. Retry only after an operator has
+    checked, or after the retention window.
 
-    What to do: Look at the run's history. Send it under a new id only if it was not applied.
+    What to do: Check the run's history. Send the signal under a new id only if it was not applied.
     """
 
 
 class MalformedRequest(CallerError):
-    """The request cannot even be read: it is no JSON, no text, or nested too deep.
+    """The request cannot be parsed: it is not JSON, not text, or nested too deeply.
 
-    What to do: Send one JSON text in UTF-8.
+    What to do: Send a JSON text in UTF-8.
     """
 
 
 class MethodNotAllowed(CallerError):
-    """The address is right, and the verb is not.
+    """The address exists, but does not support this HTTP method.
 
-    What to do: Use the verb that the reference of operations names for this address.
+    What to do: Use the method that the reference of operations lists for this address.
     """
 
 
 class NotAcceptable(CallerError):
-    """The answer cannot be had in the format that was asked for.
+    """The response is not available in the requested format.
 
-    What to do: Ask for JSON, or leave the header `Accept` away.
+    What to do: Request JSON, or omit the `Accept` header.
     """
 
 
 class SlowRequest(CallerError):
     """The body of the request did not arrive in time.
 
-    What to do: Send again over a better connection; large content belongs into an artifact.
+    What to do: Send it again over a better connection. Large content belongs in an artifact.
     """
 
 
 class UnsupportedMediaType(CallerError):
-    """The body of the request is not said to be JSON.
+    """The `Content-Type` of the request is not JSON.
 
     What to do: Send `Content-Type: application/json`.
     """
 
 
 class RunError(HoldfastError):
-    """One run is at fault; every other run goes on."""
+    """One run is at fault; other runs are not affected."""
 
 
 class HistoryGap(RunError):
-    """Events are missing between two that were read. Projection halts; it never skips.
+    """Events are missing between two that were read. The projection stops; it never skips events.
 
-    What to do: Retry. If it stays, run `holdfast doctor`: the store has lost events.
+    What to do: Retry. If it persists, run `holdfast doctor`: the store has lost events.
     """
 
 
@@ -248,14 +249,14 @@ class CorruptHistory(RunError):
 
 
 class HistoryTooNew(RunError):
-    """An event was written by a newer version of Holdfast, and has another meaning there.
+    """An event was written by a newer version of Holdfast, with a different meaning.
 
     What to do: Upgrade this process.
     """
 
 
 class _Recorded(RunError):
-    """An error that stands in a history: `info` is how it was recorded, with its cause."""
+    """An error that is recorded in a history: `info` is the record, with its cause."""
 
     def __init__(self, message: str, info: Any = None, **details: Any) -> None:
         super().__init__(message, **details)
@@ -263,18 +264,18 @@ class _Recorded(RunError):
 
 
 class ActivityFailed(_Recorded):
-    """A step's activity failed for good. Raised inside the workflow, which may catch it.
+    """An activity failed permanently. Raised inside the workflow, which may catch it.
 
     What to do: Catch it in the workflow to compensate; otherwise look at `info` for the cause.
     """
 
 
 class StartRefused(ActivityFailed):
-    """A run that the workflow wanted to start was refused. Raised inside the workflow; `info.code` says why.
+    """A start that the workflow requested was refused. Raised inside the workflow; `info.code` is the reason.
 
-    That is the code of what a caller would get: `Conflict`, `Overloaded`, `NotFound`, `InvalidInput` and others.
+    It is the code that a caller would get: `Conflict`, `Overloaded`, `NotFound`, `InvalidInput` and others.
 
-    What to do: Look at `info.code`, and handle it as a caller would.
+    What to do: Check `info.code`, and handle it as a caller would.
     """
 
 
@@ -288,12 +289,12 @@ class ChildFailed(_Recorded):
 class SignalHandlerFailed(_Recorded):
     """The handler of a wait raised. Raised inside the workflow, which may catch it; the signal is consumed.
 
-    What to do: Mend the handler, or catch the error where the signal is awaited.
+    What to do: Fix the handler, or catch the error where the signal is awaited.
     """
 
 
 class UpdateFailed(_Recorded):
-    """An update was refused or failed. Raised to who sent it.
+    """An update was refused or failed. Raised in the sender.
 
     What to do: Read the message: it is what the validator or the handler raised. Send a corrected update under
     a new id.
@@ -301,9 +302,9 @@ class UpdateFailed(_Recorded):
 
 
 class QueryFailed(RunError):
-    """A query raised, or answered with what is no JSON. Raised to who asked; nothing is changed by it.
+    """A query raised, or its result is not JSON. Raised in the caller; the run is not changed.
 
-    What to do: Mend the query, so that it returns JSON and changes nothing.
+    What to do: Fix the query, so that it returns JSON and changes nothing.
     """
 
 
@@ -315,65 +316,65 @@ class RunFailed(_Recorded):
 
 
 class RunTimedOut(RunFailed):
-    """The run took longer than it may. Raised where its result is awaited.
+    """The run exceeded its time-out. Raised where its result is awaited.
 
-    What to do: Look in the history for the step that it waited for; give it more time, or start it again.
+    What to do: Find the step in the history that the run was waiting for. Allow more time, or start the run again.
     """
 
 
 class RunCancelled(_Recorded):
     """The run was cancelled. Raised where its result is awaited.
 
-    What to do: Nothing, if it was meant; the history says who cancelled it and why.
+    What to do: Nothing, if this was intended. The history shows who cancelled it and why.
     """
 
 
 class WorkflowFailed(RunError):
-    """Raised by a workflow to fail its run for good. A subclass is recorded under its own name.
+    """Raised by a workflow to fail its run permanently. A subclass is recorded under its own name.
 
     What to do: Nothing: it is the author's decision. The history has the cause.
     """
 
 
 class UnhandledError(RunError):
-    """The code of a workflow raised what it did not handle. The run is paused, and goes on once the code is mended.
+    """The workflow did not handle an exception. The run is paused, and continues once the code is fixed.
 
-    What to do: Mend the code and deploy it, then resume the run. To fail a run on purpose, raise
+    What to do: Fix the code and deploy it, then resume the run. To fail a run on purpose, raise
     `WorkflowFailed`.
     """
 
 
 class NondeterminismError(RunError):
-    """Replaying the code does not lead to the history that was recorded. The run is paused, never failed.
+    """Replaying the code does not reproduce the recorded history. The run is paused, never failed.
 
-    What to do: Deploy code that fits the history (`hf.patched`, or the former code), then resume. `holdfast
+    What to do: Deploy code that fits the history (`hf.patched`, or the previous code), then resume. `holdfast
     check-histories` finds these before a deployment.
     """
 
 
 class VersionMismatch(RunError):
-    """No node has the version of the workflow that the run was started with. The run is paused.
+    """No node has the workflow version that the run was started with. The run is paused.
 
     What to do: Run a node with that version, or let the new code serve old runs (`hf.patched`), then resume.
     """
 
 
 class ArtifactMissing(RunError):
-    """An artifact is not there: it has expired, or was deleted.
+    """An artifact does not exist: it has expired, or was deleted.
 
-    What to do: Keep artifacts for longer, or make the artifact again and retry the step.
+    What to do: Keep artifacts for longer, or create the artifact again and retry the step.
     """
 
 
 class ArtifactCorrupt(RunError):
-    """The bytes of an artifact are not those that were stored.
+    """The content of an artifact has changed since it was stored.
 
-    What to do: Restore it from a backup, or make it again and retry the step.
+    What to do: Restore the artifact from a backup, or create it again and retry the step.
     """
 
 
 class PayloadUnreadable(RunError):
-    """A value of the run is encrypted or kept elsewhere, and cannot be opened: a key or the content is missing.
+    """A value of the run is encrypted or stored elsewhere and cannot be read: a key or the content is missing.
 
     What to do: Give this process the missing key, or the address of the artifacts.
     """
@@ -395,11 +396,11 @@ class RunawayWorkflow(RunError):
 
 
 class SecretNotFound(RunError):
-    """A provider does not have a secret that an activity needs. The attempt fails before the function is called.
+    """The provider does not have a secret that an activity needs. The attempt fails before the function is called.
 
-    `retryable` is whether the secret may be there later, as far as the provider knows.
+    `retryable` is whether the secret may become available later, as far as the provider knows.
 
-    What to do: Add the secret to the provider under the name that the message has.
+    What to do: Add the secret to the provider under the name in the message.
     """
 
     def __init__(self, message: str, *, retryable: bool = True, **details: Any) -> None:
@@ -408,15 +409,15 @@ class SecretNotFound(RunError):
 
 
 class PoisonTurn(RunError):
-    """Nodes went away, one after the other, while they took the run's turn. It is set aside for an operator.
+    """Several nodes in a row were lost during the run's turn. The run is paused for an operator.
 
-    What to do: Look at the logs of the nodes that went away (memory, a crash in native code), mend it, then
-    resume the run.
+    What to do: Check the logs of those nodes (out of memory, a crash in native code), fix the cause,
+    then resume the run.
     """
 
 
 class TurnRefused(RunError):
-    """The store refuses what a run would record, and would refuse it again.
+    """The store rejects what a run would record, and would reject it again.
 
     What to do: Read the message: most often a value is too large. Change the code, then resume the run.
     """
@@ -427,7 +428,7 @@ class EngineError(HoldfastError):
 
 
 class PayloadsSealed(EngineError):
-    """The payloads of this store are encrypted or kept elsewhere, and this process is not configured to do that.
+    """The payloads of this store are encrypted or stored elsewhere, and this process is not configured to do that.
 
     What to do: Give this process the same encryption keys and artifact store as the others.
     """
@@ -436,26 +437,26 @@ class PayloadsSealed(EngineError):
 class LeaseExpired(EngineError):
     """This node did not renew its lease in time, so it may not claim runs.
 
-    What to do: Nothing: the node takes a new lease. If it recurs, look for blocking code and for a slow store.
+    What to do: Nothing: the node acquires a new lease. If it recurs, look for blocking code and a slow store.
     """
 
 
 class NodeSuperseded(EngineError):
-    """Another process has started under this node's name and took over what it held. This one has to end.
+    """Another process has started under this node's name and has taken over its runs. This process has to stop.
 
     What to do: Give each process its own name, or none.
     """
 
 
 class LockLost(EngineError):
-    """This node no longer holds the host lock under which it works: another one has it. Nothing was changed.
+    """Another node holds the host lock under which this node was working. Nothing was changed.
 
-    What to do: Nothing: the other node goes on. If it recurs, look for a slow store.
+    What to do: Nothing: the other node continues the work. If it recurs, look for a slow store.
     """
 
 
 class CheckpointOwnershipCapabilityError(EngineError):
-    """The store cannot guard commits in the way that the settings, or a feature, demand.
+    """The store cannot guard commits as the settings, or a feature, require.
 
     What to do: Use a store that can guard commits, or set `checkpoint_ownership` to `single-owner` and run one
     process.
@@ -463,44 +464,44 @@ class CheckpointOwnershipCapabilityError(EngineError):
 
 
 class InternalError(EngineError):
-    """An error of the service. The log has it, under the same correlation id.
+    """An internal error. The log has it under the same correlation id.
 
-    What to do: Look in the log for the correlation id, and report it.
+    What to do: Search the log for the correlation id, and report the error.
     """
 
 
 class SecretsUnavailable(EngineError):
-    """A provider of secrets failed, or there is none. The attempt fails, and is tried again by its policy.
+    """The provider of secrets failed, or none is configured. The attempt fails and is retried by its policy.
 
-    A provider that raises this decides what is recorded. Of any other error only the type is, as its text may hold
-    secrets.
+    If a provider raises this error, its message is recorded. Of any other error only the type is recorded, because
+    the message may contain secrets.
 
     What to do: Check the provider's address and its credentials.
     """
 
 
 class RequestTimedOut(EngineError):
-    """The answer took longer than a service waits. What was asked may still be done: ask again with the same id.
+    """The service timed out before the operation completed. It may still complete.
 
-    What to do: Ask again with the same id: what was done is not done twice.
+    What to do: Retry with the same id: the operation is not done twice.
     """
 
 
 class ServiceStopping(EngineError):
-    """The service is being stopped: ask again. `outcome` says of what was asked that it is `not-done` or `unknown`.
+    """The service is shutting down. `outcome` is `not-done` or `unknown`, for the requested operation.
 
-    What to do: Ask again, with the same id where `outcome` is `unknown`.
+    What to do: Retry, with the same id if `outcome` is `unknown`.
     """
 
 
 class StoreError(EngineError):
-    """The store cannot do its work. What was acknowledged before is not affected."""
+    """The store failed. What it has acknowledged before is not affected."""
 
 
 class StoreBusy(StoreError):
-    """Another process has held the store for longer than the limit. Retry.
+    """Another process has locked the store for longer than the limit.
 
-    What to do: Retry. If it lasts, look for a process that holds the file (`holdfast doctor`).
+    What to do: Retry. If it persists, find the process that holds the file (`holdfast doctor`).
     """
 
 
@@ -512,9 +513,9 @@ class StoreCorrupt(StoreError):
 
 
 class StoreFull(StoreError):
-    """The disk or the quota is used up. The write was not made.
+    """The disk or the quota is full. Nothing was written.
 
-    What to do: Make room, or set a policy of retention; nodes go on by themselves.
+    What to do: Free space, or set a retention policy. Nodes continue by themselves.
     """
 
 
@@ -528,7 +529,7 @@ class StoreNotMigrated(StoreError):
 class StoreReadOnly(StoreError):
     """The file or its folder cannot be written.
 
-    What to do: Give the process the right to write the file and its folder.
+    What to do: Give the process permission to write the file and its folder.
     """
 
 
@@ -540,9 +541,9 @@ class StoreTooNew(StoreError):
 
 
 class StoreTooOld(StoreError):
-    """The schema is of a format that this version of Holdfast no longer reads.
+    """The schema has a format that this version of Holdfast no longer reads.
 
-    What to do: Finish its runs with the Holdfast that wrote it, then begin a new store.
+    What to do: Finish its runs with the version of Holdfast that wrote it, then create a new store.
     """
 
 
@@ -554,7 +555,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreUnsafe(StoreError):
-    """The store cannot promise durability, so it is refused at open.
+    """The store cannot guarantee durability, so opening it is refused.
 
-    What to do: Change the setting that the message names; it would lose what was acknowledged.
+    What to do: Change the setting that the message names: with it, acknowledged data could be lost.
     """
