@@ -1,8 +1,8 @@
-"""What a node can do, as it publishes it with its lease and as other nodes read it.
+"""The abilities of a node, as it publishes them with its lease and as other nodes read them.
 
-A store keeps the plans of a node, which are pairs of texts, and claims by those that are workflows with their versions.
-The other abilities stand beside them in the same form. They are encoded and decoded here and nowhere else. No name has
-a line break in it, and no plan's id is empty, so nothing is mistaken for a workflow.
+A store keeps the plans of a node as pairs of texts, and claims by those that are workflows with their versions. The
+other abilities are stored beside them in the same form. Only this module encodes and decodes them. Names contain no
+line break and no plan's id is empty, so an ability is never mistaken for a workflow.
 """
 
 from collections.abc import Collection, Iterable

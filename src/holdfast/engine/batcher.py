@@ -1,9 +1,10 @@
-"""Coalesces calls: those that are made while a call is under way share the next one.
+"""Coalesces calls: calls that arrive while a call is under way share the next one.
 
 A caller asks one question and waits for its answer. `answer` is called with many questions, in the order in which they
-were asked, and never twice at the same time. It returns an answer, or an exception, for each; what it raises is raised
-in every caller of the batch. A caller that is cancelled changes nothing for the others. What `answered` does comes
-after the answers: their callers do not wait for it. Should it raise, those get the error who have no answer yet.
+were asked, and never twice at the same time. It returns an answer or an exception for each question; if it raises,
+every caller of the batch gets the exception. Cancelling one caller does not affect the others. `answered` is called
+after the callers have their answers, so they do not wait for it. If it raises, callers without an answer get the
+exception.
 """
 
 import asyncio

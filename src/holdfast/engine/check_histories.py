@@ -1,11 +1,11 @@
 """Checks new code against the histories of a store, before it is deployed.
 
-Each run is rebuilt with the registry as it is now, by the function that a node rebuilds it with (`execute.rebuild`).
-What would pause the run on a node is a problem here: a divergence, a version that is missing, arguments that do not fit
-any more, code that raises where no task can take it. Nothing is written and no activity is carried out.
+Each run is rebuilt with the current registry, by the function that a node uses (`execute.rebuild`). Whatever would
+pause the run on a node is a problem here: a divergence, a missing version, arguments that no longer fit, code that
+raises outside a task. Nothing is written and no activity is executed.
 
-Runs are read a page at a time and their histories one at a time, so the size of the store does not matter. Each history
-is read as far as it went when the run was found, because nodes may go on meanwhile and a turn must not be seen half.
+Runs are read a page at a time and histories one at a time, so the size of the store does not matter. Each history is
+read up to the version at which its run was found: nodes may continue meanwhile, and half a turn must not be seen.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence

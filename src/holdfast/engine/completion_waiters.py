@@ -1,11 +1,10 @@
 """Callers that wait for runs to finish, on this node or on another.
 
-The waiters of a run that this node finishes are notified at once. Runs that it does not own (parked, or taken over by
-another node) are looked up together; never one by one. Notifications name the runs that have ended, so their ends are
-read at once, and nothing else is. All that are waited for are looked at every `safety_poll_s`, in case a notification
-was lost, and when one does not say which runs have ended. Such a look takes at most a tenth of the time, however many
-runs are waited for, but it is never put off for longer than that period. Of finished runs only the last events are
-read, many by one query.
+If this node finishes the run, its waiters are notified at once. Runs that this node does not own (parked, or taken over
+by another node) are looked up in batches, never one by one. Notifications name the runs that have ended, so only those
+are read. All runs that are waited for are looked up every `safety_poll_s`, in case a notification was lost, and when a
+notification does not name the runs. These lookups take at most a tenth of the time, however many runs are waited for,
+but are never delayed by more than that period. Of finished runs only the last events are read, many in one query.
 """
 
 import asyncio

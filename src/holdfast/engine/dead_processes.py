@@ -1,10 +1,10 @@
-"""Nodes whose process is gone: their runs go on at once, instead of when their lease has expired.
+"""Nodes whose process has ended: their runs continue at once, instead of when their lease has expired.
 
-A node publishes with its lease which process it is. A node that starts looks at the others: where it can know that a
-process is gone, because it ran on this machine since the last boot, it ends that node's lease. Its runs are then lost
-as by any crash: claimed with a new epoch, and counted as losses. The processes that still run are watched from then on:
-the system reports their ends (`pidfd`, on Linux), so nothing is polled but which nodes there are. On another machine,
-in another container, or without `/proc` a node cannot know: then it ends nothing, and the lease expires.
+A node publishes with its lease which process it is. A node that starts checks the others. If it can know that a process
+has ended, because it ran on this machine since the last boot, it ends that node's lease. The runs of that node are then
+lost as by any crash: they are claimed with a new epoch, and the loss is counted. From then on the node watches the
+processes that still run: the system reports when they end (`pidfd`, on Linux), so only the list of nodes is polled. On
+another machine, in another container, or without `/proc` a node cannot know, and the lease expires.
 
 A mistake would cost no more than an expired lease does: the epoch fences what the other node still writes.
 """

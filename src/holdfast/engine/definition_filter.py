@@ -1,18 +1,19 @@
-"""Which runs a node claims: those that it can run, and those that no node alive can.
+"""Which runs a node claims: those that it can execute, and those that no live node can.
 
-A node publishes with its lease which definitions it has (`abilities`), and claims runs of these versions of these
-workflows only: during a rolling upgrade each run goes to a node that has its version. A definition is orphaned if runs
-of it are due and no node alive has it. After a grace period any node claims such runs, only to pause them with
-`VersionMismatch` and to defer their messages. These are redelivered a few times, and are then dead letters. A run goes
-on with its first turn on a node that has its definition: a node that starts requeues the dead letters it can handle.
+A node publishes with its lease which definitions it has (`abilities`), and claims only runs of these versions of these
+workflows. During a rolling upgrade each run goes to a node that has its version. A definition is orphaned if runs of it
+are due and no live node has it. After a grace period any node claims such runs, only to pause them with
+`VersionMismatch` and to defer their messages. The messages are redelivered a few times and then become dead letters. A
+run continues with its first turn on a node that has its definition: a node that starts requeues the dead letters that
+it can handle.
 
-A run whose history does not fit the code here (`NondeterminismError`) is handed over to a node that is alive and has
-other code for it, and is paused only if there is none that was not tried. A node that starts tries the runs that are
-paused for this against its own code, once, and wakes those that fit.
+A run whose history does not match the code here (`NondeterminismError`) is handed over to a live node that has other
+code for it. It is paused only if there is no such node that was not tried. A node that starts tries the runs that are
+paused for this reason against its own code, once, and wakes up those that match.
 
-A node that has a workflow but not an activity that it calls hands the run over to a node that has both. While there is
-none it keeps the run, publishes what it lacks, so that `holdfast doctor` can report it, and looks again when another
-node notifies it, as each does that starts.
+A node that has a workflow but not an activity that it calls hands the run over to a node that has both. If there is
+none it keeps the run and publishes what it lacks, so that `holdfast doctor` can report it. It tries again when another
+node notifies it, as every node does when it starts.
 """
 
 import asyncio

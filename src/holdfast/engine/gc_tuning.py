@@ -1,11 +1,11 @@
 """Lets the garbage collector of the process run less often while nodes work in it (`NodeOptions.tune_gc`).
 
-Runs are made of many objects that all go when they end, and hardly any garbage that only the collector could free. By
-default it looks through the runs that are under way again and again, each time that a few hundred objects are new. With
-this it waits until there are `NEW_OBJECTS` more than when it last looked.
+A run consists of many objects that are all freed when it ends, and of hardly any garbage that only the collector could
+free. By default the collector examines the runs that are under way every few hundred new objects. With this option it
+waits until there are `NEW_OBJECTS` more than at the last collection.
 
-The thresholds belong to the whole process. So only the `holdfast` command changes them by itself; a program that embeds
-a node asks for it.
+The thresholds apply to the whole process. So only the `holdfast` command changes them by itself; a program that embeds
+a node has to ask for it.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Hands runs over to nodes that have what this one lacks: other code for a workflow, or an activity."""
+"""Hands runs over to nodes that have what this node lacks: other code for a workflow, or an activity."""
 
 import logging
 from collections.abc import Awaitable, Callable

@@ -1,11 +1,11 @@
-"""Duties of a node that only one node may do at a time: each runs under a named host lock.
+"""Duties that only one node may have at a time: each is executed under a named host lock.
 
-A `HostDuty` is a task of the node. It waits until the lock is free, acquires it, and runs the duty's work for as long
-as it can renew the lock in time; when it cannot, the work is cancelled. A node that stops gives the lock up, so that
-the next one goes on within `safety_poll_s`; after a crash that is when the lease has expired.
+A `HostDuty` is a task of the node. It waits until the lock is free, acquires it, and executes the duty for as long as
+it can renew the lock in time. When it cannot, the work is cancelled. A node that stops releases the lock, so that the
+next node takes over within `safety_poll_s`. After a crash the next node takes over when the lock's lease has expired.
 
-Cancellation may come late: a process can be frozen at any point. So work that writes gives `HeldLock.lock` to the
-verbs that compare its epoch, or writes only what is safe to write twice.
+Cancellation may come late, because a process can be frozen at any point. Work that writes therefore passes
+`HeldLock.lock` to the verbs that compare its epoch, or writes only what is safe to write twice.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Keeps a node's lease: its runs stay its own for as long as it renews the lease in time.
+"""Keeps a node's lease: the node owns its runs for as long as it renews the lease in time.
 
-The loop renews it. A turn that takes long, or anything else that does not await, holds the loop up; then a thread does
-it instead, if the store can be asked by one, but not for ever: a loop that never answers again is a node that is gone,
-and others must go on with its runs.
+The event loop renews the lease. If the loop is blocked, by a long turn or anything else that does not await, a thread
+renews it instead, if the store can be called from a thread. It does so only for a limited time: a loop that never
+responds again is a lost node, and other nodes must continue its runs.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""How a node behaves."""
+"""Options of a node."""
 
 from typing import Any
 

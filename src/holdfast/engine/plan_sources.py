@@ -1,7 +1,7 @@
-"""Where plans are fetched from: files, https and buckets, by an allow-list of prefixes.
+"""Sources of plans: files, https addresses and buckets, restricted to an allow-list of prefixes.
 
-Without a list nothing is fetched. An address has to begin with one of the prefixes; a redirect is not followed, a file
-may not lead out of its folder, and what is fetched is bounded in size and time.
+Without a list nothing is fetched. An address must begin with one of the prefixes. Redirects are not followed, files
+must be inside their folder, and the size and time of each fetch are bounded.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
-"""Plans of an installation: kept by their hashes, registered under their names, checked, and loaded for their runs.
+"""Plans of an installation: stored by hash, registered by name, validated, and loaded for their runs.
 
-A plan belongs to a tenant. Its body is kept before anything refers to it, so a node that goes on with a run needs
-nothing else. A plan that a reference names is fetched, if it is not in the store already, and refused if its hash is
-another one.
+A plan belongs to a tenant. Its body is stored before anything refers to it, so a node that continues a run needs
+nothing else. A plan that a reference names is fetched if it is not in the store, and refused if its hash differs.
 """
 
 import asyncio

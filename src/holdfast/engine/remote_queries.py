@@ -1,9 +1,9 @@
 """Queries of runs whose code this process does not have: a node that has it answers, through the store.
 
-The process that was asked puts the question into the store as a bulletin for one live node that has the run's
-definition, the owner of the run if it can be, and waits for the bulletin with the answer. A node looks for questions
+The process that was asked writes the question into the store as a bulletin for one live node that has the run's
+definition, if possible the owner of the run, and waits for the bulletin with the answer. A node looks for questions
 when it is notified, at most once in `LOOK_S`, and every `safety_poll_s` in case a notification was lost. Nothing is
-recorded in the run, and both bulletins expire soon. If the node goes away, another one is asked.
+recorded in the run, and both bulletins expire soon. If the node is lost, another one is asked.
 
 A question without a name asks which queries and updates the run answers.
 """

@@ -1,13 +1,14 @@
-"""Retention: how long what is over is kept, and the duty of a node that deletes it.
+"""Retention: how long finished data is kept, and the duty of a node that deletes it.
 
-`Retention` is the policy: a window for each kind of data, None keeps it for ever. Of finished runs the first rule that
-matches decides, and `finished` for those that none matches. Nothing is deleted by default.
+`Retention` is the policy. It has a window for each kind of data; None keeps it for ever. For a finished run the first
+rule that matches decides, and `finished` if none matches. By default nothing is deleted.
 
-`RetentionDuty` carries it out. One node has the duty, under the host lock `retention`; each pass, also one that an
-operator asks for, is under the lock `retention-pass`, and is safe to repeat. It looks for what is past its window in
-pages, archives it if it is to be archived, and deletes it in small commits with pauses between them, so that turns
-hardly wait for it: at most `BATCH_RUNS` runs with `BATCH_EVENTS` events, and a pause of at least `REST` times as long
-as the commit took. Stale runs and tasks are never deleted: they are alerts, and cancelled if the policy says so.
+`RetentionDuty` carries it out. One node has the duty, under the host lock `retention`. Each pass, including one that an
+operator requests, runs under the lock `retention-pass` and is safe to repeat. It finds what is past its window in
+pages, archives it if the policy says so, and deletes it in small commits with pauses between them, so that turns hardly
+wait for it: at most `BATCH_RUNS` runs with `BATCH_EVENTS` events in a commit, and a pause of at least `REST` times as
+long as the commit took. Stale runs and tasks are never deleted. They cause alerts, and are cancelled if the policy says
+so.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""The context of a run as code sees it: read anywhere, bound where runs are started.
+"""The context of a run as code sees it: read anywhere, and bound where runs are started.
 
-`context` returns that of the run whose workflow or activity is running; elsewhere what is bound around the caller. What
-is started takes the context of its starter with it, so an activity that starts a run hands on its own.
+`context` returns the context of the run whose workflow or activity is executing. Elsewhere it returns what the caller
+has bound. A run that is started inherits the context of its starter, so an activity that starts a run passes on its
+own.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,12 +1,12 @@
-"""Schedules of an app: what callers do to them, and the duty that fires their ticks.
+"""Schedules of an app: the operations on them, and the duty that fires their ticks.
 
-Every change is computed from a schedule that was read, and committed at its revision; one that lost a race reads it
-again. The runs of ticks are created by that same commit (`core/schedules.py` says why that makes each tick happen
-once). So the host lock of the duty is for economy, not for correctness: without it every node would look, and all but
-one would lose.
+Every change is computed from a schedule that was read, and committed at its revision; if another change was faster,
+the schedule is read again. The runs of ticks are created by the same commit (`core/schedules.py` explains why each tick
+therefore fires once). The host lock of the duty only saves work: without it every node would compute the ticks, and all
+but one would get a conflict.
 
 The duty sleeps until the next due instant, or until it is notified. The runs of a schedule that queues its ticks are
-waited for one after the other.
+awaited one after the other.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""Readers of streams in this process. They share what is read: readers at one place of a stream cost one read.
+"""Readers of streams in this process. Readers at the same position of a stream share one read.
 
-A reader asks for what comes after the last chunk that it has. If there is nothing, it waits for a hint of the store
-that something was written or has finished, or `safety_poll_s`. All that readers ask for at the same time is one call.
+A reader asks for the chunks after the last one that it has. If there are none, it waits until the store notifies it
+that something was written or has finished, or for `safety_poll_s`. Requests of readers that arrive together share one
+call.
 """
 
 import asyncio

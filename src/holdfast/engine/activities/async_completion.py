@@ -1,12 +1,12 @@
-"""Outcomes of activities that are reported from outside, by the token that the activity gave away.
+"""Outcomes of activities that are reported from outside, with the token that the activity has handed out.
 
-An outcome becomes a signal to the run, durable before the caller is answered. It counts from the moment at which the
+An outcome becomes a signal to the run, which is durable before the caller is answered. It is accepted as soon as the
 activity has its token, whether or not the run has recorded yet that the activity ended without an outcome.
 
-**One verdict, by the store.** Whether the step takes an outcome is read from the history; the store then accepts the
-outcome only if the history has not grown since, no other outcome waits for the step, and the step's time is not over by
-the store's clock. From then on no turn commits that has not seen it. So an outcome that was accepted is recorded, and
-one that cannot be recorded any more was refused.
+**The store decides.** Whether the step can take an outcome is read from the history. The store then accepts the outcome
+only if the history has not grown since, no other outcome waits for the step, and the step has not expired by the
+store's clock. From then on no turn commits without having seen it. So an outcome that was accepted is recorded, and an
+outcome that can no longer be recorded was refused.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""What an activity is given: its context, the errors that it may raise, and the attempt that it is.
+"""The context of an activity: the attempt, the errors that it may raise, and what it reports.
 
-An activity reports by its context that it goes on, how far it has come, and that its outcome is reported later. Nothing
+Through its context an activity sends heartbeats and progress, and declares that its outcome is reported later. Nothing
 here writes to a store.
 """
 

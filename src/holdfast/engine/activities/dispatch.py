@@ -1,4 +1,4 @@
-"""Hands steps of a node's runs to the executor, as far as their activities are known here."""
+"""Dispatches steps of a node's runs to the executor, if their activities are registered here."""
 
 import logging
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""Carries out activities, functions with side effects, on this node.
+"""Executes activities on this node.
 
-An activity is dispatched only after the commit that scheduled it is durable. Async functions run on the loop, others
-in threads of the node's own; how many run at once is bounded. Its outcome is handed to the caller that asked for it:
-nothing here writes to a store.
+An activity is dispatched only after the commit that scheduled it is durable. Async functions run on the event loop,
+others in threads of the node; the number of concurrent activities is bounded. The outcome is handed to the caller that
+asked for it: nothing here writes to a store.
 """
 
 import asyncio

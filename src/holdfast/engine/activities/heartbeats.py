@@ -1,9 +1,9 @@
-"""Heartbeats: they report to the store that activities go on, and their progress.
+"""Heartbeats: they report to the store that activities are still running, and their progress.
 
-All of a node's heartbeats go together, in at most one call a second. A job that was taken from a queue gets one every
-third of the time for which it is invisible, until the store answers that it is no longer this node's: its step is
-closed, or another node has it. A job that is done gets them too, so that no node does it again before its run has
-recorded the outcome.
+All heartbeats of a node are sent together, in at most one call a second. A job from a queue gets one every third of its
+visibility time-out, until the store answers that this node has lost it: its step is closed, or another node has
+acquired it. Finished jobs get heartbeats as well, so that no node executes them again before their run has recorded the
+outcome.
 """
 
 import asyncio

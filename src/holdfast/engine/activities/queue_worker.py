@@ -1,8 +1,8 @@
-"""Queues: activities that are carried out by whichever node takes them.
+"""Queues: activities that any node that consumes the queue may execute.
 
-A node takes no more jobs than it has free slots for, and only of activities that its app knows. How a job ended goes
-back to its run as a message; until the run has recorded it the job is kept. A node that dies lets its jobs become
-visible again: another takes them, and counts on.
+A node acquires no more jobs than it has free slots, and only of activities that its app has registered. The outcome is
+sent to the run as a message, and the job is kept until the run has recorded it. The jobs of a node that is lost become
+visible again: another node acquires them, and the count of attempts continues.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""Providers of secrets, and what an attempt gets from them.
+"""Providers of secrets, and how an attempt of an activity gets the values that it needs.
 
-Built in are environment variables (`env://PREFIX_`) and a folder of files (`file:///run/secrets`), as Docker and
-Kubernetes mount them. Others are packages with an entry point of the group `holdfast.secrets`, named like the scheme of
-their addresses: a function that takes the address and returns a `SecretProvider`.
+Environment variables (`env://PREFIX_`) and folders of files (`file:///run/secrets`), as Docker and Kubernetes mount
+them, are built in. Other providers are packages with an entry point in the group `holdfast.secrets`, named like the
+scheme of their addresses: a function that takes the address and returns a `SecretProvider`.
 
-Nothing is cached: each attempt asks for what it needs, once, for its run's tenant and environment.
+Nothing is cached: each attempt requests what it needs, once, for the tenant and environment of its run.
 """
 
 import asyncio

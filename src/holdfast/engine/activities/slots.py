@@ -1,7 +1,7 @@
-"""The slots in which a node carries out activities, and the threads for those that are not async.
+"""The slots in which a node executes activities, and the threads for those that are not async.
 
-A caller that asks for a slot gets one at once or has to wait; nothing is made for those that wait. A function in a
-thread cannot be stopped. One that is no longer waited for keeps its slot until it returns.
+A caller that requests a slot gets one at once or waits. A function in a thread cannot be interrupted: if it is
+abandoned, it keeps its slot until it returns.
 """
 
 import asyncio

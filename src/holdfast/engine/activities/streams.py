@@ -1,8 +1,8 @@
-"""Streams that activities write to: chunks wait here a moment, and go to the store together.
+"""Streams that activities write to: chunks are buffered here briefly and sent to the store together.
 
-All writers of a node share one call at a time. A chunk waits for `LINGER_S` at most before it is sent, or until there
-is a segment of them. A writer whose chunks are not stored fast enough waits. A call whose outcome is unknown is made
-again with the same chunks: the store recognises them by their position.
+All writers of a node share one call at a time. A chunk is sent after `LINGER_S` at the latest, or when there are enough
+for a segment. A writer waits if its chunks are not stored fast enough. A call whose outcome is unknown is repeated with
+the same chunks: the store recognises them by their position.
 """
 
 import asyncio

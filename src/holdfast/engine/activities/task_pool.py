@@ -1,13 +1,13 @@
-"""A pool of tasks in which activities run one after the other, for as long as none of them has to wait.
+"""A pool of tasks that execute activities one after the other, as long as none of them has to wait.
 
-A task takes the next activity when it is done with the one before. An activity that waits for something keeps its task,
-and those behind it get others: a few at first, then twice as many each time that all of them are taken.
+A task executes the next activity when it has finished the one before. An activity that waits keeps its task, and the
+activities behind it get other tasks: a few at first, then twice as many each time that all of them are busy.
 
-This is a special path, and `TaskPool.add` its only entry. A task for each activity would cost a run of three steps 5 %
-more instructions; `python -m bench --only paths` measures it again.
+This is a special path, and `TaskPool.add` is its only entry. A task for each activity would cost a run of three steps
+5 % more instructions; `python -m bench --only paths` measures it again.
 
-No activity notices another: a task that is not as it was (an activity has set a context variable, or has cancelled the
-task and ignored it) ends, and the next activity begins in a new task.
+Activities do not notice each other. If an activity has changed its task (it has set a context variable, or ignored a
+cancellation of the task), that task ends, and the next activity gets a new one.
 """
 
 import asyncio

@@ -1,12 +1,12 @@
-"""Verifiers: they ask the outside system whether the effect of a keyed step has happened.
+"""Verifiers: they ask the external system whether the effect of a keyed step has happened.
 
-A verifier is the first part of an attempt: the node, or the queue worker, that would call the function asks it before.
-It takes arguments of the activity, by their names, has the activity's context, and a time limit of its own. It is read
-only: a node that stops gives the attempt back, as if it had not begun.
+The verifier is the first part of an attempt: the node or queue worker that would call the function calls the verifier
+before. It takes arguments of the activity by name, has the activity's context, and a time limit of its own. It only
+reads, so a node that stops returns the attempt as if it had not begun.
 
-What a verifier returns that is no verdict, what it raises, and a result that does not fit the activity count as
-indeterminate, with the reason. One that raises or takes too long is asked again before that, as its policy says: an
-outside system that restarts is no question for an operator.
+A verifier that returns something else than a verdict, raises, or returns a result that does not fit the activity counts
+as indeterminate, with the reason. One that raises or times out is retried first, as its policy says: an external system
+that restarts is no question for an operator.
 """
 
 import asyncio

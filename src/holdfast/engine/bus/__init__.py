@@ -1,1 +1,1 @@
-"""The event bus: relays that send what the outbox holds, and the targets that they send it to."""
+"""The event bus: relays that send the entries of the outbox, and the targets that they send to."""

@@ -1,11 +1,11 @@
-"""Brokers: NATS JetStream and Redis Streams. Each stores what it has acknowledged.
+"""Brokers: NATS JetStream and Redis Streams. Both store what they acknowledge.
 
-NATS: the event goes to the subject `SUBJECT.EVENT_TYPE`, with its id as `Nats-Msg-Id`, by which a stream drops
-duplicates within its window. The stream is the operator's: without one that takes the subject, nothing is acknowledged.
+NATS: the event is published to the subject `SUBJECT.EVENT_TYPE`, with its id as `Nats-Msg-Id`, by which a stream drops
+duplicates within its window. The operator creates the stream: if none takes the subject, nothing is acknowledged.
 
 Redis: the event is appended to the stream with the fields `id`, `type`, `subject`, `sequence` and `event`.
 
-The password, or the token, is the sink's secret; it is no part of the address.
+The password, or the token, is the sink's secret; it is not part of the address.
 """
 
 import asyncio

@@ -1,10 +1,11 @@
-"""A relay: sends what the outbox holds for one sink, in order for each run, and settles it.
+"""A relay: sends the entries of the outbox for one sink, in order for each run, and settles them.
 
-It runs under the sink's host lock, so usually one relay works for a sink. Nothing depends on it: an entry is deleted
-after its events have arrived, and only as it was found, so a relay that dies or is overtaken sends some events twice,
-and loses none. Runs are taken in turn, whatever their backlog; of one that has failed, nothing is sent before its time.
+It runs under the sink's host lock, so usually one relay works for a sink. Nothing depends on that: an entry is deleted
+after its events have arrived, and only if it is unchanged, so a relay that crashes or is overtaken sends some events
+twice and loses none. Runs take turns, whatever their backlog. After a failure, nothing of that run is sent before its
+retry is due.
 
-While the node executes runs, its relays send no more than `relay_events_s`: runs come first.
+While the node executes runs, its relays send at most `relay_events_s` events per second: runs have priority.
 """
 
 import asyncio

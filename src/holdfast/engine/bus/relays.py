@@ -1,8 +1,8 @@
-"""The relays of one node: one for each sink that is stored, under the sink's host lock.
+"""The relays of one node: one for each stored sink, under the sink's host lock.
 
-Which sinks there are is read from the store: when the node starts, when it is notified, and every `safety_poll_s`. If
-there is none, a node does nothing else. A relay is woken by commits of its own node and by the store's notifications.
-A node whose commits others relay notifies them, a few times a second at most.
+The sinks are read from the store when the node starts, when it is notified, and every `safety_poll_s`. Without sinks a
+node does nothing else here. A relay is woken up by commits of its own node and by the store's notifications. A node
+whose commits are relayed by others notifies them, a few times a second at most.
 """
 
 import asyncio

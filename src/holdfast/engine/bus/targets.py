@@ -1,7 +1,7 @@
-"""Where a relay sends events: a webhook, a broker, or a function of the app.
+"""Targets of a relay: a webhook, a broker, or a function of the app.
 
 A target sends the events of one run, in order, and returns when they are stored or handled there. If it fails it raises
-`SendFailed`, which says how many of them certainly arrived. It never follows what the other side says to do.
+`SendFailed`, which says how many of them have certainly arrived. It never follows instructions of the other side.
 """
 
 import asyncio

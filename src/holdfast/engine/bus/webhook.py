@@ -1,12 +1,12 @@
-"""A webhook: signed requests to an address that somebody else chose, and that is not trusted.
+"""A webhook: signed requests to an address that a user has chosen, and that is not trusted.
 
-Requests are signed as Standard Webhooks says: `webhook-id`, `webhook-timestamp`, and `webhook-signature` with
-HMAC-SHA256 over both and the body. The receiver refuses what is not signed or old, and knows a duplicate by its id.
+Requests are signed according to Standard Webhooks: `webhook-id`, `webhook-timestamp`, and `webhook-signature` with
+HMAC-SHA256 over both and the body. The receiver rejects what is unsigned or old, and recognises duplicates by the id.
 
-The address may lead anywhere, and its name to another address each time it is looked up. So the name is resolved here,
-every address that it has is checked, and the connection goes to one that was checked: none that is private, of this
-machine, or otherwise not public, unless the sink allows it. Redirects are not followed. Time and size are bounded, and
-of an answer only the status counts.
+The address may lead anywhere, and its name may resolve to a different address each time. So the name is resolved here,
+every address is checked, and the connection goes to an address that was checked. Addresses that are private, local, or
+otherwise not public are refused, unless the sink allows them. Redirects are not followed. Time and size are bounded,
+and of the response only the status counts.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""What is sent to runs: signals, commands of operators, operations on tasks."""
+"""What is sent to runs: signals, operators' commands, operations on tasks."""

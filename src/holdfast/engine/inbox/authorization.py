@@ -1,8 +1,8 @@
-"""Who may ask what of runs: the app's authoriser, and what is recorded of its refusals (API-4).
+"""Authorisation of requests to runs by the app's authoriser, and the record of refusals (API-4).
 
-A request is checked in this order (SIG-13): its form, then the authoriser, then the decision is recorded. A permitted
-request is recorded by being accepted. A refused one is recorded in the run's history as SignalRejected, with the actor
-and the reason, and its sender gets `NotPermitted`. Without an authoriser everything is permitted, at no cost.
+A request is checked in this order (SIG-13): its form, then the authoriser; then the decision is recorded. A permitted
+request is recorded by being accepted. A refused request is recorded in the run's history as SignalRejected, with the
+actor and the reason, and its sender gets `NotPermitted`. Without an authoriser everything is permitted, at no cost.
 """
 
 import logging

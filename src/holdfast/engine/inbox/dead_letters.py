@@ -1,4 +1,4 @@
-"""Dead letters as operators see them, and how they are settled."""
+"""Dead letters: listing them for operators, and settling them."""
 
 from holdfast.core import codec
 from holdfast.core.audit import AuditEntry

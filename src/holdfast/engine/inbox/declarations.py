@@ -1,9 +1,9 @@
-"""What workflows declare of their signals, and whether a signal fits it.
+"""The signals that workflows declare, and the check of a signal against them.
 
-A node publishes what its workflows declare before it starts runs of them. So every process that takes signals can check
-them, by the version that the run was started with: with the code, if it has it, and otherwise by the JSON Schemas in
-the store. A published declaration is cached for some seconds, and the workflow of a run for a minute, so that only the
-first signal to a run costs a query.
+A node publishes what its workflows declare before it starts runs of them. So every process that accepts signals can
+check them against the version that the run was started with: with the code if it has it, and otherwise with the JSON
+Schemas in the store. A published declaration is cached for some seconds, and the workflow of a run for a minute, so
+that only the first signal to a run costs a query.
 """
 
 from asyncio import get_running_loop

@@ -1,7 +1,7 @@
-"""Checks values against the JSON Schemas that workflows publish, for those who do not have the workflow's code.
+"""Validates values against the JSON Schemas that workflows publish, where the workflow's code is not available.
 
-The schemas are made by msgspec from the types of the code. What they say is checked as strictly as the code would: 1.0
-is no integer, and formats count. No schema is fetched from anywhere.
+msgspec makes the schemas from the types of the code. They are checked as strictly as the code would: 1.0 is not an
+integer, and formats are enforced. Schemas are never fetched from elsewhere.
 """
 
 from collections.abc import Iterator, Mapping

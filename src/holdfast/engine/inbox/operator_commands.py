@@ -1,7 +1,7 @@
-"""Operators' commands as they are sent: form, authoriser, inbox and, with `wait`, the recorded decision.
+"""Sending operators' commands: their form, the authoriser, the inbox and, with `wait`, the recorded decision.
 
 The core decides what a command does when the run takes its next turn (`holdfast.core.operator_commands`). A command
-that the authoriser refuses is sent too, as a refusal, so that it is recorded in the run's history. Commands that make
+that the authoriser refuses is sent too, as a refusal, so that it is recorded in the run's history. Commands that create
 another run are in `engine/start/forks.py`.
 """
 

@@ -1,8 +1,8 @@
-"""`app.tasks`: the tasks that runs give to people, and what people can do with them.
+"""`app.tasks`: the tasks that runs give to people, and the operations on them.
 
-An operation is a message to the run, durable before anything else happens. The run's next turn decides it, by the
-rules in `holdfast.core.tasks`, and records the decision together with all that follows from it: one commit. The
-caller waits for that decision. With an `operation_id`, which is unique within the run, a retry gets the first one.
+An operation is a message to the run, and is durable before anything else happens. The run's next turn decides it by the
+rules in `holdfast.core.tasks`, and records the decision and its consequences in one commit. The caller waits for that
+decision. With an `operation_id`, which is unique within the run, a retry returns the first decision.
 """
 
 from collections.abc import Iterable

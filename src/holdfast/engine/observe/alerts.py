@@ -1,7 +1,7 @@
-"""Alerts of one process, on their way to the bus (PRJ-3, LAT-1).
+"""Alerts of one process, on their way to the event bus (PRJ-3, LAT-1).
 
-Code that notices something has no time to wait for the store: it notes the alert here, and a task puts it on the bus.
-An alert that the store does not take is logged, and stays where it was noticed: in the metrics and on the page.
+Code that notices a problem cannot wait for the store. It adds the alert here, and a task writes it to the bus. An alert
+that the store does not accept is logged, and remains visible in the metrics and on the page.
 """
 
 import asyncio

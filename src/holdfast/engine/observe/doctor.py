@@ -1,8 +1,8 @@
-"""Examines an installation: is the store sound, and can every run that is not finished go on?
+"""Examines an installation: is the store sound, and can every unfinished run continue?
 
-Facts come from the store (`store/health.py`) and are judged here. Runs that seem to wait for nothing, and a sample
-of all the others, are read in full and checked against what must always hold (`core/invariants.py`). Nothing is
-changed, and nodes may go on working.
+The facts come from the store (`store/health.py`) and are evaluated here. Runs that seem to wait for nothing, and a
+sample of the others, are read in full and checked against the invariants (`core/invariants.py`). Nothing is changed,
+and nodes may work meanwhile.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""Functions of the app that are called when a run fails or is paused: to page somebody, to write elsewhere.
+"""Functions of the app that are called when a run fails or is paused: to page someone, or to write elsewhere.
 
-They are called by the node that has committed it, after the commit, once, and not again if that node is lost meanwhile;
-what must not be missed is a projection or a sink. What they raise is logged, and concerns no run.
+The node that committed the failure or pause calls them once, after the commit. If that node is lost meanwhile they are
+not called again, so anything that must not be missed belongs in a projection or a sink. If a hook raises, the exception
+is logged and the run is not affected.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Logs: the app's own, which knows its run and step, and what a node logs of its runs.
+"""Logging: the app's logger, which adds the run and the step, and what a node logs about its runs.
 
-`App.logger` is silent while a history is replayed, so that a line is written when the turn is taken and not again when
-the run is rebuilt, on this node or on another. A turn that is not committed may have logged lines too: logs are no
+`App.logger` is silent while a history is replayed, so a line is written when the turn is taken and not again when the
+run is rebuilt, on this node or on another. A turn that is not committed may have logged lines too: logs are not a
 history.
 """
 

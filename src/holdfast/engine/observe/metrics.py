@@ -1,13 +1,13 @@
-"""What goes on in a process, noted where everything passes: at the store.
+"""Metrics of a process, counted where every operation passes: at the store.
 
-An `ObservedStore` passes every verb on, and counts. Counting is done once for each call, which is once for a whole
-batch of turns or signals; who reads the counts adds nothing to it. Others may subscribe to commits: so event
-streams hear at once of what happens here, and traces of runs that have finished. What a store cannot guard is refused
-here too, by whichever class the store is.
+An `ObservedStore` passes every verb on, and counts. It counts once for each call, that is, once for a whole batch of
+turns or signals; reading the counts costs nothing there. Other parts may subscribe to commits: event streams learn at
+once what happens here, and traces which runs have finished. What a store cannot guard is also refused here, for every
+class of store.
 
-**The write latency budget** is how long a write may take before operators are to know of it (LAT-1). Each write is
-measured. One that is not answered within the budget counts as over it at that moment, whether it is answered later,
-fails, or never ends. Of those one in ten seconds is logged and becomes an alert; all are counted.
+**The write latency budget** is how long a write may take before operators are alerted (LAT-1). Every write is measured.
+A write that has not been answered within the budget counts at that moment, whether it is answered later, fails, or
+never ends. One in ten seconds is logged and becomes an alert; all are counted.
 """
 
 import asyncio

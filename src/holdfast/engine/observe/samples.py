@@ -1,10 +1,10 @@
-"""Samples of the installation over time, kept in the store, so that they are there when somebody looks.
+"""Samples of the installation over time, kept in the store for later inspection.
 
-Each process that has a node, or serves, comes round once in `NodeOptions.sample_s`. The first one that gets the host
-lock takes the sample of that stretch of time and puts it into the store as a bulletin; its id is the stretch, so two
-processes cannot leave two of it. The others see that it is there. It expires after `NodeOptions.sample_keep_s`.
+Each process that has a node, or serves, tries once in `NodeOptions.sample_s`. The first that acquires the host lock
+takes the sample of that interval and stores it as a bulletin. The id of the bulletin is the interval, so two processes
+cannot store two samples of it. The others see that it exists. It expires after `NodeOptions.sample_keep_s`.
 
-A sample costs a few counts. Where they take long, because there are very many runs, samples come less often.
+A sample costs a few counts. If they take long, because there are very many runs, samples are taken less often.
 """
 
 import asyncio

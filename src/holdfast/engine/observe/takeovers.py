@@ -1,11 +1,11 @@
-"""Takeovers: a node goes on with runs of another one that has gone, and says so in the log and to operators.
+"""Takeovers: a node continues runs of a node that was lost, and reports it in the log and to operators.
 
-A run that was taken from an owner whose lease has ended comes with a loss (`RunHead.losses`), and its snapshot names
-the node that executed it last. Claims come in batches, so what was taken is collected for a moment. It is left in the
-store as a bulletin, for the page and the command line; no run depends on it.
+A run that was taken from an owner with an expired lease has a loss (`RunHead.losses`), and its snapshot names the node
+that executed it last. Claims come in batches, so takeovers are collected for a moment. The report is stored as a
+bulletin, for the page and the command line; no run depends on it.
 
-What may end this process as well is reported before its turn: the first that a process takes over, which may be what
-has ended the one before, and runs that were lost several times.
+A takeover that might crash this process too is reported before its turn: the first one of a process, because that run
+may have crashed the other node, and runs that were lost several times.
 """
 
 import asyncio

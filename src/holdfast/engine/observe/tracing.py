@@ -1,14 +1,14 @@
 """Traces: a run as spans of OpenTelemetry, made from its history. Needs `holdfast[otel]`.
 
-A run's trace and spans have ids that follow from the run's own, so the trace follows from the run's id, nothing is
-carried along, and steps that were carried out by many nodes come together. The root is linked to the span of the
-starter, which the context of the run names. The node that records a run's end hands what is missing of its trace to the
-exporter; of a run that takes long, what has happened is exported before, with a span of no length that says `started`
-for the run and for each step that is still open. After a crash spans may be exported again, with the same ids.
+The ids of a run's trace and spans are derived from the run's ids. So the trace can be found from the run's id, no
+context is propagated, and steps that were executed by many nodes are in one trace. The root links to the span of the
+starter, which is named in the context of the run. The node that records the end of a run exports the rest of its trace.
+For a run that takes long, what has happened is exported before, with a span of zero duration named `started` for the
+run and for each open step. After a crash spans may be exported again, with the same ids.
 
-Inside an activity the step's span is the current one: what is called from there, and
-knows of traces, goes on with it. A verifier has a span of its own below the step's, because no history shows when it
-was asked; the node that asks it exports that span at once.
+Inside an activity the span of the step is current, so calls to traced libraries continue it. A verifier has a span of
+its own below that of the step. The node that calls the verifier exports it at once, because no history shows when the
+verifier was called.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The run queue: admits queued runs of workflows with limits, and starts them.
 
-`dequeue_and_start` keeps nothing in memory and may be called by any node at any time: the store counts and admits
-within one transaction. A node calls it when a run of a workflow with limits has finished here, when a rate allows
-another start, and periodically, in case the node that should have called it is gone.
+`dequeue_and_start` keeps nothing in memory, and any node may call it at any time: the store counts and admits in one
+transaction. A node calls it when a run of a workflow with limits has finished here, when a rate allows another start,
+and periodically, in case the node that should have called it was lost.
 """
 
 import asyncio

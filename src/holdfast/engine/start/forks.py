@@ -1,7 +1,7 @@
-"""Runs that are made from other runs: a finished one is done again, and a fork begins with recorded results.
+"""Runs that are made from other runs: retries of finished runs, and forks that begin with recorded results.
 
-The core decides what is kept of a history (`core/fork.py`); here it is read, compared with the code of this process
-where only that can decide, and the new run is created. Each is made once for its command or request.
+The core decides what is kept of a history (`core/fork.py`). This module reads the history, compares it with the code of
+this process where only the code can decide, and creates the new run, once for each command or request.
 """
 
 import asyncio

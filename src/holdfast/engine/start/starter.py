@@ -1,14 +1,13 @@
-"""Runs that are started here: created many at a time, and begun without asking the store for them again.
+"""Creates runs on this node, many at a time, and begins them without reading them from the store.
 
-**A special path: first turns before creation.** `FirstTurns` saves one commit of each run that begins with an activity.
-Without it a run of three steps takes 15 % more instructions on SQLite (2.87 million instead of 2.49 million);
-`python -m bench --only paths` measures it again. Nothing outside this module knows of it.
+**A special path: first turns before creation.** `FirstTurns` saves one commit for each run that begins with an
+activity. Without it a run of three steps takes 15 % more instructions on SQLite (2.87 million instead of 2.49 million);
+`python -m bench --only paths` measures it again. Nothing outside this module depends on it.
 
-The turn is written by the same commit as the run itself: the run is created with its first attempts under way. Nothing
-is lost if it is not created, because a program has no effect until its turn is durable. A turn that a creation cannot
-carry whole (it dispatches nothing, ends the run, or is about other runs and nodes) stays with its program, which is
-ahead of its run then, as between any turn and its commit: the run is created as it was asked for, and its first batch
-commits the turn.
+The commit that creates the run also writes its first turn: the run is created with its first attempts under way. If the
+creation fails nothing is lost, because a program has no effect until its turn is durable. Some turns cannot be part of
+a creation: those that dispatch nothing, end the run, or concern other runs and nodes. Then the run is created as it was
+requested, with its program one turn ahead, and its first batch commits that turn.
 """
 
 import asyncio

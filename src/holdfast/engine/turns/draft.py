@@ -1,7 +1,7 @@
-"""A turn: handle messages, let the program go as far as it can, append events, commit once.
+"""What one turn of a run does, and the `Turn` that a store commits.
 
-`TurnDraft` collects what one turn of one run does and makes the `Turn` that a store commits. It keeps the state
-current, so each decision sees what the ones before it did.
+`TurnDraft` collects the decisions of a turn. It keeps the state current, so that each decision sees the effects of the
+ones before it. `prepare_run` and the functions after it make runs that are about to be created.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,11 +1,11 @@
-"""Runs in memory, how they take their turns, and which of them are kept.
+"""A turn of a run: the run in memory, its program, and the messages that it handles.
 
-A cached run is a run's state and its program at the same version. It can be dropped at any time, and is made again by
-replaying the history since the last rotation. A node's `RunCache` keeps the last ones that took a turn, and never more
-than so many.
+A `CachedRun` is a run's state and its program at the same version. It may be dropped at any time: `rebuild` restores it
+by replaying the history since the last rotation. `RunCache` keeps the runs of a node that took a turn most recently, up
+to a limit. `take_turn` lets a run handle everything that waits for it.
 
-A program that cannot go on (its code and its history differ, its version is not known, it does not come to rest) is
-never guessed at and never fails its run: the turn records what came in and pauses the run, to be looked at.
+If a program cannot continue (its code does not match its history, its version is missing, it does not become idle), the
+run does not fail. The turn records what came in and pauses the run for an operator.
 """
 
 from collections import OrderedDict

@@ -1,17 +1,17 @@
-"""A special path, off unless it is chosen: activities begin although the commit that starts them is over the budget.
+"""Failing open: activities begin although the commit that starts them exceeds the latency budget (off by default).
 
-`FailOpen.commit` is its only entry (LAT-1). Of the turns that are being committed it takes those that start steps and
-nothing else: their events are `StepStarted`, and the `RunStarted` of a run that begins. Taken again from the store,
-such a turn starts the same steps; so what begins early is at most begun once more. A step with an idempotency key never
-begins early: its record is durable before its first attempt.
+This is a special path, and `FailOpen.commit` is its only entry (LAT-1). Of the turns that are being committed it
+selects those that only start steps: their events are `StepStarted`, and `RunStarted` if the run begins. If such a turn
+is taken again from the store, it starts the same steps, so an activity that begins early is executed at most once more.
+A step with an idempotency key never begins early: its record is durable before its first attempt.
 
-An activity begins early only while the lease is certainly held, and after the local journal names it, on the disk. Its
-outcome is recorded by a later turn, so never before its start. A node that comes back under its name finds in the
-journal what its former life began: if the store does not have the start, the turn that records it records as well that
+An activity begins early only while the lease is certainly held, and after the local journal on disk names it. Its
+outcome is recorded by a later turn, so never before its start. A node that restarts under the same name reads from the
+journal what it began before. If the store does not have the start, the turn that records the start also records that
 the attempt was lost.
 
-Results do not go that way. A result whose commit has failed beyond the budget fails its step, and leaves a step with a
-key to its verification; unless the commit was done all the same, which is looked up before, and wins whenever it is.
+Results are never reported early. If the commit of a result fails beyond the budget, the step fails, and a step with a
+key is verified. If the commit succeeded after all, which is checked first, it counts.
 """
 
 import asyncio

@@ -1,11 +1,13 @@
-"""The runs that a node owns: what comes in for them, what is carried out for them here, and how they are let go.
+"""The runs that a node owns: their inputs, the activities that it executes for them, and their release.
 
-A run is owned from its claim, or its creation, until a turn releases it or another node has it. Nothing here waits: the
-node's loop asks the store for what is noted here (`should_claim`, `to_load`, `to_release`, `reports`, `should_offer`).
+A node owns a run from the claim, or the creation, until a turn releases the run or another node acquires it. Nothing
+here waits. The turn loop asks the store for what is noted here: `should_claim`, `to_load`, `to_release`, `reports`,
+`should_offer`.
 
 **Batches.** The turns of a batch share one commit. A batch is bounded: what its turns touch stays in the processor's
-cache from the first access to the commit, and no run waits for the turns of thousands of others. Runs that are under
-way go before those that have not begun, so a node finishes what it has started, however much more is started meanwhile.
+cache from the first access to the commit, and no run waits for the turns of thousands of others. Runs that have begun
+take precedence over those that have not, so a node finishes what it has started however many runs are started
+meanwhile.
 """
 
 import asyncio

@@ -1,20 +1,20 @@
-"""Runs whose turns do harm: those that end the node that takes them, and those that the store refuses.
+"""Poison runs: those whose turns crash the node, and those whose turns the store rejects.
 
-**Lost turns.** Why a node went away with a run is not known: the machine may have failed, another run may have been at
-fault. So a run that was lost twice in a row is a suspect: its turn is tried apart from others', and the try is counted,
-durably, before it begins. After an outage all runs of a fleet may be suspects, and to try one after the other would
-take long: so those that are tried for the first time are tried together, some at once, and of those that are lost once
-more each is tried alone. A turn that is committed clears its run. A node that leaves in good order was ended by no run:
-it takes back the tries that it has counted and not finished. A run that was lost `lost_turns` times is set aside: it is
-paused by a turn that runs none of its code, as are all that follow, until an operator resumes it. That is one more try.
+**Lost turns.** Why a node was lost is not known: the machine may have failed, or another run may be at fault. A run
+that was lost twice in a row is a suspect. Its turn is tried separately from the turns of other runs, and the try is
+counted, durably, before it begins. After an outage all runs of a fleet may be suspects, and trying them one by one
+would take long. So suspects are first tried together, a few at once, and alone only if they are lost once more. A
+committed turn clears its run. A node that stops in good order takes back the tries that it has counted but not
+finished. A run that was lost `lost_turns` times is paused by a turn that executes none of its code, and so are its next
+turns, until an operator resumes it. That counts as one more try.
 
-An activity that ends its process is no poison: its attempts are counted. To distinguish the two, outcomes of activities
-are made durable before a run takes them that was lost before.
+An activity that ends its process is not poison: its attempts are counted. To distinguish the two, the outcomes of
+activities of a run that was lost before are made durable before the run takes them.
 
-**Refused turns.** Some turns the store refuses, and would refuse again. A run whose turn is refused is paused by its
-next turn, without its inputs. If that is refused as well, nothing can be recorded for the run: it is deferred, with a
-message to itself for which it is to be paused later, on any node. The message is redelivered a bounded number of times,
-and is then a dead letter, which an operator sees and can requeue.
+**Refused turns.** The store rejects some turns, and would reject them again. The run is then paused by its next turn,
+without its inputs. If that turn is rejected as well, nothing can be recorded for the run. It is deferred, with a
+message to itself by which it is paused later, on any node. The message is redelivered a limited number of times. Then
+it becomes a dead letter, which an operator can inspect and requeue.
 """
 
 from msgspec.structs import replace
