@@ -256,6 +256,64 @@ def errors_page() -> str:
     return _page(lines)
 
 
+EVENT_FIELDS = {
+    "action": "The operation on the task.",
+    "actor": "Who did it. Empty for the engine.",
+    "addressed_to": "The step that the sender named; None for any wait of that name.",
+    "answer": "The answer, which fits the form.",
+    "artifacts": "The artifacts that were stored.",
+    "assignee": "The one person who may answer.",
+    "attributes": "The search attributes of the child.",
+    "child_run_id": "The run that was started.",
+    "close_policy": "What happens to the child if this run ends first: `await`, `cancel` or `abandon`.",
+    "depth": "How many runs are above it: 0 without a parent.",
+    "due_at": "When the task is overdue.",
+    "environment": "The environment of the run.",
+    "error": "The error: its code, its message, and whether a retry could help.",
+    "escalation": "Who gets the task, and when, if nothing is answered.",
+    "forked_from": "The run and the event at which this one was forked.",
+    "form": "The JSON Schema of the answer.",
+    "idempotency_key": "The key by which the outside system knows the call.",
+    "input": "The arguments, as JSON.",
+    "limit_ms": "How long the run was allowed to take.",
+    "name": "The name of the activity, signal, task, update, command or marker.",
+    "node": "The node on which the attempt ran.",
+    "options": "The options of the activity for this call.",
+    "parent_run_id": "The run that started it as a child.",
+    "parent_step_id": "The step of the parent that waits for it.",
+    "parent_token": "What the parent's step expects from it.",
+    "payload": "What came or goes with it, as JSON.",
+    "plan": "Where the text of the plan is, if it runs one.",
+    "plan_id": "The workflow, or `plan:ID`.",
+    "plan_version": "The version of the workflow or the plan.",
+    "project": "The project of the run.",
+    "queue": "The queue that its job is in. Empty: the node of the run executes it.",
+    "reason": "The reason that was given.",
+    "reference_key": "The caller's own key of the run.",
+    "remind_ms": "How often a reminder is recorded.",
+    "result": "The result, as JSON.",
+    "retry_of": "The finished run that it does again.",
+    "roles": "The roles that may answer.",
+    "route": "For the program that shows tasks.",
+    "run_id": "The run that gets the signal.",
+    "run_request_id": "The request that started it.",
+    "schedule": "The schedule and the tick that started it.",
+    "signal_id": "The id that the sender gave it, by which a repetition is recognised.",
+    "tags": "The tags of the run.",
+    "target_step_id": "The step that the command is about.",
+    "task_id": "The id of the task.",
+    "task_type": "For the program that shows tasks, except `reconciliation`.",
+    "tenant": "The tenant of the run.",
+    "text": "The comment.",
+    "timeouts": "How long the run may take.",
+    "token": "What a message must carry to be about this wait. An older one changes nothing.",
+    "until": "When the wait times out.",
+    "value": "The value, as JSON.",
+    "values": "The new values; None removes an attribute.",
+}
+"""What a field means in every event that has it, unless the event says more beside it or in its own words."""
+
+
 def events_page() -> str:
     """Return the page about the types of events, with their fields."""
     lines = [
@@ -274,7 +332,7 @@ def events_page() -> str:
         if fields:
             lines += ["", "| field | type | default | |", "|---|---|---|---|"]
             lines += [
-                f"| `{field}` | {_cell(kind)} | {_cell(default)} | {_flat(words)} |"
+                f"| `{field}` | {_cell(kind)} | {_cell(default)} | {_flat(words or EVENT_FIELDS.get(field, ''))} |"
                 for field, kind, default, words in fields
             ]
     return _page(lines)

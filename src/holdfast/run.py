@@ -38,6 +38,7 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
 
     _runtime: Runtime
     run_id: str
+    """The id of the run."""
     _definition: WorkflowDefinition | None = None
     _caller: Caller | None = None
     is_reused: bool = False

@@ -142,6 +142,7 @@ class Flow(Workflow[[S], S], Generic[S]):
     """A registered flow: a workflow that is a tree of steps around a state. See `App.flow`."""
 
     definition: FlowDefinition
+    """Its tree of steps."""
 
     def options(self, **call: Unpack[ChildCall]) -> "Flow[S]":
         """Return the same flow with other options for children: see `Workflow.options`."""

@@ -77,6 +77,31 @@ def test_every_setting_and_limit_is_there(group: str) -> None:
         assert re.search(rf"`{prefix}{name.upper()}(?:__…)?`", PAGES["reference/settings.md"]), name
 
 
+def unexplained(page: str, heading: str) -> tuple[int, list[str]]:
+    """Return how many fields a page lists, and those that have no words, neither beside them nor above the table."""
+    parts = re.split(rf"^{heading} `(.+)`$", PAGES[f"reference/{page}.md"], flags=re.MULTILINE)[1:]
+    count, silent = 0, []
+    for name, text in zip(parts[::2], parts[1::2], strict=True):
+        prose = re.sub(r"^\|.*$", "", text, flags=re.MULTILINE)
+        for field, words in re.findall(r"^\| `(\w+)` .*\|([^|]*)\|$", text, re.MULTILINE):
+            count += 1
+            if not words.strip() and not re.search(rf"`{field}\b", prose):
+                silent.append(f"{name}.{field}")
+    return count, silent
+
+
+@pytest.mark.parametrize(("page", "heading", "least"), [("api", "###", 300), ("events", "##", 140)])
+def test_every_field_is_explained(page: str, heading: str, least: int) -> None:
+    count, silent = unexplained(page, heading)
+    assert count > least
+    assert silent == []
+
+
+def test_what_fields_of_events_mean_is_said_of_fields_that_exist() -> None:
+    there = {field for body in BODIES.values() for field in body.__struct_fields__}
+    assert reference_pages.EVENT_FIELDS.keys() <= there
+
+
 def test_metrics_are_listed_with_kind_and_labels() -> None:
     page = PAGES["reference/metrics.md"]
     text = "Runs in the store; the completed ones are estimated if there are many."

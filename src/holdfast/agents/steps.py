@@ -25,6 +25,7 @@ class Approval(Struct, frozen=True):
     """A person's decision about a tool call. If they refuse, the model gets `note`."""
 
     approved: bool
+    """Whether the tool may be called."""
     note: str = ""
 
 
@@ -32,8 +33,11 @@ class Approvals(Struct, frozen=True, kw_only=True):
     """Who decides about tool calls, with the options of `hf.task`."""
 
     roles: Sequence[str] = ()
+    """The roles that may decide."""
     assignee: str | None = None
+    """The one person who may decide."""
     due: timedelta | None = None
+    """How long until the task is overdue."""
 
     async def ask(self, agent: str, tool: str, arguments: Any) -> Approval:
         """Wait for the decision about a call. If an operator skips the task, the call is refused."""

@@ -53,12 +53,18 @@ class Caller(Struct, frozen=True, kw_only=True):
     """
 
     name: str
+    """The name of the token, or of the user."""
     tenant: str | None = None
+    """The tenant to which it is bound."""
     project: str | None = None
+    """The project to which it is bound; None for all of the tenant."""
     environment: str | None = None
+    """The environment to which it is bound; None for all of the tenant."""
     roles: tuple[str, ...] = ()
+    """The roles for human tasks."""
     scopes: frozenset[str] | None = None
     is_admin: bool = False
+    """Whether it may assign every task, and act for another person."""
     token_id: str = ""
     operation: str = ""
     correlation_id: str = ""

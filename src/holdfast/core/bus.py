@@ -69,7 +69,9 @@ class Sink(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     name: str
+    """Its name, which is unique in the store."""
     kind: SinkKind
+    """What it is: a webhook, NATS, Redis, or a projection."""
     address: str = ""
     secret: str = ""
     tenant: str | None = None
@@ -79,12 +81,19 @@ class Sink(Struct, frozen=True, kw_only=True, omit_defaults=True):
     payloads: Literal["concealed", "opened"] = "concealed"
     allow_private: bool = False
     timeout_ms: int = 10_000
+    """How long one delivery may take."""
     max_attempts: int = 25
+    """After so many failures an event becomes a dead letter."""
     first_ms: int = 1_000
+    """The delay after the first failure; it doubles with each further one."""
     most_ms: int = 300_000
+    """The longest delay."""
     is_paused: bool = False
+    """Whether an operator has paused it."""
     created_by: str = ""
+    """Who added it."""
     created_at: Instant = 0
+    """When it was added."""
 
     def wants(self, tenant: str | None, workflow: str) -> bool:
         """Return whether it gets events of such a run."""

@@ -43,8 +43,11 @@ class Debounce(Struct, frozen=True):
     """
 
     key: str
+    """Starts with the same key, of one workflow, become one run."""
     quiet: timedelta | float
+    """How long no start may come before the run begins."""
     at_most: timedelta | float
+    """How long after the first start the run begins in any case."""
 
     @property
     def terms(self) -> e.DebounceTerms:

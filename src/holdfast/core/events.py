@@ -72,10 +72,15 @@ class ArtifactRef(Struct, frozen=True, omit_defaults=True, gc=False):
     """A reference to bytes kept elsewhere. The bytes are never in a history."""
 
     uri: str
+    """Where the bytes are."""
     kind: str
+    """What it is, in your own words, such as `report`."""
     sha256: str | None = None
+    """The SHA-256 of the bytes in hex, if it is known."""
     size_bytes: int | None = None
+    """How many bytes there are, if it is known."""
     expires_at: Instant | None = None
+    """When the bytes may be deleted, if a time was set."""
 
 
 class PlanSource(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -888,18 +893,34 @@ class Event(Struct, frozen=True, gc=False):
     """
 
     run_id: str
+    """The run."""
     run_seq: int
+    """The position in the history of the run, from 1, without gaps."""
     event_id: str
+    """A UUID that is the same if the event is made again."""
     event_type: str
+    """The name of the type, such as `StepCompleted`."""
     step_id: str | None
+    """The step that it is about; None for events of the run."""
     engine_attempt_id: int | None
+    """The number of the dispatch of the step, from 1."""
     logical_attempt_id: int | None
+    """1, and one more with each RETRY_STEP."""
     data: Body
+    """The fields of the type: see the reference of events."""
     idempotency_key: str
+    """64 hex digits that a repeated event shares with the first. The store keeps one of them."""
     emitted_at: Instant
+    """When the node made it, by its clock."""
     persisted_at: Instant
+    """When the store committed it, by the clock of the store."""
     adapter_version: str
+    """The form of the event, such as `holdfast/1`."""
     engine_run_ref: EngineRunRef
+    """The node that appended it, and the epoch of its lease."""
     caused_by_signal_id: str | None
+    """The signal or command that it answers."""
     parent_event_id: str | None
+    """The event that caused it."""
     schema_version: int
+    """The version of the fields in `data`."""

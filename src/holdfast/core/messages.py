@@ -410,8 +410,11 @@ class Actor(Struct, frozen=True, omit_defaults=True):
     """The person who works on a task. The caller vouches for the name and the roles."""
 
     name: str
+    """Who it is, as histories and the audit log show it."""
     roles: tuple[str, ...] = ()
+    """The roles that tasks ask for."""
     is_admin: bool = False
+    """Whether this person may assign every task."""
 
 
 TaskAction = Literal["assign", "claim", "release", "reassign", "complete", "comment"]

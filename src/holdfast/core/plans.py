@@ -93,9 +93,13 @@ class PlanRef(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
     """
 
     plan_id: str = ""
+    """The id of the plan."""
     plan_version: str = ""
+    """Its version."""
     uri: str = ""
+    """Where its text is fetched, if the store does not have it."""
     sha256: str = ""
+    """The SHA-256 of its text, in hex."""
 
 
 PART_MARK = ":"

@@ -59,29 +59,47 @@ class StepSnapshot(Struct, frozen=True, kw_only=True):
     """One step, as operators see it."""
 
     step_id: str
+    """The name of the step, which is unique in its run."""
     status: StepStatus
+    """Its status."""
     kind: str = "activity"
+    """What it is: activity, timer, signal, task, child or update."""
     logical_attempt_id: int = 1
+    """1, and one more with each RETRY_STEP."""
     engine_attempt_id: int = 1
+    """The number of its last dispatch, from 1."""
     started_at: Instant | None = None
+    """When it was opened."""
     completed_at: Instant | None = None
+    """When it was closed."""
     artifacts: tuple[ArtifactRef, ...] = ()
+    """The artifacts of its result."""
     error: StepError | None = None
+    """Why it failed."""
 
 
 class RunSnapshot(Struct, frozen=True, kw_only=True):
     """A run, as operators see it. `last_event_seq` is the watermark: the highest run_seq applied."""
 
     run_id: str
+    """The id of the run."""
     status: RunStatus = RunStatus.PENDING
+    """Its status."""
     substatus: str | None = None
+    """More about the status, such as AWAITING_APPROVAL, or the code of the error that paused it."""
     last_event_seq: int = 0
     steps: tuple[StepSnapshot, ...] = ()
+    """The steps that were opened, in order."""
     artifacts: tuple[ArtifactRef, ...] = ()
+    """The artifacts of all steps and of the result."""
     started_at: Instant | None = None
+    """When it became RUNNING."""
     completed_at: Instant | None = None
+    """When it ended."""
     total_duration_ms: int | None = None
+    """How long it took from then until its end."""
     is_cancelling: bool = False
+    """Whether it was asked to cancel, and cleans up."""
     decided: tuple[tuple[str, StepStatus], ...] = ()
     """Steps of a flow or a plan that have ended without beginning: skipped, or failed because they could not begin, or
     done already by the run that this one does again."""

@@ -31,9 +31,13 @@ class Retry(Struct, frozen=True, kw_only=True):
 
     max_attempts: int = 10
     initial_ms: int = 1_000
+    """The delay before the second attempt."""
     factor: float = 2.0
+    """How much longer each delay is than the one before."""
     most_ms: int = 100_000
+    """The longest delay."""
     jitter: float = 0.2
+    """The share of a delay that is taken away at random: 0.2 is up to a fifth."""
     non_retryable: tuple[str, ...] = ()
     count_lost: bool = True
 

@@ -99,9 +99,13 @@ class RetentionRule(Struct, frozen=True, kw_only=True):
     """How long finished runs of a workflow, with a status, or of a tenant are kept. None matches all."""
 
     finished: Window
+    """How long these runs are kept after their end."""
     workflow: str | None = None
+    """Only runs of this workflow."""
     status: str | None = None
+    """Only runs that ended with this status."""
     tenant: str | None = None
+    """Only runs of this tenant."""
 
     def __post_init__(self) -> None:
         _milliseconds("finished", self.finished)

@@ -40,10 +40,13 @@ class StreamChunk(Struct, frozen=True):
     """
 
     seq: int
+    """Its number in the stream, from 1."""
     value: Any
+    """What was written."""
     step_id: str
     attempt: int
     at: Instant
+    """When it was written, by the clock of the store."""
     restarted_from: int | None = None
 
 

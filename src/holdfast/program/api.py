@@ -79,17 +79,25 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     """What a workflow can read about its run. It is the same on every replay."""
 
     run_id: str
+    """The id of the run."""
     workflow: str
+    """The name of the workflow."""
     version: str
     """The version of the workflow with which it was started."""
     parent_run_id: str | None
+    """The run that started it as a child."""
     tenant: str
+    """Its tenant."""
     project: str
+    """Its project."""
     environment: str
+    """Its environment."""
     request_id: str
     """The request id of its start, or empty."""
     reference_key: str | None
+    """The key of your own by which runs are found."""
     tags: tuple[str, ...]
+    """The tags of the start."""
     rotation: int
     """How often its history was rotated, by `continue_as_new` or `continue_as_new_if_long`."""
     attempt: int
@@ -99,6 +107,7 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     created_at: datetime | None
     """When it was requested. Not known of a run that was rotated by a version before this field."""
     started_at: datetime | None
+    """When its first turn began."""
     schedule_id: str | None
     """The schedule that started it."""
     tick: datetime | None

@@ -33,7 +33,9 @@ class CallbackRef(Struct, frozen=True):
     """
 
     step_id: str
+    """The step that waits for the callback."""
     opened_at: Instant
+    """When the step was opened."""
 
 
 class CallbackTerms(Struct, frozen=True, omit_defaults=True):

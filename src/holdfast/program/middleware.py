@@ -28,25 +28,35 @@ class WorkflowCall(Struct, frozen=True, kw_only=True):
     """The call of a workflow's function: at the start of its run, after each rotation, and at every replay."""
 
     workflow: str
+    """The name of the workflow."""
     version: str
+    """The version of the workflow whose code runs."""
     run_id: str
+    """The run."""
     arguments: dict[str, Any]
+    """The arguments, by name."""
 
 
 class ActivityCall(Struct, frozen=True, kw_only=True):
     """One attempt of an activity. `hf.activity_context()` has more."""
 
     activity: str
+    """The name of the activity."""
     run_id: str
+    """The run whose step it is."""
     step_id: str
+    """The step."""
     attempt: int
+    """The number of the attempt, from 1."""
     arguments: dict[str, Any]
+    """The arguments, by name."""
 
 
 class ClientCall(Struct, frozen=True, kw_only=True):
     """A call about a run, by code of this process or by a caller of its service."""
 
     verb: ClientVerb
+    """What is asked: a start, a signal, a query, an update, or an operator's command."""
     workflow: str = ""
     """The workflow, or `plan:ID`, that is started."""
     run_id: str | None = None
@@ -58,6 +68,7 @@ class ClientCall(Struct, frozen=True, kw_only=True):
     caller: Caller | None = None
     """The caller of the service; None for code of this process."""
     raw_input: Raw = field(default=Raw(b"null"))
+    """The input of the start, or the payload, as JSON."""
 
     @property
     def input(self) -> Any:

@@ -35,6 +35,7 @@ class Secret(Struct, frozen=True, rename={"name": "$secret"}, forbid_unknown_fie
     """
 
     name: str
+    """The name, such as `stripe/key`."""
 
     def __post_init__(self) -> None:
         problem = check_name("a secret's name", self.name)
@@ -89,7 +90,9 @@ class SecretScope(Struct, frozen=True):
     """The tenant and the environment of the run for which secrets are resolved."""
 
     tenant: str
+    """The tenant of the run."""
     environment: str
+    """The environment of the run."""
 
 
 class SecretProvider(Protocol):

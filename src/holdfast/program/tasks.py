@@ -36,8 +36,11 @@ class Escalation(Struct, frozen=True, kw_only=True):
     """Where the engine moves a task that is still open after this time. Without roles it keeps its own."""
 
     after: timedelta
+    """How long after the task was created."""
     roles: Sequence[str] = ()
+    """The roles that may answer from then on. Without any the task keeps its own."""
     assignee: str | None = None
+    """The person who gets it; None: the roles alone decide."""
 
 
 @overload

@@ -86,8 +86,11 @@ class StoredObject(Struct, frozen=True):
     """An object in an artifact store."""
 
     key: str
+    """Its name in the store."""
     size_bytes: int
+    """How many bytes it has."""
     modified_at: Instant
+    """When it was written."""
 
 
 class ArtifactStore(Protocol):

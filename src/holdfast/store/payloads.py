@@ -70,7 +70,9 @@ class Payload(NamedTuple):
     """A value, and what it is bound to."""
 
     scope: str
+    """The run to which the value belongs. A request or a plan has a scope of its own."""
     data: bytes
+    """The bytes of the value."""
 
     @property
     def is_of_run(self) -> bool:

@@ -233,7 +233,9 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
 
     finished_run_ms: int | None = None
     task_ms: int | None = None
+    """How long tasks of runs that are kept longer stay."""
     runtime_state_ms: int | None = None
+    """How long snapshots of runs that are kept longer stay."""
     stale_run_ms: int | None = None
     audit_ms: int | None = None
     dead_letter_ms: int | None = None
@@ -250,6 +252,7 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
     limit: int = 1_000
     most_bytes: int | None = None
     dry_run: bool = False
+    """Count what would be deleted, and delete nothing."""
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------

@@ -65,6 +65,7 @@ class Finding(Struct, frozen=True):
     """Where the process crashed."""
 
     problem: str
+    """What differs."""
 
 
 class Play(Struct, frozen=True):
@@ -88,6 +89,7 @@ class Exploration(Struct, frozen=True):
     """The run without a crash, then one run for each point."""
 
     findings: list[Finding]
+    """What differs from the run without a crash."""
 
     def table(self) -> str:
         """Return a table as text: the run without a crash, and those that differ from it."""

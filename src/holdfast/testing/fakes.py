@@ -25,6 +25,7 @@ class Call(Struct, frozen=True):
     """One call of an activity's function."""
 
     activity: str
+    """The name of the activity."""
     arguments: dict[str, Any]
     """By the names of the parameters."""
 
@@ -32,6 +33,7 @@ class Call(Struct, frozen=True):
     """The number of the dispatch of the step, from 1."""
 
     run_id: str
+    """The run that called it."""
 
 
 class Fake(Struct):

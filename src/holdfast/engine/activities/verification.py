@@ -40,12 +40,14 @@ class CompletedWithoutResult(Struct, frozen=True):
     """The effect has happened, and its result cannot be found. The step fails and is never called again."""
 
     reason: str = ""
+    """Why there is no result, for the history."""
 
 
 class Indeterminate(Struct, frozen=True):
     """It cannot be known whether the effect has happened. An operator decides."""
 
     reason: str = ""
+    """Why it cannot be known, for the operator."""
 
 
 Verdict = NotCompleted | Completed | CompletedWithoutResult | Indeterminate

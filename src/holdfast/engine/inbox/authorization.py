@@ -63,11 +63,16 @@ class ControlRequest(Struct, frozen=True, kw_only=True):
 
     run_id: str
     workflow: str
+    """The workflow of the run."""
     tenant: str
+    """The tenant of the run."""
     command: ControlName | SentName
+    """What is asked."""
     step_id: str | None = None
+    """The step that the command is about."""
     actor: str = ""
     reason: str = ""
+    """The reason that the sender gave."""
     caller: Caller | None = None
     name: str = ""
     payload: Raw = NULL
