@@ -1,4 +1,4 @@
-"""`Activity`: what `@app.activity` returns. Called inside a workflow it is a durable step; outside, only a function."""
+"""`Activity`: what `@app.activity` returns. Its call inside a workflow is a durable step; elsewhere a plain call."""
 
 import inspect
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,7 @@
 """`App`: where workflows and activities are registered, and where runs are started.
 
-An app is a plain object; nothing is global. Calling a registered activity inside a workflow is durable; outside,
-the coroutine that it returns only calls the function, async or not, so unit tests need nothing.
+An app is a plain object; there is no global state. A call of a registered activity is a durable step inside a workflow.
+Elsewhere it only calls the function, async or not, so unit tests need no setup.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""`app.plans`: plans, which are documents that are run, as an app registers and starts them. See docs/plans.md."""
+"""`app.plans`: registering plans (documents that are executed) and starting them. See docs/plans.md."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""`app.schedules`: schedules, as an app declares them in code and changes them at run time. See docs/schedules.md."""
+"""`app.schedules`: schedules, declared in code or changed at run time. See docs/schedules.md."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta

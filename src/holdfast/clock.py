@@ -1,7 +1,7 @@
-"""Where the outside world's whims come in: the clock, new ids, and chance.
+"""The sources of non-determinism: the clock, new ids, and random numbers.
 
-Nothing else in Holdfast reads a clock or draws a random number, so that a simulator can own both. Stores take a
-`Clock`; everything above a store asks the store for the time, because the store's time is the only one that counts.
+Nothing else in Holdfast reads a clock or draws a random number, so that a simulator can control both. Stores take a
+`Clock`. Everything above a store asks the store for the time, because only the store's time counts.
 """
 
 import random

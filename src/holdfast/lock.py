@@ -1,9 +1,9 @@
-"""Locks between runs: one run at a time has a key, the others wait in line.
+"""Locks between runs: one run at a time holds a key, the others wait in line.
 
-A lock is made of what is there already. Who enters starts a child, a run of the lock's own workflow, and waits for the
-signal that it runs. The workflow's limit admits one such run for each key, in order, on whichever node, in every store.
-The child ends when it gets a signal, or with its parent, however that ends. There is no table of locks, nothing polls,
-and operators see who holds a lock and who waits for it where they see runs: those that run, and those that are pending.
+A lock is built from existing parts. A run that enters starts a child, a run of the lock's own workflow, and waits for
+the signal that the child has started. The limit of that workflow admits one run for each key, in order, on whichever
+node, in every store. The child ends when it gets a signal, or with its parent, however the parent ends. There is no
+table of locks and no polling, and operators see holders and waiters among the runs: as running and as pending.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Settings: frozen, complete, and never silently ignored.
+"""Settings: immutable, complete, and never silently ignored.
 
-They come from, each over the one before: the defaults, a TOML file, environment variables (`HOLDFAST_STORE`,
-`HOLDFAST_LIMITS__BATCH_ITEMS`, …), and arguments. An unknown key is refused, wherever it comes from.
+They come from these sources, each of which overrides the one before: the defaults, a TOML file, environment variables
+(`HOLDFAST_STORE`, `HOLDFAST_LIMITS__BATCH_ITEMS`, …), and arguments. An unknown key is an error, in every source.
 """
 
 import re

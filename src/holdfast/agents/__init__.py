@@ -1,1 +1,1 @@
-"""Agents of other libraries whose calls are steps of a run: an adapter for each library, and what they share."""
+"""Agents of other libraries as durable workflows: an adapter for each library, and what the adapters share."""

@@ -1,8 +1,8 @@
 """Durable agents of the OpenAI Agents SDK: each model call and each tool call is a step of the run.
 
-The SDK's loop runs in the workflow, with copies of the agent and of those it hands off to: their models and tools are
-steps, and only their activities reach out. What was recorded is never asked, and paid for, again. The SDK traces
-nothing here, and retries nothing: both are done by Holdfast.
+The loop of the SDK runs in the workflow, with copies of the agent and of the agents that it hands off to. Their models
+and tools are steps, and only the activities of those steps perform I/O. A recorded call is never repeated, and never
+paid for again. The tracing and the retries of the SDK are off: Holdfast does both.
 """
 
 from copy import copy

@@ -1,8 +1,8 @@
 """Durable agents of Pydantic AI: each model call and each tool call is a step of the run.
 
-The agent's loop runs in the workflow, and only what reaches out of it is an activity: what was recorded is never asked,
-and paid for, again. It is built on the hooks that the library has for this: a wrapper around the model, one around the
-tools, stable ids, and a handler of tool calls that need an approval.
+The agent's loop runs in the workflow, and only what performs I/O is an activity: a recorded call is never repeated, and
+never paid for again. The adapter uses the hooks that the library provides: a wrapper around the model, one around the
+tools, stable ids, and a handler for tool calls that need an approval.
 """
 
 from collections.abc import Callable, Generator, Sequence

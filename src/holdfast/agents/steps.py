@@ -1,7 +1,7 @@
-"""What the adapters share: an agent's steps, approvals as tasks, and which refusals of a provider are final.
+"""What the adapters share: an agent's steps, approvals as tasks, and which errors of a provider are final.
 
-An adapter registers the activities `NAME.model` and `NAME.tool`. The agent's loop runs in the workflow and calls them;
-all that is known of a library is in the module of its adapter.
+An adapter registers the activities `NAME.model` and `NAME.tool`. The agent's loop runs in the workflow and calls them.
+Everything that is specific to a library is in the module of its adapter.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,5 +1,5 @@
-"""The command `holdfast`: one file for each group of commands, and one each for what they share.
+"""The command `holdfast`: a module for each group of commands, and modules for what they share.
 
-`main` puts the commands together, `target` finds the user's app, `ending` turns what went wrong into one line and an
+`main` assembles the commands, `app_loader` finds the user's app, and `exit_codes` turns an error into one line and an
 exit code. Results go to stdout, everything else to stderr.
 """

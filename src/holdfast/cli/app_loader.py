@@ -1,7 +1,7 @@
-"""Finds the app that a command is about: `shop.py`, `shop.py:app`, `pkg.module` or `pkg.module:app`.
+"""Finds the app that a command refers to: `shop.py`, `shop.py:app`, `pkg.module` or `pkg.module:app`.
 
 Without a name there must be exactly one app. A file is imported as Python would run it: its own folder is searched
-first for what it imports.
+first for its imports.
 """
 
 import importlib

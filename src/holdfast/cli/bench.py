@@ -1,4 +1,4 @@
-"""`holdfast bench`: what this machine and this disk can do, in a few seconds and without touching a store."""
+"""`holdfast bench`: measures this machine and this disk in a few seconds, without touching a store."""
 
 import asyncio
 import os

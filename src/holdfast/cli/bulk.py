@@ -1,4 +1,4 @@
-"""`holdfast run bulk`: one command to all runs that a search finds, after a preview."""
+"""`holdfast run bulk`: sends one command to all runs that a search finds, after a preview."""
 
 import asyncio
 import sys

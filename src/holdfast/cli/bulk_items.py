@@ -1,4 +1,4 @@
-"""One operation on all tasks or dead letters that a list finds: a preview, a question, then each of them."""
+"""One operation on all tasks or dead letters that a list finds: preview, confirmation, then each item."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`holdfast call`: any operation by its name, whether it has a command of its own or not."""
+"""`holdfast call`: calls any operation by its name, whether or not it has a command."""
 
 import asyncio
 from typing import Annotated, Any

@@ -1,7 +1,7 @@
-"""What the operations are called on the command line, and how they look there.
+"""Names and output of the operations on the command line.
 
-An operation that is not listed has a command all the same: its resource and its verb, with what it must be given as
-arguments and everything else as options.
+An operation that is not listed here still has a command: its resource and its verb, with required fields as arguments
+and all other fields as options.
 """
 
 from collections.abc import Callable

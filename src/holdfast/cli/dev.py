@@ -1,7 +1,7 @@
-"""`holdfast dev`: an app, its API and its node, started again whenever its code changes.
+"""`holdfast dev`: serves an app, its API and its node, and restarts them when the code changes.
 
-Two processes: this one holds the address and starts the other, which does everything and ends when a file that it has
-imported changes. The socket is listened on all the time, so what is asked meanwhile waits for the new code.
+There are two processes. This one holds the socket and starts the other, which does everything else and ends when a file
+that it has imported changes. The socket stays open, so requests that arrive meanwhile wait for the new code.
 """
 
 import asyncio

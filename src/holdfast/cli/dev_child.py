@@ -1,6 +1,6 @@
-"""The process that `holdfast dev` starts: it serves an app, and ends when a file changes that the app is made of.
+"""The process that `holdfast dev` starts: it serves an app, and ends when one of the app's files changes.
 
-Code that cannot be imported is reported, and loaded again when it changes.
+Code that cannot be imported is reported, and imported again when it changes.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""`holdfast doctor`: is everything as it should be, and if not, what to do."""
+"""`holdfast doctor`: reports problems of an installation, and what to do about each."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What an app's code is asked: `check-histories`, whether the runs of a store go on with it, and `flow show`."""
+"""`check-histories`, which replays the runs of a store with an app's code, and `flow show`."""
 
 import asyncio
 import sys

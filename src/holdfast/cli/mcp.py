@@ -1,8 +1,8 @@
 """`holdfast mcp`: the operations as tools of the Model Context Protocol, for assistants, over stdin and stdout.
 
-Each tool is an operation of the catalogue, with its own schema, asked of a server with the caller's token, or of a
-store. So an assistant may do what its token may do, and what it does is in the audit log under that token's name. One
-line is one message of JSON-RPC 2.0. May not: offer operations on tokens, or write anything but messages to stdout.
+Each tool is an operation of the catalogue with the same schema, sent to a server with the caller's token, or to a
+store. An assistant may do what its token permits, and the audit log records it under the name of that token. Each line
+is one JSON-RPC 2.0 message. May not: offer operations on tokens, or write anything but messages to stdout.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""`holdfast node`: a process that is nothing but a node, or several of them.
+"""`holdfast node`: a process that only runs a node, or several such processes.
 
-With --processes this one runs no workflows: it starts the others by the same command, each with a name of its own,
-starts those again that crash, and ends them together.
+With --processes this process executes no workflows. It starts the others with the same command, each with a name of its
+own, restarts those that crash, and stops them together.
 """
 
 import asyncio

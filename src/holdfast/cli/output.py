@@ -1,7 +1,7 @@
-"""Answers as people read them: tables and lists, in colour on a terminal and plain elsewhere. And as programs do.
+"""Output of results: tables and lists for people, in colour on a terminal; JSON for programs.
 
-What comes from histories is untrusted text: it is never taken for markup, and its control characters are shown
-instead of sent to the terminal.
+Text from histories is untrusted: it is never interpreted as markup, and its control characters are shown instead of
+being sent to the terminal.
 """
 
 import re

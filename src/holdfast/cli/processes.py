@@ -1,4 +1,4 @@
-"""The processes that a command starts: started again after a crash, and ended with the command, however that ends."""
+"""The processes that a command starts: they are restarted after a crash, and end with the command."""
 
 import asyncio
 import os

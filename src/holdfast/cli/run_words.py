@@ -1,4 +1,4 @@
-"""What a run does, in words: as sentences with what helps, and in short for a list."""
+"""Descriptions of what a run is doing: sentences with advice, and a short form for lists."""
 
 from collections.abc import Iterator
 from datetime import datetime

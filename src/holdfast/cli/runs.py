@@ -1,4 +1,4 @@
-"""What the command line can do with runs beyond the operations: show one as a whole, wait for it, follow it."""
+"""Commands for runs beyond the operations: show a whole run, wait for it, follow it."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator

@@ -1,4 +1,4 @@
-"""`holdfast store`: what is done to a store as a whole."""
+"""`holdfast store`: commands for a store as a whole."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is given as words on the command line: JSON values, arguments by their names, and points in time."""
+"""Values on the command line: JSON, arguments by name, and instants."""
 
 import re
 import sys

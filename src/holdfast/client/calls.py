@@ -1,4 +1,4 @@
-"""One call after the other: ids for what changes something, and another try for what failed on its way."""
+"""A call of the client: ids for requests that change something, and retries of calls that were not answered."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -1,6 +1,6 @@
 """The methods of a client, derived from the operations. `resources.pyi` shows them to people and to type checkers.
 
-What an operation needs may be given by place, in the order of the fields; everything else by name.
+Required fields of an operation may be positional, in the order of the fields; all others are keyword-only.
 """
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator

@@ -1,9 +1,9 @@
 """The client for code without an event loop: scripts, Flask, Django views. A loop in a thread does the work.
 
-`SyncClient` has every operation as a method, over HTTP or in process, and in process also typed runs. It may be used by
-many threads at once. It belongs to one process: after a fork (gunicorn, multiprocessing) the child opens its own
-connections at its next call, and leaves alone what it inherited, which is still the parent's. May not: be used in a
-thread that runs an event loop, because it would block that loop.
+`SyncClient` has every operation as a method, over HTTP or in process; in process it also returns typed runs. It is
+thread-safe. It belongs to one process: after a fork (gunicorn, multiprocessing) the child opens its own connections at
+its next call, and leaves the inherited ones to the parent. May not: be used in a thread that runs an event loop,
+because it would block that loop.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""How a client reaches a service: over HTTP, or in its own process. Both take and give the same."""
+"""Transports of a client: over HTTP, or in its own process. Both have the same interface."""
 
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol

@@ -1,6 +1,6 @@
-"""What a program asks for. Commands are requests; `apply_commands` turns them into events.
+"""The commands of a program. A command is a request; `apply_commands` turns it into events.
 
-A program (code, flow or plan) has one task: given these outcomes, which commands does it issue? `RECORDED_AS` is the
+A program (code, flow or plan) has one task: given these outcomes, return the commands to issue. `RECORDED_AS` is the
 body of the event that records a command: replay compares the two.
 """
 

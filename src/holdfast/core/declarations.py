@@ -1,4 +1,4 @@
-"""What a version of a workflow declares, as the store keeps it for processes that do not have its code."""
+"""What a version of a workflow declares, as stored for processes that do not have its code."""
 
 from typing import Any
 

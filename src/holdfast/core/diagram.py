@@ -1,4 +1,4 @@
-"""Draws the life of a run from the transition table, so that the page always agrees with the code.
+"""Draws the states of a run from the transition table, so that the page always agrees with the code.
 
 `python -m holdfast.core.diagram` prints the page; `make diagram` writes it to `docs/states.md`.
 """

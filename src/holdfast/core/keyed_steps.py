@@ -1,6 +1,6 @@
-"""What is known of the effects of keyed steps: as a run's state holds it, folded from its events.
+"""The state of a run's keyed steps: what its events say about their effects.
 
-The decisions about it are in `reconciliation.py`.
+The decisions about them are in `reconciliation.py`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
-"""Restarts: what becomes of a run id that is taken.
+"""Restarts: what happens to a start with a run id that is taken.
 
 A finished run never runs again, and its history stays until retention deletes it. So a restart of `cart-17` is another
 run, with the id `cart-17~000002`; the next one is `cart-17~000003`. The *latest* run of an id is its last restart, or
-the run of that id itself. The number has six digits, so that ids sort in the order of restarts.
+the run with that id itself. The number has six digits, so that ids sort in the order of restarts.
 """
 
 import re

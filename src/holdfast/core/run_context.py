@@ -1,10 +1,10 @@
-"""The context of a run: small texts by name that its starter knows, such as the user and the trace.
+"""The context of a run: short texts by name that its starter knows, such as the user and the trace.
 
-It is recorded once, with the start (`RunQueued.context`), never changes, and is handed on: to the activities of the
-run, to its children and what it starts, to its forks and retries. So it is the same at every replay. It says nothing of
-who may do what: rights come from tokens.
+It is recorded once, with the start (`RunQueued.context`), and never changes. It is passed on to the activities of the
+run, to its children and the runs that it starts, and to its forks and retries. So it is the same at every replay. It
+grants no rights: rights come from tokens.
 
-It is kept as JSON, an object of texts, and sealed like any other payload.
+It is stored as a JSON object of texts, and sealed like any other payload.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What people may do with a task, and what follows. How tasks are stored is not the concern of this module.
+"""The operations on a task, and their effects. How tasks are stored is not the concern of this module.
 
 A person is *effective* for a task that is assigned to them, that names one of their roles, or that has neither a role
 nor an assignee. From that:

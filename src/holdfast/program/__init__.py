@@ -1,1 +1,1 @@
-"""How definitions become commands: given these outcomes, what does the program ask for next?"""
+"""Programs: definitions that turn outcomes into commands."""

@@ -1,4 +1,4 @@
-"""What a workflow can use, beside activities, children and plain asyncio."""
+"""The functions that a workflow can use, besides activities, children and plain asyncio."""
 
 import asyncio
 import inspect

@@ -1,9 +1,9 @@
-"""Callbacks: what another system answers later, to a workflow that has the address for the answer before it asks.
+"""Callbacks: a workflow gives another system an address for its answer before it sends the request.
 
-A callback is a step of its own, beside the activity that submits: however often that is tried, the token is the same.
-The step is an activity that ends at once without an outcome, so its outcome is reported as of any activity that is
-completed later. The token is a secret and never in a history: the workflow has a `CallbackRef`, of which an activity
-makes the token. Heartbeats are signals of the engine's own to a wait beside the step.
+A callback is a step of its own, beside the activity that submits the request: however often that is retried, the token
+is the same. The step is an activity that ends at once without an outcome, so its outcome is reported like that of any
+activity that is completed later. The token is a secret and never in a history: the workflow has a `CallbackRef`, from
+which an activity makes the token. Heartbeats are internal signals to a wait beside the step.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""`map` and `parallel`: the same for many items, side by side, with a bound, and an end before all are done.
+"""`map` and `parallel`: the same call for many items, concurrently, with a bound on the number of calls.
 
-They are plain asyncio, a `TaskGroup` of workers, and record nothing of their own: what is called does.
+They are plain asyncio, a `TaskGroup` of workers, and record nothing of their own: what they call does.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""A digest of the code of a definition, as far as it can be followed.
+"""A digest of the code of a definition, as far as its references can be followed.
 
 It covers the function's own code and what it refers to: functions, classes, activities and workflows by their names,
-plain values in globals, closures and defaults. Lines and comments do not count. It may differ where nothing has changed
-(another version of Python compiles otherwise), which costs one replay. It does not cover a library, or a file that the
-code reads.
+plain values in globals, closures and defaults. Lines and comments do not count. The digest may differ although the code
+is the same (another version of Python compiles it differently), which costs one replay. It covers neither libraries nor
+files that the code reads.
 """
 
 from collections.abc import Iterator

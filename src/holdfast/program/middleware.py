@@ -1,10 +1,10 @@
-"""Middleware: functions of the app around its workflows, its activities, and what is asked of runs.
+"""Middleware: functions of the app around workflows, activities, and requests to runs.
 
-Each gets the call and `call_next`, which goes on with it: `return await call_next(call)`. It may look at the call, give
-another one to `call_next`, change the result, raise instead, or call again. The one that was registered first is the
-outermost. Where there is none, nothing is called for it.
+Each gets the call and `call_next`, and continues with `return await call_next(call)`. It may inspect the call, pass a
+changed call to `call_next`, change the result, raise instead, or call again. The one that was registered first is the
+outermost. Without middleware nothing is called.
 
-Around a workflow it is code of the workflow: it runs at every replay, with the rules of workflow code.
+Middleware around a workflow is code of the workflow: it runs at every replay, with the rules of workflow code.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

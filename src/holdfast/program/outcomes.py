@@ -1,7 +1,7 @@
-"""What a program's code comes to: commands to the core, effects of handlers, and errors that a history keeps.
+"""Results of a program's code: commands for the core, effects of handlers, and errors as a history records them.
 
-An exception is kept as an `ErrorInfo`: bounded, plain text, with its causes. A handler of signals or updates is called
-once; its result is recorded, and replay reads the record.
+An exception is recorded as an `ErrorInfo`: bounded, plain text, with its causes. A handler of signals or updates is
+called once; its result is recorded, and replay reads the record.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What the engine needs of a program, however that is written."""
+"""The interface between the engine and a program, whichever kind of definition it has."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable

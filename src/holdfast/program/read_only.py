@@ -1,4 +1,4 @@
-"""Code that is read-only: queries, conditions, and handlers of signals.
+"""Read-only code: queries, conditions, and handlers of signals.
 
 It runs on a loop that starts nothing: no task, no timer, no step. On the run's own loop it would change the run; on the
 node's, an activity would be executed for real.

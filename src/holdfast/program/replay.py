@@ -1,4 +1,4 @@
-"""A program and its history, kept in step.
+"""Replay: keeps a program and its history in step.
 
 `Replay` gets every event of a run, in order. It delivers *outcomes* (something has ended) to the program, and the
 commands that the program then issues must be the ones that follow in the history. They are matched by step id and name,
@@ -6,11 +6,11 @@ not by position; activities and children by their input too. While a run is paus
 that were recorded meanwhile are delivered in order when it is resumed, at the time of the resumption.
 
 A failure that was recorded during a pause is not delivered if an operator retries or skips the step. A failure that
-itself paused the run is not delivered either if the run is cancelled instead. That an operator retries a step whose
-failure was delivered, as in a plan, is delivered like an outcome.
+caused the pause is not delivered either if the run is cancelled instead. If an operator retries a step whose failure
+was delivered, as in a plan, the retry is delivered like an outcome.
 
-A start or a resumption that is directly followed by a pause with an error had no effect: the program could not go on.
-It is held back, like an outcome, for the next resumption.
+A start or a resumption that is directly followed by a pause with an error had no effect, because the program could not
+continue. It is kept, like an outcome, until the next resumption.
 
 Consecutive outcomes that were reported by token were recorded together, before the program got the first: the commands
 that it issued because of any of them follow after all of them.

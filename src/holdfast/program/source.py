@@ -1,4 +1,4 @@
-"""Which line of a workflow's source issued a command: for the error message when code and history differ.
+"""Finds the line of a workflow's source that issued a command, for errors about code that does not match its history.
 
 It costs next to nothing at run time: the line of a step is where the task that awaits it is suspended.
 """

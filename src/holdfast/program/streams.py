@@ -1,4 +1,4 @@
-"""Streams as code sees them: what a workflow writes with its turns. Activities write by themselves (`engine`)."""
+"""Streams as workflows use them: what they write is committed with the turn. For activities see `engine`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable

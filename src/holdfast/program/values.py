@@ -1,12 +1,12 @@
-"""The values of workflows and activities: how each type is stored as JSON and read back, and which cannot be.
+"""The values of workflows and activities: how each type is stored as JSON and read back, and which types cannot be.
 
-Arguments are bound to the parameters of the function (`Signature`) and stored as a JSON object by their names, so that
-people can read them, other languages can send them, and they can be checked against annotations. A value that does not
-fit raises.
+Arguments are bound to the parameters of the function (`Signature`) and stored as a JSON object by name, so that people
+can read them, other languages can send them, and they can be checked against annotations. A value that does not fit
+raises.
 
-msgspec knows plain values, dataclasses, Structs and the usual types of the standard library. Models of pydantic are
-left to pydantic. Any other type needs a `Converter`, which an app gets when it is made. A type that nothing here can
-store is refused when a function with it is registered, by `Values.checked`.
+msgspec handles plain values, dataclasses, Structs and the usual types of the standard library. Models of pydantic are
+handled by pydantic. Any other type needs a `Converter`, which is passed to the app. A type that cannot be stored is
+refused when a function that uses it is registered, by `Values.checked`.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""How a service behaves."""
+"""Options of a service."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Long lists, a page at a time: in a fixed order, from behind an opaque place in it."""
+"""Pages of long lists: in a fixed order, each beginning after an opaque cursor."""
 
 import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode

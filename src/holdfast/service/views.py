@@ -1,4 +1,4 @@
-"""What operations answer with: records of the engine as callers see them, with instants as text of ISO 8601."""
+"""The records that operations return: the engine's data as callers see it, with instants as ISO 8601 text."""
 
 from collections.abc import Callable, Container, Hashable
 from datetime import UTC, datetime

@@ -1,1 +1,1 @@
-"""Stores: where histories, inboxes and leases are kept. `port` is the contract; the rest keeps it."""
+"""Stores: where histories, inboxes and leases are kept. `port` is the contract; the rest implements it."""

@@ -1,11 +1,12 @@
-"""`store copy`: everything from one store into another, live runs included.
+"""`store copy`: copies everything from one store into another, live runs included.
 
 No node may work on either store meanwhile: a node's lease on one of them is a `Conflict`. Runs are copied in the order
-of their creation, each with everything that belongs to it (`transfer.py`), then what belongs to no run. A copy that was
-interrupted is repeated: what is there already, and the same, is passed over. In the end every run is read from both
-stores and compared by its hash. A run that has changed meanwhile, as a signal was accepted for it, is copied again.
+of their creation, each with everything that belongs to it (`transfer.py`), then the data that belongs to no run. A copy
+that was interrupted is repeated: what exists already, unchanged, is skipped. In the end every run is read from both
+stores and compared by its hash. A run that has changed meanwhile, because a signal was accepted for it, is copied
+again.
 
-A run that has gone on in the other store is never overwritten.
+A run that has continued in the other store is never overwritten.
 """
 
 import hashlib

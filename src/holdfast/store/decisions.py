@@ -1,4 +1,4 @@
-"""What every store decides alike: whose lease is current, whether a signal is accepted, and how a refusal reads.
+"""Decisions that all stores share: whose lease is current, whether a signal is accepted, and the text of refusals.
 
 Nothing here reads a store. Checks of arguments are in `validation.py`.
 """

@@ -1,9 +1,9 @@
-"""Connections of callers: what they are made by, and in which thread they may be used.
+"""Connections of callers: how they are unwrapped, and in which thread they may be used.
 
 A run is started, and a signal sent, in a transaction that the caller has begun on a connection of their own, beside
-their own rows. The caller commits or rolls back; a store only executes statements. This module knows the wrappers
-(SQLAlchemy, Django) and leads from them to the driver's connection, with its transaction begun; which drivers a store
-can use it says itself. May not: commit, roll back, close, or leave anything changed on a connection.
+their own rows. The caller commits or rolls back; a store only executes statements. This module unwraps connections of
+SQLAlchemy and Django and returns the driver's connection, with its transaction begun. Which drivers it supports is up
+to the store. May not: commit, roll back, close, or leave anything changed on a connection.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,7 @@
-"""Object storage by its address: credentials, region and endpoint come from the environment, as everywhere for S3.
+"""Opens object storage by its address: credentials, region and endpoint come from the environment, as usual for S3.
 
-Without credentials the library would ask the metadata address of a virtual machine, 169.254.169.254, although the user
-has only forgotten a variable. So it is asked where the environment names it, and nowhere else.
+Without credentials the library would query the metadata address of a virtual machine, 169.254.169.254, even if the user
+has only forgotten a variable. So it is queried only if the environment names it.
 """
 
 import os

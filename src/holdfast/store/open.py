@@ -1,4 +1,4 @@
-"""Opens the store that settings name: connected, checked and migrated."""
+"""Opens the store that the settings name: connects, verifies and migrates it."""
 
 from pathlib import Path
 from urllib.parse import unquote

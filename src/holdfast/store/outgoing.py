@@ -1,8 +1,8 @@
-"""What a turn sends to other runs: which runs it reaches, and what remains of what they refuse.
+"""What a turn sends to other runs: the runs that it reaches, and what happens if they refuse it.
 
 Nothing is dropped silently. A child that cannot be created is reported to its parent as failed. If the parent no longer
-waits for it, and for a signal that the other run refuses, the sending run gets a dead letter. Only messages between
-parents and children that have finished are dropped.
+waits for it, or if another run refuses a signal, the sending run gets a dead letter. Only messages between parents and
+children that have finished are dropped.
 """
 
 import logging

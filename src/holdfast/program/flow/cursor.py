@@ -1,7 +1,7 @@
-"""Where a run is in its tree: the groups that are under way, and what may have to be undone.
+"""The position of a run in its tree: the groups that are under way, and what may have to be undone.
 
-A rotation carries it over as a cursor, which names steps by their paths. After a change of the tree it is compared with
-the new one, and what does not fit raises `NondeterminismError`, which names the step.
+A rotation carries it over as a cursor, which names steps by their paths. After a change of the tree the cursor is
+compared with the new tree, and `NondeterminismError` names the first step that does not fit.
 """
 
 from collections.abc import Container, Iterable, Mapping

@@ -1,8 +1,8 @@
-"""A flow as it is registered: its tree, checked, with a path for every step.
+"""A registered flow: its validated tree, with a path for every step.
 
 A step's path is its id in every run: the names of the groups around it and its own, joined by `/`. A scene without a
-name adds nothing. Two steps of one path are refused, so an author gives the second one a name; inserting a step then
-changes no other path, and a run that was started before knows where it is.
+name adds nothing. Two steps with the same path are refused, so the author has to name the second one; inserting a step
+then changes no other path, and a run that was started before finds its position.
 """
 
 from collections.abc import Iterator, Mapping

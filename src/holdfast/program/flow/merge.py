@@ -1,6 +1,6 @@
-"""What the branches of a chorus have changed, merged by field.
+"""Merges, field by field, the changes that the branches of a chorus have made to the state.
 
-It works on the JSON of the states and calls no code of the author, so it needs no record.
+It works on the JSON of the states and calls none of the author's code, so it needs no record.
 """
 
 from collections.abc import Mapping

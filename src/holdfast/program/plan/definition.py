@@ -1,8 +1,8 @@
-"""A plan that is ready to run: its steps, how they belong together, and what is wrong with them.
+"""A plan that is ready to run: its steps, their dependencies, and its problems.
 
-A `PlanDefinition` is made of the exact bytes of a document, and is known by their hash. What does not depend on an
-installation is checked when it is made: unknown dependencies, cycles, references to what a plan does not have. What
-does is checked by `problems_here`: activities and workflows, and whether arguments fit them.
+A `PlanDefinition` is made from the exact bytes of a document, and is identified by their hash. What does not depend on
+an installation is validated when it is made: unknown dependencies, cycles, references to values that the plan does not
+have. `problems_here` validates the rest: whether activities and workflows exist, and whether arguments fit them.
 """
 
 from collections import OrderedDict

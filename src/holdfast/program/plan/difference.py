@@ -1,4 +1,4 @@
-"""The difference between two versions of a plan, step by step, for who approves the newer one."""
+"""The difference between two versions of a plan, step by step, for the approval of the newer one."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,7 @@
-"""Forms of tasks that a plan describes by a JSON Schema: answers are checked against it.
+"""Forms of tasks that a plan describes by a JSON Schema: answers are validated against it.
 
-A form comes with a plan, from anyone. So it may not name schemas elsewhere, nor regular expressions, which can take any
-time to match.
+A form is part of a plan, which may come from anyone. So it may not refer to schemas elsewhere, nor use regular
+expressions, which can take any time to match.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """The document of a plan: its fields, how it is read, and its JSON Schema.
 
-Reading collects every problem, each with its place. A plan whose fields are right may still be wrong as a whole
-(`definition.py` checks how its steps belong together, and what they ask of activities).
+Reading collects every problem with its position. A plan with valid fields may still be wrong as a whole:
+`definition.py` validates the dependencies of its steps, and their arguments.
 """
 
 import re

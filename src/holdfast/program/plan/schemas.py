@@ -1,4 +1,4 @@
-"""JSON Schemas of activities, as far as a plan needs them: which types a value may have."""
+"""JSON Schemas of activities, as far as a plan needs them: the types that a value may have."""
 
 from typing import Any
 

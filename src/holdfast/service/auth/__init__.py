@@ -1,1 +1,1 @@
-"""Who may call: tokens, roles, sessions, and limits on callers."""
+"""Access control: tokens, roles, sessions, and limits on callers."""

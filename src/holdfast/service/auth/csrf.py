@@ -1,4 +1,4 @@
-"""Requests that a page of another site makes a browser send: refused by what browsers say of each request."""
+"""Protection from cross-site request forgery, by the headers that browsers send with each request."""
 
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address

@@ -1,11 +1,11 @@
-"""Callers whom an OpenID provider knows: their tokens (JWT) at the API, and signing in with a browser.
+"""Callers that an OpenID provider authenticates: JWT at the API, and sign-in with a browser.
 
-A token counts if it was signed with a key that the provider publishes, by an algorithm that is allowed here (never
-`none`, and none with a shared secret), for this issuer and audience, and is neither too old nor too new. What it says
-of its bearer becomes a principal: claims are mapped to roles and to a tenant, and what is not mapped gives nothing.
+A token is valid if it was signed with a key that the provider publishes, by an algorithm that is allowed here (never
+`none`, never a shared secret), for this issuer and audience, and within its period of validity. Its claims are mapped
+to roles and to a tenant; a claim that is not mapped grants nothing.
 
-A browser signs in by authorization code with PKCE. What has to be known again when it comes back (state, nonce,
-verifier) is in a cookie of its own; then a session is made, as for a token of ours.
+A browser signs in by authorization code with PKCE. What has to be known when it returns (state, nonce, verifier) is in
+a separate cookie; then a session is created, as for a token of Holdfast.
 """
 
 import asyncio

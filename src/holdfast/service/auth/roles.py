@@ -1,4 +1,4 @@
-"""What tokens permit: scopes, each required by some operations, and roles, which are sets of scopes."""
+"""The permissions of tokens: scopes, which operations require, and roles, which are sets of scopes."""
 
 from typing import Literal, get_args
 

@@ -1,7 +1,7 @@
-"""Signing in with a browser: a token is given once, and from then on a cookie identifies the caller.
+"""Sign-in with a browser: the caller presents a token once, and from then on a cookie identifies the caller.
 
-A session is a token of its own that only works as a cookie, ends after a while, and is good for no longer than the
-token that it was made from. The page never sees it: scripts cannot read the cookie, and other sites cannot send it.
+A session is a token of its own that is valid only as a cookie, expires, and is valid for no longer than the token that
+it was made from. The page cannot see it: scripts cannot read the cookie, and other sites cannot send it.
 """
 
 from typing import Any

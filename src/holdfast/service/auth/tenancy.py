@@ -1,7 +1,7 @@
-"""A store as one tenant sees it: what belongs to others is not there.
+"""A store as one tenant sees it: data of other tenants does not exist.
 
-Only what callers may do is here; every other verb is refused. A new verb of the store port does not pass the type check
-until it is allowed or refused here.
+Only the verbs that callers may use are allowed; every other verb is refused. A new verb of the store port does not pass
+the type check until it is allowed or refused here.
 """
 
 from collections import Counter

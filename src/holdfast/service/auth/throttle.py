@@ -1,10 +1,10 @@
-"""Limits on what callers may do in a minute and at once, by token and by tenant.
+"""Limits on what callers may do in a minute and concurrently, by token and by tenant.
 
 - Refusals are logged and counted. A caller who was refused too often within a minute gets `RateLimited` for commands,
   signals, updates and operations on tasks, before a run records another refusal.
-- Reads are counted: a list costs 1, a search for words `SEARCH_COST`; the calls of a batch cost what each of them
-  costs. Only some lists of one tenant are read at once, so that no tenant occupies all readers of the store.
-- Log lines are limited for each caller; how many were left out is logged.
+- Reads are counted: a list costs 1, a text search `SEARCH_COST`, and a batch the sum of its calls. The number of
+  concurrent lists of a tenant is limited, so that no tenant occupies all readers of the store.
+- Log lines are limited for each caller; the number of those that were omitted is logged.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Who may call: bearers of tokens that are kept in the store.
+"""Authentication of callers by tokens that are kept in the store.
 
-A request costs no query: what is known of a token is used again for a short while. Tokens that are not known are looked
-up together, with a pause between two queries, so that asking with made-up ones does not load the store either. Those
-that are unknown, revoked or past their end are answered alike.
+A request costs no query, because what is known of a token is cached briefly. Unknown tokens are looked up together,
+with a pause between two queries, so that made-up tokens do not load the store. Tokens that are unknown, revoked or
+expired get the same response.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Answers with the bytes of artifacts, as they are read: however large one is, little of it is in memory.
+"""Responses with the bytes of artifacts, streamed: however large an artifact is, little of it is in memory.
 
-The last piece is sent once all bytes were checked. So a response is complete only if it is what was stored; otherwise
-the connection is closed before its end, which the announced length shows.
+The last piece is sent once all bytes have been verified. So a response is complete only if it is what was stored;
+otherwise the connection is closed early, which the announced length reveals.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""One request of HTTP and its answer, with the bounds that hold for all of them."""
+"""One HTTP request and its response, with the limits that apply to all of them."""
 
 import asyncio
 import gzip

@@ -1,8 +1,9 @@
-"""Notices when the event loop of a service is held up, and says in the log by which operation.
+"""Detects that the event loop of a service is blocked, and logs which operation blocks it.
 
-API, node and leases share one loop. A thread waits for a beat of that loop; if none comes in time it looks at what the
-loop's thread is doing, logs it once, and counts how long the loop was away. Even code that keeps the whole interpreter
-to itself (one long call of C) is named: the thread gets its turn when that call returns, before the operation goes on.
+API, node and leases share one loop. A thread waits for a heartbeat of that loop. If none arrives in time it inspects
+the stack of the loop's thread, logs it once, and counts how long the loop was blocked. Even code that holds the
+interpreter lock (one long call of C) is named: the thread gets its turn when that call returns, before the operation
+continues.
 """
 
 import asyncio

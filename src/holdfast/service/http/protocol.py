@@ -1,7 +1,7 @@
-"""One connection, as uvicorn has it, with bounds for what is not a request yet.
+"""One connection of uvicorn, with limits on what arrives before a request is complete.
 
-A caller has so long for the head of a request, and so many bytes. Of the two parsers that uvicorn may use, h11 counts
-by itself; httptools keeps whatever comes until a head is whole.
+The time for the head of a request is bounded, and so is its size. Of the two parsers that uvicorn may use, h11 limits
+the size itself; httptools buffers whatever arrives until a head is complete.
 """
 
 import asyncio

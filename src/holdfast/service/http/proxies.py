@@ -1,7 +1,7 @@
-"""Proxies that stand before the service: whom they name as the client, and how the client came to them.
+"""Proxies in front of the service: the client that they name, and the address under which it was reached.
 
-What `Forwarded` and `X-Forwarded-*` say counts only if it comes from a proxy that the options name. Of several
-addresses the last one that is no such proxy counts: what stands before it may be forged.
+`Forwarded` and `X-Forwarded-*` are trusted only from a proxy that the options name. Of several addresses the last one
+that is not such a proxy counts: those before it may be forged.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""The service behind a socket: TLS, uvicorn, who is admitted, and a clean end at SIGTERM."""
+"""The service behind a socket: TLS, uvicorn, admission of connections, and a graceful stop at SIGTERM."""
 
 import asyncio
 import logging

@@ -1,1 +1,1 @@
-"""What changes, as it changes: the change feed, subscriptions and event streams."""
+"""Live updates: the change feed, subscriptions and event streams."""

@@ -1,7 +1,7 @@
-"""Server-sent events: how a stream is written, how it is read, and how it is answered over HTTP.
+"""Server-sent events: writing a stream, reading it, and serving it over HTTP.
 
-A reader that does not read is disconnected after a while. It costs no memory until then: what it has not taken is in
-the store. A reader that reconnects with `Last-Event-ID` misses nothing, whichever node answers.
+A client that does not read is disconnected after a while. It costs no memory until then, because the events that it has
+not read are in the store. A client that reconnects with `Last-Event-ID` misses nothing, whichever node answers.
 """
 
 import asyncio

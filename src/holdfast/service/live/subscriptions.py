@@ -1,4 +1,4 @@
-"""Subscriptions to lists: what each wants to see, and what is pending for it."""
+"""Subscriptions to lists: the filter of each, and the changes that are pending for it."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""Outcomes of activities that are reported later, by who has the completion token: a link in an e-mail, a webhook.
+"""Outcomes of activities that are reported later by the bearer of the completion token: a link in an e-mail, a webhook.
 
-The completion token is all that its bearer needs. It says which attempt of which step is meant, cannot be made up, and
-gives the right to report one outcome. Nothing is answered that says more about the run.
+The completion token is all that the bearer needs. It identifies the attempt of a step, cannot be forged, and grants the
+right to report one outcome. The response reveals nothing else about the run.
 """
 
 from typing import Annotated, Any, Literal

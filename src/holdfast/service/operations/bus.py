@@ -1,4 +1,4 @@
-"""The event bus: sinks and how they do, what they were sent again, and what was given up."""
+"""The event bus: sinks and their status, replays, and dead letters."""
 
 from datetime import datetime
 from typing import Annotated, Literal

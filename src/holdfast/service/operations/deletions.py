@@ -1,4 +1,4 @@
-"""Deleting: one finished run, or everything that a tenant has. What is deleted is gone for good."""
+"""Deletions: of one finished run, or of all data of a tenant. They cannot be undone."""
 
 import asyncio
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Plans: documents that are run. They are checked, registered, shown, compared and started."""
+"""Plans: documents that are executed. They are validated, registered, shown, compared and started."""
 
 import asyncio
 from typing import Annotated, Any, Literal

@@ -1,4 +1,4 @@
-"""Retention: what is kept for how long, what would go, what went; and the runs that are archived."""
+"""Retention: the policy, what it would delete, what it has deleted, and the archived runs."""
 
 from datetime import datetime
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""Streams of runs: which there are, and what is in them. To follow one as it is written is in `streams`."""
+"""Streams of runs: listing and reading them. Following one live is in `streams`."""
 
 from datetime import datetime
 from typing import Annotated, Any

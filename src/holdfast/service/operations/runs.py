@@ -1,4 +1,4 @@
-"""Runs: starting them, looking at them, asking them."""
+"""Runs: starting, finding, inspecting and querying them."""
 
 import logging
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Schedules: runs that are started by themselves. Making them, looking at them, and what operators do to them."""
+"""Schedules: creating and inspecting them, and the operations of operators on them."""
 
 from datetime import datetime
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""Signals: sending them, following them, and finding who waits for them."""
+"""Signals: sending and tracking them, and listing the waits for them."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar

@@ -1,4 +1,4 @@
-"""Event streams: what happens in a run, what it writes to its streams, and what changes in lists, as it happens."""
+"""Event streams: events of a run, chunks of its streams, and changes of lists, live."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator

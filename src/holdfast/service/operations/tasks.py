@@ -1,4 +1,4 @@
-"""Tasks: what humans are asked by runs, and what they do with it."""
+"""Tasks: what runs ask people, and the operations on it."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypedDict

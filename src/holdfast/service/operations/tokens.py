@@ -1,4 +1,4 @@
-"""Tokens: who may call this service. The secret of a token is shown once, to who makes it."""
+"""Tokens: who may call this service. The secret of a token is shown once, when it is created."""
 
 from datetime import datetime
 from typing import Annotated

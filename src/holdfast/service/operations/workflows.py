@@ -1,4 +1,4 @@
-"""Workflows: what can be started here, and what its runs take."""
+"""Workflows: those that can be started here, and the input of their runs."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""The audit log on the server. What goes with another verb is appended by the same statement as that."""
+"""The audit log on the server. Entries about another verb are appended by the statement of that verb."""
 
 from collections.abc import Iterable, Sequence
 from operator import itemgetter

@@ -1,7 +1,7 @@
-"""Whole runs out of a bucket, and into it.
+"""Exports and imports of whole runs of a bucket.
 
-A run is written as its creation is: first its request, which names it, then the segments with its older events, its
-head last. What is interrupted is written again.
+A run is imported as it is created: first its request, which names it, then the segments with its older events, its head
+last. An import that was interrupted is repeated.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The audit log in the file: entries clustered by time, with what they are found by in columns beside."""
+"""The audit log in the file: entries clustered by time, with columns for the fields that are searched."""
 
 import sqlite3
 from collections.abc import Iterable, Mapping

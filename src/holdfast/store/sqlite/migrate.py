@@ -1,4 +1,4 @@
-"""Making a file's schema, or bringing it up to date, once, whichever process is first. See `store/schema.py`."""
+"""Creates a file's schema, or upgrades it, once, whichever process is first. See `store/schema.py`."""
 
 import sqlite3
 from functools import cache
