@@ -7,9 +7,10 @@ from holdfast.core.plans import PlanRef, RegisteredPlan
 from holdfast.engine.inbox.signals import result_of
 from holdfast.engine.plans import body_of
 from holdfast.engine.runtime import Runtime
+from holdfast.engine.schedules import instant_of
 from holdfast.engine.start.requests import StartOptions
 from holdfast.program.coroutine import refuse_inside
-from holdfast.program.definitions import RUN_TIMEOUTS, run_timeouts
+from holdfast.program.definitions import RUN_TIMEOUTS, milliseconds, run_timeouts
 from holdfast.program.plan.definition import PlanDefinition, check_plan
 from holdfast.program.plan.text import PlanProblem
 from holdfast.registry import Registry
@@ -69,7 +70,13 @@ class AppPlans:
         refuse_inside("plans.start", "call hf.plan to run it as a child")
         runtime = self._runtime()
         timeouts = run_timeouts(*(options.pop(name, None) for name in RUN_TIMEOUTS))
-        chosen = StartOptions(**options, timeouts=timeouts)
+        at, after = options.pop("at", None), options.pop("after", None)
+        chosen = StartOptions(
+            **options,
+            at=None if at is None else instant_of("at", at),
+            after_ms=None if after is None else milliseconds(after),
+            timeouts=timeouts,
+        )
         chosen.check()
         uri = ""
         if isinstance(plan, str) and "\n" not in plan and not plan.lstrip().startswith("{"):

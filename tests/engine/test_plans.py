@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from bench.plans import SHAPES, play
 from holdfast.core.events import RunPaused, SignalWaiting, TaskCreated
 from holdfast.core.run_graph import GraphFold
 from holdfast.core.snapshot import project_run
+from holdfast.core.state import PENDING
 from holdfast.engine.history import wait_for_event
 from holdfast.errors import Conflict, InvalidInput, NotFound, PlanInvalid, RunFailed
 from holdfast.program.plan.definition import PlanDefinition
 from holdfast.store.memory.store import MemoryStore
 from holdfast.store.port import RunQuery
+from holdfast.testing import VirtualClock
 
 pytestmark = pytest.mark.contract("WF-1")
 
@@ -75,6 +78,21 @@ async def test_a_plan_is_started_from_its_text() -> None:
         assert await run.result() == "loaded 60"
         head = await app.runtime().head(run.run_id)
         assert (head.plan_id, head.plan_version) == ("plan:etl", "1")
+
+
+@pytest.mark.contract("TMR-1", "WF-1")
+async def test_a_plan_starts_later_as_a_workflow_does() -> None:
+    app, clock = make_app(), VirtualClock()
+    async with app.node(MemoryStore(clock)):
+        later = timedelta(seconds=5)
+        at = datetime.fromtimestamp(clock.now() / 1e6, UTC) + later
+        runs = [await app.plans.start(ETL, {"day": "mo"}, **when) for when in ({"at": at}, {"after": later})]
+        assert [await run.status() for run in runs] == [PENDING, PENDING]
+        clock.advance(ms=5_000)
+        app.runtime().store.wakeups.notify()
+        assert [await run.result() for run in runs] == ["loaded 60", "loaded 60"]
+        with pytest.raises(InvalidInput, match="not both"):
+            await app.plans.start(ETL, {"day": "mo"}, at=at, after=later)
 
 
 async def test_a_registered_plan_is_started_by_its_id() -> None:

@@ -1289,6 +1289,11 @@ async def plans_start(server: InProcessServer, call: Caller) -> None:
     await expect_answer(
         call, "plans.start", {"plan_id": "greeting", "document": GREETING, "inputs": {"name": "bob"}}, 201
     )
+    later = {"plan_id": "greeting", "inputs": {"name": "eve"}, "after_s": 3_600}
+    waiting = await expect_answer(call, "plans.start", later, 201)
+    assert (await expect_answer(call, "runs.get", {"run_id": waiting["run_id"]}))["status"] == "PENDING"
+    both = {**later, "at": "2030-01-01T00:00:00Z"}
+    await expect_problem(call, "plans.start", both, "InvalidInput", 422)
     await expect_problem(call, "plans.start", {"plan_id": "greeting"}, "InvalidInput", 422)
     await expect_problem(call, "plans.start", {"plan_id": "other", "document": GREETING}, "Conflict", 409)
     await expect_problem(call, "plans.start", {"plan_id": "nope"}, "NotFound", 404)

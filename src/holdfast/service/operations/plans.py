@@ -38,11 +38,14 @@ from holdfast.service.operations.runs import (
     DebounceQuiet,
     Reused,
     Seconds,
+    StartsAfter,
+    StartsAt,
+    after_ms,
     debounce_of,
 )
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import Name, Request, RunId, operation
-from holdfast.service.views import GraphNodeView, Moment, RunStarted, moment, shown
+from holdfast.service.views import GraphNodeView, Moment, RunStarted, instant_of, moment, shown
 from holdfast.store.port import PlanQuery
 
 Schema = dict[str, Any]
@@ -276,6 +279,8 @@ class StartPlan(Request, frozen=True, kw_only=True):
     reference_key: Name | None = None
     tags: Annotated[tuple[Name, ...], Meta(max_length=TAGS)] = ()
     priority: Annotated[int, Meta(ge=-100, le=100, description="Higher goes first where runs wait for room.")] = 0
+    at: StartsAt | None = None
+    after_s: StartsAfter | None = None
     reference_parts: dict[str, str] = field(default_factory=dict)
     attributes: AttributesGiven = field(default_factory=dict)
     execution_timeout_s: Annotated[Seconds, Meta(description="How long the whole run may take.")] | None = None
@@ -325,6 +330,8 @@ async def start(context: RequestContext, request: StartPlan) -> RunStarted:
         tags=request.tags,
         priority=request.priority,
         names_version=request.plan_version is not None,
+        at=None if request.at is None else instant_of(request.at),
+        after_ms=after_ms(request.after_s),
         reference_parts=request.reference_parts,
         attributes=request.attributes,
         timeouts=None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),

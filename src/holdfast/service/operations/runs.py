@@ -92,6 +92,9 @@ ContextGiven = Annotated[
 Seconds = Annotated[float, Meta(gt=0, le=10**9)]
 
 
+StartsAt = Annotated[Moment, Meta(description="When it starts; until then it is PENDING.")]
+StartsAfter = Annotated[float, Meta(gt=0, le=10**9, description="Or in how many seconds.")]
+
 Reused = Annotated[
     ReusePolicy, Meta(description="What becomes of a run_id that is taken; the last takes runs:control.")
 ]
@@ -118,8 +121,8 @@ class StartRun(Request, frozen=True, kw_only=True):
     reference_key: Name | None = None
     tags: Annotated[tuple[Name, ...], Meta(max_length=TAGS)] = ()
     priority: Annotated[int, Meta(ge=-100, le=100, description="Higher goes first where runs wait for room.")] = 0
-    at: Annotated[Moment, Meta(description="When it starts; until then it is PENDING.")] | None = None
-    after_s: Annotated[float, Meta(gt=0, le=10**9, description="Or in how many seconds.")] | None = None
+    at: StartsAt | None = None
+    after_s: StartsAfter | None = None
     execution_timeout_s: Annotated[Seconds, Meta(description="How long the whole run may take.")] | None = None
     run_timeout_s: Annotated[Seconds, Meta(description="How long each stretch between rotations may take.")] | None = (
         None
@@ -142,6 +145,11 @@ def debounce_of(key: str | None, quiet_s: float | None, at_most_s: float | None)
         problem = "a debounced start has debounce_key, debounce_quiet_s and debounce_at_most_s: all three"
         raise InvalidInput(problem, field="debounce_key")
     return Debounce(key, quiet_s, at_most_s)
+
+
+def after_ms(after_s: float | None) -> int | None:
+    """Return in how many milliseconds a run starts, if it starts later."""
+    return None if after_s is None else max(1, round(after_s * 1_000))
 
 
 async def start_run(
@@ -169,7 +177,7 @@ async def start_run(
         with_signal=with_signal,
         names_version=request.workflow_version is not None,
         at=None if request.at is None else instant_of(request.at),
-        after_ms=None if request.after_s is None else max(1, round(request.after_s * 1_000)),
+        after_ms=after_ms(request.after_s),
         reference_parts=request.reference_parts,
         attributes=request.attributes,
         timeouts=None if bounds == NO_TIMEOUTS else run_timeouts(*bounds),
