@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.store.queries import AuditQuery, TokenQuery
+from holdfast.store.queries import AuditQuery, ScheduleQuery, TokenQuery
 from tests.service.in_process import InProcessServer
 from tests.service.token_callers import (
     TRANSPORTS,
@@ -79,6 +79,9 @@ async def test_what_a_tenant_has_is_deleted_once_its_runs_have_finished() -> Non
         runs = [await started(server, acme) for _ in range(3)]
         kept = await started(server, root)
         going = await started(server, acme, "patient")
+        hourly = {"schedule_id": "hourly", "workflow": "echo", "every_s": 3_600}
+        for headers in (acme, root):
+            told(await call_operation(server, "rest", "schedules.create", hourly, headers))
         sure = {"tenant": "acme", "yes": True}
         assert (
             code_in(await call_operation(server, "rest", "tenants.delete", {"tenant": "acme"}, root)) == "InvalidInput"
@@ -89,8 +92,10 @@ async def test_what_a_tenant_has_is_deleted_once_its_runs_have_finished() -> Non
             await call_operation(server, "rest", "tenants.delete", {"tenant": "acme", "dry_run": True}, root)
         )
         deleted = told(await call_operation(server, "rest", "tenants.delete", sure, root))
-        assert (deleted["runs"], deleted["tokens"], deleted["has_more"]) == (4, 1, False)
-        assert {name: planned[name] for name in ("runs", "events")} == {n: deleted[n] for n in ("runs", "events")}
+        assert (deleted["runs"], deleted["tokens"], deleted["schedules"], deleted["has_more"]) == (4, 1, 1, False)
+        counted = ("runs", "events", "schedules")
+        assert {name: planned[name] for name in counted} == {name: deleted[name] for name in counted}
+        assert [left.tenant for left in await store_of(server).find(ScheduleQuery())] == ["default"]
         assert (await server.http.get("/v1/runs", headers=acme)).status_code in (200, 401), "known for two seconds more"
         assert await store_of(server).load([*runs, going]) == [None] * 4
         assert (await store_of(server).load([kept]))[0] is not None

@@ -1,6 +1,7 @@
 """Deletions: of one finished run, or of all data of a tenant. They cannot be undone."""
 
 import asyncio
+from contextlib import suppress
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -14,6 +15,7 @@ from holdfast.service.context import RequestContext
 from holdfast.service.operations.tokens import Place
 from holdfast.service.registry import Request, RunId, operation
 from holdfast.store.port import PurgePolicy, PurgeReport, RunQuery
+from holdfast.store.queries import ScheduleQuery, pages
 
 DryRun = Annotated[bool, Meta(description="Only count what would be deleted.")]
 UNFINISHED = tuple(status for status in RunStatus if status not in TERMINAL)
@@ -30,12 +32,13 @@ class DeletedView(Struct, frozen=True, kw_only=True):
     tasks: int
     dead_letters: int
     tokens: int
+    schedules: int
     audit_entries: int
     is_dry_run: bool
     has_more: bool
 
 
-def _view(report: PurgeReport, *, is_dry_run: bool) -> DeletedView:
+def _view(report: PurgeReport, schedules: int = 0, *, is_dry_run: bool) -> DeletedView:
     return DeletedView(
         runs=report.runs,
         events=report.events,
@@ -43,6 +46,7 @@ def _view(report: PurgeReport, *, is_dry_run: bool) -> DeletedView:
         tasks=report.tasks,
         dead_letters=report.dead_letters,
         tokens=report.tokens,
+        schedules=schedules,
         audit_entries=report.audit_entries,
         is_dry_run=is_dry_run,
         has_more=report.has_more,
@@ -88,7 +92,7 @@ class DeleteTenant(Request, frozen=True, kw_only=True):
 
 @operation("tenants.delete", "POST /v1/tenants/{tenant}/delete", scope=ADMIN, errors=(Conflict,), audit="its commit")
 async def delete_tenant(context: RequestContext, request: DeleteTenant) -> DeletedView:
-    """Delete everything that a tenant has, for good: tokens, runs, also archived ones, and audit entries.
+    """Delete everything that a tenant has, for good: tokens, schedules, runs, also archived ones, and audit entries.
 
     It needs a token without a tenant. It is refused (`Conflict`) while a run of the tenant has not finished. Entries of
     the audit log that are no tenant's say what was deleted.
@@ -100,6 +104,8 @@ async def delete_tenant(context: RequestContext, request: DeleteTenant) -> Delet
             "yes: say that this is meant, or ask for a dry_run; nothing can be brought back", field="yes"
         )
     await _refuse_unfinished(context, request.tenant)
+    schedules = await _delete_schedules(context, request.tenant, is_dry_run=request.dry_run)
+    await _refuse_unfinished(context, request.tenant)  # one may have been started by a schedule until then
     store, loop = context.runtime.store, asyncio.get_running_loop()
     until = loop.time() + context.service.options.request_s / 2
     whole = PurgePolicy(
@@ -124,7 +130,19 @@ async def delete_tenant(context: RequestContext, request: DeleteTenant) -> Delet
             break
     if context.runtime.retention.archive is not None and not request.dry_run:
         await context.runtime.retention.archive.delete_tenant(request.tenant)
-    return _view(total, is_dry_run=request.dry_run)
+    return _view(total, schedules, is_dry_run=request.dry_run)
+
+
+async def _delete_schedules(context: RequestContext, tenant: str, *, is_dry_run: bool) -> int:
+    """Delete the schedules of a tenant, so that they start no more runs; return how many there were."""
+    runtime, count = context.runtime, 0
+    query = ScheduleQuery(tenant=tenant)
+    async for page in pages(runtime.store.find, query, lambda schedule: schedule.place):
+        for schedule in page if not is_dry_run else ():
+            with suppress(NotFound):
+                await runtime.schedules.delete(schedule.place)
+        count += len(page)
+    return count
 
 
 async def _refuse_unfinished(context: RequestContext, tenant: str) -> None:
