@@ -507,6 +507,12 @@ async def _command_many(server: InProcessServer, call: Caller) -> None:
     assert outcome["status"] == "CANCELLED"
     again = await expect_answer(call, "runs.command_many", {"request_id": "x", "command": "retry", "run_ids": [run_id]})
     assert again["items"][0]["made"]
+    both = await expect_answer(call, "runs.command_many", {**ask, "request_id": "y", "run_ids": ["nowhere", run_id]})
+    assert both["concerned"] == 0
+    assert [(item["run_id"], item.get("error", {}).get("code")) for item in both["items"]] == [
+        (run_id, None),
+        ("nowhere", "NotFound"),
+    ]
     await expect_problem(call, "runs.command_many", {**ask, "command": "burn"}, "InvalidInput", 422)
 
 

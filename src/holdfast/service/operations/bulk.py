@@ -5,6 +5,7 @@ a run never moves another one out of sight. A run that the command does not conc
 """
 
 import asyncio
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Annotated, Literal, get_args
 
@@ -17,11 +18,13 @@ from holdfast.core.state import FAILED, PAUSED, RUNNING, TERMINAL
 from holdfast.engine.inbox.operator_commands import OperatorCommand
 from holdfast.errors import CallerError, RateLimited, RunTerminal
 from holdfast.limits import SIGNAL_ID_BYTES
+from holdfast.service.auth.tenancy import heads_of
 from holdfast.service.context import RequestContext
 from holdfast.service.http.problems import Problem, problem_of
 from holdfast.service.operations.runs import RunFilter, done_again_by, run_query
 from holdfast.service.paging import Cursor, read_page
 from holdfast.service.registry import ActorName, Reason, RunId, operation
+from holdfast.store.decisions import no_such_run
 from holdfast.store.port import RunHead, RunQuery
 
 BulkCommand = Literal[
@@ -135,7 +138,16 @@ async def command_many(context: RequestContext, request: CommandRuns) -> RunsCom
     for start in range(0, len(heads), AT_ONCE):  # side by side, so that the store commits several at a time
         items += await asyncio.gather(*(_answer(context, request, head) for head in heads[start : start + AT_ONCE]))
     concerned = sum(item.not_concerned in (None, FINISHED_MEANWHILE, TRIED_MEANWHILE) for item in items)
+    if request.run_ids and not request.cursor:
+        items += await _unknown(context, request.run_ids)
     return RunsCommanded(items=items, concerned=concerned, next=following)
+
+
+async def _unknown(context: RequestContext, run_ids: Sequence[str]) -> list[CommandAnswer]:
+    """Return the answers for ids that no run has."""
+    known = await heads_of(context.store, run_ids)
+    problems = {run_id: problem_of(no_such_run(run_id), context.correlation_id) for run_id in run_ids}
+    return [CommandAnswer(run_id=run_id, error=error) for run_id, error in problems.items() if run_id not in known]
 
 
 async def _answer(context: RequestContext, request: CommandRuns, head: RunHead) -> CommandAnswer:
