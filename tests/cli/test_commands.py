@@ -183,7 +183,10 @@ def test_something_is_done_to_all_tasks_that_a_filter_finds(setup: CommandSetup)
     unanswered = setup.hf("task", "bulk", "complete", *wanted, "--yes", code=2)
     assert "takes the answer that all of them get" in unanswered.stderr
     assert "run id" in setup.hf("task", "list", *wanted).stdout.splitlines()[0]
-    assert "concerns 0 tasks" in setup.hf("task", "bulk", "complete", "true", *wanted, "--overdue").stdout
+    none = setup.hf("task", "bulk", "complete", "true", *wanted, "--overdue")
+    assert "concerns 0 tasks" in none.stdout
+    assert "none that concern you" in none.stderr
+    assert "seen by an admin" in setup.hf("task", "list", *wanted, "--overdue").stderr
     assert setup.json("task", "list", *wanted, "--overdue")["items"] == []
     done = setup.hf("task", "bulk", "reassign", *wanted, "--to", "dora", "--yes")
     assert done.stdout == "reassign: 3 done, 0 refused\n"
@@ -708,6 +711,12 @@ def test_one_command_goes_to_all_runs_that_a_search_finds(setup: CommandSetup) -
     for number in range(3):
         start(setup, "order", f"order_id=many-{number}", run_id=f"many-{number}")
     setup.hf("run", "cancel", "many-2", "--wait")
+    misspelt = setup.hf("run", "bulk", "try-nov", "--preview", code=2).stderr
+    assert 'Did you mean "try_now"?' in misspelt
+    assert "try_now concerns 0 of" in setup.hf("run", "bulk", "try-now", "--text", "many-", "--preview").stdout
+    ended = setup.json("run", "bulk", "retry", "--text", "many-", "--finished-from", "1h", "--preview")
+    assert ended["concerned"] == ["many-2"]
+    assert setup.json("run", "bulk", "retry", "--text", "many-", "--finished-until", "1h", "--preview")["found"] == 0
     preview = setup.json("run", "bulk", "pause", "--text", "many-", "--preview")
     assert (preview["found"], sorted(preview["concerned"])) == (3, ["many-0", "many-1"])
     refused = setup.hf("run", "bulk", "pause", "--text", "many-", code=2)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import Raw
 from msgspec.structs import replace
@@ -16,12 +18,14 @@ from msgspec.structs import replace
 import holdfast as hf
 from holdfast.core import commands
 from holdfast.core.messages import ActivityDetached
+from holdfast.core.search import parse_query
+from holdfast.core.state import FAILED
 from holdfast.engine.abilities import Abilities
 from holdfast.engine.observe.doctor import Report, examine
 from holdfast.errors import RunFailed
 from holdfast.store.health import Bounds, Finding
 from holdfast.store.memory import MemoryStore
-from holdfast.store.port import Committed, PurgePolicy, Store
+from holdfast.store.port import Committed, PurgePolicy, RunQuery, Store
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import START, VirtualClock, samples
@@ -423,6 +427,80 @@ async def test_what_an_operator_has_paused_or_done_again_is_nothing_that_is_wron
         await (await failed[0].retry_run()).result()
         await (await failed[1].fork()).result()
         assert (await found())["failed runs"] == "fine: none has failed within the last hour that was not done again"
+
+
+@pytest.mark.contract("SIG-13")
+async def test_what_is_advised_for_failed_runs_finds_those_that_were_started_long_ago_and_no_others() -> None:
+    clock = VirtualClock()
+    store = MemoryStore(clock=clock)
+    app = hf.App("shop")
+
+    @app.workflow(signals={"go": None})
+    async def order() -> None:
+        await hf.wait_signal("go")
+        raise hf.WorkflowFailed("no parcel")
+
+    async def fail(run_id: str) -> None:
+        await app.run(run_id).signal("go")
+        with pytest.raises(RunFailed):
+            await app.run(run_id).result()
+
+    async with app.node(store):
+        for run_id in ("before", "late"):
+            await app.start(order, run_id=run_id)
+        await fail("before")
+        clock.advance(ms=2 * HOUR)
+        await fail("late")
+        report = await examine(store, clock)
+    [failed] = [one for one in report.findings if one.subject == "failed runs"]
+    assert failed.run_ids == ("late",)
+    assert '`holdfast run bulk retry --status FAILED --finished-from 1h --text "WorkflowFailed"`' in failed.advice
+    conditions = " ".join(word for word in failed.search.split() if word.startswith(("status:", "finished_at")))
+    parsed = parse_query(conditions, {})
+    query = RunQuery(status=FAILED, finished_from=int(parsed.fields["finished_from"]))
+    assert parsed.fields["status"] == "FAILED"
+    assert [head.run_id for head in await store.find(query)] == ["late"]
+
+
+@pytest.mark.contract("TSK-1")
+async def test_overdue_tasks_are_named_with_whom_they_are_for() -> None:
+    clock = VirtualClock()
+    store = MemoryStore(clock=clock)
+    app = hf.App("shop")
+
+    @app.workflow
+    async def review(roles: list[str], assignee: str | None) -> bool:
+        return await hf.task("review", bool, roles=roles, assignee=assignee, due=timedelta(minutes=1))
+
+    async with app.node(store):
+        for roles, assignee in [(["clerk"], None), (["clerk"], None), ([], "bob"), ([], None)]:
+            run = await app.start(review, roles, assignee)
+            await wait_for_history(run, lambda events: events[-1].event_type == "TaskCreated")
+        clock.advance(ms=3 * MINUTE)
+        report = await examine(store, clock)
+    [tasks] = [one for one in report.findings if one.subject == "tasks"]
+    assert tasks.sentence.endswith(": for clerk (2), of bob (1), for everybody (1)")
+    assert "and to an admin" in tasks.advice
+
+
+@pytest.mark.contract("OWN-3")
+async def test_nodes_that_ended_one_after_the_other_are_counted() -> None:
+    clock = VirtualClock()
+    store = MemoryStore(clock=clock)
+
+    async def said(number: int, node: str, taken_from: str) -> str:
+        body = Raw(msgspec.json.encode({"node": node, "taken_from": taken_from, "runs": 2}))
+        await store.put_bulletins("takeover", {str(number): body}, HOUR)
+        clock.advance(ms=2 * MINUTE)
+        report = await examine(store, clock)
+        return next(one.sentence for one in report.findings if one.subject == "takeovers")
+
+    assert await said(1, "b", "a") == "b has taken over 2 runs of a 2 minutes ago"
+    assert await said(2, "b", "a") == "b has taken over 4 runs of a 2 minutes ago", "as several batches"
+    assert await said(3, "c", "b") == (
+        "2 nodes ended without stopping within the last quarter of an hour, and others have taken over 6 runs; "
+        "the last was b, 2 minutes ago"
+    )
 
 
 @pytest.mark.contract("MSG-3")

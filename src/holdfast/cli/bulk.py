@@ -2,9 +2,10 @@
 
 import asyncio
 import sys
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, get_args
 
-from cyclopts import Parameter
+from cyclopts import CoercionError, Parameter, Token
 from rich.console import Console
 from rich.progress import Progress
 
@@ -26,8 +27,16 @@ NAMED = 10
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 
 
+def _command_in(kind: Any, tokens: Sequence[Token]) -> str:
+    """Return the command that was typed; with hyphens too, as the commands to one run have them."""
+    name = tokens[0].value.replace("-", "_")
+    if name not in get_args(BulkCommand):
+        raise CoercionError(token=tokens[0], target_type=kind)
+    return name
+
+
 def run_bulk(
-    command: BulkCommand,
+    command: Annotated[BulkCommand, Parameter(converter=_command_in)],
     /,
     *,
     workflow: str | None = None,
@@ -37,6 +46,8 @@ def run_bulk(
     where: str = "",
     created_from: str | None = None,
     created_until: str | None = None,
+    finished_from: str | None = None,
+    finished_until: str | None = None,
     retrying: Flag = False,
     roots: Flag = False,
     run_id: Annotated[tuple[str, ...], Parameter(negative="")] = (),
@@ -67,6 +78,10 @@ def run_bulk(
         Only runs from then on: 2026-01-28T12:00, or 2h for two hours ago.
     created_until: str
         Only runs before then.
+    finished_from: str
+        Only runs that have ended from then on.
+    finished_until: str
+        Only runs that have ended before then.
     retrying: bool
         Only runs of which an activity has failed and is tried again.
     roots: bool
@@ -80,20 +95,12 @@ def run_bulk(
     yes: bool
         Do not ask.
     """
-    asked: dict[str, Any] = {
-        "command": command,
-        "workflow": workflow,
-        "status": status and status.value,
-        "tag": tag,
-        "text": text,
-        "where": where,
-        "created_from": created_from and parse_moment(created_from, "created_from"),
-        "created_until": created_until and parse_moment(created_until, "created_until"),
-        "retrying": retrying,
-        "roots": roots,
-        "request_id": f"bulk-{SystemIds().new_id()}",
-        "reason": reason,
-    }
+    asked: dict[str, Any] = {"command": command, "workflow": workflow, "status": status and status.value, "tag": tag}
+    asked |= {"text": text, "where": where, "retrying": retrying, "roots": roots, "reason": reason}
+    times = {"created_from": created_from, "created_until": created_until}
+    times |= {"finished_from": finished_from, "finished_until": finished_until}
+    asked |= {name: time and parse_moment(time, name) for name, time in times.items()}
+    asked["request_id"] = f"bulk-{SystemIds().new_id()}"
     return asyncio.run(_command(asked, run_id, target or Target(), is_preview=preview, is_sure=yes))
 
 

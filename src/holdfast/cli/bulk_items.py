@@ -19,12 +19,13 @@ NAMED = 10
 
 
 class ItemKind(Struct, frozen=True):
-    """What there is many of: its word, what lists it, the field of its id, and the columns of a preview."""
+    """What there is many of: its word, what lists it, its id, the columns of a preview, and what is said of none."""
 
     noun: str
     listed_by: str
     id_field: str
     columns: tuple[str, ...]
+    nothing: str = ""
 
 
 async def operate_on_all(
@@ -86,6 +87,8 @@ def _show_preview(kind: ItemKind, word: str, items: list[Any], target: Target) -
     print(f"{word} concerns {len(items)} {kind.noun}")
     if items:
         show_items(items[:NAMED], kind.columns)
+    elif kind.nothing:
+        note(kind.nothing)
     if len(items) > NAMED:
         print(f"and {len(items) - NAMED} more")
 

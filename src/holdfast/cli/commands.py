@@ -22,7 +22,7 @@ class CommandSpec(Struct, frozen=True, kw_only=True):
     is shown by itself too, as a shell takes it, and it is said that this is the only time. `stdin` is the field that is
     read from the standard input where it is given as `-`, because others can see the words of a command. `file` is the
     field that is the text of a file, which is named instead. `defaults` are asked where nothing else is said, and
-    `adds` returns what people are shown of an item beside its fields.
+    `adds` returns what people are shown of an item beside its fields. `nothing` is said of a list that is empty.
     """
 
     words: str
@@ -38,9 +38,12 @@ class CommandSpec(Struct, frozen=True, kw_only=True):
     file: str | None = None
     defaults: dict[str, str] = {}
     adds: Callable[[dict[str, Any]], dict[str, str]] | None = None
+    nothing: str = "there are none"
 
 
 _OF_DIFF = {"changed": ("step_id", "field", "before", "after"), "fields": ("field", "before", "after")}
+
+NO_TASKS = "there are none that concern you; those of other roles are seen by an admin"
 
 GROUPS = {
     "runs": "run",
@@ -140,7 +143,9 @@ COMMAND_SPECS: dict[str, CommandSpec] = {
     "signals.unconsumed": CommandSpec(words="signal unconsumed", columns=("run_id", "workflow", "name", "accepted_at")),
     "signals.receipt": CommandSpec(words="signal receipt", arguments=("run_id", "name", "signal_id")),
     "tasks.list": CommandSpec(
-        words="task list", columns=("task_id", "run_id", "name", "status", "assignee", "roles", "due_at")
+        words="task list",
+        columns=("task_id", "run_id", "name", "status", "assignee", "roles", "due_at"),
+        nothing=NO_TASKS,
     ),
     "tasks.get": CommandSpec(words="task show", arguments=TASK),
     "tasks.history": CommandSpec(words="task history", arguments=TASK, columns=EVENTS),

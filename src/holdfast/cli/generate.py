@@ -126,7 +126,7 @@ def show(spec: CommandSpec, answer: Any, target: Target) -> None:
         note("this is shown once, and only its hash is kept")
     elif isinstance(answer, dict) and isinstance(answer.get("items"), list):
         items = [{**item, **spec.adds(item)} for item in answer["items"]] if spec.adds else answer["items"]
-        show_items(items, spec.columns or (tuple(items[0]) if items else ()))
+        show_items(items, spec.columns or (tuple(items[0]) if items else ()), spec.nothing)
     elif isinstance(answer, dict):
         apart = {*spec.tables, *spec.hidden, spec.text}
         show_fields({name: value for name, value in answer.items() if name not in apart})

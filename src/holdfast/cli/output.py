@@ -45,10 +45,10 @@ def show_json(value: Any) -> None:
     print(json_line(value), flush=True)
 
 
-def show_items(items: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    """Write a table. Where there is no terminal it is as wide as it needs to be, and nothing is cut off."""
+def show_items(items: Sequence[dict[str, Any]], columns: Sequence[str], nothing: str = "there are none") -> None:
+    """Write a table, or `nothing`. Where there is no terminal it is as wide as it needs to be, and not cut off."""
     if not items:
-        note("there are none")
+        note(nothing)
         return
     rows = [[_cell(item.get(column)) for column in columns] for item in items]
     heads = [clean(column.replace("_", " ")) for column in columns]
@@ -117,12 +117,17 @@ def json_line(value: Any) -> str:
 def moment(text: str) -> str:
     """Return a point in time as it is here, and how far from now that is."""
     then = datetime.fromisoformat(text)
-    seconds = SystemClock().now() / 1_000_000 - then.timestamp()
     try:
         here = then.astimezone()
     except OverflowError:  # the year 9999, which stands for never
         here = then.astimezone(UTC)
-    return f"{here:%Y-%m-%d %H:%M:%S} ({_age(abs(seconds), seconds >= 0)})"
+    return f"{here:%Y-%m-%d %H:%M:%S} ({distance(text)})"
+
+
+def distance(text: str) -> str:
+    """Return how far from now a point in time is."""
+    seconds = SystemClock().now() / 1_000_000 - datetime.fromisoformat(text).timestamp()
+    return _age(abs(seconds), seconds >= 0)
 
 
 def _age(seconds: float, is_past: bool) -> str:
@@ -141,4 +146,6 @@ def _cell(value: Any) -> str:
         return clean(", ".join(value))
     if isinstance(value, dict) and value.keys() == {"token_id", "name"}:  # a caller
         return clean(f"{value['name']} ({value['token_id']})")
+    if isinstance(value, dict) and all(type(count) is int for count in value.values()):
+        return clean(", ".join(f"{name} {count}" for name, count in value.items()))
     return clean(msgspec.json.encode(value).decode())

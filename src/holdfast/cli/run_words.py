@@ -1,10 +1,10 @@
 """Descriptions of what a run is doing: sentences with advice, and a short form for lists."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
-from holdfast.cli.output import moment
+from holdfast.cli.output import distance, moment
 from holdfast.clock import SystemClock
 
 SHORT_CHARS = 70
@@ -33,7 +33,7 @@ def sentences_of(run: dict[str, Any]) -> Iterator[str]:
     run_id = run["run_id"]
     if again:
         what = f" {error['message']}" if error and error["code"] == again["error_code"] else ""
-        yield f"{_retried(again)}{what}, {_next(again)}"
+        yield f"{_retried(again)}{what}, {_next(again, lambda at: f'at {moment(at)}')}"
         yield f"-> `holdfast run retry-step {run_id} {again['step_id']}` tries it now"
     if pause:
         who = f" by {pause['actor']}" if pause["actor"] else ""
@@ -42,10 +42,12 @@ def sentences_of(run: dict[str, Any]) -> Iterator[str]:
         yield f"-> `holdfast run retry-step {run_id} {step_id}` tries the failed step again"
     if error and not again and run["status"] in ("FAILED", "PAUSED"):
         yield f"{error['code']}: {error['message']}"
+    if pause and error and error["code"] == "PoisonTurn":
+        yield f"-> `holdfast run resume {run_id}` tries it once more, alone, when that is mended"
     if run.get("done_again_by"):
         yield f"-> it was done again already: `holdfast run show {run['done_again_by']}` shows how that went"
     elif run["status"] == "FAILED":
-        yield f"-> `holdfast run retry {run_id}` goes on from the failed step"
+        yield f"-> `holdfast run retry {run_id}` goes on from where it failed"
     if run.get("queued_at") or run.get("place"):
         yield _place(run)
     if run.get("active_task_id") and run["status"] == "RUNNING":
@@ -64,7 +66,7 @@ def now_of(run: dict[str, Any]) -> str:
         failed = [f"{step_id} failed: " for step_id in run.get("failed_step_ids", ())[:1]]
         return _short("".join(failed) + (error_of(error) or ""))
     if again:
-        return _short(f"{_retried(again)}, {_next(again)}")
+        return _short(f"{_retried(again)}, {_next(again, distance)}")
     if run.get("queued_at") or run.get("place"):
         return _short(_place(run))
     kind = run.get("waiting_kind")
@@ -76,7 +78,7 @@ def _until(run: dict[str, Any]) -> str:
     until, kind = run.get("waiting_until"), run["waiting_kind"]
     if not until:
         return ""
-    is_overdue = kind == "task" and datetime.fromisoformat(until).timestamp() * 1_000_000 < SystemClock().now()
+    is_overdue = kind == "task" and _is_past(until)
     return (
         f", overdue since {moment(until)}" if is_overdue else f" {'at' if kind == 'start' else 'until'} {moment(until)}"
     )
@@ -87,8 +89,13 @@ def _retried(again: dict[str, Any]) -> str:
     return f"{again['activity']} failed {times}, {again['error_code']}"
 
 
-def _next(again: dict[str, Any]) -> str:
-    return f"again at {moment(again['next_at'])}" if again.get("next_at") else "again now"
+def _next(again: dict[str, Any], words: Callable[[str], str]) -> str:
+    at = again.get("next_at")
+    return f"again {words(at)}" if at and not _is_past(at) else "again now"
+
+
+def _is_past(text: str) -> bool:
+    return datetime.fromisoformat(text).timestamp() * 1_000_000 < SystemClock().now()
 
 
 def _place(run: dict[str, Any]) -> str:

@@ -7,11 +7,13 @@ from cyclopts import Parameter
 
 from holdfast.cli import values
 from holdfast.cli.bulk_items import ItemKind, operate_on_all
+from holdfast.cli.commands import NO_TASKS
 from holdfast.cli.connection import Target
 from holdfast.clock import SystemIds
 from holdfast.errors import InvalidInput
 
-TASKS = ItemKind("tasks", "tasks.list", "task_id", ("task_id", "run_id", "name", "assignee", "roles", "due_at"))
+COLUMNS = ("task_id", "run_id", "name", "assignee", "roles", "due_at")
+TASKS = ItemKind("tasks", "tasks.list", "task_id", COLUMNS, NO_TASKS)
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 

@@ -17,7 +17,8 @@ from msgspec import Struct
 from holdfast.clock import Clock
 from holdfast.core.bus import SinkStatus
 from holdfast.core.call_limits import is_limited, shown_queue
-from holdfast.core.instants import Instant
+from holdfast.core.index_rows import Task
+from holdfast.core.instants import Instant, datetime_of
 from holdfast.core.invariants import RunView, check
 from holdfast.core.keys import FORK_TAG, RETRY_TAG, fork_tag, retry_tag
 from holdfast.core.plans import level_of
@@ -328,7 +329,7 @@ _TO_RESUME = {
     "`holdfast run bulk resume SEARCH`",
     "UnhandledError": "mend the code and deploy it: they go on by themselves. `holdfast run bulk resume SEARCH` tries "
     "again where the code was not at fault, `holdfast run bulk cancel SEARCH` gives them up",
-    "PoisonTurn": "they ended the processes of the nodes that took their turns: see those logs, mend it, then "
+    "PoisonTurn": "each of its turns ended the process of the node that took it: see those logs, mend it, then "
     "`holdfast run resume RUN-ID` to try once more, or `holdfast run terminate RUN-ID`",
 }
 """What to do about runs that were paused with this code."""
@@ -452,16 +453,16 @@ async def _failed(store: Store, picture: Picture) -> list[Finding]:
             code = head.snapshot.last_error_code if head.snapshot is not None else None
             by_code.setdefault(code or "", []).append(head)
     advice = (
-        "`holdfast run show RUN-ID` says why; when it is mended, `holdfast run bulk retry SEARCH` goes on from the "
-        "failed step, and `holdfast run bulk retry_from_start SEARCH` does them again"
+        "`holdfast run show RUN-ID` says why; when it is mended, `holdfast run bulk retry SEARCH` goes on from where "
+        "each has failed, and `holdfast run bulk retry_from_start SEARCH` does them again"
     )
     found = [
         note(
             "failed runs",
             f"{more}{_runs_have(some)} failed with {code or 'an error'} within the last hour",
-            _filled(advice, some, f'--status FAILED --created-from 1h --text "{code}"'),
+            _filled(advice, some, f'--status FAILED --finished-from 1h --text "{code}"'),
             _some(some, picture),
-            f"status:failed with:children {code}",
+            f"status:failed with:children finished_at>={datetime_of(since):%Y-%m-%dT%H:%M:%SZ} {code}",
         )
         for code, some in sorted(by_code.items(), key=lambda each: -len(each[1]))[: picture.bounds.listed]
     ]
@@ -486,10 +487,21 @@ async def _overdue(store: Store, picture: Picture) -> Finding:
     oldest = min(task.due_at for task in tasks if task.due_at is not None)
     more = "at least " if len(tasks) >= LISTED_ROWS else ""
     are, which = ("task is", "") if len(tasks) == 1 else ("tasks are", "the oldest ")
-    sentence = f"{more}{len(tasks)} {are} overdue, {which}for {picture.since(oldest)}"
-    give = "`holdfast task bulk reassign --overdue --to NAME` gives them to somebody"
-    advice = f"`holdfast task list --overdue` shows them, {give}"
+    whose = Counter(map(_whose, tasks)).most_common(3)
+    named = ", ".join(f"{who} ({count})" for who, count in whose)
+    sentence = f"{more}{len(tasks)} {are} overdue, {which}for {picture.since(oldest)}: {named}"
+    advice = (
+        "`holdfast task list --overdue` shows them to those they are for, and to an admin; "
+        "`holdfast task bulk reassign --overdue --to NAME` gives them to somebody"
+    )
     return note("tasks", sentence, advice, dict.fromkeys(task.run_id for task in tasks[: picture.bounds.listed]))
+
+
+def _whose(task: Task) -> str:
+    """Say for whom a task is."""
+    if task.assignee is not None:
+        return f"of {task.assignee}"
+    return f"for {' or '.join(task.roles)}" if task.roles else "for everybody"
 
 
 async def _takeovers(store: Store, picture: Picture) -> list[Finding]:
@@ -499,10 +511,18 @@ async def _takeovers(store: Store, picture: Picture) -> list[Finding]:
         return [fine("takeovers", "no node has gone on with runs of another one of late")]
     last = found[-1]
     node, other = last.takeover.node, last.takeover.taken_from
+    gone = {each.takeover.taken_from for each in found}
+    total = sum(each.takeover.runs for each in found)
+    runs = "1 run" if total == 1 else f"{total} runs"
+    if len(gone) > 1:
+        sentence = (
+            f"{len(gone)} nodes ended without stopping within the last quarter of an hour, and others have taken over "
+            f"{runs}; the last was {other}, {picture.since(last.at)} ago"
+        )
+        advice = "see in the logs of the nodes that are gone, or of their machines, why they ended"
+        return [note("takeovers", sentence, advice)]
     of = "its former process" if other == node else other
-    runs = f"{last.takeover.runs} {'run' if last.takeover.runs == 1 else 'runs'}"
-    times = "" if len(found) == 1 else f"; it was the last of {len(found)} takeovers within the last quarter of an hour"
-    sentence = f"{node} has taken over {runs} of {of} {picture.since(last.at)} ago{times}"
+    sentence = f"{node} has taken over {runs} of {of} {picture.since(last.at)} ago"
     return [note("takeovers", sentence, "see in the log of the node that is gone, or of its machine, why it ended")]
 
 
