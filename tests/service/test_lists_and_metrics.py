@@ -49,6 +49,23 @@ async def test_lists_tell_what_changes_and_what_leaves_them(tmp_path: Path) -> N
         assert before not in str(read), "what does not change is not told"
 
 
+@pytest.mark.contract("API-3", "QUE-4")
+async def test_lists_are_watched_by_all_that_a_search_can_ask_for(tmp_path: Path) -> None:
+    """Also by what no parameter of the stream is."""
+    async with served(f"sqlite:///{tmp_path}/s.db") as shop:
+        ended = "/v1/stream?where=finished_at>%3D2020-01-01 workflow:echo status:completed"
+        never = "/v1/stream?where=created_at<2020-01-01"
+        async with shop.reading(ended) as lists, shop.reading(never) as old:
+            assert await lists.next() == await old.next() == ("reset", {})
+            await shop.start("asking", who="eve")
+            run_id = await shop.start("echo")
+            told = await lists.until(lambda event, _: event == "run")
+            assert [(run["run_id"], run["status"]) for event, run in told if event == "run"] == [(run_id, "COMPLETED")]
+            await old.until(lambda event, run: (event, run["run_id"]) == ("run_left", run_id))
+        refused = await shop.http.get("/v1/stream?where=status:odd")
+        assert (refused.status_code, "is none of" in refused.json()["detail"]) == (422, True)
+
+
 async def test_dead_letters_are_told_once() -> None:
     clock = VirtualClock()
     store = hf.MemoryStore(clock)

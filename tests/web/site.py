@@ -227,6 +227,12 @@ def _make_app(orchard: Orchard) -> App:
         await reserve(text)
         raise ValueError(text)
 
+    @app.workflow
+    async def mistaken(shelf: str) -> str:
+        """Look for what is not there."""
+        held: dict[str, str] = {}
+        return held[shelf]
+
     @app.activity(retry=hf.Retry(max_attempts=2, initial_ms=1))
     async def speak(sentences: list[str]) -> int:
         out = hf.stream("answer")

@@ -132,6 +132,14 @@ async def test_what_was_sampled_before_anybody_looked_is_drawn(screen: Page, inb
     await expect(trouble.locator(".reading").first).to_have_text("5 retrying")  # as it was
     await expect(panel_of(screen, "Takeovers").locator("li")).to_contain_text(["b has taken over 3 runs of a"])
     await expect(screen.locator(".verdict")).to_contain_text("b has taken over 3 runs of a")
+    await store.put_bulletins("takeover", {"b 2": Raw(b'{"node":"b","taken_from":"a","runs":4}')}, 3_600_000)
+    await next_sample(screen)
+    await expect(panel_of(screen, "Takeovers").locator("li")).to_contain_text(["b has taken over 7 runs of a"])
+    await store.put_bulletins("takeover", {"c 1": Raw(b'{"node":"c","taken_from":"b","runs":2}')}, 3_600_000)
+    await next_sample(screen)
+    await expect(screen.locator(".verdict")).to_contain_text(
+        "2 nodes ended without stopping, and others have taken over 9 runs in the last quarter of an hour"
+    )
 
 
 async def test_how_far_back_is_in_the_address(screen: Page, inbox: InboxSite) -> None:

@@ -191,6 +191,11 @@ async def test_people_see_what_concerns_them_and_only_what_they_may_do(browser: 
         await inbox.task("contract", supplier="Nordwind")
         await sign_in(page, await inbox.token("ann", roles=["clerk"]), "/inbox")
         await expect(rows_of(page)).to_have_count(1)
+        await page.get_by_label("Search names and contents").fill("nothing of the kind")
+        await expect(page.get_by_text("tasks of other roles are seen by those who have them")).to_be_visible()
+        await expect(page.get_by_text("You have the roles clerk, operator")).to_be_visible()
+        await expect(pane_of(page)).to_be_hidden()  # there is no task to choose
+        await page.get_by_role("button", name="Clear the filter").click()
         await rows_of(page).click()
         pane = pane_of(page)
         await pane.get_by_role("button", name="Assign…").click()

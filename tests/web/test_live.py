@@ -144,6 +144,18 @@ async def test_a_queued_run_says_how_many_places_are_taken_and_which_one_it_is_i
     await expect(page.locator(".run-row").filter(has_text="Waits for a place, queued")).to_have_count(3)
 
 
+@pytest.mark.contract("SIG-13")
+async def test_a_run_that_is_resumed_and_paused_by_the_same_mistake_is_not_said_to_go_on(
+    page: Page, site: Site
+) -> None:
+    run_id = await site.start("mistaken", shelf="A-17")
+    await page.goto(f"/runs/{run_id}")
+    await expect(page.locator(".error-view")).to_contain_text("KeyError")
+    await page.locator(".run-head-card").get_by_role("button", name="Resume", exact=True).click()
+    await page.get_by_role("dialog").get_by_role("button", name="Resume", exact=True).click()
+    await expect(page.locator(".toast")).to_have_text("The run was resumed, and UnhandledError has paused it again.")
+
+
 async def test_a_menu_stays_open_when_the_run_goes_on(page: Page, site: Site) -> None:
     run_id = await site.start("patient")
     await page.goto(f"/runs/{run_id}")

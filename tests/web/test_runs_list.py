@@ -2,13 +2,15 @@
 
 import asyncio
 import re
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.async_api import Page, Route, expect
+from playwright.async_api import Browser, Page, Route, expect
 
 from holdfast.engine.start.requests import StartOptions
+from tests.web.browser import PHONE, open_page
 from tests.web.site import Site
 
 MANY = 100_000
@@ -288,6 +290,8 @@ async def test_runs_are_found_by_status_workflow_and_attribute_at_once(page: Pag
     for typed, found in (
         ("status:failed workflow:hostile cents>1000", ["hostile-5000"]),
         ("cents>1000", ["order-5000", "hostile-5000"]),
+        ("finished_at>=2020-01-01 created_at<2999-01-01", ["hostile-500", "hostile-5000"]),
+        ("reference:order-5000", ["order-5000"]),
         ("status:failed cents<=500", ["hostile-500"]),
     ):
         await box.fill(typed)
@@ -403,3 +407,60 @@ async def test_all_that_a_filter_finds_are_retried_whether_they_are_loaded_or_no
     accepted = [event for event in await site.events(log[0]["run_id"]) if event["event_type"] == "SignalAccepted"]
     assert "the zone is back" in str(accepted)
     await expect(page.get_by_role("button", name="Completed 230")).to_be_visible()
+
+
+async def test_a_click_beside_the_words_opens_a_run_and_one_beside_its_box_selects_it(page: Page, site: Site) -> None:
+    run_id = await site.start("order", reference="ORD-1", order_id="o-1")
+    await page.goto("/runs")
+    row = page.locator(".rows-body .run-row")
+    await row.locator(".c-box").click(position={"x": 1, "y": 1})
+    await expect(page.get_by_label("Select ORD-1")).to_be_checked()
+    await row.locator(".c-box").click(position={"x": 1, "y": 1})
+    await expect(page.get_by_label("Select ORD-1")).not_to_be_checked()
+    await row.locator(".c-age").click()
+    await expect(page.locator(".head-marks")).to_be_visible()
+    assert page.url.endswith(f"/runs/{run_id}")
+
+
+async def test_no_row_moves_when_one_is_selected(page: Page, site: Site) -> None:
+    for number in range(3):
+        await site.start("order", reference=f"ORD-{number}", order_id=f"o-{number}")
+    await page.goto("/runs")
+    last = page.get_by_label("Select ORD-0")
+    before = await last.bounding_box()
+    await page.get_by_label("Select ORD-2").check()
+    bar = page.get_by_role("region", name="Selected runs")
+    await expect(bar).to_contain_text("1 selected")
+    assert await last.bounding_box() == before
+    await bar.get_by_text("More").click()
+    await expect(bar.get_by_role("button", name="Terminate…")).to_be_visible()
+    await page.get_by_label("Select all that are loaded").check()  # the bar does not lie on it
+    await expect(bar).to_contain_text("3 selected")
+
+
+@pytest.mark.contract("SIG-13")
+async def test_somebody_with_a_phone_tries_all_that_are_retried_again(browser: Browser, site: Site) -> None:
+    for number in range(2):
+        await site.start("payment", reference=f"PAY-{number}", order_id="o")
+    async with open_page(browser, site.address, size=PHONE) as page:
+        await page.goto("/runs?status=RETRYING&children=1")
+        await expect(page.locator("[data-main]")).to_have_count(2)
+        await expect(page.get_by_role("button", name="Retrying 2")).to_be_in_viewport(ratio=1)
+        children = page.get_by_role("checkbox", name="Children")
+        await expect(children).to_be_hidden()
+        narrow = page.get_by_role("button", name="Filter")
+        await expect(narrow).to_have_text("Filter1")
+        await narrow.click()
+        await expect(children).to_be_checked()
+        await children.uncheck()
+        await expect(narrow).to_have_text("Filter")
+        await narrow.click()
+        await expect(children).to_be_hidden()
+        chips = [await chip.bounding_box() for chip in await page.locator(".chip").all()]
+        places = [chip for chip in chips if chip]
+        assert all(one["x"] + one["width"] <= other["x"] for one, other in pairwise(places)), "none lies on another"
+        await page.get_by_role("button", name="Select all 2").click()
+        site.orchard.is_zoned = True
+        await page.get_by_role("button", name="Try now…").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Try now: 2 runs").click()
+        await expect(page.get_by_text("No run is retrying")).to_be_visible()

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from holdfast.core.dead_letters import Reason
 from holdfast.core.messages import Actor
-from holdfast.core.search import matches, parse_conditions
+from holdfast.core.search import matches
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.core.tasks import is_effective
 from holdfast.engine.history import head_of
@@ -28,9 +28,10 @@ from holdfast.service.operations.run_streams import (
     chunk_view,
     part_of,
 )
+from holdfast.service.operations.runs import RunFilter, run_query
 from holdfast.service.registry import OF_A_RUN, ActorName, Request, RunId, operation
 from holdfast.service.views import EventView, RunView
-from holdfast.store.port import RunHead
+from holdfast.store.port import RunHead, RunQuery
 
 STOPPED = frame({}, event="stopped")
 """The service stops: go on elsewhere, or here when it is back."""
@@ -234,7 +235,7 @@ class WatchLists(Request, frozen=True, kw_only=True):
     actor: ActorName = ""
     reason: Reason | None = None
     settled: bool = False
-    where: Annotated[str, Meta(max_length=WHERE_CHARS, description="Conditions on search attributes of runs.")] = ""
+    where: Annotated[str, Meta(max_length=WHERE_CHARS, description="Which runs, as in a search.")] = ""
 
     def names(self, head: RunHead) -> bool:
         """Return whether a run is among those that are watched, whatever its status."""
@@ -290,6 +291,24 @@ class ListStream:
             self._watcher.unsubscribe(self._listing)
 
 
+def _is_found(head: RunHead, query: RunQuery) -> bool:
+    """Return whether a run is what the text of a query asks for: its conditions, and fields such as `created_from`."""
+    attributes = {} if head.snapshot is None else head.snapshot.attributes
+    ended = head.finished_at
+    return (
+        all(matches(attributes, condition) for condition in query.where)
+        and query.status in (None, head.status)
+        and query.workflow in (None, head.plan_id)
+        and query.reference_key in (None, head.reference_key)
+        and query.parent_run_id in (None, head.parent_run_id)
+        and (query.tag is None or query.tag in head.tags)
+        and (query.created_from is None or head.created_at >= query.created_from)
+        and (query.created_until is None or head.created_at < query.created_until)
+        and (query.finished_from is None or (ended is not None and ended >= query.finished_from))
+        and (query.finished_until is None or (ended is not None and ended < query.finished_until))
+    )
+
+
 @operation("lists.stream", "GET /v1/stream", scope=None, errors=(NotPermitted, RateLimited), media=MEDIA_TYPE)
 async def watch_lists(context: RequestContext, request: WatchLists) -> RunView:
     """Watch what changes in lists of runs, tasks and dead letters: `run`, `task` and `letter`, as the lists show them.
@@ -304,15 +323,10 @@ async def watch_lists(context: RequestContext, request: WatchLists) -> RunView:
     for kind in kinds:
         context.principal.require(KINDS[kind])
     actor = context.actor(request.actor) if request.mine or not context.principal.is_admin else None
-    conditions = parse_conditions(request.where, context.runtime.registry.attributes)
-
-    def has_attributes(head: RunHead) -> bool:
-        attributes = {} if head.snapshot is None else head.snapshot.attributes
-        return all(matches(attributes, condition) for condition in conditions)
-
+    query = run_query(context, RunFilter(where=request.where))
     listing = ListSubscription(
         kinds,
         lambda head: belongs_to(context.principal, head) and request.names(head),
-        lambda change: request.lists(change, actor) and (change.kind != "runs" or has_attributes(change.head)),
+        lambda change: request.lists(change, actor) and (change.kind != "runs" or _is_found(change.head, query)),
     )
     return ListStream(context, context.service.change_feeds.of(context.runtime), listing)  # type: ignore[return-value]

@@ -23,12 +23,13 @@ export function concerns({ latest, nodes, alerts, points, takeovers }, report) {
   const away = here.filter((node) => node.isGone);
   const gone = away.filter((node) => !node.hasStopped && nowMs() - node.seenAt < RECENT_MS);
   const recent = alerts.filter((alert) => nowMs() - Date.parse(alert.raised_at) < RECENT_MS);
-  const taken = takeovers.find((each) => nowMs() - Date.parse(each.at) < RECENT_MS);
+  const taken = merged(takeovers.filter((each) => nowMs() - Date.parse(each.at) < RECENT_MS));
   const lost = points.slice(-12).some((point) => point.lost > 0);
   return [
     here.length === away.length && ["FAILED", "No node is there: nothing goes on.", null],
     gone.length > 0 && here.length > away.length && ["PAUSED", `${gone.length === 1 ? "A node is" : `${gone.length} nodes are`} gone: ${gone.map((node) => node.name).join(", ")}`, null],
-    taken && ["PAUSED", `${takeoverWords(taken)} in the last quarter of an hour: see why the process ended.`, null],
+    taken.length === 1 && ["PAUSED", `${takeoverWords(taken[0])} in the last quarter of an hour: see why the process ended.`, null],
+    taken.length > 1 && ["PAUSED", `${severalWords(taken)} in the last quarter of an hour: see why they ended.`, null],
     latest.lag > LAG_S && ["FAILED", `A run has been due for ${duration(latest.lag * 1000)}: too few nodes, or none that can run it.`, "/runs"],
     latest.letters > 0 && !report && ["FAILED", `${number.format(latest.letters)} dead ${latest.letters === 1 ? "letter waits" : "letters wait"} for somebody to look.`, "/inbox/letters"],
     recent.length > 0 && [recent.some((alert) => alert.priority === 1) ? "FAILED" : "PAUSED", `${recent.length} ${recent.length === 1 ? "alert" : "alerts"} in the last quarter of an hour.`, null],
@@ -97,9 +98,26 @@ function takeoverWords({ node, taken_from: from, runs }) {
   return from === node ? `${shortName(node)} was started again and has gone on with ${what}` : `${shortName(node)} has taken over ${what} of ${shortName(from)}`;
 }
 
+function severalWords(taken) {
+  const gone = new Set(taken.map(({ taken_from: from }) => from)).size;
+  const runs = taken.reduce((total, each) => total + each.runs, 0);
+  return `${gone === 1 ? "A node" : `${gone} nodes`} ended without stopping, and others have taken over ${number.format(runs)} ${runs === 1 ? "run" : "runs"}`;
+}
+
+// Runs are taken over in batches; of one node by another they are one takeover, as late as the last of them.
+function merged(takeovers) {
+  const pairs = new Map();
+  for (const each of takeovers) {
+    const key = JSON.stringify([each.node, each.taken_from]);
+    const known = pairs.get(key);
+    pairs.set(key, known ? { ...known, runs: known.runs + each.runs } : each);
+  }
+  return [...pairs.values()];
+}
+
 // Which nodes have gone on with the runs of others that were gone, within a day.
 export function takeoverList({ takeovers }) {
-  const rows = takeovers.slice(0, 20).map((each) => h("li", { title: `${each.node} from ${each.taken_from}` }, icon("warning"), h("span", {}, takeoverWords(each)), h("span", { class: "quiet" }, ageOf(each.at))));
+  const rows = merged(takeovers).slice(0, 20).map((each) => h("li", { title: `${each.node} from ${each.taken_from}` }, icon("warning"), h("span", {}, takeoverWords(each)), h("span", { class: "quiet" }, ageOf(each.at))));
   return panel("Takeovers", "system", rows.length === 0 ? h("p", { class: "hint" }, "No node was gone within a day.") : h("ul", { class: "nodes takeovers" }, rows));
 }
 

@@ -5,7 +5,7 @@ import { h, perFrame, put } from "../lib/dom.js";
 import { readAgain } from "../lib/pages.js";
 import { go, setAddress } from "../lib/router.js";
 import { denied, empty, failed, loading } from "../lib/states.js";
-import { may } from "../lib/session.js";
+import { may, who } from "../lib/session.js";
 import { Stream } from "../lib/stream.js";
 import { toastProblem } from "../lib/toast.js";
 import { showConnection } from "../shell.js";
@@ -127,6 +127,7 @@ class TaskList {
   }
 
   drawNow() {
+    this.layout.classList.toggle("is-empty", this.tasks.size === 0 && this.taskId === undefined);
     const focused = this.rows.contains(document.activeElement) ? document.activeElement.dataset.task : undefined;
     if (this.problem !== null && this.tasks.size === 0) put(this.rows, failed(this.problem, () => this.restart()));
     else if (this.isLoading) put(this.rows, loading("Loading tasks"));
@@ -152,7 +153,7 @@ class TaskList {
       if (problem.code === undefined) throw problem;
       toastProblem(problem);
     });
-    return h("button", { class: "link-button for-all", type: "button", onclick: act }, "Answer or assign all of these…");
+    return h("button", { class: "link-button for-all", type: "button", onclick: act }, this.cursor === null ? `Answer or assign all ${this.tasks.size.toLocaleString()}…` : "Answer or assign all of these…");
   }
 
   more() {
@@ -164,9 +165,18 @@ class TaskList {
   }
 
   nothing() {
-    if (!this.isNarrow()) return empty("Nothing waits for you", "New tasks appear here by themselves.");
-    return empty("No task fits", "", h("button", { class: "button", type: "button", onclick: () => go("/inbox") }, "Clear the filter"));
+    const others = whoSeesOthers();
+    if (!this.isNarrow()) return empty("Nothing waits for you", `New tasks appear here by themselves. ${others}`.trim());
+    return empty("No task fits", others, h("button", { class: "button", type: "button", onclick: () => go("/inbox") }, "Clear the filter"));
   }
+}
+
+// Health counts the tasks of everybody.
+function whoSeesOthers() {
+  const { is_admin: isAdmin, is_open: isOpen, roles } = who();
+  if (isAdmin || isOpen) return "";
+  const yours = roles.length === 0 ? "Your token has no role" : `You have the ${roles.length === 1 ? "role" : "roles"} ${roles.join(", ")}`;
+  return `${yours}; tasks of other roles are seen by those who have them, and by an admin.`;
 }
 
 function byUrgency(one, other) {

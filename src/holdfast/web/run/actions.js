@@ -66,6 +66,13 @@ const RAISE = {
   more: { raise_failure: true },
 };
 
+// What to say of a run that was resumed: its code has run already, and may have failed as before.
+async function resumed(runId, done) {
+  const { status, last_error: error } = await call("runs.get", { run_id: runId });
+  if (status === "PAUSED" && error) toast(`The run was resumed, and ${error.code} has paused it again.`, { kind: "bad" });
+  else toast(done);
+}
+
 function command(runId, name, hintHere) {
   const { operation = name, word, title, done, hint, danger = false, needed = false, more = {} } =
     name === RAISE.name ? RAISE : COMMANDS[name];
@@ -80,7 +87,8 @@ function command(runId, name, hintHere) {
     act: async () => {
       if (!reason.check()) return false;
       await call(`runs.${operation}`, { run_id: runId, reason: reason.value(), signal_id, wait: true, ...more });
-      toast(done);
+      if (name === "resume") await resumed(runId, done);
+      else toast(done);
       return true;
     },
   });

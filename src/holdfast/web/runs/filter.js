@@ -1,6 +1,6 @@
 // What to show of all runs. The filter is in the address, so it can be kept and sent.
 
-import { debounced, h, put } from "../lib/dom.js";
+import { debounced, h, newId, put } from "../lib/dom.js";
 import { icon, RUN_STATUSES, statusWord } from "../lib/icons.js";
 import { getQuery, setQuery } from "../lib/router.js";
 import { queryBox } from "./query-box.js";
@@ -22,6 +22,7 @@ export function filterBar(changed, known) {
   let counts = {};
   const apply = () => {
     setQuery(filter);
+    markSet();
     changed({ ...filter });
   };
   const later = debounced(apply, 250);
@@ -84,11 +85,30 @@ export function filterBar(changed, known) {
     if (focused) statuses.querySelector(`[data-status="${focused}"]`)?.focus();
   }
 
+  // On a phone what narrows the list further is folded away, with how much of it is set.
+  const more = h("div", { class: "filter-more", id: newId("filters") }, workflow, tag, time, h("label", { class: "check" }, children, "Children"));
+  const isSet = h("span", { class: "count", hidden: true });
+  const toggle = h("button", { class: "button filter-toggle", type: "button", "aria-expanded": "false", "aria-controls": more.id }, "Filter", isSet, icon("down"));
+  toggle.addEventListener("click", () => toggle.setAttribute("aria-expanded", String(toggle.getAttribute("aria-expanded") !== "true")));
+
+  function markSet() {
+    const set = ["workflow", "tag", "time", "children"].filter((name) => filter[name]).length;
+    isSet.textContent = set || "";
+    isSet.hidden = set === 0;
+  }
+
+  // The status that is shown is in sight, also where there is no room for all of them.
+  function reveal() {
+    statuses.querySelector('[aria-pressed="true"]').scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
+
   // How many there are of each status, whichever of them is shown.
   function setCounts(found) {
     if (JSON.stringify(found) === JSON.stringify(counts)) return;
+    const isFirst = Object.keys(counts).length === 0;
     counts = found;
     showStatuses();
+    if (isFirst) reveal();
   }
 
   function set(name, value) {
@@ -122,13 +142,8 @@ export function filterBar(changed, known) {
   }
 
   showStatuses();
-  const element = h(
-    "div",
-    { class: "filter", role: "search" },
-    box.element,
-    statuses,
-    h("div", { class: "filter-more" }, workflow, tag, time, h("label", { class: "check" }, children, "Children")),
-  );
+  markSet();
+  const element = h("div", { class: "filter", role: "search" }, box.element, toggle, statuses, more);
   const isEmpty = () => FIELDS.every((name) => !filter[name] || name === "children");
   return { element, filter, search, box, take, clear: () => take({}), set, setCounts, nameWorkflows, isEmpty };
 }

@@ -5,7 +5,8 @@ import { RUN_STATUSES } from "../lib/icons.js";
 
 const VALUE = `"(?:[^"\\\\]|\\\\.)*"|[^\\s"]\\S*`;
 const CONDITION = new RegExp(`(?<=^|\\s)[A-Za-z][\\w.]*(?:<=|>=|!=|=|<|>)(?:${VALUE})(?=\\s|$)`, "g");
-const FIELD = new RegExp(`(?<=^|\\s)(status|workflow|tag|parent|is|with):(${VALUE})(?=\\s|$)`, "g");
+const FIELD = new RegExp(`(?<=^|\\s)(status|workflow|tag|reference|parent|is|with):(${VALUE})(?=\\s|$)`, "g");
+const FIELDS = { parent: "parent_run_id", reference: "reference_key" };
 const STATES = { is: { retrying: { retrying: true } }, with: { children: { children: true } } };
 
 function unquoted(text) {
@@ -24,7 +25,7 @@ export function parseQuery(typed) {
     const value = unquoted(given);
     if (STATES[name]) Object.assign(asked, STATES[name][value.toLowerCase()] ?? { unknown: whole });
     else if (name === "status") Object.assign(asked, fieldsOfStatus(value.toUpperCase()));
-    else asked[name === "parent" ? "parent_run_id" : name] = value;
+    else asked[FIELDS[name] ?? name] = value;
     return " ";
   });
   asked.where = (rest.match(CONDITION) ?? []).join(" ");
@@ -35,9 +36,9 @@ export function parseQuery(typed) {
 // What was typed as the filter of the list, with its fields where one sees them.
 export function filterOf(typed) {
   const { status, retrying, children, where, text, workflow, tag, ...rest } = parseQuery(typed);
-  const parent = rest.parent_run_id && `parent:${JSON.stringify(rest.parent_run_id)}`;
+  const others = Object.entries(FIELDS).map(([name, field]) => rest[field] && `${name}:${JSON.stringify(rest[field])}`);
   const fields = {
-    text: [text, where, parent, rest.unknown].filter(Boolean).join(" "),
+    text: [text, where, ...others, rest.unknown].filter(Boolean).join(" "),
     status: status ?? (retrying ? "RETRYING" : ""),
     children: children ? "1" : "",
     workflow,
@@ -63,7 +64,7 @@ export function completions(word, { workflows = [], attributes = [] }) {
     with: Object.keys(STATES.with),
   };
   if (value === null) {
-    const keys = ["status:", "workflow:", "tag:", "parent:", "is:retrying", "with:children", ...attributes.map((each) => `${each}=`)];
+    const keys = ["status:", "workflow:", "tag:", "reference:", "parent:", "is:retrying", "with:children", ...attributes.map((each) => `${each}=`)];
     return word === "" ? [] : keys.filter((key) => key.startsWith(word) && key !== word);
   }
   return (values[name] ?? []).filter((each) => each.startsWith(value) && each !== value).map((each) => `${name}:${each}`);

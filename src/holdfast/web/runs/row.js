@@ -93,6 +93,13 @@ function conditionOf(name, value) {
   return `${name}=${typeof value === "string" ? JSON.stringify(value) : value}`;
 }
 
+// A click beside the words opens the run, and one beside the box ticks it. To mark words in order to copy them is neither.
+function rowClicked(event, row, box) {
+  if (event.target.closest("a, input, button") || !getSelection().isCollapsed) return;
+  const meant = event.target.closest(".c-box") ? box : row.querySelector("[data-main]");
+  meant.dispatchEvent(new MouseEvent("click", event));
+}
+
 export function runRow(run, { isSelected, onSelect, canSelect }) {
   const address = runAddress(run.run_id);
   const name = run.reference_key ?? shortId(run.run_id);
@@ -135,6 +142,7 @@ export function runRow(run, { isSelected, onSelect, canSelect }) {
     { class: "run-row", role: "row", "aria-selected": canSelect ? String(isSelected) : null },
     cells,
   );
+  row.addEventListener("click", (event) => rowClicked(event, row, box));
   row.addEventListener("keydown", (event) => {
     if (event.key !== " " || !box || event.target === box) return;
     event.preventDefault();

@@ -38,6 +38,7 @@ class RunsPage {
       () => ({ workflows: this.names, attributes: this.attributes }),
     );
     this.note = h("p", { class: "list-note quiet", role: "status" });
+    this.everything = this.canSelect && h("button", { class: "link-button everything", type: "button", hidden: true, onclick: () => this.selectAll() }, "");
     this.state = h("div", {});
     this.bulk = bulkBar(
       () => this.scope,
@@ -55,7 +56,7 @@ class RunsPage {
     const start = may("runs:write") && startButton([icon("plus"), "Start a run"]);
     put(
       place,
-      h("div", { class: "view-head" }, h("h1", {}, "Runs"), this.note, h("div", { class: "actions" }, view.element, start)),
+      h("div", { class: "view-head list-head" }, h("h1", {}, "Runs"), this.note, this.everything, h("div", { class: "actions" }, view.element, start)),
       this.bar.element,
       this.bulk.element,
       this.table,
@@ -180,6 +181,7 @@ class RunsPage {
     this.table.hidden = items.length === 0;
     const of = source.isWhole ? "" : this.total > items.length ? ` of ${this.total.toLocaleString()}` : "+";
     this.note.textContent = items.length === 0 ? "" : `${items.length.toLocaleString()}${of} shown`;
+    this.offerEverything();
     if (problem)
       put(
         this.state,
@@ -228,6 +230,7 @@ class RunsPage {
     if (runs.length === 0) this.selected.clear();
     this.rows.refresh();
     this.bulk.update(this.matching);
+    this.offerEverything();
   }
 
   // How many the filter finds, where all that are loaded are selected and there are more; 0 if that is not known yet.
@@ -236,11 +239,22 @@ class RunsPage {
     return !this.isAll && isEverything && !this.runs.source.isWhole ? (this.total ?? 0) : null;
   }
 
+  // Also where rows have no boxes, as on a phone, one act is enough to mean all that the filter finds.
+  offerEverything() {
+    if (!this.everything) return;
+    const { items, source } = this.runs;
+    const count = source.isWhole || this.total === null ? items.length : Math.max(this.total, items.length);
+    this.everything.hidden = items.length === 0 || this.isAll || this.selected.size > 0;
+    this.everything.textContent = this.total === null && !source.isWhole ? "Select all" : `Select all ${count.toLocaleString()}`;
+  }
+
   // All that the filter finds is meant from now on, whether it is loaded here or not.
   selectAll() {
     this.isAll = true;
+    this.box.checked = true;
     this.rows.refresh();
     this.bulk.update();
+    this.offerEverything();
   }
 
   async nameWorkflows() {
