@@ -377,3 +377,37 @@ async def test_no_signal_to_a_fork_falls_behind_what_its_origin_has_consumed(
             view = await view_of(store, made.run_id)
             assert view is not None
             assert check(view) == []
+
+
+@pytest.mark.contract("WF-2", "INV")
+async def test_a_fork_knows_nothing_of_a_pause_that_it_leaves_out(variant: EngineVariant) -> None:
+    """The command that has paused a run is left out with the pause: what pauses the fork later is said of the fork."""
+    app = hf.App("shop")
+
+    @app.activity(retry=ONCE, on_failure="pause")
+    async def charge() -> None:
+        raise ValueError("no money")
+
+    @app.workflow(signals={"go": str})
+    async def order() -> None:
+        await hf.wait_signal("go", str)
+        await charge()
+
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
+        run = await app.start(order, execution_timeout=60)
+        await wait_for_event(run, "SignalWaiting")
+        await run.pause(actor="ann")
+        await wait_for_event(run, "RunPaused")
+        clock.advance(ms=60_000)
+        store.wakeups.notify()
+        with pytest.raises(RunFailed):
+            await run.result()
+        fork = await run.fork()
+        await fork.signal("go", "on")
+        await wait_for_event(fork, "StepFailed")
+        view = await view_of(store, fork.run_id)
+        assert view is not None
+        assert view.snapshot is not None
+        assert view.snapshot.pause is not None
+        assert view.snapshot.pause.actor == "", "a failed step has paused it"
+        assert check(view) == []

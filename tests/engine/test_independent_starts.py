@@ -93,6 +93,30 @@ def workflow(app: hf.App, name: str) -> Any:
     return hf.Workflow(app.registry.workflow(name))
 
 
+@pytest.mark.contract("WF-6", "ACT-1")
+async def test_updates_from_inside_leave_the_slots_to_what_they_wait_for(variant: EngineVariant) -> None:
+    """The handler of an update calls an activity, on the same node, which has one slot."""
+    app = hf.App("shop")
+
+    @app.activity
+    async def weigh(grams: int) -> int:
+        return grams
+
+    @app.workflow
+    async def scales() -> int:
+        hf.on_update("weigh", weigh)
+        return await hf.wait_signal("end", int)
+
+    @app.workflow
+    async def asks(run_id: str) -> int:
+        return int(await app.run(run_id).update("weigh", grams=5))
+
+    async with variant.node(app, activities_at_once=1):
+        asked = [await app.start(scales) for _ in range(2)]
+        asking = [await app.start(asks, run.run_id) for run in asked]
+        assert [await run.result() for run in asking] == [5, 5]
+
+
 @pytest.mark.contract("WF-4")
 async def test_a_fork_keeps_what_its_original_has_started_and_updated(variant: EngineVariant) -> None:
     """The ids of a start and of an update, if the run gives them, are those of the original in its history."""

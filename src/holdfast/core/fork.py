@@ -196,10 +196,15 @@ def _before(history: Sequence[Event], place: int) -> int:
     """Return how many events come before an outcome and those that the program got with it, in one commit or pause."""
     paused = [False] * len(history)
     for at, event in enumerate(history[:-1]):
-        paused[at + 1] = type(event.data) is e.RunPaused or (paused[at] and type(event.data) is not e.RunResumed)
+        paused[at + 1] = _pauses(event.data) or (paused[at] and type(event.data) is not e.RunResumed)
     while place > 1 and (paused[place] or _comes_with(history[place - 1], history[place])):
         place -= 1
     return place
+
+
+def _pauses(body: e.Body) -> bool:
+    """Return whether a run is paused from here on: an operator's command comes before the pause that it leads to."""
+    return isinstance(body, e.RunPaused) or (isinstance(body, e.SignalAccepted) and body.name == "PAUSE")
 
 
 def _comes_with(event: Event, following: Event) -> bool:

@@ -571,4 +571,4 @@ def _updating_activity(runtime: "ref[Runtime]") -> ActivityDefinition:
             raise StoreUnavailable("the node was closed before the update was answered")
         return codec.decode(await found.update_for_run(request), Any)
 
-    return built_in(update_run, UPDATE_RUN)
+    return built_in(update_run, UPDATE_RUN, takes_slot=False)

@@ -404,6 +404,8 @@ class ActivityDefinition:
             raise InvalidInput(problem, field="verify_retry")
         self.limited: LimitedCalls | None = None
         """The limit of its calls, if it has one."""
+        self.takes_slot = True
+        """Whether a node carries it out in one of its slots."""
         self.key_function = idempotency_key
         self._key_names: list[str] = []
         if idempotency_key is not None:
@@ -448,13 +450,17 @@ class ActivityDefinition:
 _BUILT_IN: dict[str, ActivityDefinition] = {}
 
 
-def built_in(function: Callable[..., Any], name: str) -> ActivityDefinition:
-    """Return an activity of the engine. What is known of its parameters is looked up once: each node has a function."""
+def built_in(function: Callable[..., Any], name: str, *, takes_slot: bool = True) -> ActivityDefinition:
+    """Return an activity of the engine. What is known of its parameters is looked up once: each node has a function.
+
+    One that waits for what another run does takes no slot, or those that wait could have all that the other run needs.
+    """
     if name not in _BUILT_IN:
         _BUILT_IN[name] = ActivityDefinition(function, name, ActivityOptions())
         _BUILT_IN[name].function = _of_no_node
     own = copy(_BUILT_IN[name])
     own.function = function
+    own.takes_slot = takes_slot
     return own
 
 

@@ -101,7 +101,10 @@ class ActivityExecutor:
         if has_limits:
             attempt._asked_at = asyncio.get_running_loop().time()
         self.attempts.setdefault(run_id, {})[step_id] = attempt
-        self._slots.ask(attempt)
+        if work.definition.takes_slot:
+            self._slots.ask(attempt)
+        else:
+            self._pool.add(attempt)
 
     def cancel(self, run_id: str, step_id: str | None = None) -> None:
         """Cancel the activity of a step, or all of a run."""
@@ -141,7 +144,8 @@ class ActivityExecutor:
         """Carry out an attempt, in the slot that it was given, and report how it ended."""
         attempt.has_begun = True
         work = attempt.work
-        step, definition = work.step, work.definition
+        step = work.step
+        definition = work.definition
         now, deadline = 0, None
         if attempt.has_limits:
             now = attempt.started_at()
@@ -161,8 +165,7 @@ class ActivityExecutor:
             verified = None if step.effect is None else await self._verify(attempt, context, deadline)
             if verified is None:
                 arguments = definition.signature.unpack(body.input)
-                is_plain = not attempt.has_limits and definition.is_async and not work.needs_secrets
-                if is_plain and not self._middleware:
+                if not attempt.has_limits and definition.is_async and not work.needs_secrets and not self._middleware:
                     result = await definition.function(**arguments)
                 else:
                     result = await self._call_within_limits(attempt, context, arguments, deadline)
