@@ -80,7 +80,9 @@ async def test_thousands_of_steps_are_drawn_a_screen_at_a_time(page: Page, site:
     await expect(page.locator(".head-marks")).to_contain_text("Completed", timeout=60_000)
     await expect(page.locator(".step-row")).to_have_count(1)
     await expect(page.locator(".step-name")).to_have_text("reserve ×2000")
+    await expect(page.locator(".opens")).to_have_text("▸")  # one sees that it opens
     await page.locator(".step-label").click()
+    await expect(page.locator(".opens").first).to_have_text("▾")
     await expect(page.locator(".step-row").nth(1)).to_be_visible()
     assert await page.locator(".step-row").count() < 60
     assert await page.locator(".log-row").count() < 60
@@ -182,8 +184,7 @@ async def test_what_is_wrong_is_on_top_with_the_authors_frames_first(page: Page,
     )
     assert found == '  File "/app/shop.py", line 7, in order\n    raise ValueError(text)'
     await page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
-    await page.locator(".trace summary").first.click()
-    frames = page.locator(".trace[open] pre").first
+    frames = page.locator(".trace[open] pre").first  # all of them are the author's, and so they are open
     assert await frames.evaluate("pre => pre.scrollWidth <= pre.clientWidth"), (
         "the line of a frame can be read on a phone"
     )

@@ -59,7 +59,7 @@ async def test_run_that_waits_for_a_place_says_how_far_it_has_come(browser: Brow
             for user in ("ann", "bob", "eve"):
                 runs.append(await app.start(order, user))
                 await wait_for_event(runs[-1], "StepStarted")
-            words = "Waits for a place of bank API: 1 of 1 are taken, 2nd in line"
+            words = "Waits for a place of bank API: 1 of 1 taken, 2nd in line"
             await page.goto(f"/runs/{runs[2].run_id}")
             await expect(page.locator("main")).to_contain_text(words)
             await page.goto("/runs")

@@ -139,7 +139,12 @@ async def test_a_run_that_waits_to_be_approved_says_so_and_is_approved_there(pag
 async def test_a_queued_run_says_how_many_places_are_taken_and_which_one_it_is_in_line(page: Page, site: Site) -> None:
     runs = [await site.start("narrow", customer=name) for name in "abcd"]
     await page.goto(f"/runs/{runs[3]}")
-    await expect(page.locator(".need")).to_contain_text("1 of 1 are taken, 3rd in line")
+    await expect(page.locator(".need")).to_contain_text("1 of 1 taken, 3rd in line")
+    head = page.locator(".run-head-card")
+    await expect(head.get_by_role("button", name="Signal")).to_be_visible()
+    await expect(head.locator(".button.primary")).to_have_count(0)  # it waits for no signal
+    await page.goto(f"/runs/{runs[0]}")
+    await expect(head.locator(".button.primary")).to_have_text("Signal")
     await page.goto("/runs?status=PENDING")
     await expect(page.locator(".run-row").filter(has_text="Waits for a place, queued")).to_have_count(3)
 

@@ -1,4 +1,4 @@
-// How far a run has come that waits for a place because of a limit: "5 of 5 are taken, 4th in line".
+// How far a run has come that waits for a place because of a limit: "5 of 5 taken, 4th in line".
 
 import { h } from "./dom.js";
 import { ageOf } from "./time.js";
@@ -11,7 +11,7 @@ function ordinal(number) {
 }
 
 function takenWords(taken, most) {
-  return `${taken.toLocaleString()}${most ? ` of ${most.toLocaleString()}` : ""} ${taken === 1 && !most ? "is" : "are"} taken`;
+  return `${taken.toLocaleString()}${most ? ` of ${most.toLocaleString()}` : ""} taken`;
 }
 
 function lineWords({ taken, taken_of_key, at_once, per_key, key, in_line, waiting }) {

@@ -5,16 +5,19 @@ import { icon } from "../lib/icons.js";
 
 const FOREIGN = /site-packages|[\\/]holdfast[\\/](?!examples)|[\\/]lib[\\/]python3|<frozen /;
 
+const framesOf = (traceback) => traceback.split(/^(?= {2}File ")/m).slice(1);
+const isOwnFrame = (frame) => !FOREIGN.test(frame.split("\n")[0]);
+
 // The frames of the author's own files, of a traceback that has others too; empty if there is nothing to leave out.
 export function ownFrames(traceback) {
-  const frames = traceback.split(/^(?= {2}File ")/m).slice(1);
-  const own = frames.filter((frame) => !FOREIGN.test(frame.split("\n")[0]));
+  const frames = framesOf(traceback);
+  const own = frames.filter(isOwnFrame);
   return own.length > 0 && own.length < frames.length ? own.map((frame) => frame.replace(/\n(?! {4}).*/s, "")).join("\n") : "";
 }
 
-function traces(error) {
+function traces(error, depth) {
   const own = ownFrames(error.traceback);
-  const isOwn = error.code === "UnhandledError"; // which has the author's own frames only
+  const isOwn = depth === 0 && framesOf(error.traceback).every(isOwnFrame);
   return [
     own && h("details", { class: "trace own", open: true }, h("summary", {}, "In your code"), h("pre", { tabindex: "0" }, own)),
     h("details", { class: "trace", open: isOwn && !own }, h("summary", {}, own ? "Whole traceback" : "Traceback"), h("pre", { tabindex: "0" }, error.traceback)),
@@ -36,7 +39,7 @@ export function errorView(error, { title = null } = {}) {
           h("span", {}, each.message),
         ),
         each.retryable && depth === 0 && h("p", { class: "hint" }, "It may help to try again."),
-        each.traceback && traces(each),
+        each.traceback?.includes('File "') && traces(each, depth), // without a frame it says nothing more
       ),
     );
   }

@@ -107,12 +107,13 @@ export class RunHead {
   showActions(model) {
     const all = [...othersFor(model), ...commandsFor(model)];
     const isDone = Boolean(model.head.done_again_by);
-    const shown = [...all.map(({ name, step = "" }) => `${name} ${step}`), isDone].join();
+    const shown = [...all.map(({ name, step = "" }) => `${name} ${step}`), isDone, model.head.waiting_kind].join();
     if (shown === this.shown) return;
     this.shown = shown;
     const wasOpen = this.actions.querySelector("details.menu")?.open ?? false;
     const focused = this.actions.contains(document.activeElement) ? document.activeElement.dataset.name : undefined;
-    const first = !isDone && FIRST.map((name) => all.find((each) => each.name === name)).find(Boolean);
+    const helps = (each) => each.name !== "signal" || model.head.waiting_kind === "signal";
+    const first = !isDone && FIRST.map((name) => all.find((each) => each.name === name && helps(each))).find(Boolean);
     const isLess = ({ name }) => IN_MENU.has(name) || (name === "retry-from-start" && first?.name === "retry") || (isDone && name.startsWith("retry"));
     const buttons = all.filter((each) => !isLess(each));
     const rest = all.filter(isLess);

@@ -317,7 +317,7 @@ export class Timeline {
       { class: "bars", width: this.current.width, height: ROW, "aria-hidden": "true" },
       barsOf(step, this.current, until).filter(Boolean),
     );
-    const opener = step.child && this.opener(step, index);
+    const opener = step.child ? this.opener(step, index) : step.folds ? h("span", { class: "opens", "aria-hidden": "true" }, this.unfolded.has(step.folds) ? "▾" : "▸") : null;
     return h(
       "div",
       {
