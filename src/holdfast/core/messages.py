@@ -237,20 +237,22 @@ def with_arrival_times(signals: Sequence[Signal]) -> Sequence[Signal]:
     would find them too late. Then the clock counts, and no signal arrived later than the one accepted after it.
     """
     for signal in signals:
-        if _is_ahead(signal):
+        if came_at_of(signal.accepted_at, signal.received_at) != signal.accepted_at:
             break
     else:
         return signals
     came: list[Signal] = []
     for signal in reversed(signals):
-        came_at = signal.received_at if _is_ahead(signal) and signal.received_at is not None else signal.accepted_at
+        came_at = came_at_of(signal.accepted_at, signal.received_at)
         came_at = min(came_at, came[-1].accepted_at) if came else came_at
         came.append(replace(signal, accepted_at=came_at))
     return came[::-1]
 
 
-def _is_ahead(signal: Signal) -> bool:
-    return signal.received_at is not None and signal.accepted_at > signal.received_at + CLOCK_SET_BACK
+def came_at_of(accepted_at: Instant, received_at: Instant | None) -> Instant:
+    """Return the time of a signal that is compared to the deadlines of waits, without regard to later signals."""
+    is_ahead = received_at is not None and accepted_at > received_at + CLOCK_SET_BACK
+    return accepted_at if received_at is None or not is_ahead else received_at
 
 
 class AcceptedSignalResult(Struct, frozen=True, kw_only=True, gc=False):

@@ -373,7 +373,7 @@ def first_signals(new: NewRun, run_id: str, version: str) -> list[SignalRequest]
 
 
 def finds_wait(
-    waits: Sequence[Wait], ahead: Iterable[tuple[str | None, Instant]], step_id: str | None, now: Instant
+    waits: Sequence[Wait], ahead: Iterable[tuple[str | None, Instant]], step_id: str | None, came_at: Instant
 ) -> bool:
     """Return whether an open wait is left for a signal, after the earlier signals of the same name have taken theirs.
 
@@ -381,8 +381,8 @@ def finds_wait(
     the oldest wait. A wait takes nothing that comes after its deadline, though no turn has closed it yet.
     """
     free = sorted(waits, key=_opened)
-    for address, came_at in (*ahead, (step_id, now)):
-        taken = next((wait for wait in free if _takes(wait, address, came_at)), None)
+    for address, at in (*ahead, (step_id, came_at)):
+        taken = next((wait for wait in free if _takes(wait, address, at)), None)
         if taken is not None:
             free.remove(taken)
     return taken is not None

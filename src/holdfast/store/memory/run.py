@@ -25,6 +25,7 @@ from holdfast.core.messages import (
     Message,
     Signal,
     SignalRequest,
+    came_at_of,
 )
 from holdfast.core.state import APPROVED, PENDING, TERMINAL
 from holdfast.errors import CallerError
@@ -195,8 +196,10 @@ class Run:
             return problem
         if request.require_waiting:
             waits = [wait for wait in self.waits.values() if wait.name == request.name]
-            ahead = [(s.step_id, s.received_at or s.accepted_at) for s in unconsumed if s.name == request.name]
-            if not decisions.finds_wait(waits, ahead, request.step_id, now):
+            earlier = [signal for signal in unconsumed if signal.name == request.name]
+            ahead = [(each.step_id, came_at_of(each.accepted_at, each.received_at)) for each in earlier]
+            came_at = came_at_of(max(now, self.last_accepted_at + 1), now)
+            if not decisions.finds_wait(waits, ahead, request.step_id, came_at):
                 return decisions.not_waiting(request)
         most = limits.signals_per_run_per_minute
         received_at = self.received[-most] if self.received is not None and len(self.received) >= most else None

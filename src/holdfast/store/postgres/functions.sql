@@ -368,8 +368,14 @@ BEGIN
 END
 $$;
 
--- Return whether a signal would be taken, after those ahead of it have taken their waits; the same as finds_wait in
--- store/decisions.py.
+-- The same as came_at_of in core/messages.py.
+CREATE OR REPLACE FUNCTION holdfast.came_at_1(p_accepted bigint, p_received bigint) RETURNS bigint
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_accepted > p_received + 1000000 THEN p_received ELSE p_accepted END
+$$;
+
+-- Return whether a signal that comes now would be taken, after those ahead of it have taken their waits; the same as
+-- finds_wait in store/decisions.py.
 CREATE OR REPLACE FUNCTION holdfast.finds_wait_2(p_run bigint, p_name text, p_step text, p_now bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -385,15 +391,15 @@ BEGIN
             step_id
     ) w;
     FOR v_ahead IN
-        SELECT a.step_id, a.received_at FROM (
-            SELECT step_id, received_at, inbox_seq FROM holdfast.signals
+        SELECT a.step_id, a.came_at FROM (
+            SELECT step_id, holdfast.came_at_1(accepted_at, received_at) AS came_at, inbox_seq FROM holdfast.signals
             WHERE run_no = p_run AND consumed_seq IS NULL AND name = p_name
             UNION ALL SELECT p_step, p_now, 9223372036854775807
         ) a ORDER BY a.inbox_seq
     LOOP
         v_place := NULL;
         FOR i IN 1 .. coalesce(cardinality(v_steps), 0) LOOP
-            IF v_until[i] >= v_ahead.received_at AND coalesce(v_ahead.step_id = v_steps[i], true) THEN
+            IF v_until[i] >= v_ahead.came_at AND coalesce(v_ahead.step_id = v_steps[i], true) THEN
                 v_place := i;
                 v_until[i] := -1;
                 EXIT;
@@ -464,7 +470,8 @@ BEGIN
                 WHEN f.expires_at IS NULL AND f.signal_id IS NOT NULL
                     AND holdfast.has_signal_1(f.run_no, f.name, f.signal_id, v_now - p_retention) THEN 'I'
                 WHEN f.finished_at IS NOT NULL THEN 'T'
-                WHEN f.is_waiting AND NOT holdfast.finds_wait_2(f.run_no, f.name, f.step_id, v_now) THEN 'W'
+                WHEN f.is_waiting AND NOT holdfast.finds_wait_2(f.run_no, f.name, f.step_id,
+                    holdfast.came_at_1(greatest(v_now, f.last_accepted_at + 1), v_now)) THEN 'W'
             END AS refusal
             FROM found f
         ), numbered AS (

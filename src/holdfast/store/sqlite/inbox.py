@@ -9,7 +9,7 @@ from holdfast.core.codec import encode_text
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
 from holdfast.core.keys import RESERVED_PREFIX, inbox_uuid, signal_storage_key, signal_suffix
-from holdfast.core.messages import AcceptanceRecord, AcceptedSignalResult, Message, SignalRequest
+from holdfast.core.messages import AcceptanceRecord, AcceptedSignalResult, Message, SignalRequest, came_at_of
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.errors import CallerError, Conflict
 from holdfast.limits import Limits
@@ -213,7 +213,7 @@ def _signal_problem(
         conflict = _unmet_condition(db, inbox, request, now)
         if conflict is not None:
             return conflict
-    if request.require_waiting and not _is_awaited(db, inbox.run_no, request, now):
+    if request.require_waiting and not _is_awaited(db, inbox, request, now):
         return decisions.not_waiting(request)
     most = limits.signals_per_run_per_minute
     if inbox.inbox_seq < most or request.is_unlimited or request.name.startswith(RESERVED_PREFIX):
@@ -231,21 +231,23 @@ def _unmet_condition(db: sqlite3.Connection, inbox: _Inbox, request: SignalReque
     return decisions.check_conditions(request, version, now, bool(is_taken))
 
 
-def _is_awaited(db: sqlite3.Connection, run_no: int, request: SignalRequest, now: Instant) -> bool:
+def _is_awaited(db: sqlite3.Connection, inbox: _Inbox, request: SignalRequest, now: Instant) -> bool:
     """Return whether the earlier signals leave a wait for this one."""
     waits = db.execute(
-        "SELECT step_id, token, since, until FROM waits WHERE run_no = ? AND name = ?", (run_no, request.name)
+        "SELECT step_id, token, since, until FROM waits WHERE run_no = ? AND name = ?", (inbox.run_no, request.name)
     )
-    ahead = db.execute(
-        "SELECT step_id, received_at FROM signals INDEXED BY signals_unconsumed "
+    earlier = db.execute(
+        "SELECT step_id, accepted_at, received_at FROM signals INDEXED BY signals_unconsumed "
         "WHERE run_no = ? AND consumed_seq IS NULL AND name = ? ORDER BY inbox_seq",
-        (run_no, request.name),
+        (inbox.run_no, request.name),
     )
     open_waits = [
         Wait(run_id=request.run_id, step_id=step_id, name=request.name, token=token, since=since, until=until)
         for step_id, token, since, until in waits
     ]
-    return decisions.finds_wait(open_waits, ahead, request.step_id, now)
+    ahead = [(step_id, came_at_of(accepted_at, received_at)) for step_id, accepted_at, received_at in earlier]
+    came_at = came_at_of(max(now, inbox.last_accepted_at + 1), now)
+    return decisions.finds_wait(open_waits, ahead, request.step_id, came_at)
 
 
 def _accept(

@@ -179,6 +179,7 @@ class InboxSuite(SuiteBase):
         first_run, second_run = (signal(f"run-{number}", "go", require_waiting=True) for number in (1, 2))
         clock.advance(us=1_000)
         await accept(store, replace(first_run, step_id="second"))
+        await check_deliver_refused(store, replace(first_run, step_id="first"), NotWaiting)  # it would come later
         await accept(store, signal("run-2", "go"))
         clock.advance(us=1)
         await check_deliver_refused(store, replace(first_run, step_id="first"), NotWaiting)
