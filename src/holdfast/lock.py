@@ -11,7 +11,7 @@ from contextvars import ContextVar, Token
 from datetime import timedelta
 from typing import Any, Self
 
-from holdfast.core.keys import check_name
+from holdfast.core.keys import check_name, check_tag
 from holdfast.errors import InvalidInput, WorkflowFailed
 from holdfast.program.api import run_info
 from holdfast.program.coroutine import require_program
@@ -74,7 +74,8 @@ class LockEntry:
         place = "|".join((about.tenant, about.project, about.environment))
         workflow = self._workflow.definition.name
         step_id = program.name_step(granted(workflow))
-        called = self._workflow.options(close_policy="cancel", tags=(key,) if key else ())
+        tags = (key,) if check_tag(key) is None else ()  # there may be none, and some tags are the engine's own
+        called = self._workflow.options(close_policy="cancel", tags=tags)
         self._child = called.child(place, key, step_id)
         entry = asyncio.ensure_future(wait_granted(program, step_id, workflow, self._timeout))
         ended: Any = self._child._waiting

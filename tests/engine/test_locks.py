@@ -9,7 +9,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.core.state import RunStatus
-from holdfast.errors import ChildFailed, InvalidInput, RunFailed
+from holdfast.errors import ChildFailed, Conflict, InvalidInput, RunFailed
 from holdfast.run import RunHandle
 from holdfast.store.port import RunQuery, Store
 from holdfast.testing import explore
@@ -288,10 +288,16 @@ async def test_what_would_wait_for_itself_or_for_nothing_is_refused(variant: Eng
 async def test_nobody_outside_can_say_that_a_lock_is_free(variant: EngineVariant) -> None:
     app, transfer, seen = bank()
     async with variant.node(app):
-        await app.start(transfer, 1)
+        first = await app.start(transfer, 1)
         await inside(seen, 1)
         second = await app.start(transfer, 2)
         await wait_for_event(second, "SignalWaiting")
+        holding = f"{first.run_id}/lock:account"
+        with pytest.raises(Conflict, match="its parent holds"):
+            await app.run(holding).signal("release")
+        [refused] = await app.signal_many([{"run_id": holding, "name": "release"}])
+        assert isinstance(refused, Conflict)
+        assert await app.run(holding).mailbox() == []
         with pytest.raises(InvalidInput, match="the engine's own"):
             await second.signal("holdfast.lock:account")
         direct: hf.RunHandle[Any] = await app.start(
@@ -300,6 +306,16 @@ async def test_nobody_outside_can_say_that_a_lock_is_free(variant: EngineVariant
         with pytest.raises(RunFailed, match="enter it inside a workflow"):
             await direct.result()
         assert seen == ["in 1"]
+
+
+@pytest.mark.parametrize("key", ["schedule:nightly", "retry_of:o-1"])
+async def test_any_name_may_be_a_key(key: str) -> None:
+    """The key is a tag too, unless the engine makes decisions by such tags."""
+    app, transfer, _ = bank()
+    async with asyncio.timeout(MOST_SECONDS), app.node("memory://"):
+        run = await app.start(transfer, 1, key)
+        await run.signal("go", "done")
+        assert await run.result() == "done"
 
 
 async def check_two_nodes(address: str) -> None:

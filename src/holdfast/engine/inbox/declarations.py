@@ -18,10 +18,10 @@ from holdfast.core.admission import RunLimit
 from holdfast.core.codec import explain_unfit
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.instants import Instant
-from holdfast.core.keys import RESERVED_PREFIX, check_name
+from holdfast.core.keys import RESERVED_PREFIX, check_name, is_lock
 from holdfast.core.messages import SignalRequest
 from holdfast.engine.inbox.json_schema import SchemaCheck
-from holdfast.errors import CallerError, InvalidInput, NotFound
+from holdfast.errors import CallerError, Conflict, InvalidInput, NotFound
 from holdfast.program.definitions import WorkflowDefinition, WorkflowLimit
 from holdfast.store import port
 from holdfast.store.outgoing import refused_letter
@@ -173,7 +173,7 @@ class Declarations:
         """
         remembered = {request.run_id for request in requests if request.run_id in self._plans}
         declared = await self.of_runs([request.run_id for request in requests])
-        verdicts = [verdict_of(declared[request.run_id], request) for request in requests]
+        verdicts = [self._verdict_on(request, declared) for request in requests]
         pairs = zip(requests, verdicts, strict=True)
         doubtful = {request.run_id for request, verdict in pairs if isinstance(verdict, CallerError)} & remembered
         if not doubtful:
@@ -185,7 +185,18 @@ class Declarations:
                 self._plans[run_id] = before[run_id]
             else:
                 declared[run_id] = again[run_id]
-        return [verdict_of(declared[request.run_id], request) for request in requests]
+        return [self._verdict_on(request, declared) for request in requests]
+
+    def _verdict_on(self, request: SignalRequest, declared: Mapping[str, Declared | None]) -> CallerError | str | None:
+        """Return the verdict on a signal from outside of runs. The run of a lock takes none: its parent releases it."""
+        known = self._plans.get(request.run_id)
+        if known is not None and is_lock(known[0][0]):
+            problem = (
+                f"run {request.run_id!r} is a lock, which its parent holds and releases: it takes no signals; to take "
+                "the lock away, terminate it"
+            )
+            return Conflict(problem, run_id=request.run_id, signal_name=request.name)
+        return verdict_of(declared[request.run_id], request)
 
     def is_entity(self, run_id: str) -> bool:
         """Return whether a run, whose signal has just been checked, takes any number of them a minute."""
