@@ -8,16 +8,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.core.state import COMPLETED
-from holdfast.errors import (
-    Conflict,
-    InvalidInput,
-    NotDurable,
-    NotFound,
-    RunError,
-    RunFailed,
-    RunTerminal,
-    UpdateFailed,
-)
+from holdfast.errors import Conflict, InvalidInput, NotDurable, NotFound, RunError, RunFailed, RunTerminal, UpdateFailed
 from holdfast.workflow import Workflow
 from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
 
@@ -357,6 +348,24 @@ async def test_an_update_is_answered_and_once_by_its_id(variant: EngineVariant) 
         await run.signal("close", "")
         assert await run.result() == []
         assert (await event_types(run)).count("UpdateAccepted") == 3
+
+
+@pytest.mark.contract("WF-6", "API-2")
+async def test_an_update_id_has_the_rules_of_a_signal_id_and_is_named_in_refusals(variant: EngineVariant) -> None:
+    app, basket = talking_app()
+    async with variant.node(app):
+        run = await app.start(basket)
+        for bad in ("", "é" * 64 + "x", "\ud800", 7):
+            with pytest.raises(InvalidInput, match="update_id ") as caught:
+                await run.update("add", name="pear", update_id=bad)  # type: ignore[arg-type]
+            assert caught.value.details == {"field": "update_id"}
+        assert await run.update("add", name="pear", update_id="é" * 64) == 1
+        assert await run.update("add", name="pear", update_id="É" * 64) == 2
+        with pytest.raises(Conflict, match="an update with this update_id was accepted before with another payload"):
+            await run.update("add", name="fig", update_id="é" * 64)
+        await run.pause(signal_id="p")
+        with pytest.raises(Conflict, match="a command with this signal_id was accepted before with another payload"):
+            await run.resume(signal_id="p")
 
 
 @pytest.mark.contract("WF-6")

@@ -147,11 +147,11 @@ def _check_known_signal_name(name: Any) -> None:
         )
 
 
-def check_signal_id(value: Any) -> InvalidInput | None:
+def check_signal_id(value: Any, field: str = "signal_id") -> InvalidInput | None:
     """Return why `value` cannot be a signal id, or None: 1 to 128 UTF-8 bytes, case-sensitive, never normalised."""
     if not isinstance(value, str) or value == "":
-        return InvalidInput(f"signal_id must be a string that is not empty, not {value!r}", field="signal_id")
-    return _check_text("signal_id", value, SIGNAL_ID_BYTES)
+        return InvalidInput(f"{field} must be a string that is not empty, not {value!r}", field=field)
+    return _check_text(field, value, SIGNAL_ID_BYTES)
 
 
 def check_idempotency_key(value: Any) -> InvalidInput | None:

@@ -25,6 +25,7 @@ from holdfast.core.index_rows import Wait
 from holdfast.core.keys import (
     CALLBACK,
     ActivityToken,
+    check_signal_id,
     check_signal_name,
     prefixed,
     read_activity_token,
@@ -380,6 +381,9 @@ class Runtime:
     async def _update(
         self, run_id: str, name: str, arguments: Any, update_id: str | None, caller: Caller | None
     ) -> Raw:
+        problem = None if update_id is None else check_signal_id(update_id, "update_id")
+        if problem is not None:
+            raise problem
         request = SignalRequest(
             run_id=run_id,
             name=UPDATE_SIGNAL,

@@ -18,7 +18,7 @@ from holdfast.core.codec import INTEGER_LIMIT
 from holdfast.core.dead_letters import DeadLetter, Settlement
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
-from holdfast.core.messages import ControlPayload, Message, SignalRequest
+from holdfast.core.messages import CONTROL_SIGNAL, UPDATE_SIGNAL, ControlPayload, Message, SignalRequest
 from holdfast.core.plans import RegisteredPlan
 from holdfast.core.restarts import next_restart
 from holdfast.core.schedules import Schedule
@@ -412,11 +412,19 @@ def check_conditions(request: SignalRequest, version: int, now: Instant, is_step
 def payload_conflict(request: SignalRequest) -> Conflict:
     """Return the refusal of a signal id that was used with another payload."""
     return Conflict(
-        f"signal {request.name!r} with this signal_id was accepted before with another payload",
+        f"{_with_its_id(request)} was accepted before with another payload",
         workflow_id=request.run_id,
         signal_name=request.name,
         signal_id=request.signal_id,
     )
+
+
+def _with_its_id(request: SignalRequest) -> str:
+    """Return what a request is to its sender, who need not know that it is kept as a signal."""
+    return _SENT_AS.get(request.name, f"signal {request.name!r} with this signal_id")
+
+
+_SENT_AS = {UPDATE_SIGNAL: "an update with this update_id", CONTROL_SIGNAL: "a command with this signal_id"}
 
 
 def version_moved(request: SignalRequest, version: int) -> Conflict:
@@ -445,7 +453,7 @@ def indeterminate(request: SignalRequest, now: Instant) -> SignalAcceptanceIndet
     """Return the refusal of a signal whose payload is stored and whose acceptance record is missing."""
     seed = f"{request.run_id}|{request.name}|{request.signal_id}|{now}"
     return SignalAcceptanceIndeterminate(
-        f"signal {request.name!r} with this signal_id may have been delivered; its acceptance record is missing",
+        f"{_with_its_id(request)} may have been delivered; its acceptance record is missing",
         workflow_id=request.run_id,
         signal_name=request.name,
         signal_id=request.signal_id,
