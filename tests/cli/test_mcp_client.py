@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,11 +23,24 @@ MOST_S = 60.0
 STORE = "sqlite:///a.db"
 
 
+PAGE = (Path(__file__).parents[2] / "docs" / "mcp.md").read_text()
+MANAGED = """
+import holdfast as hf
+
+app = hf.App("shop")
+
+
+@app.workflow
+async def purchase(item: str) -> bool:
+    return await hf.task("approve", bool, payload={"item": item}, roles=["manager"])
+"""
+
+
 @asynccontextmanager
-async def assistant(folder: Path, port: int, token: str) -> AsyncIterator[ClientSession]:
+async def assistant(folder: Path, port: int, token: str, *words: str) -> AsyncIterator[ClientSession]:
     """Give a client whose command has a token."""
     env = environment(HOLDFAST_SERVER=f"http://127.0.0.1:{port}", HOLDFAST_TOKEN=token)
-    program, *arguments = command("mcp")
+    program, *arguments = command(*(words or ("mcp",)))
     server = StdioServerParameters(command=program, args=arguments, env=env, cwd=folder)
     async with stdio_client(server) as (read, write), ClientSession(read, write) as session:
         await session.initialize()
@@ -73,3 +87,37 @@ async def test_a_client_of_the_protocol_works_with_the_rights_of_its_token(tmp_p
             failed, page = await said(viewer, "runs_list")
             assert not failed
             assert order["run_id"] in {item["run_id"] for item in page["items"]}
+
+
+@pytest.mark.contract("API-4")
+async def test_an_assistant_with_the_configuration_of_the_page_looks_and_answers(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(MANAGED)
+    assert run(tmp_path, "store", "migrate", "--store", "sqlite:///shop.db").returncode == 0
+    [create] = re.findall(r"^\$ holdfast (.*)$", PAGE, re.MULTILINE)
+    token = run(tmp_path, *create.split()).stdout.strip()
+    [shown] = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    server = json.loads(shown)["mcpServers"]["holdfast"]
+    assert server["command"] == "holdfast"
+    assert server["env"].keys() == {"HOLDFAST_SERVER", "HOLDFAST_TOKEN"}
+    [only_looking] = re.findall(r'`"args": (\[.*?\])`', PAGE)
+    port = free_port()
+    serving = ("server", "shop.py", "--store", "sqlite:///shop.db", "--port", str(port))
+    async with asyncio.timeout(2 * MOST_S), running(tmp_path, *serving) as process:
+        await process.until("is served at")
+        started = run(
+            tmp_path, "run", "start", "purchase", "item=desk", "--store", "sqlite:///shop.db", "--app", "shop.py"
+        )
+        assert started.returncode == 0, started.stderr
+        async with assistant(tmp_path, port, token, *server["args"]) as helper:
+            tasks: list[dict[str, Any]] = []
+            while not tasks:
+                _, page = await said(helper, "tasks_list", status="OPEN")
+                tasks = page["items"]
+            failed, task = await said(helper, "tasks_complete", task_id=tasks[0]["task_id"], answer=True)
+            assert (failed, task["completed_by"]) == (False, "assistant")
+            failed, refusal = await said(helper, "runs_start", workflow="purchase", input={"item": "car"})
+            assert (failed, refusal["code"]) == (True, "NotPermitted")
+        async with assistant(tmp_path, port, token, *json.loads(only_looking)) as reader:
+            names = {each.name for each in (await reader.list_tools()).tools}
+            assert "runs_list" in names
+            assert not names & {"runs_start", "tasks_complete", "tokens_create", "audit_list"}

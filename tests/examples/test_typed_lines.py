@@ -91,6 +91,7 @@ TYPED_HERE = {"access", "artifacts", "fork", "locks", "plans", "retention", "sea
 TYPED_ELSEWHERE = {
     "changing-code": "test_changing_page.py",
     "getting-started": "test_getting_started.py",
+    "mcp": "../cli/test_mcp_client.py",
     "moving": "test_moving_page.py",
     "service": "test_excerpts.py",
     "tutorial/1-first-run": "test_tutorial.py",
