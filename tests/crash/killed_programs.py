@@ -1,8 +1,9 @@
 """Programs, those of the peers' documentation among them, in processes that are killed by SIGKILL at each write.
 
-`python -m tests.crash.killed_programs SCENARIO FOLDER` plays a scenario once for each write and each of its edges: a
-life that is killed there, and one that finishes on the same file. It prints one JSON line for each play. The lives are
-forks of this process, which has imported everything and opened nothing. What activities do to the world is in files.
+`python -m tests.crash.killed_programs SCENARIO FOLDER [ADDRESS]` plays a scenario once for each write and each of its
+edges: a life that is killed there, and one that finishes on the same store: a file in the folder, or a schema of the
+PostgreSQL database at the address. It prints one JSON line for each play. The lives are forks of this process, which
+has imported everything and opened nothing. What activities do to the world is in files.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from examples import agent_inbox, money_transfer, subscription
 from holdfast import App, NodeOptions
 from holdfast.errors import RunFailed
 from holdfast.store import port
+from holdfast.store.postgres import PostgresStore
 from holdfast.store.proxy import StoreProxy
 from holdfast.store.sqlite import SqliteStore
 from tests.crash import border_programs
@@ -156,10 +158,18 @@ SCENARIOS: dict[str, tuple[App, Callable[[App, Path], Awaitable[tuple[str, Any]]
 }
 
 
-async def live(scenario: str, folder: Path, last: int, edge: str) -> None:
+async def open_store(folder: Path, address: str) -> SqliteStore | PostgresStore:
+    """Open the store of the play in this folder."""
+    if not address:
+        return await SqliteStore.open(folder / "store.db")
+    schema = folder.name.replace("-", "_")
+    return await PostgresStore.open(f"{address}{'&' if '?' in address else '?'}schema={schema}")
+
+
+async def live(scenario: str, folder: Path, address: str, last: int, edge: str) -> None:
     """Live until the n-th write, or to the end, and note how it ended."""
     app, play = SCENARIOS[scenario]
-    store = await SqliteStore.open(folder / "store.db")
+    store = await open_store(folder, address)
     await store.migrate()
     async with app.node(DeadlyStore(store, last, edge), name="peer", options=OPTIONS):
         found = await play(app, folder)
@@ -167,12 +177,12 @@ async def live(scenario: str, folder: Path, last: int, edge: str) -> None:
     await store.close()
 
 
-def life(scenario: str, folder: Path, last: int, edge: str) -> bool:
+def life(scenario: str, folder: Path, address: str, last: int, edge: str) -> bool:
     """Live in a process of its own; return whether it was killed."""
     child = os.fork()
     if child == 0:
         try:
-            asyncio.run(live(scenario, folder, last, edge))
+            asyncio.run(live(scenario, folder, address, last, edge))
         except BaseException as problem:
             print(repr(problem), file=sys.stderr, flush=True)
             os._exit(1)
@@ -185,15 +195,15 @@ def life(scenario: str, folder: Path, last: int, edge: str) -> bool:
     return False
 
 
-def main(scenario: str, folder: Path) -> None:
+def main(scenario: str, folder: Path, address: str = "") -> None:
     """Play a scenario with a kill at each edge of each write."""
     for edge in EDGES:
         for last in range(1, 100):
             place = folder / f"{edge}-{last}"
             place.mkdir()
-            was_killed = life(scenario, place, last, edge)
+            was_killed = life(scenario, place, address, last, edge)
             if was_killed:
-                assert not life(scenario, place, 0, edge)
+                assert not life(scenario, place, address, 0, edge)
             found = json.loads((place / "ending.json").read_text())
             print(json.dumps([edge, last, was_killed, *found]), flush=True)
             if not was_killed:
@@ -201,4 +211,4 @@ def main(scenario: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from holdfast.core.invariants import check, check_drained
-from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import system_view
+from tests.crash.killed_programs import open_store
 from tests.machine_load import slowdown
 
 TIDE, ROPE = "ann: Tide", "ann: Rope"
@@ -37,13 +37,29 @@ ENDINGS: dict[str, tuple[str, Any]] = {
 }
 
 
-@pytest.mark.process
-@pytest.mark.slow
+OF_PEERS = ("transfer", "refund", "agent", "subscription", "cancelled subscription")
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
 @pytest.mark.contract("INV", "OWN-3", "WF-2", "MSG-2", "ACT-6", "WF-9", "QUE-5", "QUE-6", "CTX-1")
 @pytest.mark.parametrize("scenario", ENDINGS)
 async def test_a_program_survives_being_killed_at_every_write(scenario: str, tmp_path: Path) -> None:
+    await kill_everywhere(scenario, tmp_path)
+
+
+@pytest.mark.contract("INV", "OWN-3", "WF-2", "MSG-2")
+@pytest.mark.parametrize("scenario", OF_PEERS)
+async def test_a_program_on_postgresql_survives_being_killed_at_every_write(
+    scenario: str, tmp_path: Path, postgres_url: str
+) -> None:
+    await kill_everywhere(scenario, tmp_path, postgres_url)
+
+
+async def kill_everywhere(scenario: str, folder: Path, *address: str) -> None:
+    """Play a scenario with a kill at each edge of each write, and check how it ends and what is stored."""
     played = subprocess.run(
-        [sys.executable, "-m", "tests.crash.killed_programs", scenario, str(tmp_path)],
+        [sys.executable, "-m", "tests.crash.killed_programs", scenario, str(folder), *address],
         capture_output=True,
         text=True,
         timeout=120 * slowdown(),
@@ -55,8 +71,8 @@ async def test_a_program_survives_being_killed_at_every_write(scenario: str, tmp
         assert (result, world) == ENDINGS[scenario], (edge, number, was_killed)
     kills = {edge: sum(play[2] for play in plays if play[0] == edge) for edge in ("before", "after")}
     assert min(kills.values()) >= 3, f"the kills miss what they are aimed at: {kills}"
-    for folder in tmp_path.iterdir():
-        store = await SqliteStore.open(folder / "store.db")
+    for place in folder.iterdir():
+        store = await open_store(place, *(address or [""]))
         try:
             view = await system_view(store)
             assert check(view) == []
