@@ -1,7 +1,7 @@
 """`Activity`: what `@app.activity` returns. Its call inside a workflow is a durable step; elsewhere a plain call."""
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -83,11 +83,26 @@ def activity_options(base: ActivityOptions, **changes: Any) -> ActivityOptions:
     fields: dict[str, Any] = {}
     for name, value in changes.items():
         if name not in known:
-            raise InvalidInput(f"unknown activity option {name!r}; known are {', '.join(sorted(known))}")
+            raise InvalidInput(_unknown_option(name, known), field=name)
         fields |= known[name](value)
     if fields.get("queue", "") != "":  # the empty one is none
         require_step_name("queue", fields["queue"])
     return replace(base, **fields)
+
+
+OF_THE_CALL = ("cancel", "idempotency_key", "name")
+"""What `Activity.options` and `App.activity` take beside the options of `ActivityOptions`."""
+OF_THE_DEFINITION = ("limit", "raises", "retry_if", "verify", "verify_retry", "verify_timeout")
+"""What only `App.activity` takes."""
+
+
+def _unknown_option(name: str, known: Iterable[str]) -> str:
+    if name in OF_THE_DEFINITION:
+        return f"{name} is an option of @app.activity, not of one call"
+    if name in Retry.__struct_fields__:
+        return f"unknown activity option {name!r}: it belongs to the retry policy, retry=hf.Retry({name}=…)"
+    options = ", ".join(sorted((*known, *OF_THE_CALL)))
+    return f"unknown activity option {name!r}; known are {options}, and of @app.activity {', '.join(OF_THE_DEFINITION)}"
 
 
 def _secrets(value: Any) -> tuple[Secret, ...]:

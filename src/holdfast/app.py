@@ -9,7 +9,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from inspect import iscoroutinefunction
+from inspect import isclass, iscoroutinefunction
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from msgspec.structs import replace
@@ -235,6 +235,8 @@ class App:
         - `at_once`, `per_key`, `key`, `rate`, `overload`: limits on its runs, for all versions together. Those of the
           version that was registered last apply. See docs/limits.md.
         """
+        if signals is not None and not isinstance(signals, Mapping):
+            raise InvalidInput(f'signals is a dict of types by name, such as {{"paid": bool}}, not {signals!r}')
         for signal_name in signals or ():
             check_signal_name(signal_name)
         _check_version(version)
@@ -242,7 +244,7 @@ class App:
         def register(function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:
             definition = WorkflowDefinition(
                 function,
-                function.__name__ if name is None else name,
+                _name_of(function, "workflow") if name is None else name,
                 version,
                 signals,
                 allows_other_signals=allow_other_signals,
@@ -384,7 +386,7 @@ class App:
         call = call_options(PLAIN_CALL, options)
 
         def register(function: Callable[P, Any]) -> Activity[P, Any]:
-            chosen = function.__name__ if name is None else name
+            chosen = _name_of(function, "activity") if name is None else name
             definition = ActivityDefinition(
                 function,
                 chosen,
@@ -586,7 +588,9 @@ class App:
         """Return a workflow of this app; with a version, that one of it."""
         if not isinstance(workflow, Workflow):
             name = getattr(workflow, "__qualname__", repr(workflow))
-            raise InvalidInput(f"{name} is not a workflow: register the function with @app.workflow, and start that")
+            hint = f"; by its name it is app.external_workflow({name})" if isinstance(workflow, str) else ""
+            what = f"{name} is not a workflow: register the function with @app.workflow, and start that{hint}"
+            raise InvalidInput(what, field="workflow")
         definition = workflow.definition
         if definition.is_external:
             if version not in (None, definition.version):
@@ -619,6 +623,7 @@ class App:
         A node that restarts under the same name takes over its former runs. Without a name it gets a new one. Signals
         of the process are not handled: the node stops when the context ends. See `serve`.
         """
+        refuse_inside("node", "nothing is opened: the run has its node already")
         options = options or NodeOptions()
         if options.fail_open and name is None:
             raise InvalidInput("a node that fails open has a name, so that it finds its journal again", field="name")
@@ -665,6 +670,9 @@ class App:
     async def _open(self, store: str | port.Store | None) -> AsyncIterator[tuple[port.Store, Limits]]:
         """Open a store, and close it again if it was not open before."""
         if store is not None and not isinstance(store, str):
+            if not hasattr(store, "capabilities"):
+                problem = f"a store is an address such as sqlite:///orders.db, or an opened store, not {store!r}"
+                raise InvalidInput(problem, field="store")
             yield store, self._given_limits or Limits()
             return
         settings = _settings(store, self._given_limits)
@@ -811,6 +819,18 @@ class OpenRuntimes:
                 if loop is running:
                     return runtime
         return self._open[-1][1] if self._open else None
+
+
+def _name_of(function: Any, kind: str) -> str:
+    """Return the name of a function that is registered; raise if it is none."""
+    if isinstance(function, str):
+        raise InvalidInput(f"to give it another name, register it with @app.{kind}(name={function!r})", field="name")
+    if not callable(function) or isclass(function):
+        raise InvalidInput(f"@app.{kind} registers a function, not {function!r}", field="function")
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        raise InvalidInput(f"{function!r} has no name: register it with @app.{kind}(name=…)", field="name")
+    return name
 
 
 def _check_version(version: str) -> None:

@@ -337,7 +337,7 @@ class WorkflowFailed(RunError):
 
 
 class UnhandledError(RunError):
-    """The workflow did not handle an exception. The run is paused, and continues once the code is fixed.
+    """The workflow did not handle an exception, or waits and nothing can wake it. The run is paused until this is fixed.
 
     What to do: Fix the code and deploy it, then resume the run. To fail a run on purpose, raise
     `WorkflowFailed`.

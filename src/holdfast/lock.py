@@ -9,7 +9,7 @@ table of locks and no polling, and operators see holders and waiters among the r
 import asyncio
 from contextvars import ContextVar, Token
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from holdfast.core.keys import check_name, check_tag
 from holdfast.errors import InvalidInput, WorkflowFailed
@@ -49,6 +49,11 @@ class Lock:
         if problem is not None:
             raise problem
         return LockEntry(self.name, key, timeout, self._workflow)
+
+    async def __aenter__(self) -> NoReturn:
+        raise InvalidInput(f"lock {self.name!r} is entered by a call: `async with lock(key):`, or `lock()` for all")
+
+    async def __aexit__(self, *_: object) -> None: ...
 
 
 class LockEntry:

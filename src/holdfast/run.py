@@ -46,6 +46,9 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
     _is_known: bool = False
     """Whether it was started here, so that it exists, or did."""
 
+    def __repr__(self) -> str:
+        return f"<RunHandle {self.run_id}>"
+
     # --- how it ends
 
     async def result(self) -> R:
@@ -60,7 +63,7 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
         if isinstance(body, e.RunFailed):
             if body.timeout:
                 raise RunTimedOut(f"run {self.run_id} failed: {body.error.message}", body.error)
-            raise RunFailed(f"run {self.run_id} failed: {body.error.code}: {body.error.message}", body.error)
+            raise RunFailed(f"run {self.run_id} failed: {body.error}", body.error)
         reason = getattr(body, "reason", "")
         raise RunCancelled(cancelled_text(self.run_id, reason), run_id=self.run_id, reason=reason)
 

@@ -157,6 +157,12 @@ class Flow(Workflow[[S], S], Generic[S]):
         return self.definition.graph().mermaid()
 
 
+def _tags(given: Any) -> tuple[str, ...]:
+    if not isinstance(given, tuple | list):
+        raise InvalidInput(f"tags are a tuple of strings, not {given!r}", field="tags")
+    return tuple(given)
+
+
 @keywords_are_options
 async def start(
     workflow: Workflow[..., R] | PlanRef | str,
@@ -190,7 +196,7 @@ async def start(
         request_id=request_id or "",
         run_id=run_id,
         reference_key=reference_key,
-        tags=tuple(tags),
+        tags=_tags(tags),
         priority=priority,
         attributes=None if attributes is None else dict(attributes),
         version=workflow_version,

@@ -1,5 +1,6 @@
 """What a failure of an activity says to its policy, and to the workflow that catches it; any function as a step."""
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -254,3 +255,63 @@ def test_mistakes_in_the_declaration_are_refused() -> None:
     for options in ({"raises": ("ValueError",)}, {"raises": 5}, {"retry_if": later}):
         with pytest.raises(InvalidInput):
             app.activity(**options)(book)
+
+
+class Refused(Exception):
+    """Its constructor takes more than a text, as that of many libraries does."""
+
+    def __init__(self, reason: str, *, status: int) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass
+class Taken(Exception):
+    seat: str
+    row: int
+
+
+@dataclass(frozen=True)
+class Gone(Exception):
+    seat: str
+
+
+class Told(Exception):
+    """It has a text of its own."""
+
+    @property
+    def message(self) -> str:
+        return "told"
+
+
+@pytest.mark.parametrize(
+    "problem", [Refused("no", status=403), Taken("12a", 3), Gone("12a"), Told("x"), OSError(5, "disk")]
+)
+async def test_an_exception_is_caught_by_its_class_whatever_its_constructor_takes(
+    variant: EngineVariant, problem: Any
+) -> None:
+    app = hf.App("shop")
+
+    @app.activity(raises=type(problem), retry=hf.Retry(max_attempts=1))
+    async def book() -> None:
+        raise problem
+
+    @app.workflow
+    async def order() -> list[str]:
+        try:
+            await book()
+        except type(problem) as found:
+            known: Any = found
+            return [type(found).__name__, str(found), repr(found), known.info.code, known.message]
+        return []
+
+    async with variant.node(app):
+        found = await (await app.start(order)).result()
+    name, text = type(problem).__name__, f"step book: {type(problem).__name__}: {problem}"
+    assert found == [name, text, f"{name}({text!r})", name, text]
+
+
+@pytest.mark.parametrize("kind", [ExceptionGroup, ActivityFailed, hf.errors.StartRefused])
+def test_an_exception_that_cannot_be_made_again_is_refused_when_it_is_declared(kind: Any) -> None:
+    with pytest.raises(InvalidInput, match=f"raises: {kind.__name__} cannot be raised again in a workflow"):
+        hf.App("shop").activity(raises=kind)(fetch)

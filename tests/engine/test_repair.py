@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.clock import SystemClock
 from holdfast.core import events as e
 from holdfast.core.state import PAUSED, RUNNING
+from holdfast.engine.observe.doctor import examine
 from holdfast.engine.turns.draft import prepare_run
 from holdfast.errors import Conflict, NondeterminismError, RunCancelled, VersionMismatch
 from tests.engine.harness import (
@@ -80,6 +82,8 @@ async def test_a_divergence_pauses_the_run_and_the_right_code_resumes_it(
             with pytest.raises(NondeterminismError) as caught:
                 await run.query("anything")
             assert caught.value.details["run_seq"] == 3
+            [found] = [each for each in (await examine(store, SystemClock())).findings if run_id in each.run_ids]
+            assert "deploy code that fits their histories, with `hf.patched`" in found.advice
             await run.resume()
             await wait_for_history(run, lambda events: [x.event_type for x in events].count("RunPaused") == 2)
         app, order = shop(right)

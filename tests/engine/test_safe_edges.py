@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 import holdfast as hf
-from holdfast.errors import InvalidInput, NotDurable, RateLimited
+from holdfast.errors import InvalidInput, NotDurable, RateLimited, RunFailed, UpdateFailed
 from holdfast.store.port import RunQuery, Store
+from holdfast.testing import TestNode
 from tests.engine.harness import EngineVariant, wait_for_event
 
 
@@ -194,3 +198,158 @@ async def test_what_a_run_sends_in_vain_is_reported(store: Store, caplog: pytest
         [letter] = await app.dead_letters(run_id="sender")
         assert letter.record.reason == "refused"
     assert "run sender: what it sent was not delivered: 'hello' to run 'nowhere': NotFound" in caplog.text
+
+
+# --- mistakes at registration and in calls, each with an error that says what to do
+
+
+class Service:
+    async def charge(self, cents: int) -> int:
+        return cents
+
+
+async def pays(cents: int) -> int:
+    return cents
+
+
+NOT_REGISTERED: list[tuple[Any, str]] = [
+    (lambda app: app.activity(Service.charge), "a method without its object; register a function, or the method of"),
+    (lambda app: app.workflow(Service.charge), "a method without its object"),
+    (lambda app: app.activity(Service), "@app.activity registers a function, not <class"),
+    (lambda app: app.activity("pay"), "register it with @app.activity(name='pay')"),
+    (lambda app: app.workflow("pay"), "register it with @app.workflow(name='pay')"),
+    (lambda app: app.activity(partial(pays, 3)), "has no name: register it with @app.activity(name=…)"),
+    (lambda app: app.activity(max), "no signature found for builtin"),
+    (lambda app: app.activity(retry_if=True)(pays), "retry_if is a plain function of the exception, not True"),
+    (lambda app: app.activity(max_attempts=3)(pays), "it belongs to the retry policy, retry=hf.Retry(max_attempts=…)"),
+    (
+        lambda app: app.activity(pays).options(raises=ValueError),
+        "raises is an option of @app.activity, not of one",
+    ),
+    (lambda app: app.activity(tries=3)(pays), "known are cancel, heartbeat_timeout, idempotency_key, name, on_failure"),
+    (
+        lambda app: app.workflow(timeout=3)(pays),
+        "unknown workflow option 'timeout'; known are allow_other",
+    ),
+    (lambda app: app.workflow(signals=["paid"])(pays), "signals is a dict of types by name"),
+    (lambda app: app.workflow(at_once=1, overload="wait")(pays), "overload is one of queue, delay, reject, not 'wait'"),
+]
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize(("register", "said"), NOT_REGISTERED)
+def test_what_cannot_be_registered_says_what_to_do(register: Any, said: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(said)):
+        register(hf.App("shop"))
+
+
+async def test_the_method_of_an_object_is_an_activity() -> None:
+    app = hf.App("shop")
+    charge = app.activity(Service().charge)
+
+    @app.workflow
+    async def order() -> int:
+        return await charge(3)
+
+    async with app.node("memory://"):
+        assert await (await app.start(order)).result() == 3
+
+
+IN_A_WORKFLOW: list[tuple[str, str]] = [
+    ("saga.undo(pay(1))", "undo: what compensates is a function, such as one after `lambda:`, not a coroutine"),
+    ("saga.undo(pay)", "undo: pays cannot be called with 0 arguments: missing a required argument: 'cents'"),
+    ("hf.Saga().undo(pay, 1)", "undo: the saga is not open, and would undo nothing: async with hf.Saga() as saga"),
+    ("saga.undo(print, 'x'); raise hf.WorkflowFailed('no')", "undo calls an activity, a workflow or an async function"),
+    ("await hf.step(pay, 1)", "pays is registered: call it without hf.step"),
+    ("await hf.step(max, 1)", "no signature found for builtin"),
+    ("await hf.map(pay, {1, 2})", "the order of a set differs between processes; give it sorted(items)"),
+    ("await hf.map(abs, [1])", "map calls an activity, a workflow or an async function; this one returned a int"),
+    ("await hf.poll(lambda: 1, every=1)", "poll calls an activity, a workflow or an async function"),
+    ("await hf.poll(pay(1), every=1)", "poll: what is called is a function"),
+    ("await hf.wait_until(True)", "wait_until: the condition is a function"),
+    ("await hf.start('pay', tags='abc')", "tags are a tuple of strings, not 'abc'"),
+    ("await lock.__aenter__()", "lock 'account' is entered by a call: `async with lock(key):`, or `lock()` for all"),
+    ("await app.node('memory://').__aenter__()", "node: it would be done again on every replay"),
+    ("hf.publish(text='x' * 5000)", "what is published has 5011 bytes; the limit is 4096; keep it elsewhere"),
+]
+
+
+@pytest.mark.contract("API-2", "WF-7")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize(("code", "said"), IN_A_WORKFLOW)
+async def test_a_mistake_in_a_workflow_pauses_it_and_says_what_to_do(code: str, said: str) -> None:
+    app = hf.App("shop")
+    known: dict[str, Any] = {"hf": hf, "app": app, "pay": app.activity(pays), "lock": app.lock("account")}
+    exec(f"async def order():\n  async with hf.Saga() as saga:\n    {code}", known)
+    order = app.workflow(known["order"])
+    async with app.node("memory://"):
+        event = await wait_for_event(await app.start(order), "RunPaused")
+    assert said in event.data.error.message  # type: ignore[attr-defined]
+
+
+async def test_what_is_opened_or_started_wrongly_says_what_to_do() -> None:
+    app = hf.App("shop")
+    order = app.workflow(pays)
+    unopened: Any = 3
+    with pytest.raises(InvalidInput, match=r"a store is an address such as sqlite:///orders\.db"):
+        await app.node(unopened).__aenter__()
+    async with app.node("memory://"):
+        name: Any = "pays"
+        with pytest.raises(InvalidInput, match=r"by its name it is app\.external_workflow\('pays'\)"):
+            await app.start(name, 1)
+        signal: Any = {"name": "go", "id": "click-1"}
+        with pytest.raises(InvalidInput, match=r"with_signal is a dict of name, .*; not one of name, id"):
+            await app.start(order, 1, with_signal=signal)
+        run = await app.start(order, 1, run_id="o-1")
+        assert repr(run) == "<RunHandle o-1>"
+
+
+@pytest.mark.parametrize(
+    ("waits", "said"),
+    [
+        (lambda: hf.poll(lambda: hf.sleep(1), every=60, timeout=600), "poll: nothing true was returned within 600 s"),
+        (lambda: hf.wait_until(lambda: False, timeout=60), "wait_until: the condition did not become true within 60 s"),
+    ],
+)
+async def test_a_time_out_says_what_did_not_happen(waits: Any, said: str) -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def order() -> None:
+        await waits()
+
+    async with TestNode(app):
+        with pytest.raises(RunFailed, match=f"TimeoutError: {said}$"):
+            await (await app.start(order)).result()
+
+
+async def test_an_error_without_words_ends_with_its_name() -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def order() -> None:
+        async with asyncio.timeout(5):
+            await hf.wait_signal("paid")
+
+    async with TestNode(app):
+        with pytest.raises(RunFailed, match=r"failed: TimeoutError$"):
+            await (await app.start(order)).result()
+
+
+@pytest.mark.filterwarnings("error")
+async def test_an_update_that_does_not_fit_is_named() -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def basket() -> None:
+        hf.on_update("put", put)
+        await hf.wait_signal("done")
+
+    async with TestNode(app):
+        run = await app.start(basket)
+        with pytest.raises(UpdateFailed, match=r"the arguments of update 'put' do not fit: .* missing required field"):
+            await run.update("put")
+
+
+def put(item: str) -> None:
+    """Do nothing."""

@@ -378,7 +378,7 @@ async def test_an_update_can_be_refused_and_fail_without_harm(variant: EngineVar
         assert caught.value.info.code == "ValueError"
         with pytest.raises(UpdateFailed, match="takes no update 'remove'"):
             await run.update("remove")
-        with pytest.raises(UpdateFailed, match="does not fit"):
+        with pytest.raises(UpdateFailed, match="the arguments of update 'add' do not fit"):
             await run.update("add", name=5)
         with pytest.raises(UpdateFailed, match="cannot be stored"):
             await run.update("odd")

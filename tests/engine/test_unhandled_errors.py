@@ -12,11 +12,12 @@ import pytest
 import holdfast as hf
 from holdfast.clock import SystemClock
 from holdfast.core import events as e
-from holdfast.core.state import CANCELLED, COMPLETED, FAILED, PAUSED
+from holdfast.core.state import CANCELLED, COMPLETED, FAILED, PAUSED, RUNNING
 from holdfast.engine.check_histories import check_history
 from holdfast.engine.observe.doctor import examine
 from holdfast.errors import Conflict, InvalidInput, RunCancelled, RunFailed
 from holdfast.store.port import RunQuery, Store
+from holdfast.testing import TestNode
 from tests.engine.harness import (
     MOST_SECONDS,
     EngineVariant,
@@ -479,3 +480,116 @@ async def test_a_mistake_where_a_failure_is_handled_is_what_the_run_shows(varian
         assert f'--status PAUSED --text "{paused.search.partition("with:children ")[2]}"' in paused.advice
         found = await store.find(RunQuery(text=paused.search.partition("with:children ")[2]))
         assert [each.run_id for each in found] == [run.run_id], "it finds them"
+
+
+# --- code that waits, and nothing can wake it
+
+
+class Waits:
+    """A workflow that pays, and then waits for what one of its own tasks should bring."""
+
+    def __init__(self, how: str = "mended") -> None:
+        self.app = hf.App("waits")
+        self.done: list[str] = []
+
+        @self.app.activity(retry=hf.Retry(max_attempts=1))
+        async def pay(item: int) -> int:
+            self.done.append(f"pay {item}")
+            if item < 0:
+                raise ValueError("refused")
+            return item
+
+        async def bring(queue: asyncio.Queue[int], item: int) -> None:
+            paid = await pay(item)
+            queue.put_nowait({1: paid}[item])
+
+        @self.app.workflow
+        async def order() -> int:
+            await pay(0)
+            queue: asyncio.Queue[int] = asyncio.Queue()
+            try:
+                if how == "a lock of its own":
+                    async with (lock := asyncio.Lock()), lock:
+                        return 0
+                if how == "a condition":
+                    await hf.wait_until(lambda: False)
+                if how == "a queue":
+                    return await queue.get()
+                if how != "mended":
+                    hf.on_query("size", queue.qsize)
+                item = {"a task with a bug": 2, "a task whose step fails": -1}.get(how, 1)
+                task = asyncio.create_task(bring(queue, item))
+                found = await queue.get()
+                await task
+                return found
+            finally:
+                await pay(10)
+
+        self.order = order
+
+
+VAIN = "and nothing can wake it: it has no open step, timer or signal"
+UNAWAITED = f"{VAIN}; 'task 1', a task that nothing has awaited, raised"
+
+
+@pytest.mark.contract("WF-7", "INV")
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("a queue", f"{VAIN}; mend the code"),
+        ("a condition", f"{VAIN}; mend the code"),
+        ("a lock of its own", f"{VAIN}; mend the code"),
+        ("a task with a bug", f"{UNAWAITED} KeyError: 2; mend"),
+        (
+            "a task whose step fails",
+            f"{UNAWAITED} ActivityFailed: step pay#2: ValueError: refused; mend",
+        ),
+    ],
+)
+async def test_a_wait_that_nothing_can_end_pauses_the_run(variant: EngineVariant, how: str, said: str) -> None:
+    async with variant.opened() as store:
+        broken = Waits(how)
+        async with asyncio.timeout(MOST_SECONDS), broken.app.node(store):
+            run = await broken.app.start(broken.order, run_id="o-1")
+            error = await paused_with(run)
+            assert error.code == "UnhandledError"
+            assert said in error.message
+            assert "test_unhandled_errors.py:" in error.message, "the line that waits"
+            assert ("in bring" in error.traceback) is how.startswith("a task")
+            await run.cancel("never mind")
+            with pytest.raises(RunCancelled, match="never mind"):
+                await run.result()
+        assert broken.done[-1] == "pay 10", "it has cleaned up"
+
+
+@pytest.mark.contract("WF-7")
+async def test_mended_code_goes_on_where_the_former_code_waited_in_vain(variant: EngineVariant) -> None:
+    async with variant.opened() as store:
+        broken = Waits("a queue")
+        async with asyncio.timeout(MOST_SECONDS), broken.app.node(store):
+            await paused_with(await broken.app.start(broken.order, run_id="o-1"))
+        mended = Waits()
+        async with asyncio.timeout(MOST_SECONDS), mended.app.node(store):
+            assert await mended.app.run("o-1").result() == 1
+        assert (broken.done, mended.done) == (["pay 0"], ["pay 1", "pay 10"])
+
+
+@pytest.mark.contract("WF-7")
+async def test_a_wait_that_something_may_end_is_no_mistake() -> None:
+    app = hf.App("waits")
+
+    @app.workflow
+    async def waiting(how: str) -> None:
+        if how == "a query":
+            hf.on_query("how", lambda: how)
+        if how == "an update":
+            hf.on_update("how", lambda: how)
+        if how == "a task that sleeps":
+            task = asyncio.create_task(hf.sleep(10**9))
+            task.add_done_callback(lambda _: None)
+        await (asyncio.sleep(float("inf")) if how == "for ever" else asyncio.Event().wait())
+
+    async with TestNode(app) as node:
+        runs = [await app.start(waiting, how) for how in ("a query", "an update", "a task that sleeps", "for ever")]
+        await node.settle()
+        assert {await run.status() for run in runs} == {RUNNING}

@@ -116,6 +116,7 @@ async def test_a_condition_that_exits_is_a_finding() -> None:
             return False
 
         timer = asyncio.create_task(hf.sleep(0.001))
+        hf.on_update("look again", lambda: None)
         await hf.wait_until(is_done)
         await timer
 

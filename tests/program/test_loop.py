@@ -16,6 +16,7 @@ import pytest
 from holdfast.app import App
 from holdfast.core.events import ErrorInfo
 from holdfast.errors import NondeterminismError, RunawayWorkflow
+from holdfast.program.api import on_update
 from holdfast.program.loop import DeterministicLoop, Timer, outside_loop, running
 from tests.process_state import no_collections
 from tests.program.core_run import CoreRun, start_core_run
@@ -548,11 +549,18 @@ class Promise:
         pass
 
 
+def takes_updates() -> None:
+    """Let something be able to wake the run, so that it is not paused."""
+    on_update("wake", lambda: None)
+
+
 async def waits_for_a_promise() -> None:
+    takes_updates()
     await Promise()
 
 
 async def all_wait_for_one() -> None:
+    takes_updates()
     never = asyncio.get_running_loop().create_future()
 
     async def wait() -> None:

@@ -6,6 +6,7 @@ import sys
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import holdfast as hf
 from holdfast.errors import InvalidInput, RunFailed
 from holdfast.store.port import RunQuery
-from holdfast.testing import NothingDue, TestNode
+from holdfast.testing import NothingDue, TestNode, explore
 
 DAY = timedelta(days=1)
 
@@ -365,3 +366,27 @@ async def test_the_line_that_is_named_is_the_callers_and_not_that_of_a_library()
         run = await app.start(fetches)
         with pytest.raises(NothingDue, match=r"make the call an activity at \S*test_test_node\.py:\d+;"):
             await run.result()
+
+
+async def test_what_is_no_app_no_activity_and_no_time_is_refused_by_name() -> None:
+    shop = Shop()
+    wrong: Any = test_the_line_that_is_named_is_the_callers_and_not_that_of_a_library
+    with pytest.raises(InvalidInput, match="TestNode takes the App whose workflows are tested, not 'shop'"):
+        TestNode("shop")  # type: ignore[arg-type]
+    async with TestNode(shop.app) as node:
+        with pytest.raises(InvalidInput, match=f"{wrong.__name__} is not an activity: register it"):
+            node.fake(wrong, returns=1)
+        with pytest.raises(InvalidInput, match="is not an activity"):
+            node.calls(wrong)
+        with pytest.raises(InvalidInput, match=r"time advances by a timedelta, or by days=.*, not 5"):
+            await node.advance(5)  # type: ignore[arg-type]
+
+
+def test_an_activity_that_is_said_to_be_repeatable_must_exist() -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def order() -> None: ...
+
+    with pytest.raises(InvalidInput, match="repeatable: there is no activity 'chrage'"):
+        explore(app, order, repeatable=["chrage"])

@@ -100,5 +100,5 @@ def parse_value(outcome: RunOutcome, kind: Any = Any, values: Values = PLAIN) ->
         raise RunCancelled(outcome.error.message, run_id=outcome.run_id, reason=outcome.reason)
     if outcome.is_timed_out:
         raise RunTimedOut(f"run {outcome.run_id} failed: {outcome.error.message}", outcome.error, run_id=outcome.run_id)
-    message = f"run {outcome.run_id} failed: {outcome.error.code}: {outcome.error.message}"
+    message = f"run {outcome.run_id} failed: {outcome.error}"
     raise RunFailed(message, outcome.error, run_id=outcome.run_id)

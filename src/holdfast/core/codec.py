@@ -120,12 +120,12 @@ def encode_text(value: object) -> str:
     return _encoder.encode(value).decode()
 
 
-def bounded(raw: Raw, most_bytes: int, what: str) -> Raw:
+def bounded(raw: Raw, most_bytes: int, what: str, setting: str = "Limits.value_bytes") -> Raw:
     """Return an encoded value, or raise `PayloadTooLarge` if it has more bytes than a history keeps in one."""
     size = len(raw)
     if size > most_bytes:
         raise PayloadTooLarge(
-            f"{what} has {size} bytes; the limit is {most_bytes} (Limits.value_bytes); "
+            f"{what} has {size} bytes; the limit is {most_bytes}{setting and f' ({setting})'}; "
             "keep it elsewhere and store a reference",
             size_bytes=size,
             limit_bytes=most_bytes,

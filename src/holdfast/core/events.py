@@ -67,6 +67,9 @@ class ErrorInfo(Struct, frozen=True, omit_defaults=True, gc=False):
     retry_after_ms: int | None = None
     """The delay before the next attempt, as the error asks for it."""
 
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}" if self.message else self.code
+
 
 class ArtifactRef(Struct, frozen=True, omit_defaults=True, gc=False):
     """A reference to bytes kept elsewhere. The bytes are never in a history."""

@@ -121,7 +121,7 @@ def effect_after_retry(step: "OpenStep", event: Event, body: e.StepRetried) -> E
     if body.reason != ASKED_AGAIN:
         lost = range(step.engine_attempt_id, ended)  # which other nodes acquired, and never reported
         how = "lost" if body.reason == LOST else "timed out" if _is_timeout(body.error) else "failed"
-        said = "" if body.error is None else f"{body.error.code}: {body.error.message}"
+        said = "" if body.error is None else f"{body.error}"
         attempts += tuple(EndedAttempt(each, event.emitted_at, "lost") for each in lost)
         attempts += (EndedAttempt(ended, event.emitted_at, how, body.node, said[:ERROR_SHOWN_CHARS]),)
     return Effect(
@@ -142,7 +142,7 @@ def effect_after_doubt(step: "OpenStep", event: Event, body: e.StepUnresolved) -
     """Return what is known of the effect of a keyed step that waits for an operator from now on."""
     known = step.effect or Effect(since=step.opened_at)
     attempt = event.engine_attempt_id or step.engine_attempt_id
-    said = f"{body.error.code}: {body.error.message}"
+    said = f"{body.error}"
     ended = EndedAttempt(attempt, event.emitted_at, "unresolved", body.node, said[:ERROR_SHOWN_CHARS])
     return replace(
         known,
@@ -160,7 +160,7 @@ def effect_of_retried_step(failed: "FailedStep") -> Effect:
     """Return what is known of the effect of a keyed step that an operator retries after it failed."""
     step = failed.started
     known = step.effect or Effect(since=step.opened_at)
-    said = f"{failed.error.code}: {failed.error.message}"
+    said = f"{failed.error}"
     ended = EndedAttempt(step.engine_attempt_id, step.opened_at, "failed", "", said[:ERROR_SHOWN_CHARS])
     return Effect(
         must_verify=True,

@@ -377,7 +377,7 @@ def _comment(step: OpenStep, text: str, writer: EventWriter, cause: str | None) 
 def on_stray_outcome(step: OpenStep, attempt: int, error: ErrorInfo | None, writer: EventWriter) -> Decision:
     """Let the operator know of an attempt that ended after the step was unresolved: the job was acquired once more."""
     if attempt > step.engine_attempt_id:
-        how = "without an outcome" if error is None else f"with {error.code}: {error.message}"
+        how = "without an outcome" if error is None else f"with {error}"
         _comment(step, f"attempt {attempt}, which was under way, has ended {how}", writer, None)
     return writer.decision()
 

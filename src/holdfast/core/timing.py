@@ -142,5 +142,5 @@ def overdue_text(step: OpenStep, limit_ms: int | None) -> str:
     """Return the error text of a step whose deadline has passed, with the error of its last attempt, if one failed."""
     problem = f"activity {step.name!r} was not done within {limit_ms} ms of being scheduled"
     if step.error is not None:
-        problem = f"{problem}; its last error was {step.error.code}: {step.error.message}"
+        problem = f"{problem}; its last error was {step.error}"
     return problem[:ERROR_TEXT_CHARS]

@@ -409,7 +409,7 @@ class Runtime:
         if body.error is not None and body.error.code == RunTerminal.code:
             raise RunTerminal(f"run {run_id} ended before it had answered", run_id=run_id)
         if body.error is not None:
-            raise UpdateFailed(f"update {name!r}: {body.error.code}: {body.error.message}", body.error)
+            raise UpdateFailed(f"update {name!r}: {body.error}", body.error)
         return body.result
 
     async def update_for_run(self, request: UpdateRequest) -> Raw:

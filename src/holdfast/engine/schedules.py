@@ -267,7 +267,7 @@ class Schedules:
         if problem is not None:
             raise problem
         check_calendar(schedule.spec)
-        codec.bounded(schedule.input, INPUT_BYTES, f"the input of schedule {schedule.schedule_id!r}")
+        codec.bounded(schedule.input, INPUT_BYTES, f"the input of schedule {schedule.schedule_id!r}", "")
         if is_plan(schedule.workflow):
             definition, _ = await self._plan(schedule)
             definition.check_inputs(codec.decode(schedule.input, dict[str, Any]))

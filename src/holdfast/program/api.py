@@ -3,8 +3,8 @@
 import asyncio
 import inspect
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, Self, TypeVar
@@ -30,6 +30,7 @@ from holdfast.program.definitions import (
     milliseconds,
     step_definition,
 )
+from holdfast.program.fan_out import awaitable
 from holdfast.program.loop import ProgramClosed
 from holdfast.program.outcomes import Rotate
 
@@ -163,14 +164,33 @@ def random() -> Random:
 async def wait_until(condition: Callable[[], bool], *, timeout: timedelta | float | None = None) -> None:
     """Wait until the condition is true. It is evaluated after each event. Raise `TimeoutError` after `timeout`."""
     program = require_program("wait_until")
+    _require_function("wait_until: the condition", condition)
     if inspect.iscoroutinefunction(condition):
         raise InvalidInput("wait_until: a condition is read-only; pass a plain function, not an async one")
     if condition():
         return
     future = program.when(condition)
     limit_ms = milliseconds(timeout)
-    async with asyncio.timeout(None if limit_ms is None else limit_ms / 1_000):
+    async with _timeout(limit_ms, "wait_until: the condition did not become true"):
         await future
+
+
+@asynccontextmanager
+async def _timeout(limit_ms: int | None, failure: str) -> AsyncIterator[None]:
+    """Raise `TimeoutError` with these words after this time."""
+    try:
+        async with asyncio.timeout(None if limit_ms is None else limit_ms / 1_000) as bound:
+            yield
+    except TimeoutError:
+        if limit_ms is None or not bound.expired():
+            raise
+        raise TimeoutError(f"{failure} within {limit_ms / 1_000:g} s") from None
+
+
+def _require_function(what: str, given: Any) -> None:
+    if not callable(given):
+        kind = type(given).__qualname__
+        raise InvalidInput(f"{what} is a function, such as one after `lambda:`, not a {kind}")
 
 
 async def step(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -199,12 +219,13 @@ async def poll(
     after `timeout`.
     """
     require_program("poll")
+    _require_function("poll: what is called", check)
     pause_ms, most_ms = milliseconds(every) or 0, milliseconds(most)
     if not 1 <= backoff <= 100:
         raise InvalidInput(f"poll: backoff is a factor from 1 to 100, not {backoff!r}", field="backoff")
     limit_ms = milliseconds(timeout)
-    async with asyncio.timeout(None if limit_ms is None else limit_ms / 1_000):
-        while not (found := await check()):
+    async with _timeout(limit_ms, "poll: nothing true was returned"):
+        while not (found := await awaitable("poll", check())):
             await sleep(pause_ms / 1_000, name="poll")
             pause_ms = min(round(pause_ms * backoff), DURATION_MS if most_ms is None else max(most_ms, 1))
     return found
@@ -325,22 +346,32 @@ class Saga:
         self._failures = failure_types(failures)
         self._undo: list[tuple[Callable[..., Awaitable[Any]], tuple[Any, ...]]] = []
         self._program: CoroutineProgram | None = None
+        self._is_open = False
 
     def undo(self, compensate: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        """Register how to compensate what has just been done."""
+        """Register how to compensate what has just been done: a function, and what it will be called with."""
+        if not self._is_open:
+            raise InvalidInput("undo: the saga is not open, and would undo nothing: async with hf.Saga() as saga")
+        _require_function("undo: what compensates", compensate)
+        try:
+            inspect.signature(compensate).bind(*args)
+        except TypeError as problem:  # seen here, and not when it is needed
+            name = getattr(compensate, "__qualname__", repr(compensate))
+            raise InvalidInput(f"undo: {name} cannot be called with {len(args)} arguments: {problem}") from None
         self._undo.append((compensate, args))
 
     async def _undo_all(self) -> list[BaseException]:
         failures: list[BaseException] = []
         for compensate, args in reversed(self._undo):
             try:
-                await compensate(*args)
+                await awaitable("undo", compensate(*args))
             except (Exception, asyncio.CancelledError) as failure:  # reported with the first error; the rest is undone
                 failures.append(failure)
         return failures
 
     async def __aenter__(self) -> Self:
         self._program = current_program()
+        self._is_open = True
         if self._program is not None:
             self._program.open_sagas += 1
         return self
@@ -351,6 +382,7 @@ class Saga:
         try:
             await self._end(problem)
         finally:
+            self._is_open = False
             if self._program is not None:
                 self._program.open_sagas -= 1
 

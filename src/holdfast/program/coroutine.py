@@ -84,6 +84,7 @@ from holdfast.program.outcomes import (
     raised_outcome,
     recorded,
     rotates,
+    stuck,
     unhandled,
 )
 from holdfast.program.port import EndDeferred
@@ -517,7 +518,7 @@ class CoroutineProgram:
             self._steps -= 1
             future = self._waiting.pop(step_id)
             error = ErrorInfo("RunCancelled", f"run {run_id} was cancelled before it was started")
-            future.set_exception(ChildFailed(f"child {step_id}: {error.code}: {error.message}", error))
+            future.set_exception(ChildFailed(f"child {step_id}: {error}", error))
             return
         asked_as = fitting_id(f"cancel asked by {self.run_id}", SIGNAL_ID_BYTES)
         signal = m.cancel_request(run_id, f"parent:{self.run_id}", reason or "the parent was cancelled", asked_as)
@@ -576,7 +577,7 @@ class CoroutineProgram:
         try:
             result = await self.step(c.RunActivity(step_id=step_id, name=START_RUN, input=input, options=options))
         except ActivityFailed as problem:
-            raise StartRefused(f"step {step_id}: {problem.info.code}: {problem.info.message}", problem.info) from None
+            raise StartRefused(f"step {step_id}: {problem.info}", problem.info) from None
         if result is None:
             raise InvalidInput(f"no run was started by step {step_id!r}: an operator has skipped it")
         return codec.decode(result, str)
@@ -634,7 +635,7 @@ class CoroutineProgram:
     def on_update(self, name: str, handler: Query, validator: Query | None) -> None:
         """Answer updates of this name with this function."""
         note_handler(self.definition.updates, name, handler, "update", self.definition.values)
-        self.updates = {**self.updates, name: UpdateHandler(handler, validator, self.definition.values)}
+        self.updates = {**self.updates, name: UpdateHandler(name, handler, validator, self.definition.values)}
 
     def when(self, condition: Callable[[], bool]) -> "asyncio.Future[None]":
         """Return a future that is done when the condition holds."""
@@ -661,7 +662,7 @@ class CoroutineProgram:
 
     def publish(self, values: Mapping[str, Any]) -> None:
         """Record values that are shown with the run; None takes one away."""
-        raw = codec.bounded(self.definition.values.encode(dict(values)), PUBLISHED_BYTES, "what is published")
+        raw = codec.bounded(self.definition.values.encode(dict(values)), PUBLISHED_BYTES, "what is published", "")
         self._bytes += len(raw)
         self.note(c.RecordMarker(step_id=self.name_step("publish:set"), name=e.PUBLISHED, value=raw))
 
@@ -754,8 +755,25 @@ class CoroutineProgram:
             self._answering = self._in_progress() or _NOTHING
             if not self._answering:
                 self._owned = self.loop.after_each = None
+        if self.problem is not None and not self._stopped:
+            self.problem = None  # it goes on: an operator has cancelled it, or the same outcome has a successor
         if self._main is not None and self._main.done():
             self._end(self._main)
+        elif not self._waiting and not self._timers:
+            self._check_wakeable()
+
+    def _check_wakeable(self) -> None:
+        """Pause the run if nothing can wake its code any more: no step is open, and it takes no update.
+
+        A sleep without end is what its author wants, and so is a wait of code that answers queries, unless a task
+        that was to end it has failed.
+        """
+        if self._main is None or self.is_replaying or self.updates or self._stopped or self.loop.sleeps_forever:
+            return
+        failed = self.loop.unretrieved()
+        if failed or not self.queries:
+            line = waiting_line(self._main) or first_line(self.definition.function)
+            self.problem = stuck(line, failed)
 
     def _settle_conditions(self) -> bool:
         """Resolve the futures whose condition holds; an exception of a condition is raised where it is awaited."""
@@ -951,8 +969,9 @@ class CoroutineProgram:
         try:
             arguments = self.definition.signature.unpack(self._input)
         except InvalidInput as problem:
+            reason = problem.__cause__ or problem
             raise NondeterminismError(
-                f"event {event.run_seq}: the recorded arguments do not fit {self.definition.name!r}: {problem}",
+                f"event {event.run_seq}: the recorded arguments do not fit {self.definition.name!r}: {reason}",
                 run_seq=event.run_seq,
                 expected=bytes(self._input).decode(errors="replace")[:ERROR_TEXT_CHARS],
                 found=f"async def {self.definition.name}{self.definition.signature}",
@@ -1075,13 +1094,13 @@ def _completed(program: CoroutineProgram, event: Event) -> None:
 def _failed(program: CoroutineProgram, event: Event) -> None:
     assert isinstance(event.data, e.StepFailed)
     error = event.data.error
-    program._reject(event, ActivityFailed(f"step {event.step_id}: {error.code}: {error.message}", error))
+    program._reject(event, ActivityFailed(f"step {event.step_id}: {error}", error))
 
 
 def _child_failed(program: CoroutineProgram, event: Event) -> None:
     assert isinstance(event.data, e.ChildFailed)
     error = event.data.error
-    program._reject(event, ChildFailed(f"child {event.step_id}: {error.code}: {error.message}", error))
+    program._reject(event, ChildFailed(f"child {event.step_id}: {error}", error))
 
 
 def _signalled(program: CoroutineProgram, event: Event) -> None:

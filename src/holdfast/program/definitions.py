@@ -16,7 +16,7 @@ from holdfast.core.admission import AdmissionRequest, Overload, RunLimit, check_
 from holdfast.core.attributes import AttributeType
 from holdfast.core.call_limits import LimitedBy
 from holdfast.core.debounce import Debounce
-from holdfast.core.events import NULL, RunTimeouts
+from holdfast.core.events import NULL, ErrorInfo, RunTimeouts
 from holdfast.core.graph import Graph
 from holdfast.core.keys import check_idempotency_key, check_name, check_step_name, check_tag, require_step_name
 from holdfast.core.plans import PlanRef
@@ -324,6 +324,8 @@ def step_definition(known: "dict[str, ActivityDefinition]", function: Any, value
     found = known.get(name)
     if found is not None and found.function is function:
         return found
+    if isinstance(getattr(function, "definition", None), ActivityDefinition | WorkflowDefinition):
+        raise InvalidInput(f"{name} is registered: call it without hf.step", field="function")
     if not callable(function) or "<" in name or not getattr(function, "__qualname__", ""):
         problem = f"hf.step takes a function of a module, by whose name a node finds it again, not {function!r}"
         raise InvalidInput(problem, field="function")
@@ -383,9 +385,11 @@ class ActivityDefinition:
             name = function.__qualname__
             problem = f"an activity returns its result, and {name} yields: return a list, or put an artifact"
             raise InvalidInput(problem)
-        if retry_if is not None and inspect.iscoroutinefunction(retry_if):
-            raise InvalidInput("retry_if is a plain function of the exception, not an async one", field="retry_if")
-        self.raises = failure_types(raises, "raises")
+        predicate: Any = retry_if
+        if predicate is not None and (not callable(predicate) or inspect.iscoroutinefunction(predicate)):
+            found = "an async one" if callable(predicate) else repr(predicate)
+            raise InvalidInput(f"retry_if is a plain function of the exception, not {found}", field="retry_if")
+        self.raises = _checked_raises(raises)
         """The exceptions that a workflow can catch around a call by their own classes."""
         self._retry_if = retry_if
         self.function = function
@@ -432,7 +436,7 @@ class ActivityDefinition:
         """Return a failure so that it can be caught as the declared exception that it was, or whose subclass it was."""
         names = (problem.info.code, *problem.info.bases)
         declared: list[Any] = [each for name in names for each in self.raises if each.__name__ == name]
-        return _failure_class(declared[0])(problem.message, problem.info) if declared else problem
+        return _failure_of(declared[0], problem.message, problem.info) if declared else problem
 
     def key_of(self, input: Raw) -> str:
         """Return the idempotency key of a call with these arguments, as the function on the definition computes it."""
@@ -551,12 +555,47 @@ def error_policy(value: str) -> OnError:
 
 
 @cache
-def _failure_class(declared: Any) -> type[ActivityFailed]:
-    """Return the class of failures that are caught as `ActivityFailed` and as this exception."""
-    body = {"__init__": ActivityFailed.__init__, "__str__": Exception.__str__}
+def _failure_class(declared: Any) -> Any:
+    """Return the class of failures that are caught as `ActivityFailed` and as this exception.
+
+    Only the text of the exception was recorded, so nothing of it runs that needs its arguments or fields.
+    """
+    body: dict[str, Any] = {
+        "message": "",
+        "details": None,
+        "info": None,
+        "code": ActivityFailed.code,
+        **{name: getattr(Exception, name) for name in ("__str__", "__repr__", "__hash__", "__setattr__")},
+        "__init__": _without_arguments,
+    }
     made: Any = type(declared.__name__, (ActivityFailed, declared), body)
     made.code = ActivityFailed.code
-    return made  # type: ignore[no-any-return]
+    return made
+
+
+def _without_arguments(self: ActivityFailed, message: str, info: ErrorInfo) -> None:
+    self.args, self.message, self.details, self.info = (message,), message, {}, info
+
+
+def _failure_of(declared: Any, message: str, info: ErrorInfo) -> ActivityFailed:
+    """Return a failure that is caught as `ActivityFailed` and as this exception, whatever its constructor takes."""
+    made = _failure_class(declared)
+    builtin = next(each for each in made.__mro__ if "__new__" in vars(each) and each.__module__ == "builtins")
+    failure: ActivityFailed = builtin.__new__(made, message)
+    failure.__init__(message, info)  # type: ignore[misc]
+    return failure
+
+
+def _checked_raises(raises: Any) -> tuple[type[Exception], ...]:
+    """Return the exceptions that an activity declares; raise if a workflow could not catch one by its class."""
+    declared = failure_types(raises, "raises")
+    for each in declared:
+        try:
+            _failure_of(each, "", ErrorInfo("", ""))
+        except Exception as problem:
+            text = f"raises: {each.__name__} cannot be raised again in a workflow ({problem}); declare a base of it"
+            raise InvalidInput(text, field="raises") from problem
+    return declared
 
 
 def failure_types(value: Any, field: str = "failures") -> tuple[type[Exception], ...]:
@@ -597,7 +636,16 @@ class WorkflowLimit:
     def __init__(self, options: LimitOptions, signature: Signature) -> None:
         unknown = sorted(set(options) - set(LimitOptions.__annotations__))
         if unknown:
-            raise InvalidInput(f"unknown workflow option {unknown[0]!r}")
+            limits = ", ".join(sorted(LimitOptions.__annotations__))
+            raise InvalidInput(
+                f"unknown workflow option {unknown[0]!r}; known are allow_other_signals, entity, failures, name, "
+                f"on_error, requires_approval, signals, version, and of limits {limits}",
+                field=unknown[0],
+            )
+        if options.get("overload", "queue") not in get_args(Overload):
+            raise InvalidInput(
+                f"overload is one of {', '.join(get_args(Overload))}, not {options['overload']!r}", field="overload"
+            )
         starts, period_ms = _rate(options.get("rate"))
         self.limit = RunLimit(
             at_once=options.get("at_once"),

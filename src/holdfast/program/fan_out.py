@@ -69,6 +69,8 @@ async def map(
     many may fail as leave enough items. `reason` says why it has ended. Only failures that would fail the run count. A
     mistake in the code is raised at once.
     """
+    if isinstance(items, set | frozenset):
+        raise InvalidInput("map: the order of a set differs between processes; give it sorted(items)", field="items")
     given = list(items)
     most = _bound("at_once", at_once, 1, len(given))
     needed = _bound("min_successful", min_successful, 0, len(given))
@@ -81,7 +83,7 @@ async def map(
     async def work(places: Iterator[int]) -> None:
         for place in places:
             try:
-                found[place] = await function(given[place])
+                found[place] = await awaitable("map", function(given[place]))
             except Exception as problem:
                 if not _is_failure(problem):
                     raise
@@ -110,6 +112,14 @@ async def map(
             return found
         raise _failed(found, tolerated, len(given)) from None
     return found
+
+
+def awaitable(caller: str, result: Awaitable[T]) -> Awaitable[T]:
+    """Return what the function that a caller was given has returned; raise `InvalidInput` if it cannot be awaited."""
+    if not hasattr(result, "__await__"):
+        kind = type(result).__qualname__
+        raise InvalidInput(f"{caller} calls an activity, a workflow or an async function; this one returned a {kind}")
+    return result
 
 
 def _failed(found: MapResult[Any], tolerated: int, count: int) -> Exception:

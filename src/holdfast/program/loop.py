@@ -210,7 +210,10 @@ class Watch(Struct, gc=False, eq=False):
             self.settle(thread_id)
         finally:
             if self.where:
-                raise RunawayWorkflow(f"the workflow did not become idle within {self.turn_s} s{self.where}")
+                raise RunawayWorkflow(
+                    f"the workflow did not become idle within {self.turn_s} s; "
+                    f"move what blocks or takes long into an activity: it was{self.where}"
+                )
         return result
 
     def settle(self, thread_id: int) -> None:
@@ -237,6 +240,9 @@ UNWATCHED = Watch(None, "", "")
 
 class DeterministicLoop(asyncio.AbstractEventLoop):
     """Runs coroutines of one run until nothing is ready."""
+
+    sleeps_forever = False
+    """Whether a timer was set that never fires."""
 
     def __init__(self, host: TimerHost, most_callbacks: int, seed: int, watch: Watch = UNWATCHED) -> None:
         self.now: Instant = 0
@@ -299,7 +305,10 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
             handle = ready.popleft()
             number += 1
             if number > last:
-                raise RunawayWorkflow(f"the workflow did not become idle within {self._most_callbacks} callbacks")
+                raise RunawayWorkflow(
+                    f"the workflow did not become idle within {self._most_callbacks} callbacks; "
+                    "let its loop wait for a step, a timer or a signal"
+                )
             if to_defer and number in to_defer:
                 self._deferred, self.deferred_callback = handle, number
                 continue
@@ -366,6 +375,8 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         elif when != math.inf:
             timer._scheduled = True  # so that its cancellation is reported to _timer_handle_cancelled
             self.host.start_timer(timer, round(when * 1_000_000))
+        else:
+            self.sleeps_forever = True
         return timer
 
     def _timer_handle_cancelled(self, timer: Timer) -> None:

@@ -132,13 +132,25 @@ def unhandled(problem: BaseException, what: str = "the workflow", advice: str = 
     """Return the error of a run whose code raised what it did not handle, with the author's line."""
     info = error_info(problem)
     line = raising_line(problem)
-    said = f"{info.code}: {info.message}" if info.message else info.code
     found = UnhandledError(
-        f"{what} raised {said}{f' at {line}' if line else ''}"[: ERROR_TEXT_CHARS // 2]
+        f"{what} raised {info}{f' at {line}' if line else ''}"[: ERROR_TEXT_CHARS // 2]
         + f"; {advice or 'mend the code, and the run goes on from here; or cancel the run'}",
         source=str(line or ""),
     )
     found.__cause__ = problem
+    return found
+
+
+def stuck(line: object, failed: list[asyncio.Task[Any]]) -> UnhandledError:
+    """Return the error of a run whose code waits, and nothing can wake it; with a task that has failed meanwhile."""
+    text = f"the workflow waits at {line}, and nothing can wake it: it has no open step, timer or signal"
+    for task in failed[:1]:
+        problem = task._exception  # without marking it as retrieved
+        assert problem is not None
+        text += f"; {task.get_name()!r}, a task that nothing has awaited, raised {error_info(problem)}"
+    text = text[: ERROR_TEXT_CHARS // 2]
+    found = UnhandledError(f"{text}; mend the code, and the run goes on from here; or cancel the run", source=str(line))
+    found.__cause__ = failed[0]._exception if failed else None
     return found
 
 
@@ -242,10 +254,9 @@ def _message(problem: BaseException) -> str:
 
 def _traceback(problem: BaseException) -> str:
     try:
-        if (
-            isinstance(problem, UnhandledError) and problem.__cause__ is not None
-        ):  # the author's frames: the cause has all
-            return _plain_text("".join(traceback.format_list(authors_frames(problem.__cause__))))
+        if isinstance(problem, UnhandledError):  # the author's frames: the cause has all
+            frames = [] if problem.__cause__ is None else authors_frames(problem.__cause__)
+            return _plain_text("".join(traceback.format_list(frames)))
         return _plain_text("".join(traceback.format_exception(problem, chain=False)))
     except Exception:
         return ""
@@ -296,11 +307,12 @@ class Handler(Struct, frozen=True):
 class UpdateHandler:
     """A function that answers updates of one name, and its validator, which may refuse one before it is accepted."""
 
-    __slots__ = ("_signature", "_values", "function", "validator")
+    __slots__ = ("_signature", "_values", "function", "name", "validator")
 
     def __init__(
-        self, function: Callable[..., Any], validator: Callable[..., Any] | None, values: Values = PLAIN
+        self, name: str, function: Callable[..., Any], validator: Callable[..., Any] | None, values: Values = PLAIN
     ) -> None:
+        self.name = name
         self.function = function
         self.validator = validator
         self._values = values
@@ -309,7 +321,7 @@ class UpdateHandler:
     def unpack(self, input: Raw) -> dict[str, Any]:
         """Return the arguments as the types of the function's parameters."""
         if self._signature is None:
-            self._signature = Signature(self.function, values=self._values)
+            self._signature = Signature(self.function, f"update {self.name!r}", values=self._values)
         return self._signature.unpack(input)
 
     def refusal_of(self, input: Raw, watch: Watch) -> ErrorInfo | None:
@@ -351,4 +363,4 @@ def recorded(event: Event, body: e.SignalReceived, handler: Handler | None) -> R
 def _error(event: Event, error: ErrorInfo) -> Exception:
     if error.code == InvalidInput.code:
         return InvalidInput(error.message)
-    return SignalHandlerFailed(f"the handler of {event.step_id}: {error.code}: {error.message}", error)
+    return SignalHandlerFailed(f"the handler of {event.step_id}: {error}", error)

@@ -391,5 +391,5 @@ def _shown(input: Raw) -> str:
 
 def _more(of: object) -> str:
     if isinstance(of, c.CompleteUpdate | e.UpdateCompleted):
-        return "" if of.error is None else f" with {of.error.code}: {of.error.message}"
+        return "" if of.error is None else f" with {of.error}"
     return f" ({_name(of)})" if _name(of) else ""

@@ -92,7 +92,7 @@ class WorkflowStream(Stream):
 
 def bounded_chunk(chunk: Raw, most_bytes: int, name: str) -> Raw:
     """Return a chunk, or raise `PayloadTooLarge`."""
-    return codec.bounded(chunk, most_bytes, f"a chunk of stream {name!r}")
+    return codec.bounded(chunk, most_bytes, f"a chunk of stream {name!r}", "Limits.stream_chunk_bytes")
 
 
 def chunks_of(writes: Iterable[Write]) -> tuple[StreamChunks, ...]:

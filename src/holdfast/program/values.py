@@ -282,13 +282,19 @@ class Signature:
         self, function: Callable[..., Any], what: str = "", *, values: Values = PLAIN, skip_first: bool = False
     ) -> None:
         self.name = what or codec.type_name(function)
-        signature = inspect.signature(function)
+        try:
+            signature = inspect.signature(function)
+        except ValueError as problem:  # of a function in C
+            raise InvalidInput(f"{self.name}: {problem}; write a function that calls it") from None
         parameters = list(signature.parameters.values())[1 if skip_first else 0 :]
         for parameter in parameters:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise InvalidInput(f"{self.name}: *args and **kwargs cannot be kept; name the parameters")
             if parameter.kind is parameter.POSITIONAL_ONLY:
                 raise InvalidInput(f"{self.name}: arguments are stored by name; {parameter.name!r} is positional-only")
+        if parameters and parameters[0].name == "self":
+            text = "it is a method without its object; register a function, or the method of an object: service.charge"
+            raise InvalidInput(f"{self.name}: {text}")
         hints = _hints(function, self.name)
         kinds = {
             p.name: values.checked(hints.get(p.name, Any), f"parameter {p.name!r} of {self.name}") for p in parameters
@@ -368,8 +374,12 @@ class Signature:
 
     def unpack(self, raw: Raw) -> dict[str, Any]:
         """Return the arguments that the JSON holds, as the annotated types."""
-        model = codec.decode_with(self._decoder, raw)
-        return asdict(model)
+        try:
+            return asdict(codec.decode_with(self._decoder, raw))
+        except InvalidInput as problem:
+            if problem.__cause__ is None:
+                raise
+            raise InvalidInput(f"the arguments of {self.name} do not fit: {problem.__cause__}") from problem.__cause__
 
     @cached_property
     def _kinds(self) -> "dict[str, msgspec.json.Decoder[Any]]":

@@ -136,6 +136,9 @@ def explore(
         asyncio.get_running_loop()
         raise InvalidInput("explore has an event loop of its own: call it from a test that is not async")
     may_repeat = {name_of(activity) for activity in repeatable}
+    if unknown := sorted(may_repeat - set(app.registry.activities)):
+        known = app.registry.activity_names()
+        raise InvalidInput(f"repeatable: there is no activity {unknown[0]!r}; there are {known}", field="repeatable")
     plan = _Scenario(app, workflow, args, kwargs, drive, before, check)
     first = plan.play(None)
     plays = [first, *(plan.play(point) for point in list(plan.points))]

@@ -177,4 +177,10 @@ async def _awaited(result: Awaitable[Any]) -> Any:
 
 def name_of(activity: "Activity[..., Any] | str") -> str:
     """Return the name of an activity."""
-    return activity if isinstance(activity, str) else activity.definition.name
+    given: Any = activity
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, Activity):
+        what = getattr(given, "__qualname__", repr(given))
+        raise InvalidInput(f"{what} is not an activity: register it with @app.activity, or give its name")
+    return given.definition.name

@@ -61,6 +61,8 @@ class TestNode:
         """`at` is when the test begins, with its time zone; otherwise an instant that is always the same."""
         if at is not None and at.tzinfo is None:
             raise InvalidInput("at is a datetime with a time zone", field="at")
+        if not isinstance(app, App):
+            raise InvalidInput(f"TestNode takes the App whose workflows are tested, not {app!r}", field="app")
         self.app = app
         self._clock = VirtualClock(START if at is None else int(at.timestamp() * 1_000_000))
         # Forks are cut between commits, which differ by their instants.
@@ -148,6 +150,8 @@ class TestNode:
         self, by: timedelta | None = None, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0
     ) -> None:
         """Advance the time. Each timer on the way fires at its time, and what follows happens before the next."""
+        if by is not None and not isinstance(by, timedelta):
+            raise InvalidInput(f"time advances by a timedelta, or by days=, hours=, seconds=, not {by!r}", field="by")
         span = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds) + (by or timedelta())
         if span < timedelta():
             raise InvalidInput("time passes forwards", field="by")

@@ -337,7 +337,10 @@ class ActivityExecutor:
                 work.definition.signature.result_of(raw)
             return raw
         except InvalidInput as problem:
-            raise InvalidInput(f"the result of activity {work.definition.name!r}: {problem}") from problem
+            what = f"the result of activity {work.definition.name!r}"
+            if problem.message.startswith(what):
+                raise
+            raise InvalidInput(f"{what}: {problem}") from problem
 
 
 def _verified(work: Work, found: Found) -> Outcome:

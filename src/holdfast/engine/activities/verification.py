@@ -79,7 +79,7 @@ def before_asking(work: Work) -> Found | None:
     is_known = error is not None and error.code not in reconciliation.UNKNOWN_CODES and not effect.was_in_doubt
     if effect.is_last_look and is_known:
         return Found(error=reconciliation.not_completed(error))  # the function's own word
-    last = "" if error is None else f"; the last attempt ended with {error.code}: {error.message}"
+    last = "" if error is None else f"; the last attempt ended with {error}"
     words = f"whether step {step.step_id!r} has had its effect is not known, and the activity has no verifier{last}"
     return Found(error=reconciliation.indeterminate(words))
 
@@ -108,7 +108,7 @@ async def ask(work: Work, enter: Enter, in_thread: RunInThread, encode: Encode, 
         raise
     except BaseException as problem:  # whatever a verifier raises is for the operator
         raised = error_info(problem, redact=redact)
-        words = f"the verifier raised {raised.code}: {raised.message}"
+        words = f"the verifier raised {raised}"
         return Found(error=reconciliation.indeterminate(words), failure=raised.code)
     return _follow(work, said, encode, redact)
 

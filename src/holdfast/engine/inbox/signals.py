@@ -196,11 +196,16 @@ def request_of(item: Outgoing, values: Values) -> SignalRequest:
     return SignalRequest(**{**fields, "payload": values.encode(fields.get("payload"))})
 
 
+def _shape(given: Any) -> str:
+    """Return what a value that should be a dict has, without showing payloads."""
+    return f"one of {', '.join(map(str, given))}" if isinstance(given, dict) and given else f"a {type(given).__name__}"
+
+
 def first_signal(run_id: str, signal: FirstSignal, values: Values) -> SignalRequest:
     """Return the signal that comes with the start of a run; raise `InvalidInput` if it is none."""
     fields: Any = signal
     if not isinstance(fields, dict) or not {"name"} <= fields.keys() <= FirstSignal.__annotations__.keys():
-        problem = "with_signal is a dict of name, payload, signal_id and actor; name is needed"
+        problem = f"with_signal is a dict of name, payload, signal_id and actor; name is needed; not {_shape(fields)}"
         raise InvalidInput(problem, field="with_signal")
     return request_of({**fields, "run_id": run_id}, values)  # type: ignore[typeddict-item]
 

@@ -329,6 +329,8 @@ _TO_RESUME = {
     "`holdfast run bulk resume SEARCH`",
     "UnhandledError": "mend the code and deploy it: they go on by themselves. `holdfast run bulk resume SEARCH` tries "
     "again where the code was not at fault, `holdfast run bulk cancel SEARCH` gives them up",
+    "NondeterminismError": "deploy code that fits their histories, with `hf.patched` or the former code: they go on by "
+    "themselves. `holdfast check-histories TARGET` names every difference",
     "PoisonTurn": "each of its turns ended the process of the node that took it: see those logs, mend it, then "
     "`holdfast run resume RUN-ID` to try once more, or `holdfast run terminate RUN-ID`",
 }

@@ -53,4 +53,4 @@ async def _call(hook: RunHook, run_id: str, why: str) -> None:
 
 
 def _words(error: e.ErrorInfo) -> str:
-    return f"{error.code}: {error.message}"
+    return f"{error}"

@@ -194,7 +194,7 @@ def _span(
 ) -> ReadableSpan:
     failed = isinstance(ended.data, FAILED)
     error = getattr(ended.data, "error", None)
-    description = f"{error.code}: {error.message}" if failed and error is not None else None
+    description = f"{error}" if failed and error is not None else None
     return ReadableSpan(
         name=name,
         context=context,

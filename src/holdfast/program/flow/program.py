@@ -787,8 +787,9 @@ class FlowProgram:
         try:
             arguments = self._flow.signature.unpack(self._input)
         except InvalidInput as problem:
+            reason = problem.__cause__ or problem
             raise NondeterminismError(
-                f"event {event.run_seq}: the recorded state does not fit flow {self._flow.name!r}: {problem}",
+                f"event {event.run_seq}: the recorded state does not fit flow {self._flow.name!r}: {reason}",
                 run_seq=event.run_seq,
                 expected=bytes(self._input).decode(errors="replace")[:ERROR_TEXT_CHARS],
                 found=f"flow {self._flow.name}{self._flow.signature}",
@@ -961,7 +962,7 @@ def _group_error(what: str, errors: list[ErrorInfo]) -> ErrorInfo:
     """Return several errors as one, as an exception group is kept."""
     if len(errors) == 1:
         return errors[0]
-    text = "; ".join(f"{error.code}: {error.message}" for error in errors)
+    text = "; ".join(f"{error}" for error in errors)
     return ErrorInfo("ExceptionGroup", f"{what}: {text}"[:ERROR_TEXT_CHARS], cause=errors[0])
 
 
@@ -972,13 +973,13 @@ def _on_completed(program: FlowProgram, event: Event) -> None:
 def _on_failed(program: FlowProgram, event: Event) -> None:
     assert isinstance(event.data, e.StepFailed)
     error = event.data.error
-    program._failed(event, ActivityFailed(f"step {event.step_id}: {error.code}: {error.message}", error))
+    program._failed(event, ActivityFailed(f"step {event.step_id}: {error}", error))
 
 
 def _on_child_failed(program: FlowProgram, event: Event) -> None:
     assert isinstance(event.data, e.ChildFailed)
     error = event.data.error
-    program._failed(event, ChildFailed(f"child {event.step_id}: {error.code}: {error.message}", error))
+    program._failed(event, ChildFailed(f"child {event.step_id}: {error}", error))
 
 
 def _on_skipped(program: FlowProgram, event: Event) -> None:

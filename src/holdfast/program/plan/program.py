@@ -949,7 +949,7 @@ class PlanProgram:
             is_child = compiled.step.kind in ("workflow", "plan")
             kind = ChildFailed if is_child else ActivityFailed
             self._status[position] = FAILED
-            self._stop(error_info(kind(f"step {path}: {error.code}: {error.message}", error)), compiled.on_failure)
+            self._stop(error_info(kind(f"step {path}: {error}", error)), compiled.on_failure)
             return
         if item >= 0:
             self._at.failed.pop(path, None)
@@ -1087,7 +1087,7 @@ def _with_problems(failure: ErrorInfo | None, problems: list[ErrorInfo]) -> Erro
     first = failure or ErrorInfo("RunCancelled", "the run was cancelled")
     if not problems:
         return first
-    members = "; ".join(f"{error.code}: {error.message}" for error in (first, *problems))
+    members = "; ".join(f"{error}" for error in (first, *problems))
     return ErrorInfo("ExceptionGroup", f"what was done could not all be undone: {members}"[:8_000], cause=first)
 
 
