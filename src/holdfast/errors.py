@@ -337,7 +337,7 @@ class WorkflowFailed(RunError):
 
 
 class UnhandledError(RunError):
-    """The workflow did not handle an exception, or waits and nothing can wake it. The run is paused until this is fixed.
+    """The workflow did not handle an exception, or nothing can wake it. The run is paused until the code is fixed.
 
     What to do: Fix the code and deploy it, then resume the run. To fail a run on purpose, raise
     `WorkflowFailed`.
