@@ -50,9 +50,11 @@ async def run_until_up(command: list[str], folder: Path, environ: dict[str, str]
     """Run a node or a server that logs lines of JSON until it says that it is up, and stop it."""
     process = await start(command, folder, environ)
     assert process.stderr is not None
-    said = await process.stderr.readline()
-    while said and json.loads(said)["level"] != "INFO":  # it is up when it says where
-        said = await process.stderr.readline()
-    process.terminate()
+    said = b""
+    async for line in process.stderr:
+        said += line
+        if json.loads(line).get("level") == "INFO":  # it is up when it says where
+            process.terminate()
+            break
     _, rest = await process.communicate()
     assert process.returncode == 0, (said + rest).decode()
