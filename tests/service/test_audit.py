@@ -195,6 +195,20 @@ async def test_what_a_caller_changes_is_in_the_audit_log_and_what_they_read_is_n
         assert await store_of(server).find(DeadLetterQuery()) == []
 
 
+@pytest.mark.contract("API-4", "FMT-2")
+async def test_a_pass_of_retention_names_the_token_of_who_asked_for_it() -> None:
+    async with serve_with_tokens() as server:
+        token = await token_for(server, name="ann")
+        headers = bearer_header(token)
+        run_id = (await made(server, headers, "runs.start", workflow="echo"))["run_id"]
+        await made(server, headers, "runs.result", run_id=run_id, wait_s=10)
+        server.app.runtime().retention.policy = hf.Retention(finished=0)
+        assert (await made(server, headers, "retention.run"))["runs"] == 1
+        [entry] = await store_of(server).find(AuditQuery(operation="retention.run"))
+        token_id, _ = read_token(token) or ("", "")
+        assert (entry.by, entry.actor, bool(entry.correlation_id)) == (CallerRef(token_id, "ann"), "ann", True)
+
+
 @pytest.mark.contract("API-4")
 async def test_every_operation_that_changes_something_says_how_it_is_audited() -> None:
     changing = {name for name in WRITES if OPERATIONS[name].audit != "nothing"}

@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from holdfast.clock import Ids
-from holdfast.core.audit import DETAIL_CHARS, AuditEntry
+from holdfast.core.audit import DETAIL_CHARS, AuditEntry, Caller, audit_entry
 from holdfast.core.instants import Instant
 from holdfast.core.snapshot import Alert, AlertCode
 from holdfast.core.state import TERMINAL, RunStatus
@@ -355,9 +355,11 @@ class RetentionDuty:
             await asyncio.sleep(self.policy.every.total_seconds())
 
     async def sweep(
-        self, check: Callable[[], None] = lambda: None, *, until_s: float | None = None, actor: str = LOCK
+        self, check: Callable[[], None] = lambda: None, *, until_s: float | None = None, caller: Caller | None = None
     ) -> RetentionReport:
         """Delete what is past its window. `check` raises if the duty is lost; after `until_s` the rest is left.
+
+        The audit log names the caller, or the duty itself.
 
         Raise `Conflict` if another pass is under way.
         """
@@ -368,10 +370,10 @@ class RetentionDuty:
                 raise Conflict("retention is under way already: see retention.show")
             account = _Account(await self._store.now())
             try:
-                await self._delete(account, check, until_s, actor)
+                await self._delete(account, check, until_s, caller)
                 await self._look_for_stale(account, is_dry=False)
             finally:
-                await self._write(account, actor)
+                await self._write(account, caller)
         finally:
             if is_free:
                 self._is_sweeping = False
@@ -385,7 +387,9 @@ class RetentionDuty:
             if (lock.name, lock.owner) == (PASS_LOCK, self._node):
                 await self._store.release_lock(lock.name, lock.owner, lock.epoch)
 
-    async def _delete(self, account: _Account, check: Callable[[], None], until_s: float | None, actor: str) -> None:
+    async def _delete(
+        self, account: _Account, check: Callable[[], None], until_s: float | None, caller: Caller | None
+    ) -> None:
         """Do one step after the other, with pauses; renew the lock, and write to the audit log, now and then."""
         time = asyncio.get_running_loop().time
         began = kept = time()
@@ -398,7 +402,7 @@ class RetentionDuty:
                 await pace.after(at)
                 if time() - kept > PASS_LEASE_MS / 3_000:
                     kept = time()
-                    await self._write(account, actor)
+                    await self._write(account, caller)
                     if await acquire(self._store, PASS_LOCK, self._node, PASS_LEASE_MS) is None:
                         raise Conflict("another pass has begun: this one took too long to renew its lock")
                 if until_s is not None and time() - began > until_s:
@@ -592,12 +596,12 @@ class RetentionDuty:
                 if task.created_at <= now - window_ms * 1_000:
                     yield task.run_id, task.task_id
 
-    async def _write(self, account: _Account, actor: str) -> None:
+    async def _write(self, account: _Account, caller: Caller | None) -> None:
         """Append to the audit log what was deleted since it was last written."""
         said, account.unwritten = _said(account.unwritten), Counter()
         if said:
-            entry = AuditEntry(
-                entry_id=self._ids.new_id(), operation=OPERATION, actor=actor, detail=said[:DETAIL_CHARS]
+            entry = audit_entry(caller, self._ids.new_id, detail=said) or AuditEntry(
+                entry_id=self._ids.new_id(), operation=OPERATION, actor=LOCK, detail=said[:DETAIL_CHARS]
             )
             await self._store.append_audit([entry])
 

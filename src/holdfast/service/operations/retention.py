@@ -125,7 +125,7 @@ async def run(context: RequestContext, request: Nothing) -> RetentionReportView:
     """
     _require_all_tenants(context)
     seconds = context.service.options.request_s / 2
-    return _report(await context.runtime.retention.sweep(until_s=seconds, actor=context.name()))
+    return _report(await context.runtime.retention.sweep(until_s=seconds, caller=context.principal))
 
 
 class ArchivedRunView(Struct, frozen=True, kw_only=True):
