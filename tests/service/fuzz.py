@@ -17,6 +17,7 @@ from holdfast.service.http.openapi import EXAMPLES, LETTER, RUN, TASK, describe
 from holdfast.service.http.problems import Problem
 from holdfast.service.operations import OPERATIONS
 from holdfast.service.options import ServiceOptions
+from holdfast.store.port import Store
 from tests.service.in_process import InProcessServer, serve_in_process
 
 VALUES: tuple[Any, ...] = (
@@ -140,12 +141,12 @@ class Fuzz:
                 assert answer["error"]["code"] in RPC_CODES
 
 
-async def play(requests: int, seed: int) -> Counter[tuple[str, int]]:
-    """Play on a service of its own; return how often each operation gave each status over REST."""
+async def play(requests: int, seed: int, store: str | Store = "memory://") -> Counter[tuple[str, int]]:
+    """Play on a service of its own with this store; return how often each operation gave each status over REST."""
     options = ServiceOptions(
         request_s=0.5, refusals_per_minute=1_000_000, reads_per_minute=1_000_000_000
     )  # else hardly anything would be heard
-    async with serve_in_process(options=options, most_seconds=None) as server:
+    async with serve_in_process(store, options=options, most_seconds=None) as server:
         fuzz = Fuzz(server, seed)
         await fuzz.play(requests)
         return fuzz.seen
