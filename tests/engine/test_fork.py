@@ -13,7 +13,7 @@ from holdfast.core.invariants import check
 from holdfast.core.state import CANCELLED, FAILED, PENDING, state_of
 from holdfast.engine.inbox.operator_commands import OperatorCommand
 from holdfast.errors import ActivityFailed, Conflict, InvalidInput, RunFailed, StoreUnavailable
-from holdfast.store.port import RunQuery
+from holdfast.store.port import RunQuery, Store
 from holdfast.testing import view_of
 from tests.engine.harness import EngineVariant, store_with_virtual_time, wait_for_event, wait_for_status
 
@@ -411,3 +411,47 @@ async def test_a_fork_knows_nothing_of_a_pause_that_it_leaves_out(variant: Engin
         assert view.snapshot.pause is not None
         assert view.snapshot.pause.actor == "", "a failed step has paused it"
         assert check(view) == []
+
+
+@pytest.mark.contract("SIG-3", "WF-2", "INV")
+async def test_what_a_run_has_sent_to_itself_is_in_the_mailbox_of_its_fork_until_it_was_received(
+    store: Store,
+) -> None:
+    """To replay does not send it again, and nobody else would."""
+    app = hf.App("shop")
+    fails = True
+
+    @app.activity(retry=ONCE)
+    async def act() -> str:
+        if fails:
+            raise ValueError("not now")
+        return "done"
+
+    @app.workflow
+    async def order() -> list[str]:
+        to_itself = app.run()
+        for signal_id in ("a", "b", "b"):
+            await to_itself.signal("go", signal_id, signal_id=signal_id)
+        await to_itself.signal("addressed", "c", step_id="addressed")
+        taken = [await hf.wait_signal("go", str)]
+        await hf.sleep(0.001)
+        taken.append(await act())
+        return [*taken, await hf.wait_signal("go", str), await hf.wait_signal("addressed", str)]
+
+    async with EngineVariant("", 0).node(app, store):
+        run = await app.start(order)
+        with pytest.raises(RunFailed):
+            await run.result()
+        fails = False
+        history = await run.events()
+        cuts = sorted({find_cut(history, at) for at in range(1, len(history) + 1)})
+        assert len(cuts) > 3
+        forks = [await run.fork(at=cut) for cut in cuts]
+        forks += [await forks[-1].fork(at=cuts[-1]), await run.retry_run()]
+        for fork in forks:
+            assert await fork.result() == ["a", "done", "b", "c"]
+            assert await fork.mailbox() == []
+            view = await view_of(store, fork.run_id)
+            assert view is not None
+            assert check(view) == []
+        assert len(await run.mailbox()) == 2, "the other run is as it was"

@@ -9,9 +9,9 @@ Rules of this file:
 3. Ids and draws of the program stay as they were recorded, so the fork keeps the seed of the run that it is from. While
    what was recorded is replayed, the program knows of its run what it knew then (`FormerRun`).
 4. What was open is open again: activities are dispatched anew, with all the attempts of their policy; a keyed one is
-   verified first. Timers, deadlines, waits and tasks keep their instants. Signals that were not consumed, progress of
-   activities, and outcomes that are reported by token stay with the other run. So no cursor is copied: the fork's inbox
-   begins empty, and nothing that it accepts may fall behind what another run has consumed.
+   verified first. Timers, deadlines, waits and tasks keep their instants. Progress of activities, outcomes that are
+   reported by token, and signals that were not consumed stay with the other run, except those that it had sent to
+   itself. So no cursor is copied: nothing that the fork's inbox accepts may fall behind what another run has consumed.
 5. An approval is of a run with its input. What was not approved waits for an approval of its own, and so does a run
    with another input.
 6. A failed run is continued without the failures that have ended it. Outcomes that came in the commit of its end, or
@@ -33,8 +33,8 @@ from holdfast.core.codec import decode, encode
 from holdfast.core.event_writer import EventWriter, start_message
 from holdfast.core.events import EngineRunRef, ErrorInfo, Event
 from holdfast.core.instants import Instant
-from holdfast.core.keys import CALLBACK, event_id, event_key, is_lock
-from holdfast.core.messages import Message
+from holdfast.core.keys import CALLBACK, RESERVED_PREFIX, event_id, event_key, is_lock
+from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.restarts import number_of_id
 from holdfast.core.state import RunState, awaits_approval, retry_token, state_of
 from holdfast.errors import Conflict, InvalidInput
@@ -70,6 +70,8 @@ class Fork(Struct, frozen=True):
     events: tuple[Event, ...]
     messages: tuple[Message, ...]
     state: RunState
+    signals: tuple[SignalRequest, ...]
+    """What the other run had sent to itself and had not received."""
 
 
 def find_cut(history: Sequence[Event], at: int) -> int:
@@ -284,7 +286,8 @@ def fork(
     # An approval leaves the run the message that starts it.
     start = () if awaits_approval(state) else (start_message(run_id, now, state.start_at),)
     every = (*events, *writer.events)
-    return Fork(queued, len(history), every, (*start, *writer.messages), state_of(run_id, every))
+    signals = tuple(_sent_to_itself(history, origin.formers, run_id))
+    return Fork(queued, len(history), every, (*start, *writer.messages), state_of(run_id, every), signals)
 
 
 def attempt_of(run_id: str, queued: e.RunQueued) -> int:
@@ -303,6 +306,27 @@ def _formers(run_id: str, queued: e.RunQueued, count: int) -> tuple[e.FormerRun,
     own = e.FormerRun(count, run_id, attempt_of(run_id, queued), queued.parent_run_id, retry_of, queued.schedule)
     whole = sum(each.last_event < count for each in earlier)
     return (*earlier[:whole], replace(earlier[whole], last_event=count) if whole < len(earlier) else own)
+
+
+def _sent_to_itself(history: Sequence[Event], formers: Sequence[e.FormerRun], run_id: str) -> list[SignalRequest]:
+    """Return the signals that a run had sent to itself and had not received: to replay does not send them again."""
+    waiting: dict[tuple[str, str], SignalRequest | None] = {}
+    for place, event in enumerate(history, 1):
+        body = event.data
+        if isinstance(body, e.SignalReceived | e.SignalDeadLettered):
+            waiting[body.name, body.signal_id] = None
+        elif isinstance(body, e.SignalSent) and not body.name.startswith(RESERVED_PREFIX):
+            sender = next((former.run_id for former in formers if place <= former.last_event), None)
+            request = SignalRequest(
+                run_id=run_id,
+                name=body.name,
+                payload=body.payload,
+                signal_id=body.signal_id,
+                step_id=body.addressed_to,
+            )
+            if body.run_id == sender:
+                waiting.setdefault((body.name, body.signal_id), request)
+    return [request for request in waiting.values() if request is not None]
 
 
 def _rewritten(history: Sequence[Event], run_id: str, queued: e.RunQueued, input: Raw | None) -> list[Event]:

@@ -333,6 +333,7 @@ def _new_run(
         snapshot=runtime_snapshot(forked.state),
         events=forked.events,
         messages=forked.messages,
+        signals=forked.signals,
         waits_opened=changes.waits_opened,
         tasks=tuple(task for task in changes.tasks if task.status == "OPEN"),
         records=record_changes(before, forked.events),
