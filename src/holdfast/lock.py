@@ -95,6 +95,8 @@ class LockEntry:
             entry.cancel()
             if not ended.done():
                 self._child.cancel(f"not waited for any more: {type(problem).__name__}")
+            if isinstance(problem, TimeoutError):
+                raise TimeoutError(f"lock {name!r} of key {key!r} was not free in time") from None
             raise
         self._before = _held.set(_held.get() | {self._lock})
         return self

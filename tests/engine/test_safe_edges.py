@@ -258,6 +258,8 @@ async def test_the_method_of_an_object_is_an_activity() -> None:
 IN_A_WORKFLOW: list[tuple[str, str]] = [
     ("saga.undo(pay(1))", "undo: what compensates is a function, such as one after `lambda:`, not a coroutine"),
     ("saga.undo(pay)", "undo: pays cannot be called with 0 arguments: missing a required argument: 'cents'"),
+    ("await hf.wait_signal('paid', timeout=9, on_timeout='no')", "wait_signal: on_timeout is a function, not 'no'"),
+    ("await hf.wait_signal('paid', condition=False)", "wait_signal: a condition is a plain function, not False"),
     ("hf.Saga().undo(pay, 1)", "undo: the saga is not open, and would undo nothing: async with hf.Saga() as saga"),
     ("saga.undo(print, 'x'); raise hf.WorkflowFailed('no')", "undo calls an activity, a workflow or an async function"),
     ("await hf.step(pay, 1)", "pays is registered: call it without hf.step"),

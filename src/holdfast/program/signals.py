@@ -69,6 +69,9 @@ async def wait_signal(
     kind = _kind(program, name, kind)
     _check_plain("condition", condition)
     _check_plain("handler", handler)
+    given: Any = on_timeout
+    if given is not None and not callable(given):  # seen here, and not when the time is over
+        raise InvalidInput(f"wait_signal: on_timeout is a function, not {given!r}", field="on_timeout")
     if on_timeout is not None and timeout is None:
         raise InvalidInput("wait_signal: on_timeout is of no use without a timeout", field="on_timeout")
     until = _until(program, timeout)
@@ -286,7 +289,8 @@ def _kind(program: CoroutineProgram, name: str, kind: Any) -> Any:
 
 def _check_plain(what: str, function: Any) -> None:
     if function is not None and (not callable(function) or inspect.iscoroutinefunction(function)):
-        raise InvalidInput(f"wait_signal: a {what} is a plain function, not async", field=what)
+        found = "an async one" if callable(function) else repr(function)
+        raise InvalidInput(f"wait_signal: a {what} is a plain function, not {found}", field=what)
 
 
 def _is_taken(program: CoroutineProgram, step_id: str, condition: Callable[[], bool]) -> bool:
