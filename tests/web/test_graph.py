@@ -1,5 +1,6 @@
 """The graph of a run on the page: drawn, live, folded, and to be used by hand and by keyboard."""
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -377,6 +378,7 @@ async def test_ten_thousand_steps_open_fast_and_stay_usable(page: Page, site: Si
     assert best.requests <= 12, f"{best} for 10,000 steps, {few} for 14"
     assert best.answered_bytes < 16_000, f"{best}: it grows with the number of steps"
     assert best.elements < few.elements + 1_000, f"{best}: it grows with the number of steps"
+    await expect(page.locator(".graph-tools .quiet")).to_contain_text(re.compile(r"\b\d+,\d{3} pending"))
     assert 2 < await page.locator(".graph-node").count() <= 70
     folds = page.locator(".graph-node[data-kind=steps][aria-expanded=false]")
     for _ in range(4):

@@ -90,7 +90,7 @@ function countWords(node) {
   const { counts } = node;
   const all = Object.values(counts).reduce((sum, each) => sum + each, 0);
   const done = (counts.SUCCESS ?? 0) + (counts.SKIPPED ?? 0);
-  return `${done} of ${all}${counts.FAILED ? `, ${counts.FAILED} failed` : ""}`;
+  return `${done.toLocaleString()} of ${all.toLocaleString()}${counts.FAILED ? `, ${counts.FAILED} failed` : ""}`;
 }
 
 function aboutOf(node) {

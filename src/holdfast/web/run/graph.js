@@ -376,9 +376,9 @@ export class RunGraph {
 }
 
 function wordsOf({ counts, steps }) {
-  if (counts === undefined) return `${steps} steps`;
+  if (counts === undefined) return `${steps.toLocaleString()} steps`;
   return ORDER.filter((status) => counts[status])
-    .map((status) => `${counts[status]} ${statusWord(status).toLowerCase()}`)
+    .map((status) => `${counts[status].toLocaleString()} ${statusWord(status).toLowerCase()}`)
     .join(", ");
 }
 

@@ -140,7 +140,7 @@ class PlansPage {
             choice("Compared with", [null, ...this.versions.filter((each) => each !== version)], before, (chosen) =>
               this.choose(this.planId, version.plan_version, chosen),
             ),
-          h("span", { class: "quiet" }, "registered ", ageOf(version.registered_at)),
+          h("span", { class: "hint" }, "registered ", ageOf(version.registered_at)),
           may("runs:write") &&
             h(
               "button",
