@@ -261,7 +261,7 @@ class App:
         return register if function is None else register(function)
 
     def lock(self, name: str, *, at_once: int = 1, rate: tuple[int, timedelta] | None = None) -> Lock:
-        """Declare a lock between runs. `async with accounts("17"):` lets one run at a time into the block, by key.
+        """Declare a lock between runs. `async with accounts("17"):` admits one run at a time for each key.
 
         With `at_once`, that many runs may hold a key together. A `rate` of `(10, timedelta(seconds=1))` lets that many
         enter in that time, all keys together. Apps on the same store that declare the same name share the lock. The
@@ -626,7 +626,9 @@ class App:
         refuse_inside("node", "nothing is opened: the run has its node already")
         options = options or NodeOptions()
         if options.fail_open and name is None:
-            raise InvalidInput("a node that fails open has a name, so that it finds its journal again", field="name")
+            raise InvalidInput(
+                "a node that fails open needs a name, by which it finds its journal after a restart", field="name"
+            )
         self.runtimes.check_store(store)
         async with self._open(store) as (unobserved, limits):
             check_ownership(unobserved, _settings(None, None).checkpoint_ownership)
@@ -812,7 +814,7 @@ class OpenRuntimes:
         return any(opened is runtime for _, opened in self._open)
 
     def current(self) -> Runtime | None:
-        """Return the runtime that was opened last in the running event loop; without such a loop, the last of all."""
+        """Return the runtime that was opened last in the running event loop, or else the last of all."""
         if len(self._open) > 1:
             running = asyncio._get_running_loop()
             for loop, runtime in reversed(self._open):

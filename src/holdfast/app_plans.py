@@ -29,11 +29,11 @@ class AppPlans:
         self._runtime = runtime
 
     def validate(self, document: PlanDocument) -> list[PlanProblem]:
-        """Return every problem of a plan, with its place: in the document, and with what is registered here."""
+        """Return every problem of a plan with its position: in the document, and with what is registered here."""
         return check_plan(body_of(document), self._registry)[1]
 
     async def register(self, document: PlanDocument, *, tenant: str = "default", uri: str = "") -> RegisteredPlan:
-        """Keep a plan under its id and version, and return it as it is registered.
+        """Register a plan under its id and version, and return the registered plan.
 
         The hash is over the exact bytes of a text. The same version with other bytes raises `Conflict`, and a plan that
         is wrong raises `PlanInvalid` with every problem.

@@ -153,12 +153,12 @@ class AppSchedules:
         overlap: Overlap = "queue",
         **place: Unpack[SchedulePlace],
     ) -> int:
-        """Run the ticks of a period that is over; return how many there are. What has run already is not run again."""
+        """Fire the ticks of a past period and return their number. Ticks that have fired already are skipped."""
         period = (instant_of("since", since), instant_of("until", until))
         return await self._schedules.backfill(_place(schedule_id, place), *period, overlap)
 
     async def delete(self, schedule_id: str, **place: Unpack[SchedulePlace]) -> None:
-        """Delete a schedule. Its runs go on. One that is declared in code is made again by the next node that opens."""
+        """Delete a schedule. Its runs continue. The next node that starts creates it again if code declares it."""
         await self._schedules.delete(_place(schedule_id, place))
 
     def next_ticks(self, schedule: Schedule, count: int = 5) -> list[datetime]:

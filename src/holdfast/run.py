@@ -343,7 +343,7 @@ class _OutOfReach:
     """The runtime as a workflow sees it."""
 
     def __getattr__(self, verb: str) -> Any:
-        raise NotDurable("inside a workflow a run can be signalled and updated; other calls belong into an activity")
+        raise NotDurable("inside a workflow a run can be signalled and updated; other calls belong in an activity")
 
 
 def reopened(handle: RunHandle[R], runtime: Runtime) -> RunHandle[R]:

@@ -50,7 +50,7 @@ def test_an_app_is_named_by_file_or_by_module(forks: ForkedCommands, tmp_path: P
         ("nowhere.py", "nowhere.py: there is no such file"),
         ("nowhere", "there is no module 'nowhere' (a file is named with its .py)"),
         ("pkg.nowhere:app", "there is no module 'pkg.nowhere' (a file is named with its .py)"),
-        ("pkg/notes.txt", "pkg/notes.txt: this is no Python file; its name must end with .py"),
+        ("pkg/notes.txt", "pkg/notes.txt is not a Python file: its name must end with .py"),
         ("", "the target '' names no file: use shop.py, shop.py:app or pkg.module:app"),
         (":app", "the target ':app' names no file: use shop.py, shop.py:app or pkg.module:app"),
         ("two.py", "two.py: its apps: app, other; say which one, such as two.py:app"),

@@ -296,7 +296,7 @@ def test_what_is_leaked_or_to_be_forgotten_goes(setup: CommandSetup) -> None:
     assert setup.json("token", "revoke-leaked", token)["is_valid"] is False
     assert "there is no run 'none'" in setup.hf("run", "delete", "none", code=3).stderr
     assert setup.json("tenant", "delete", "nobody", "--yes")["runs"] == 0
-    assert "say that this is meant" in setup.hf("tenant", "delete", "nobody", code=2).stderr
+    assert "confirm with true" in setup.hf("tenant", "delete", "nobody", code=2).stderr
 
 
 @pytest.mark.contract("API-4")
@@ -376,10 +376,10 @@ def test_what_is_wrong_is_told_in_one_line_with_its_exit_code(setup: CommandSetu
         ),
         (["run", "start", "order", "order_id=x", "cents=500"], 2, "got `str` (name=TEXT is a text; what is none is"),
         (["run", "start", "order", "order_id:=7"], 2, "order_id"),
-        (["run", "start", "order", "hello"], 2, "input: this is no JSON"),
+        (["run", "start", "order", "hello"], 2, "input: this is not JSON"),
         (["run", "list", "--status", "ASLEEP"], 2, "--status"),
         (["run", "list", "--limit", "501"], 2, "limit"),
-        (["run", "list", "--created-from", "soon"], 2, "--created-from: 'soon' is no time"),
+        (["run", "list", "--created-from", "soon"], 2, "--created-from: 'soon' is not a time"),
         (["call", "runs.dance"], 3, "there is no operation 'runs.dance'"),
         (["call", "runs.get", "7"], 2, "a JSON object"),
         (
@@ -387,7 +387,7 @@ def test_what_is_wrong_is_told_in_one_line_with_its_exit_code(setup: CommandSetu
             2,
             "begins with http:// or https://, such as http://127.0.0.1:8",
         ),
-        (["run", "list", "--server", "http://"], 2, "'http://' is no address such as http://127.0.0.1:8321"),
+        (["run", "list", "--server", "http://"], 2, "'http://' is not an address such as http://127.0.0.1:8321"),
         (["run", "list", "--server", "http://127.0.0.1:1"], 6, "no server answers at http://127.0.0.1:1"),
         (["run", "list", "--server", "http://x", "--store", "sqlite:///shop.db"], 2, "give one or the other"),
     ]:
@@ -474,7 +474,7 @@ def test_who_has_seen_enough_is_no_error(setup: CommandSetup) -> None:
     [
         (("run", "events", "run-0"), ">&-", 0, ""),
         (("run", "events", "run-0"), "<&- >&- 2>&-", 0, ""),
-        (("run", "start", "echo", "-"), "<&-", 2, "input: this is no JSON"),
+        (("run", "start", "echo", "-"), "<&-", 2, "input: this is not JSON"),
         (("run", "get", "nowhere"), "2>&-", 3, ""),
         (("run", "events", "run-0"), ">/dev/full", 6, "the output cannot be written: No space left on device"),
         (("run", "events", "run-0", "--json"), ">/dev/full", 6, "the output cannot be written"),

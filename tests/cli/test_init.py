@@ -42,7 +42,7 @@ def test_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     init("shop")
     (tmp_path / "shop" / "app.py").write_text("mine")
-    with pytest.raises(Conflict, match="there already"):
+    with pytest.raises(Conflict, match="exists already"):
         init("shop")
     assert (tmp_path / "shop" / "app.py").read_text() == "mine"
     assert {str(path.relative_to("shop")) for path in Path("shop").rglob("*") if path.is_file()} == set(FILES)
@@ -53,6 +53,6 @@ def test_a_name_that_is_no_folder_beside_the_caller_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidInput, match="small letters"):
+    with pytest.raises(InvalidInput, match="lower-case letters"):
         init(name)
     assert list(tmp_path.iterdir()) == []

@@ -145,7 +145,7 @@ async def test_a_node_that_is_told_to_end_records_what_was_under_way_and_another
         following.answer("bag")
         other.send(signal.SIGTERM)
         assert await other.ended() == 0
-    assert "given up" not in told.said
+    assert "activities cancelled" not in told.said
     types = await shop.types()
     assert (types.count("StepCompleted"), types[-1]) == (2, "RunCompleted")
     assert (await shop.store.read_events("r"))[-1].data == e.RunCompleted(result=codec.encode("box, bag"))
@@ -265,7 +265,7 @@ async def test_what_takes_too_long_is_given_back_to_a_node_that_is_waiting(
             (await activities.call()).answer("bag")
             second.send(signal.SIGTERM)
             assert await second.ended() == 0
-    assert "activities given up because they took too long: 1" in first.said
+    assert "activities cancelled because they took too long: 1" in first.said
     assert "runs released: 1" in first.said
     types = await shop.types()
     assert (types.count("StepCompleted"), types.count("StepRetried"), types[-1]) == (2, 1, "RunCompleted")
@@ -278,7 +278,7 @@ async def test_an_activity_in_a_thread_does_not_keep_the_process(shop: Shop, act
         await activities.call()
         node.send(signal.SIGTERM)
         assert await node.ended() == 0
-    assert "left behind" in node.said
+    assert "are abandoned" in node.said
     assert await shop.owner() is None
 
 

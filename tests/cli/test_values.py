@@ -43,12 +43,12 @@ def test_a_value_may_come_from_a_file_or_from_stdin(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["hello"], """input: this is no JSON (a text is written as '"text"')"""),
-        (["a:=one"], "input: a: this is no JSON"),
+        (["hello"], """input: this is not JSON (a text is written as '"text"')"""),
+        (["a:=one"], "input: a: this is not JSON"),
         (["a=1", "2"], "input: '2' is neither name=text nor name:=json"),
         (["a=1", "a=2"], "input: a is given twice"),
         (["@nowhere.json"], "input: @nowhere.json cannot be read"),
-        (["[" * 2_000], "input: this is no JSON"),
+        (["[" * 2_000], "input: this is not JSON"),
     ],
 )
 def test_words_that_stand_for_nothing_are_refused(words: list[str], said: str) -> None:

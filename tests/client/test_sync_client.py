@@ -171,7 +171,7 @@ def test_an_address_takes_no_store() -> None:
         SyncClient("http://localhost:1", "sqlite:///a.db")
     with pytest.raises(InvalidInput, match="begins with http"):
         SyncClient("nonsense")
-    with pytest.raises(InvalidInput, match="asks a service"):
+    with pytest.raises(InvalidInput, match="calls a service"):
         SyncClient("http://localhost:1").run("r")
 
 

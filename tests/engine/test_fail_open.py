@@ -431,7 +431,7 @@ async def test_a_journal_that_cannot_be_read_keeps_the_node_from_starting(tmp_pa
 
 
 async def test_a_node_that_fails_open_has_a_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="has a name"):
+    with pytest.raises(InvalidInput, match="needs a name"):
         async with hf.App("shop").node("memory://", options=hf.NodeOptions(fail_open=str(tmp_path))):
             pass
     with pytest.raises(InvalidInput):

@@ -106,7 +106,7 @@ async def test_of_two_nodes_with_one_name_the_older_fails_and_the_younger_goes_o
                     assert first.owned_runs.executor.busy == 0
                     assert list((await store.stats()).leases) == [second.name]
     assert second.failure is None
-    assert "ends its work" in caplog.text
+    assert " stops: " in caplog.text
 
 
 @pytest.mark.parametrize("name", ["", "a#b", "a\nb", "x" * 201, 7])

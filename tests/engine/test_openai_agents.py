@@ -316,7 +316,7 @@ def test_what_cannot_be_durable_is_refused_where_it_is_named() -> None:
         (agent(mcp_servers=[object()]), "MCP servers"),
         (agent(model_settings=ModelSettings(retry=ModelRetrySettings(max_retries=2))), "retries to its steps"),
         (agent(tools=[asking]), "hand off to it"),
-        (agent(handoffs=[stray]), "does not say to which agent"),
+        (agent(handoffs=[stray]), "does not name its agent"),
         (agent(handoffs=[agent()]), "would have the same names"),
     ]
     for each, why in refused:

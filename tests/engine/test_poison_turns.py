@@ -139,7 +139,7 @@ async def test_a_run_that_ends_its_process_is_set_aside_and_others_go_on(fleet: 
         assert any("PoisonTurn" in finding.sentence for finding in report.findings)
         assert any(found.subject == "takeovers" and found.level == "note" for found in report.findings)
         # Nothing that comes in runs its code again, but for an operator's word, which is one more try.
-        with pytest.raises(Conflict, match="went away"):
+        with pytest.raises(Conflict, match="were lost"):
             await bomb.query("how")
         await bomb.signal("unheard", "of")
         await fleet.until(bomb, PAUSED, losses=LOST_TURNS)

@@ -483,8 +483,8 @@ def charging(provider: Any, retry: hf.Retry = QUICK, queue: str = "") -> tuple[h
             "SecretsUnavailable: the provider of secrets, Broken, answered with a list; asked for stripe/key",
         ),
         (Broken(SecretsUnavailable("sealed")), "SecretsUnavailable: sealed"),
-        (Vault({"stripe/key": b"bytes"}), f"{OF_VALUE} is no text"),
-        (Vault({"stripe/key": "\ud800abc"}), f"{OF_VALUE} is no valid Unicode"),
+        (Vault({"stripe/key": b"bytes"}), f"{OF_VALUE} is not text"),
+        (Vault({"stripe/key": "\ud800abc"}), f"{OF_VALUE} is not valid Unicode"),
         *((Vault({"stripe/key": value}), UNFIT) for value in ("", "abc", " a  ", "x" * (SECRET_BYTES + 1))),
     ],
 )
@@ -793,7 +793,7 @@ async def test_no_file_outside_of_the_folder_is_read(tmp_path: Path) -> None:
         with pytest.raises(SecretNotFound) as missing:
             await provider.resolve([ref], SCOPE)
         assert missing.value.retryable
-    with pytest.raises(SecretsUnavailable, match="no UTF-8"):
+    with pytest.raises(SecretsUnavailable, match="not UTF-8"):
         await provider.resolve(["binary"], SCOPE)
     (folder / "key").write_text(VALUE)
     scoped = hf.FileSecrets(f"{tmp_path}/{{tenant}}")

@@ -65,7 +65,7 @@ async def test_one_that_took_too_long_keeps_its_slot_until_it_returns(
             gate.set()
             assert await second.result() == "second"
     [record] = caplog.records
-    assert "'slow' is over and its function goes on" in record.message
+    assert "'slow' has ended, but its function still runs" in record.message
 
 
 @pytest.mark.contract("ACT-1")

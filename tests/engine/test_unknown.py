@@ -38,5 +38,5 @@ async def test_an_unknown_activity_of_a_run_is_reported_once_for_each_name(caplo
             async with app.node(store, options=hf.NodeOptions(drain_s=0.01)):
                 await wait_for_event(app.run(run_id), "StepRetried", times=3)
     assert [record.message for record in caplog.records] == [
-        f"run {run_id}: no activity 'gone' is known here; its steps wait"
+        f"run {run_id}: activity 'gone' is not registered here; its steps wait"
     ]

@@ -84,7 +84,7 @@ UNFIT: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: hf.Scene(hf.Signal("answer", int), hf.Signal("answer", str, step="again")),
         "signal 'answer' is str here and int elsewhere",
     ),
-    "on_timeout without a timeout": (lambda: hf.Signal("approval", on_timeout=lambda order: order), "of no use"),
+    "on_timeout without a timeout": (lambda: hf.Signal("approval", on_timeout=lambda order: order), "no effect"),
     "a path in a name": (lambda: hf.Act(CHARGE, step="a/b"), "may not contain / or :"),
     "a number as a name": (lambda: hf.Act(CHARGE, step="7"), "looks like a step id"),
     "a compensation with a condition": (

@@ -239,7 +239,7 @@ async def test_the_log_names_the_operation_that_holds_up_the_loop(caplog: pytest
                 await asyncio.sleep(0.002)
         assert service.watchdog.stalls == 1
         assert service.watchdog.stalled_s > 0.025
-        assert "runs.list is under way, at" in caplog.text
+        assert "by runs.list, at" in caplog.text
         assert "test_callers_bytes.py" in caplog.text
         call = service.context(OPEN, "c")
 

@@ -71,7 +71,7 @@ async def test_a_history_is_read_from_a_file_of_the_command_line_and_from_lines(
 def test_a_file_that_is_no_history_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "odd.jsonl"
     path.write_text('{"event_type": "RunQueued"}\n')
-    with pytest.raises(InvalidInput, match=r"odd\.jsonl, line 1: this is no event"):
+    with pytest.raises(InvalidInput, match=r"odd\.jsonl, line 1: this is not an event"):
         read_history(path)
     with pytest.raises(InvalidInput, match="no event"):
         assert_replays(shop()[0], [])

@@ -97,7 +97,7 @@ class DurableAgent(Generic[Context]):
         if config.model_settings is not None and config.model_settings.retry is not None:
             raise InvalidInput(_RETRIES, field="retry")
         if options.get("session") is not None:
-            raise InvalidInput("a run keeps its own history: give `input` what was said before", field="session")
+            raise InvalidInput("a run keeps its own history: pass earlier messages as `input`", field="session")
         if current_program() is None:
             return await Runner.run(self.agent, prompt, context=context, run_config=config, **options)
         result = await self._play(prompt, context=context, run_config=config, **options)
@@ -272,7 +272,7 @@ def _target(handoff: Agent[Any] | Handoff[Any, Any]) -> Agent[Any]:
     reference = getattr(handoff, "_agent_ref", None)
     target = None if reference is None else reference()
     if target is None:
-        raise InvalidInput(f"handoff {handoff.tool_name!r} does not say to which agent: make it by agents.handoff")
+        raise InvalidInput(f"handoff {handoff.tool_name!r} does not name its agent: create it with agents.handoff")
     return target
 
 

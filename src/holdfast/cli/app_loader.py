@@ -77,7 +77,7 @@ def _load_file(path: Path) -> ModuleType:
     path = path.resolve()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise InvalidInput(f"{path}: this is no Python file; its name must end with .py")
+        raise InvalidInput(f"{path} is not a Python file: its name must end with .py")
     if path.stem in sys.modules:
         raise InvalidInput(f"{path}: there is another module {path.stem!r} already; give the file another name")
     sys.path.insert(0, str(path.parent))

@@ -39,7 +39,7 @@ def call(
         return OK
     asked = values.parse_value(ask, "ask")
     if not isinstance(asked, dict):
-        raise InvalidInput("what is asked is a JSON object, or name=text and name:=json", field="ask")
+        raise InvalidInput("the request is a JSON object, or name=text and name:=json", field="ask")
     show_json(asyncio.run(_call(operation, asked, target)))
     return OK
 

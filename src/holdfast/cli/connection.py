@@ -55,7 +55,7 @@ class Connection:
         return await self._calls.call(OPERATIONS[name], ask, Any)
 
     async def patiently(self, name: str, ask: dict[str, Any]) -> Any:
-        """Return the answer of an operation that is one of many: one that limits its callers is asked again."""
+        """Return the response of one of many calls; a call that was rate limited is retried."""
         for _ in range(BULK_TRIES):
             try:
                 return await self(name, ask)
@@ -112,7 +112,7 @@ class Target:
 async def connect(target: Target) -> AsyncIterator[Connection]:
     """Open the way to whom the target names: arguments first, then the environment."""
     if target.server is not None and (target.store is not None or target.app is not None):
-        raise InvalidInput("--server is asked over HTTP, --store and --app are not: give one or the other")
+        raise InvalidInput("--server uses HTTP, --store and --app do not: give one or the other")
     environment = os.environ
     server = target.server
     if server is None and target.store is None and target.app is None:

@@ -57,7 +57,7 @@ def doctor(
     sample: Sample = 200,
     as_json: AsJson = False,
 ) -> int:
-    """Examine a store and its runs, and say in plain sentences what is wrong and what to do.
+    """Examine a store and its runs, and report what is wrong and what to do.
 
     Nothing is changed, and nodes may go on working. A server is asked where one is named and no store is: it reads no
     runs in full. Ends with 1 if something is wrong, with 2 if it could not look.
@@ -74,7 +74,7 @@ def doctor(
         How many runs to read in full, spread over all of them.
     """
     if store is not None and server is not None:
-        raise InvalidInput("--server is asked over HTTP, --store is not: give one or the other")
+        raise InvalidInput("--server uses HTTP, --store does not: give one or the other")
     if store is None and server is None and "HOLDFAST_STORE" not in os.environ:
         server = os.environ.get("HOLDFAST_SERVER")
     if server is not None:

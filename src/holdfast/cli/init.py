@@ -106,7 +106,7 @@ holdfast run result o-1
 
 
 def init(name: str, /) -> int:
-    """Make a project: a folder with a workflow, its tests and a README. Nothing that is there is overwritten.
+    """Create a project: a folder with a workflow, its tests and a README. Existing files are never overwritten.
 
     Parameters
     ----------
@@ -114,10 +114,12 @@ def init(name: str, /) -> int:
         What the project is called, and its folder: small letters, digits, - and _.
     """
     if not NAME.fullmatch(name):
-        raise InvalidInput(f"a project's name is of small letters, digits, - and _, not {name!r}", field="name")
+        raise InvalidInput(
+            f"a project's name consists of lower-case letters, digits, - and _, not {name!r}", field="name"
+        )
     folder = Path(name)
     if folder.exists():
-        raise Conflict(f"{name} is there already; choose another name")
+        raise Conflict(f"{name} exists already; choose another name")
     for file, text in FILES.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text.format(name=name), encoding="utf-8")

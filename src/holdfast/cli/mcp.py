@@ -38,7 +38,7 @@ AT_ONCE = 16
 BATCH = 100
 """How many messages a batch may have, where the client's revision of the protocol has batches."""
 
-NO_REQUEST = "this is no request of JSON-RPC 2.0"
+NO_REQUEST = "this is not a JSON-RPC 2.0 request"
 
 PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
 
@@ -84,7 +84,7 @@ class McpServer:
         try:
             message = msgspec.json.decode(line)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            self._say(_refused(None, PARSE_ERROR, "this is no JSON"))
+            self._say(_refused(None, PARSE_ERROR, "this is not JSON"))
             return
         is_batch = isinstance(message, list)
         if is_batch and not 1 <= len(message) <= BATCH:

@@ -51,7 +51,7 @@ def node(
     processes: Annotated[int, Parameter(validator=validators.Number(gte=1, lte=MOST_PROCESSES))] = 1,
     as_json: Annotated[bool, Parameter(name="--json", negative="", show_default=False)] = False,
 ) -> int:
-    """Run workflows until SIGTERM or Ctrl-C, then finish what is under way and give the rest back.
+    """Run workflows until SIGTERM or Ctrl-C, then finish running activities and release the runs.
 
     A second signal ends the process at once.
 
@@ -160,7 +160,7 @@ def _refuse_idle(queues: tuple[str, ...], takes_runs: bool) -> None:
 
 def _leave() -> None:
     """End the process. The runs are given back, so nothing is lost; and no thread is in the way of how it ends."""
-    logger.warning("activities that did not stop are left behind")
+    logger.warning("activities did not stop, and are abandoned")
     sys.stdout.flush()
     logging.shutdown()
     os._exit(OK)

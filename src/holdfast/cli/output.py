@@ -46,7 +46,7 @@ def show_json(value: Any) -> None:
 
 
 def show_items(items: Sequence[dict[str, Any]], columns: Sequence[str], nothing: str = "there are none") -> None:
-    """Write a table, or `nothing`. Where there is no terminal it is as wide as it needs to be, and not cut off."""
+    """Write a table, or `nothing`. Without a terminal it is as wide as necessary, and nothing is truncated."""
     if not items:
         note(nothing)
         return

@@ -73,7 +73,7 @@ def read_document(file: str) -> str:
     except OSError as problem:
         raise InvalidInput(f"{file} cannot be read: {problem.strerror}", field="document") from problem
     except UnicodeDecodeError as problem:
-        raise InvalidInput(f"{file} is no UTF-8 text", field="document") from problem
+        raise InvalidInput(f"{file} is not UTF-8 text", field="document") from problem
 
 
 async def _ask(text: str, target: Target) -> dict[str, Any]:

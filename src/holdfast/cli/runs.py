@@ -25,7 +25,7 @@ STYLES = {"plain": "", "good": "green", "warn": "yellow", "bad": "red"}
 
 
 def run_show(run_id: str, /, *, target: Target | None = None) -> int:
-    """Show a run: how it stands, its steps, and what it waits for.
+    """Show a run: its state, its steps, and what it waits for.
 
     Parameters
     ----------

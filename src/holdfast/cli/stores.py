@@ -71,7 +71,7 @@ async def _info(settings: Settings) -> dict[str, Any]:
 
 
 def migrate(*, store: Address = None, as_json: AsJson = False) -> int:
-    """Make a store, or bring an old one up to date. Nodes may go on working if the release notes do not say no."""
+    """Create a store, or upgrade an old one. Nodes may keep working unless the release notes say otherwise."""
     settings = settings_at(store)
     if settings.store == "memory://":
         raise InvalidInput("the store 'memory://' ends with this command: name one that is kept", field="store")
@@ -97,7 +97,7 @@ def backup(to: Path, /, *, store: Address = None, as_json: AsJson = False) -> in
 
 
 def restore(copy: Path, /, *, store: Address = None, keep_tokens: KeepTokens = False, as_json: AsJson = False) -> int:
-    """Put a copy where a store is to be. The copy is checked, and a store that is there is never overwritten.
+    """Restore a store from a copy. The copy is verified, and an existing store is never overwritten.
 
     All tokens and sessions in it are revoked: a copy does not know which were revoked since it was made.
 
@@ -171,8 +171,8 @@ def file_of(settings: Settings, otherwise: str) -> Path:
         return path
     address = without_password(settings.store)
     if settings.store.startswith("postgres"):
-        raise InvalidInput(f"the store {address} is no file: {otherwise}", field="store")
-    raise InvalidInput(f"the store {address} is no SQLite file, such as sqlite:///orders.db", field="store")
+        raise InvalidInput(f"the store {address} is not a file: {otherwise}", field="store")
+    raise InvalidInput(f"the store {address} is not a SQLite file such as sqlite:///orders.db", field="store")
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def parse_moment(text: str, what: str) -> str:
         since = timedelta(**{UNITS[ago[2]]: int(ago[1])})
         return (datetime.fromtimestamp(SystemClock().now() / 1_000_000, UTC) - since).isoformat()
     except (ValueError, OverflowError) as problem:
-        raise InvalidInput(f"{what}: {text!r} is no time such as 2026-01-28T12:00 or 2h", field=what) from problem
+        raise InvalidInput(f"{what}: {text!r} is not a time such as 2026-01-28T12:00 or 2h", field=what) from problem
 
 
 def _object(pairs: list[tuple[str, str, str]], what: str) -> dict[str, Any]:
@@ -74,4 +74,4 @@ def _json(text: str, what: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as problem:
-        raise InvalidInput(f"""{what}: this is no JSON (a text is written as '"text"')""", field=what) from problem
+        raise InvalidInput(f"""{what}: this is not JSON (a text is written as '"text"')""", field=what) from problem

@@ -52,7 +52,7 @@ class Calls:
             attempt += 1
 
     async def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncGenerator[Any, None]:
-        """Return what an event stream sends, typed; when it breaks, go on where it broke.
+        """Yield the typed events of an event stream. If the connection breaks, continue where it broke.
 
         Of a run, its events, to its end. Of lists, pairs: what it is about, and how it is now.
         """

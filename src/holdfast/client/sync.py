@@ -116,7 +116,7 @@ class _LoopThread:
                 raise
 
     def close(self) -> None:
-        """End what is open, and wait for it. An error of the node is raised."""
+        """Close everything that is open, and wait for it. An error of the node is raised."""
         if self._loop is not None and self._ending is not None and not self._is_closed.is_set():
             self._loop.call_soon_threadsafe(self._ending.set)
         self._thread.join()
@@ -129,7 +129,7 @@ def _no_more(asked: "_Asked", _: object) -> None:
 
 
 def _closed() -> EngineError:
-    return EngineError("the client was closed while this was asked")
+    return EngineError("the client was closed during this call")
 
 
 class _Resource:
@@ -243,7 +243,7 @@ class SyncClient:
                 "a store and a node are for an app in this process; a service has its own", field="store"
             )
         if not isinstance(to, str | App):
-            raise InvalidInput("a SyncClient asks a service, by its address, or an app", field="to")
+            raise InvalidInput("a SyncClient needs the address of a service, or an app", field="to")
         self._to = to
         self._store = store
         self._node = node
@@ -297,7 +297,7 @@ class SyncClient:
 
     def _app(self) -> App:
         if not isinstance(self._to, App):
-            raise InvalidInput("this client asks a service: use runs.start and the other resources", field="to")
+            raise InvalidInput("this client calls a service: use runs.start and the other resources", field="to")
         return self._to
 
     # --- every operation

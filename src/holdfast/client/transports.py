@@ -26,7 +26,7 @@ class Unreachable(EngineError):
 
 
 class Transport(Protocol):
-    """Carries what is asked to where it is answered."""
+    """Carries requests to the service that answers them."""
 
     async def call(self, operation: Operation, fields: dict[str, Any]) -> bytes:
         """Return the answer as JSON, or raise the error that was answered."""
@@ -80,7 +80,7 @@ class InProcess:
 
 
 class Http:
-    """Asks a service by its address. An answer may take so long, beside what is asked to be waited for."""
+    """Calls a service by its address. The time-out is in addition to the time that a request asks to wait."""
 
     def __init__(
         self, address: str, token: str | None, timeout_s: float, transport: Any = None, values: Values = PLAIN
@@ -98,7 +98,7 @@ class Http:
             )
         if not is_address:
             raise InvalidInput(
-                f"the service {without_password(address)!r} is no address such as http://127.0.0.1:8321",
+                f"the service {without_password(address)!r} is not an address such as http://127.0.0.1:8321",
                 field="address",
             )
         if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
@@ -169,7 +169,7 @@ def _request(operation: Operation, fields: dict[str, Any], values: Values) -> di
 
 
 def encoded(fields: dict[str, Any], values: Values = PLAIN) -> bytes:
-    """Return what is asked as JSON; raise `InvalidInput` for a value that JSON does not have, such as NaN."""
+    """Return a request as JSON; raise `InvalidInput` for a value that JSON does not have, such as NaN."""
     return values.encode_request(fields, BODY_DEPTH)
 
 

@@ -173,7 +173,7 @@ def overloaded(plan_id: str, free_at: Instant, now: Instant, limit: RunLimit = N
         free_at = now + limit.period_ms * 1_000
     retry_after_ms = -(-(free_at - now) // 1_000) or OVERLOAD_RETRY_MS
     return Overloaded(
-        f"workflow {plan_id!r} has as many runs as it allows", plan_id=plan_id, retry_after_ms=retry_after_ms
+        f"workflow {plan_id!r} has reached its limit on runs", plan_id=plan_id, retry_after_ms=retry_after_ms
     )
 
 

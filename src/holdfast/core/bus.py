@@ -160,7 +160,7 @@ class SinkProgress(Struct, frozen=True, kw_only=True):
 
 
 class SinkStatus(Struct, frozen=True, kw_only=True):
-    """A sink, and how it does. `backlog` counts entries, up to a bound; `oldest_at` is that of the oldest counted.
+    """A sink and its status. `backlog` counts entries, up to a bound; `oldest_at` is that of the oldest counted.
 
     `number` is never that of another sink, also not of a later one with the same name.
     """
@@ -208,7 +208,7 @@ class OutboxReplay(Struct, frozen=True):
 
 
 class Replayed(Struct, frozen=True):
-    """How many runs' events a sink will get again, and where to go on, if a bound cut it short."""
+    """How many runs' events a sink will get again, and where to continue if a limit was reached."""
 
     runs: int
     after: int | None = None
@@ -236,7 +236,7 @@ def check_sink(sink: object) -> Sink:
     if sink.kind not in get_args(SinkKind):
         raise InvalidInput(f"kind is one of {', '.join(get_args(SinkKind))}, not {sink.kind!r}", field="kind")
     if sink.alerts and sink.tenant is not None:
-        raise InvalidInput("alerts are of no tenant: a sink that gets them has none", field="alerts")
+        raise InvalidInput("alerts belong to no tenant: a sink for alerts cannot have one", field="alerts")
     for field, least, most in (
         ("timeout_ms", 1, 300_000),
         ("max_attempts", 1, 10_000),
@@ -368,7 +368,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def outgoing_event(event: Event, entry: OutboxEntry) -> OutgoingEvent:
-    """Return an event of a run as it is sent."""
+    """Return an event of a run in the form in which it is sent."""
     data = _EventData(
         run_id=event.run_id,
         run_seq=event.run_seq,
@@ -399,7 +399,7 @@ def outgoing_event(event: Event, entry: OutboxEntry) -> OutgoingEvent:
 
 
 def outgoing_alert(alert: BusAlert) -> OutgoingEvent:
-    """Return an alert as it is sent."""
+    """Return an alert in the form in which it is sent."""
     body = CloudEvent(
         id=alert.alert_id,
         source="/holdfast",

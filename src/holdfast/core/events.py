@@ -54,7 +54,7 @@ _EVERY_KIND: frozenset[StepKind] = frozenset(get_args(StepKind))
 
 
 class ErrorInfo(Struct, frozen=True, omit_defaults=True, gc=False):
-    """An error as it is kept in a history: bounded text, never an object."""
+    """An error as recorded in a history: bounded text, never an object."""
 
     code: str
     message: str
@@ -852,7 +852,7 @@ class UpdateCompleted(Body, frozen=True):
 
 
 class UnknownBody(Body, frozen=True):
-    """A body of a type that this version does not know. It is kept as it is, and readers skip it."""
+    """A body of a type that this version does not know. It is preserved, and readers skip it."""
 
     raw: Raw
 

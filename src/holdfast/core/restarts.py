@@ -68,5 +68,5 @@ def next_restart(run_id: str, latest: str) -> str:
     """Return the id of the run after the latest one. Raise `Conflict` if there is none left."""
     number = (restart_number(run_id, latest) or 1) + 1
     if number > MOST_RESTARTS:
-        raise Conflict(f"run {run_id!r} was restarted {MOST_RESTARTS} times: take another id", run_id=run_id)
+        raise Conflict(f"run {run_id!r} was restarted {MOST_RESTARTS} times: use another id", run_id=run_id)
     return f"{run_id}{RESTART_MARK}{number:0{_DIGITS}d}"

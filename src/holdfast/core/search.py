@@ -102,7 +102,7 @@ def parse_query(text: str, types: Mapping[str, AttributeType]) -> ParsedQuery:
             elif (match := _CONDITION.match(text, place)) is None:
                 rest = text[place:].strip()[:100]
                 raise InvalidInput(
-                    f"{rest!r} is no condition; write a name, one of = != < <= > >=, and a value, such as cents>1000 "
+                    f"{rest!r} is not a condition; use a name, one of = != < <= > >=, and a value, such as cents>1000 "
                     'or city="New York"; or status:failed, workflow:order, tag:web, reference:o-7, parent:RUN-ID'
                 )
             elif match[1] in OF_RUN:

@@ -100,7 +100,7 @@ class OpenStep(Struct, frozen=True, gc=False):
 
     @property
     def is_unresolved(self) -> bool:
-        """Whether the step waits for an operator, who is asked if its effect has happened."""
+        """Whether the step waits for an operator to say if its effect has happened."""
         return self.effect is not None and self.effect.task != ""
 
     @property

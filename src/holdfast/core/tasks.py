@@ -134,7 +134,7 @@ def _objection(step: OpenStep, operation: m.TaskOperation) -> CallerError | None
     concerns = is_effective(holder, task.roles, actor)
     if action in ("assign", "reassign", "comment"):
         if not concerns and not actor.is_admin:
-            return NotPermitted(f"{_without_role(task.roles, actor)}, and is no administrator")
+            return NotPermitted(f"{_without_role(task.roles, actor)}, and is not an administrator")
         if action == "assign" and holder:
             return Conflict(f"the task is {holder!r}'s; reassign it", by=holder)
         return None if action == "comment" else _objection_to_person(step, request.assignee)

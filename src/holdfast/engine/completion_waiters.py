@@ -42,7 +42,7 @@ class Completion(Struct, frozen=True, gc=False):
 
 
 class Question(NamedTuple):
-    """Which run's end is asked for, and whether it is known that there was such a run."""
+    """A run whose end a caller asks for, and whether the run is known to exist."""
 
     run_id: str
     is_known: bool
@@ -140,7 +140,7 @@ class CompletionWaiters:
             try:
                 await self._watch()
             except StoreError:
-                logger.warning("the store failed while finished runs were looked up; trying again", exc_info=True)
+                logger.warning("the store failed while finished runs were looked up; retrying", exc_info=True)
                 await asyncio.sleep(self._poll_s)
 
     async def _watch(self) -> None:

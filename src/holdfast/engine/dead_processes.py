@@ -73,7 +73,7 @@ class DeadProcesses:
         self._has_ended = asyncio.Event()
 
     async def end_leases(self) -> list[str]:
-        """End the leases of nodes whose process has ended; return their names. Report which nodes cannot be seen."""
+        """End the leases of nodes whose process has ended, and return their names. Log those that cannot be checked."""
         if not self._process:
             return []
         others = await self._others()

@@ -254,7 +254,7 @@ class DefinitionFilter:
             expected_version=1,
         )
         await self._store.deliver([word])
-        logger.info("run %s fits the code of this node and goes on", head.run_id)
+        logger.info("run %s matches the code of this node and continues", head.run_id)
 
     async def _can_run(self, run_id: str) -> bool:
         try:
@@ -273,6 +273,6 @@ class DefinitionFilter:
         found = [(*plan, version) for plan, version, level in apart if self._is_orphaned(plan[0], version, level)]
         if found:
             names = ", ".join(sorted({f"{plan_id} version {version}" for plan_id, _, version in found}))
-            logger.error("no node alive has %s: runs that are due are paused", names)
+            logger.error("no live node has %s: its due runs are paused", names)
             self.claimable = list({*self.claimable, *self.registered, *((name, claimed) for name, claimed, _ in found)})
             self._store.wakeups.notify()

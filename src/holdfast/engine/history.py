@@ -173,7 +173,7 @@ def since_rotation(history: Sequence[Event]) -> Sequence[Event]:
 
 
 async def wait_for_event(store: RunStore, run_id: str, after: int, is_it: Callable[[Event], bool]) -> Event:
-    """Wait for the first such event after this one, on whichever node the run goes on.
+    """Wait for the first matching event after this one, on whichever node the run continues.
 
     Raise `RunTerminal` if the run ends without it, and `NotFound` if the run is gone.
     """

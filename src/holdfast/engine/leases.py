@@ -59,7 +59,7 @@ class LeaseGuard:
         threading.Thread(target=self._watch, name=f"lease of {node}", daemon=True).start()
 
     def answer(self) -> None:
-        """Take note that the loop is there, and has renewed."""
+        """Note that the loop is responding and has renewed the lease."""
         self._answered_at = self._loop.time()
 
     def stop(self) -> None:
@@ -76,7 +76,7 @@ class LeaseGuard:
                     self._extend(self._node, self._lease_ms)
                     self.extensions += 1
                 except HoldfastError:
-                    logger.warning("node %s could not renew its lease beside its loop", self._node, exc_info=True)
+                    logger.warning("node %s could not renew its lease from the thread", self._node, exc_info=True)
 
 
 async def keep_lease(

@@ -237,7 +237,7 @@ class Node:
         return [asyncio.create_task(sampler.run(), name="samples")]
 
     async def stop(self) -> None:
-        """Stop claiming, let what is under way finish for a while, and release everything.
+        """Stop claiming, wait a limited time for running activities, and release everything.
 
         If the caller is cancelled meanwhile, nothing is waited for any longer, and everything is released all the
         same before the cancellation goes on. A second cancellation leaves the runs until the lease has expired.
@@ -272,7 +272,7 @@ class Node:
         for task in self._tasks:
             task.cancel()
         if given_up := self.owned_runs.executor.busy + self._queue_worker.busy:
-            logger.warning("node %s: activities given up because they took too long: %d", self.name, given_up)
+            logger.warning("node %s: activities cancelled because they took too long: %d", self.name, given_up)
         self.owned_runs.executor.cancel_all()
         self._queue_worker.stop()
         self._streams.close()
@@ -332,7 +332,7 @@ class Node:
         """Do nothing more: another process has this node's name, and its runs."""
         self._lease.end()
         if self.failure is None:
-            logger.critical("node %s ends its work: %s", self.name, problem)
+            logger.critical("node %s stops: %s", self.name, problem)
             self.failure = self.turn_loop.superseded = problem
             self.completion_waiters.close(problem)
             self.owned_runs.executor.cancel_all()

@@ -75,7 +75,7 @@ def _parts(uri: str) -> Any:
     try:
         parts = urlsplit(uri)
     except ValueError as problem:
-        raise InvalidInput(f"{uri[:200]!r} is no address", field="uri") from problem
+        raise InvalidInput(f"{uri[:200]!r} is not an address", field="uri") from problem
     if parts.scheme not in SCHEMES:
         raise InvalidInput(f"a plan is at an address of {', '.join(SCHEMES)}, not {uri[:200]!r}", field="uri")
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
@@ -104,14 +104,14 @@ def _read_file(path: str, folder: str) -> bytes:
         if not file.is_relative_to(Path(unquote(folder)).resolve()):
             raise NotPermitted(f"the file {path} leads out of the folder that is allowed")
         if file.exists() and not file.is_file():  # a pipe would never end
-            raise InvalidInput(f"{path} is no plain file", field="uri")
+            raise InvalidInput(f"{path} is not a regular file", field="uri")
         with file.open("rb") as opened:
             body = opened.read(PLAN_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError) as problem:
         raise NotFound(f"there is no file {path}") from problem
     except (OSError, RuntimeError) as problem:  # RuntimeError: links that lead to each other
         if not isinstance(problem, OSError) or problem.errno in (errno.ELOOP, errno.ENAMETOOLONG):
-            raise InvalidInput(f"{path} is no plain file: {problem}", field="uri") from problem
+            raise InvalidInput(f"{path} is not a regular file: {problem}", field="uri") from problem
         raise StoreUnavailable(f"the file {path} cannot be read: {problem.strerror}") from problem
     _check_size(path, len(body))
     return body

@@ -199,7 +199,7 @@ class Runtime:
             try:
                 count = await artifacts.sweep(self.store)
             except HoldfastError:
-                logger.exception("artifacts without a run could not be deleted; trying again later")
+                logger.exception("artifacts without a run could not be deleted; retrying later")
             else:
                 logger.info("%d artifacts and values without a run were deleted", count)
 
@@ -303,7 +303,7 @@ class Runtime:
     async def signal_many(
         self, items: Sequence[Outgoing], caller: Caller | None = None
     ) -> list[AcceptedSignalResult | CallerError]:
-        """Send signals. Each is answered by itself, in order: with its result, or with the error that refuses it."""
+        """Send signals, and return for each, in order, its result or the error that refuses it."""
         given: Any = items
         if not isinstance(given, Sequence) or isinstance(given, str | bytes):
             raise InvalidInput(f"signals is a list of signals to send, not {given!r}", field="signals")
@@ -552,7 +552,7 @@ class Runtime:
         await report_error(self.store, self._node.completion_key, token, error, self.registry, audit)
 
     async def heartbeat_activity(self, token: str) -> None:
-        """Report that who answers a callback is still at it."""
+        """Report that the system that answers a callback is still working."""
         await report_heartbeat(self.store, self._node.completion_key, token)
 
     def _audit_outcome(self, token: str, actor: str, caller: Caller | None) -> AuditEntry | None:

@@ -159,12 +159,12 @@ class Schedules:
         return await self._change(place, change, caller, note)
 
     async def delete(self, place: Place, caller: Caller | None = None) -> None:
-        """Delete a schedule. Its runs go on."""
+        """Delete a schedule. Its runs continue."""
         for _ in range(TRIES):
             old = await self.get(place)
             if await self._store.delete_schedule(place, old.revision, self._audit(caller, old)):
                 return
-        raise Conflict("the schedule changes all the time; try again", schedule_id=place[3])
+        raise Conflict("the schedule was changed by others each time; try again", schedule_id=place[3])
 
     async def trigger(self, place: Place, request_id: str = "", caller: Caller | None = None) -> str:
         """Start a run now, beside the ticks and whatever runs; return its id. The same request again: the same run."""
@@ -184,7 +184,7 @@ class Schedules:
             if isinstance(answer, port.Refused):
                 raise answer.error
             return answer.run_id
-        raise Conflict("the schedule changes all the time; try again", schedule_id=place[3])
+        raise Conflict("the schedule was changed by others each time; try again", schedule_id=place[3])
 
     async def backfill(
         self, place: Place, since: Instant, until: Instant, overlap: Overlap = "queue", caller: Caller | None = None
@@ -243,7 +243,7 @@ class Schedules:
                 continue
             self._changed.set()
             return
-        raise Conflict("the schedule changes all the time; try again", schedule_id=given.schedule_id)
+        raise Conflict("the schedule was changed by others each time; try again", schedule_id=given.schedule_id)
 
     # --- how a change is made
 
@@ -287,7 +287,7 @@ class Schedules:
                 return await self._commit(changed, old.revision, (), caller, detail)
             except Conflict:
                 continue
-        raise Conflict("the schedule changes all the time; try again", schedule_id=place[3])
+        raise Conflict("the schedule was changed by others each time; try again", schedule_id=place[3])
 
     async def _commit(
         self,
@@ -321,7 +321,7 @@ class Schedules:
                 continue
             await self._correct(old, stored, news, answers)
             return
-        raise Conflict("the schedule changes all the time; try again", schedule_id=place[3])
+        raise Conflict("the schedule was changed by others each time; try again", schedule_id=place[3])
 
     # --- the duty
 
@@ -443,7 +443,7 @@ class Schedules:
         renamed = {run_id: answer.run_id for run_id, answer in other.items() if isinstance(answer, port.Existing)}
         refused = [answer.error for answer in other.values() if isinstance(answer, port.Refused)]
         for problem in refused:
-            logger.warning("schedule %s: a tick starts no run: %s", stored.schedule_id, problem)
+            logger.warning("schedule %s: a tick did not start a run: %s", stored.schedule_id, problem)
         kept = [renamed.get(run_id, run_id) for run_id in stored.running if run_id not in other or run_id in renamed]
         last = renamed.get(
             stored.last_run_id, before.last_run_id if stored.last_run_id in other else stored.last_run_id
@@ -520,7 +520,7 @@ class Schedules:
             try:
                 await self._wait_finished(run_id)
             except CallerError:
-                logger.debug("run %s of schedule %s is gone", run_id, schedule.schedule_id)
+                logger.debug("run %s of schedule %s no longer exists", run_id, schedule.schedule_id)
             except HoldfastError:
                 logger.warning("the queue of schedule %s waits for the store", schedule.schedule_id, exc_info=True)
                 await asyncio.sleep(DEFER_MS / 1_000)

@@ -50,7 +50,7 @@ class Program(Protocol):
     """Whether the history that is replayed ends with a result or a failure: the program ends as it did then."""
 
     problem: RunError | None
-    """Why the program cannot go on: its code raised what it did not handle. A cancellation takes it further."""
+    """Why the program cannot continue: its code raised what it did not handle. A cancellation takes it further."""
 
     known_markers: Mapping[str, Raw]
     """The markers in the history that is replayed, with their values, by their steps: a patch, a rotation, a choice.

@@ -73,7 +73,7 @@ async def wait_signal(
     if given is not None and not callable(given):  # seen here, and not when the time is over
         raise InvalidInput(f"wait_signal: on_timeout is a function, not {given!r}", field="on_timeout")
     if on_timeout is not None and timeout is None:
-        raise InvalidInput("wait_signal: on_timeout is of no use without a timeout", field="on_timeout")
+        raise InvalidInput("wait_signal: on_timeout has no effect without a timeout", field="on_timeout")
     until = _until(program, timeout)
     step_id = program.name_step(name)
     if condition is not None and not _is_taken(program, step_id, condition):

@@ -289,7 +289,7 @@ class Signature:
         parameters = list(signature.parameters.values())[1 if skip_first else 0 :]
         for parameter in parameters:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                raise InvalidInput(f"{self.name}: *args and **kwargs cannot be kept; name the parameters")
+                raise InvalidInput(f"{self.name}: *args and **kwargs cannot be stored; name the parameters")
             if parameter.kind is parameter.POSITIONAL_ONLY:
                 raise InvalidInput(f"{self.name}: arguments are stored by name; {parameter.name!r} is positional-only")
         if parameters and parameters[0].name == "self":
@@ -315,7 +315,7 @@ class Signature:
                 forbid_unknown_fields=True,
             )
         except TypeError as problem:  # a default that is shared and can be changed
-            raise InvalidInput(f"{self.name}: a default cannot be kept: {problem}") from problem
+            raise InvalidInput(f"{self.name}: a default value cannot be stored: {problem}") from problem
         self._decoder = values.new_decoder(self._model)
         self._positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self._known = frozenset(self.names)

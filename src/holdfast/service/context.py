@@ -59,7 +59,7 @@ class Principal(Caller, frozen=True, kw_only=True):
         if not self.permits(scope):
             raise NotPermitted(f"this needs the scope {scope!r}", scope=scope)
         if self.tenant is not None and scope in OF_ALL_TENANTS:
-            raise NotPermitted("this is about all tenants together; it needs a token without a tenant", scope=scope)
+            raise NotPermitted("this concerns all tenants; it needs a token without a tenant", scope=scope)
 
     @property
     def task_roles(self) -> tuple[str, ...]:

@@ -37,9 +37,9 @@ def decode_cursor(kind: str, cursor: str, place_type: Any) -> Any:
         padded = cursor.encode() + b"=" * (-len(cursor) % 4)
         found, place = msgspec.json.decode(urlsafe_b64decode(padded), type=tuple[str, place_type])
     except (ValueError, msgspec.MsgspecError) as problem:
-        raise InvalidInput("cursor: this was not given out by this service", field="cursor") from problem
+        raise InvalidInput("cursor: it was not issued by this service", field="cursor") from problem
     if found != kind:
-        raise InvalidInput("cursor: this was given out for another list", field="cursor")
+        raise InvalidInput("cursor: it belongs to another list", field="cursor")
     return place
 
 

@@ -83,11 +83,11 @@ def given(value: str | UnsetType) -> str | None:
 
 
 class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an operation is asked. A field that it does not have is refused."""
+    """The request of an operation. Unknown fields are refused."""
 
 
 class Operation(Struct, frozen=True, kw_only=True):
-    """One operation: what it is called, what it takes and gives, and who may ask for it."""
+    """One operation: its name, its request and response, and who may call it."""
 
     name: str
     verb: str
@@ -150,11 +150,11 @@ class Operation(Struct, frozen=True, kw_only=True):
         return self.scope is not None and ("limit" in self.request_type.__struct_fields__ or self.reads_much)
 
     def cost_of(self, request: Any) -> int:
-        """Return what it costs to read what is asked."""
+        """Return the cost of the reads of a request."""
         return SEARCH_COST if getattr(request, "text", None) is not None else 1
 
     def check_caller(self, context: RequestContext) -> None:
-        """Refuse a caller who may not ask for this, before anything that they send is read."""
+        """Refuse a caller who may not call this operation, before their request is read."""
         principal = context.principal
         if self.audit != "nothing":
             context.principal = replace(principal, operation=self.name, correlation_id=context.correlation_id)
@@ -164,7 +164,7 @@ class Operation(Struct, frozen=True, kw_only=True):
             principal.require(self.scope)
 
     async def execute(self, context: RequestContext, request: Any) -> Any:
-        """Do it for a caller who may, within the time that the service allows. Every transport comes through here."""
+        """Execute the operation for a permitted caller, within the time limit. Every transport calls this."""
         self.check_caller(context)
         try:
             with context.service.in_flight.doing(self.name):
@@ -206,7 +206,7 @@ def operation(
     reads_much: bool = False,
     is_answered_by_run: bool = False,
 ) -> Callable[[Handler], Operation]:
-    """Declare a function, from a call and what is asked to an answer, as an operation: `POST /v1/runs` is its address.
+    """Declare a function of a context and a request as an operation: `POST /v1/runs` is its address.
 
     `scope` is what a caller needs, None if nothing; `errors` are those that it may answer with beside the usual ones.
     What is no GET is in the audit log, by a commit after it, unless `audit` says otherwise. One that has no pages and
@@ -262,7 +262,7 @@ def collect(modules: Iterable[ModuleType]) -> dict[str, Operation]:
 
 
 class RequestBinder:
-    """Reads what one operation is asked."""
+    """Reads the requests of one operation."""
 
     def __init__(self, operation: Operation) -> None:
         self._kind = operation.request_type
@@ -334,7 +334,7 @@ def binder_of(operation: Operation) -> RequestBinder:
 def refusal(problem: Exception, kind: type[Request] | None = None) -> InvalidInput | MalformedRequest:
     """Return the error for a request, of this kind, that cannot be read."""
     if not isinstance(problem, msgspec.ValidationError):
-        return MalformedRequest("this is no JSON, or it is cut short")
+        return MalformedRequest("the body is not JSON, or it is truncated")
     where, reason = explain_unfit(problem)
     if kind is not None and not where and (unknown := _UNKNOWN.fullmatch(str(problem))):
         name = unknown[1][:FIELD_CHARS]  # of a field, which is no payload

@@ -99,7 +99,7 @@ def failure_of(error: ErrorInfo | None) -> Failure | None:
 
 
 class RunStarted(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A run that is there now, by this request or by an earlier one that was the same."""
+    """A run that exists now, by this request or by an earlier identical one."""
 
     run_id: str
     workflow: str
@@ -127,7 +127,7 @@ class PauseView(Struct, frozen=True, kw_only=True):
 
 
 class PlaceView(Struct, frozen=True, kw_only=True):
-    """For what a run waits, because of a limit, and how far it has come in its line: that of its tenant and key."""
+    """What a run waits for because of a limit, and its position in the line of its tenant and key."""
 
     step_id: str | None
     """The first of its calls that wait; None: the run itself waits to be admitted."""
@@ -227,7 +227,7 @@ class EngineRef(Struct, frozen=True):
 
 
 class EventView(Struct, frozen=True, kw_only=True):
-    """One entry of a run's history. `data` differs by `event_type`; what is not known there is kept and skipped."""
+    """One entry of a run's history. `data` differs by `event_type`; unknown fields are preserved and skipped."""
 
     run_id: str
     run_seq: int
@@ -322,7 +322,7 @@ def snapshot_view(snapshot: RunSnapshot, is_stale: bool = False, state: Raw = NU
 
 
 class GraphNodeView(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A step of a flow or a plan, or a group of them, and how it stands in a run. What is not there is left out."""
+    """A step of a flow or a plan, or a group of steps, with its state in a run. Absent values are omitted."""
 
     id: str
     label: str

@@ -160,7 +160,7 @@ class Archive:
             try:
                 member = await self._member(head)
             except (StoreCorrupt, HistoryGap):
-                logger.exception("run %s cannot be archived, and is kept", head.run_id)
+                logger.exception("run %s cannot be archived and is not deleted", head.run_id)
                 continue
             members.append(member)
             places.append((head, size, len(member)))

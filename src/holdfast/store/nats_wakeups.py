@@ -72,7 +72,7 @@ class NatsWakeups:
             except Exception as problem:
                 self._failures += 1
                 if self._failures == 1:  # once for each outage
-                    logger.warning("no wake-ups from other nodes for now: NATS does not answer (%r)", problem)
+                    logger.warning("no wake-ups from other nodes at the moment: NATS does not respond (%r)", problem)
             pause_s = min(FIRST_PAUSE_S * 2 ** min(self._failures, 10), MOST_PAUSE_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s * (1.0 - self._rng.fraction() / 2)):

@@ -766,7 +766,7 @@ class SealingStore(StoreProxy):
     def _report(self, run_id: str, problem: str) -> None:
         if run_id not in self._reported and len(self._reported) < REPORTED:
             self._reported.add(run_id)
-            logger.error("run %s: a value cannot be opened: %s", run_id, problem)
+            logger.error("run %s: a value cannot be decrypted or fetched: %s", run_id, problem)
 
 
 def _unsealed_in(item: Any) -> list[Payload] | None:

@@ -78,5 +78,5 @@ def read_history(path: str | Path) -> list[Event]:
             elif line.strip():
                 found.append(msgspec.json.decode(line, type=_Line).event())
         except (ValueError, msgspec.MsgspecError) as problem:
-            raise InvalidInput(f"{path}, line {number}: this is no event: {problem}", field="history") from problem
+            raise InvalidInput(f"{path}, line {number}: this is not an event: {problem}", field="history") from problem
     return found

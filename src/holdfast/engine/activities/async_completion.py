@@ -204,7 +204,7 @@ def _check_answer(step: OpenStep, result: Raw, history: Sequence[Event]) -> None
 
 
 async def report_heartbeat(store: Store, key: str, token: str) -> None:
-    """Report that who answers a callback is still at it. See `App.heartbeat_activity`.
+    """Report that the system that answers a callback is still working. See `App.heartbeat_activity`.
 
     It is recorded at most three times in each `heartbeat_timeout`, and accepted without a record in between.
     """

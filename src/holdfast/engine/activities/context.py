@@ -175,7 +175,7 @@ class ActivityContext(Struct, eq=False):
         return texts_of(self._work.context)
 
     def heartbeat(self, details: Any = UNSET) -> None:
-        """Report that the work goes on, from the loop or from a thread. Details are kept for a next attempt, anywhere.
+        """Report that the activity is still running, from the loop or a thread. The next attempt gets the details.
 
         Raises `asyncio.CancelledError` once the attempt is over: so a function in a thread learns of it.
         """

@@ -53,7 +53,7 @@ class Dispatcher:
             return True
         if step.name not in self.unknown:
             self.unknown.add(step.name)
-            logger.error("run %s: no activity %r is known here; its steps wait", run_id, step.name)
+            logger.error("run %s: activity %r is not registered here; its steps wait", run_id, step.name)
         return False
 
     def leave_unknown(self, draft: TurnDraft) -> None:

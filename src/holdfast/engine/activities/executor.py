@@ -141,7 +141,7 @@ class ActivityExecutor:
         return attempt
 
     async def carry_out(self, attempt: "_Attempt") -> None:
-        """Carry out an attempt, in the slot that it was given, and report how it ended."""
+        """Execute an attempt in its slot, and report the outcome."""
         attempt.has_begun = True
         work = attempt.work
         step = work.step
@@ -222,7 +222,7 @@ class ActivityExecutor:
                 if not _has_time_left(deadline, delay_ms / 1_000):
                     break
                 logger.warning(
-                    "run %s: the verifier of step %s has failed and is asked again in %d ms: %s",
+                    "run %s: the verifier of step %s failed, and is retried in %d ms: %s",
                     *(work.run_id, work.step.step_id, delay_ms, found.error and found.error.message),
                 )
                 await self._wait_outside(attempt, delay_ms / 1_000)

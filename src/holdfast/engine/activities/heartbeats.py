@@ -27,7 +27,7 @@ logger = logging.getLogger("holdfast.heartbeats")
 
 
 class Heartbeats:
-    """What one node has to say about the activities that it carries out."""
+    """The heartbeats of the activities that one node executes."""
 
     def __init__(self, node: str, store: JobQueue, visible_ms: int, on_lost: Callable[[str, str], None]) -> None:
         self._node = node

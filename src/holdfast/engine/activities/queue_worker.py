@@ -122,7 +122,7 @@ class QueueWorker:
         try:
             await loop()
         except Exception:
-            logger.critical("node %s has failed: its %s are not looked after any more", self._node, name, exc_info=True)
+            logger.critical("node %s has failed, and no longer processes its %s", self._node, name, exc_info=True)
             raise
 
     def notify(self) -> None:
@@ -148,7 +148,7 @@ class QueueWorker:
             self.notify()
 
     def cancel(self, run_id: str, step_id: str) -> None:
-        """Stop to carry out a job that is no longer this node's."""
+        """Cancel a job that no longer belongs to this node."""
         if self.jobs.pop((run_id, step_id), None) is not None:
             self._executor.cancel(run_id, step_id)
 
@@ -183,7 +183,7 @@ class QueueWorker:
             self._unbegun = []
 
     def stop(self) -> None:
-        """Give up what is still under way; it becomes visible again by itself."""
+        """Cancel the jobs that are under way; they become visible again when their time-out is over."""
         self._executor.cancel_all()
 
     async def end(self, timeout_s: float) -> int:
@@ -205,7 +205,7 @@ class QueueWorker:
                 elif not await self._take():
                     await self._idle()
             except StoreError:
-                logger.exception("node %s could not take jobs; trying again", self._node)
+                logger.exception("node %s could not acquire jobs; retrying", self._node)
                 await asyncio.sleep(RETRY_S)
 
     async def _take(self) -> bool:
@@ -246,7 +246,7 @@ class QueueWorker:
             except StoreError:
                 if not jobs:  # else what was acquired is begun first
                     raise
-                logger.exception("node %s could not take jobs; trying again", self._node)
+                logger.exception("node %s could not acquire jobs; retrying", self._node)
         return jobs
 
     async def _acquire_plain(self, activities: Sequence[str], limit: int) -> list[Job]:
@@ -323,7 +323,9 @@ class QueueWorker:
         self._unknown_jobs_seen += 1
         if self._unknown_jobs_seen == 2:
             names = ", ".join(self._queues)
-            logger.warning("node %s: jobs of activities not known here are left in the queues %s", self._node, names)
+            logger.warning(
+                "node %s: jobs of activities that are not registered here stay in the queues %s", self._node, names
+            )
 
     # --- carrying out
 
@@ -377,7 +379,7 @@ class QueueWorker:
                 try:
                     await self._deliver(batch)
                 except StoreError:
-                    logger.exception("node %s could not report outcomes; trying again", self._node)
+                    logger.exception("node %s could not report outcomes; retrying", self._node)
                     await asyncio.sleep(RETRY_S)
                 else:
                     del self._outcomes[: len(batch)]

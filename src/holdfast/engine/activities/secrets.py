@@ -99,7 +99,7 @@ def _read(folder: Path, ref: str) -> str:
     except OSError as problem:
         raise SecretsUnavailable(f"the file of secret {ref!r} cannot be read: {problem.strerror}") from None
     except UnicodeDecodeError:
-        raise SecretsUnavailable(f"the file of secret {ref!r} is no UTF-8 text") from None
+        raise SecretsUnavailable(f"the file of secret {ref!r} is not UTF-8 text") from None
 
 
 def open_provider(address: str | SecretProvider) -> SecretProvider:
@@ -171,11 +171,11 @@ def _checked(name: str, found: Mapping[str, Any]) -> str:
     if value is None:
         raise SecretNotFound(f"there is no secret {name!r}: its provider does not have it", secret=name)
     if not isinstance(value, str):
-        raise SecretsUnavailable(f"the value of secret {name!r} is no text")
+        raise SecretsUnavailable(f"the value of secret {name!r} is not text")
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise SecretsUnavailable(f"the value of secret {name!r} is no valid Unicode") from None
+        raise SecretsUnavailable(f"the value of secret {name!r} is not valid Unicode") from None
     if len(value.strip()) < SECRET_CHARS_LEAST or size > SECRET_BYTES:
         raise SecretsUnavailable(
             f"the value of secret {name!r} has to have {SECRET_CHARS_LEAST} characters or more, so that it can be "

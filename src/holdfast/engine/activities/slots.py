@@ -77,7 +77,7 @@ class Slots:
         if thread is None or thread.done():
             self.give_back()
             return
-        logger.warning("activity %r is over and its function goes on; it keeps its thread", activity)
+        logger.warning("activity %r has ended, but its function still runs and keeps its thread", activity)
         loop = asyncio.get_running_loop()
         thread.add_done_callback(lambda _: self._leave_at_last(loop))
 

@@ -88,7 +88,7 @@ class StreamSender:
                 answers = await self.store.append_streams(items)
                 break
             except StoreError:
-                logger.exception("node %s could not store chunks of streams; trying again", self.node)
+                logger.exception("node %s could not store chunks of streams; retrying", self.node)
                 await asyncio.sleep(RETRY_S)
             except HoldfastError as problem:
                 for writer in writers:
@@ -213,7 +213,7 @@ class ActivityStream(Stream):
             self._closes = False
         if answer.head.dropped and not self._is_reported_full:
             self._is_reported_full = True
-            logger.warning("run %s: stream %r is full, and what is written to it is dropped", given.run_id, given.name)
+            logger.warning("run %s: stream %r is full; further chunks are dropped", given.run_id, given.name)
         self._moved.set()
 
     def fail(self, problem: HoldfastError) -> None:

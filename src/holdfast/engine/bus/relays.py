@@ -155,7 +155,7 @@ class Relays:
         try:
             await duty.run()
         except HoldfastError:  # the next look at the sinks begins it again
-            logger.exception("the relay of sink %s has failed; it is begun again", name)
+            logger.exception("the relay of sink %s failed and is restarted", name)
 
     def _target_of(self, sink: Sink) -> Target:
         async def secret() -> str:

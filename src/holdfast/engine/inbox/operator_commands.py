@@ -48,7 +48,7 @@ class OperatorCommand(Struct, frozen=True, kw_only=True):
     may_override: bool = False
 
     def check(self) -> None:
-        """Raise `InvalidInput` if the command is malformed. Nothing is asked or stored then."""
+        """Raise `InvalidInput` if the command is malformed, before the authoriser is asked or anything is stored."""
         problem: CallerError | None = None
         if self.name in OF_A_STEP or self.step_id is not None:
             problem = check_name("step_id", self.step_id)

@@ -163,7 +163,7 @@ class SignalSender:
         return [known.get(place, problem) for place, (_, problem) in enumerate(unfit)]
 
     async def stop(self) -> None:
-        """Give up what is under way. Whether it is delivered is not known then."""
+        """Cancel the deliveries that are under way; their outcome is then unknown."""
         await self._batcher.stop()
 
     async def _deliver(self, requests: list[SignalRequest]) -> Sequence[port.Delivered | Exception]:

@@ -148,7 +148,7 @@ class RunQueue:
             try:
                 declared = await self.as_declared(external, priorities)
             except StoreError:
-                logger.exception("what other apps' workflows declare cannot be looked up; the node tries again")
+                logger.exception("the declarations of other apps' workflows could not be read; retrying")
                 await asyncio.sleep(RETRY_S)
         admitted = dict(zip(map(id, external), declared, strict=True))
         return [
@@ -220,7 +220,7 @@ class RunQueue:
                 if self._next_at is not None:
                     wait_s = min(wait_s, max(0.0, (self._next_at - await self._store.now()) / 1_000_000))
             except (StoreError, LeaseExpired):
-                logger.warning("queued runs could not be admitted; the node tries again", exc_info=True)
+                logger.warning("queued runs could not be admitted; retrying", exc_info=True)
                 wait_s = min(RETRY_S, self._poll_s)
             try:
                 async with asyncio.timeout(wait_s):

@@ -91,7 +91,7 @@ class StartOptions(Struct, frozen=True, gc=False):
     debounce: Debounce | None = None
 
     def check(self) -> None:
-        """Raise `InvalidInput` if a run cannot be started so, before anything is made of it."""
+        """Raise `InvalidInput` if these options are malformed or contradict each other."""
         if self == PLAIN:
             return
         problem = None

@@ -165,7 +165,7 @@ class Starter:
         return self._batcher.ask(Start(new, now, is_unheard_of))
 
     async def begun(self, claimed: Iterable[LoadedRun]) -> None:
-        """Wait until those of these runs are begun whose creation here is not answered yet.
+        """Wait until those of these runs have begun that are still being created here.
 
         Otherwise a run that is created at work would be taken for one that lost its node.
         """
@@ -175,7 +175,7 @@ class Starter:
             await self._answered.wait()
 
     async def stop(self) -> None:
-        """Give up what is under way. Whether it is created is not known then."""
+        """Cancel the creations that are under way; their outcome is then unknown."""
         for task in self._looking:
             task.cancel()
         await self._batcher.stop()
@@ -184,7 +184,7 @@ class Starter:
         self.let_go()
 
     def let_go(self) -> None:
-        """Let go of programs whose runs are being created."""
+        """Close the programs of runs that are being created."""
         for first in self._firsts:
             if first is not None:
                 first.cached.close()

@@ -98,7 +98,7 @@ class CachedRun:
         self.ahead = None
 
     def close(self) -> None:
-        """Let go of the program."""
+        """Close the program."""
         self.is_closed = True
         self.replay.close()
 
@@ -203,7 +203,7 @@ def _beginning(registry: Registry, state: RunState, input: Raw, rotation: int) -
 def rebuild(
     run_id: str, history: Sequence[Event], registry: Registry, before: Replay | None = None
 ) -> tuple[CachedRun, RunError | None]:
-    """Rebuild a run from its history, whole or since a rotation; with the reason if its program cannot go on.
+    """Rebuild a run from its history, whole or since a rotation. Also return why its program cannot continue, or None.
 
     `before` is what kept it in step before, if the end of a stretch was deferred.
     """
@@ -278,7 +278,7 @@ def at_rest(run_id: str, history: Sequence[Event], registry: Registry) -> Cached
 def _stuck(problem: BaseException) -> RunError:
     if isinstance(problem, RunError):
         return problem
-    stuck = RunError(f"the program cannot go on: {type(problem).__name__}: {error_info(problem).message}")
+    stuck = RunError(f"the program cannot continue: {type(problem).__name__}: {error_info(problem).message}")
     stuck.__cause__ = problem
     return stuck
 
@@ -293,7 +293,7 @@ def take_turn(
     begun: Sequence[str] = (),
     admission: AdmissionRequest | None = None,
 ) -> tuple[TurnDraft, RunError | None]:
-    """Let a run take everything that waits for it; if its program cannot go on, pause the run instead.
+    """Let a run handle everything that waits for it; if its program cannot continue, pause the run instead.
 
     `begun` are steps that a former life of the node has begun before their start was durable: see `fail_open.py`. With
     `admission` the run is queued for admission, and does not start.
@@ -509,7 +509,7 @@ class _Turn:
         step_id = message.step_id or next(iter(waits), None)
         if dead is None or step_id not in waits or (program is not None and step_id in program.lost_waits):
             problem = Conflict("there is no open wait for this signal")
-            self._draft.defer(message, problem if dead is not None else InvalidInput("it is no signal"))
+            self._draft.defer(message, problem if dead is not None else InvalidInput("the dead letter is not a signal"))
             return
         signal = Signal(
             id=dead.id,
@@ -556,7 +556,7 @@ class _Turn:
     def _apply(self, commands: Sequence[Command]) -> Decision:
         applied = self._draft.apply_commands(commands)
         if isinstance(applied, Refusal):
-            raise RunError(f"the program asks for what cannot be: {applied.error.message}")
+            raise RunError(f"the program issued an invalid command: {applied.error.message}")
         return applied
 
     def _offer_signals(self, until: Instant | None = None) -> None:
@@ -638,7 +638,7 @@ class RunCache:
                 self._read_ahead |= await read_histories(self._store, missing[start : start + READ_AHEAD_RUNS])
 
     async def make(self, loaded: LoadedRun) -> tuple[CachedRun, RunError | None]:
-        """Return a run, from memory or from its history; with the reason if its program cannot go on."""
+        """Return a run, from memory or rebuilt. Also return why its program cannot continue, or None."""
         cached = self.get(loaded.head)
         if cached is not None:
             return cached, None
@@ -691,19 +691,19 @@ class RunCache:
         self._deferred[cached.state.run_id] = loaded.head.lease_epoch, cached.replay
 
     def trim(self) -> None:
-        """Let go of those that have not been used for longest."""
+        """Drop the runs that were used least recently."""
         while len(self._runs) > self._most:
             self._runs.popitem(last=False)[1].close()
 
     def forget(self, run_id: str) -> None:
-        """Let go of a run."""
+        """Drop a run."""
         cached = self._runs.pop(run_id, None)
         self._deferred.pop(run_id, None)
         if cached is not None:
             cached.close()
 
     def close(self) -> None:
-        """Let go of all."""
+        """Drop all runs."""
         for cached in self._runs.values():
             cached.close()
         self._runs.clear()

@@ -95,7 +95,7 @@ def _entries(path: Path) -> list[Begun]:
             found.append(msgspec.json.decode(line, type=Begun))
         except (msgspec.MsgspecError, UnicodeError):
             if line:
-                logger.warning("the journal %s has a line that cannot be read, and is left out", path)
+                logger.warning("the journal %s has an unreadable line, which is skipped", path)
     return found
 
 
@@ -145,7 +145,7 @@ class FailOpen:
                 continue
             if loaded is not None and loaded.head.version == entry.version:
                 self._unordered[run_id] = entry
-                logger.warning("run %s: steps were begun and not recorded: %s", run_id, ", ".join(entry.step_ids))
+                logger.warning("run %s: steps were started but not recorded: %s", run_id, ", ".join(entry.step_ids))
         self._files = list(left)
         self._forget_files()
 
@@ -180,7 +180,7 @@ class FailOpen:
                 answers |= zip(pending, await committing, strict=True)
                 pending = []
             except StoreError:
-                logger.exception("node %s: the store failed to commit; trying again", self._node)
+                logger.exception("node %s: the store failed to commit; retrying", self._node)
                 if self._is_over_budget(began):
                     late = [place for place in pending if place not in (early or ()) and _has_result(drafts[place][0])]
                     answers |= await self._give_up(late, drafts, turns)

@@ -441,7 +441,7 @@ class OwnedRuns:
         self.should_claim = True
 
     def drop(self, run_id: str) -> None:
-        """Forget a run, and give up what is carried out for it here."""
+        """Drop a run, and cancel its activities on this node."""
         self.executor.cancel(run_id)
         self.let_go(run_id)
 

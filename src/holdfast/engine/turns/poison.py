@@ -60,8 +60,8 @@ def poison_of(loaded: LoadedRun, limits: Limits) -> PoisonTurn | None:
     if losses <= limits.lost_turns and _is_resumed(loaded):
         return None
     return PoisonTurn(
-        f"{losses} nodes in a row went away while they took the run's turn, so it is set aside: see in their logs why "
-        "they ended, mend it, and resume the run to try it once more"
+        f"{losses} nodes in a row were lost during the run's turn, so it is paused: find the cause in their logs, fix "
+        "it, and resume the run to try it once more"
     )
 
 
@@ -106,7 +106,7 @@ def losses_after(head: RunHead, problem: RunError | None, limits: Limits, *, has
 def refuse_suspect(head: RunHead) -> None:
     """Refuse to run a suspect's code for a query: it could end this process, too."""
     if is_suspect(head):
-        problem = f"{head.losses} nodes in a row went away with run {head.run_id}: its code is not run for a query"
+        problem = f"{head.losses} nodes in a row were lost with run {head.run_id}: its code is not executed for a query"
         raise Conflict(problem, run_id=head.run_id)
 
 

@@ -149,7 +149,7 @@ class TurnLoop:
                 else:
                     await self._sleep()
             except StoreError:
-                logger.exception("node %s: the store failed; trying again", self._node)
+                logger.exception("node %s: the store failed; retrying", self._node)
                 await asyncio.sleep(RETRY_S)
             except Exception as failure:
                 self._on_failure(failure)
@@ -559,7 +559,7 @@ class TurnProcessor:
             try:
                 return await without_unfit_signals(self.declarations, turns, heads, now)
             except StoreError:
-                logger.exception("node %s: what other runs declare cannot be looked up; trying again", self._node)
+                logger.exception("node %s: the declarations of other workflows could not be read; retrying", self._node)
                 await asyncio.sleep(RETRY_S)
         return turns
 
@@ -569,7 +569,7 @@ class TurnProcessor:
             try:
                 return await self._store.commit(turns)
             except StoreError:
-                logger.exception("node %s: the store failed to commit; trying again", self._node)
+                logger.exception("node %s: the store failed to commit; retrying", self._node)
                 await asyncio.sleep(RETRY_S)
 
     def _at_hand(self, owned: OwnedRun) -> tuple[CachedRun | None, RunError | None] | None:

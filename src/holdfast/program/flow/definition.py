@@ -52,7 +52,9 @@ class Call:
         self._before, self._after = b"{}", b""
         if input is not None:
             if not signature.names:
-                raise InvalidInput(f"{what}: {signature.name} takes nothing, so `input` is of no use", field="input")
+                raise InvalidInput(
+                    f"{what}: {signature.name} takes no argument, so `input` has no effect", field="input"
+                )
             return
         if not signature.names:
             return
@@ -248,7 +250,7 @@ class _Tree:
         elif isinstance(step, Signal):
             self._declare(step, what)
         elif not isinstance(step, Scene | Chorus | Cue | Task | Sleep):
-            raise InvalidInput(f"{what}: {type(step).__qualname__} is no kind of step", field="root")
+            raise InvalidInput(f"{what}: {type(step).__qualname__} is not a step", field="root")
         self.fill(node, depth + 1)
         return node
 

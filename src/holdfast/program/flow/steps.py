@@ -204,7 +204,7 @@ class Signal(Step[S]):
         require_plain("on_receive", on_receive)
         require_plain("on_timeout", on_timeout)
         if on_timeout is not None and timeout is None:
-            raise InvalidInput(f"signal {name!r}: on_timeout is of no use without a timeout", field="on_timeout")
+            raise InvalidInput(f"signal {name!r}: on_timeout has no effect without a timeout", field="on_timeout")
         self.name = name
         self.kind = Any if kind is None else kind
         self.on_receive = on_receive

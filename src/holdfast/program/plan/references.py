@@ -150,7 +150,7 @@ def parse_expression(text: str) -> Expression:
         paths = tuple(_named(parsed))
     except (JMESPathError, RecursionError, ValueError, TypeError, IndexError) as problem:
         said = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
-        raise InvalidInput(f"${{{text[:200]}}} is no JMESPath expression: {said[:300]}") from problem
+        raise InvalidInput(f"${{{text[:200]}}} is not a JMESPath expression: {said[:300]}") from problem
     for path in paths:
         _check_path(text, path)
     expression = Expression(text, parsed, paths, _is_path(parsed))

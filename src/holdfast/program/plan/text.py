@@ -56,7 +56,7 @@ def read_text(body: bytes) -> tuple[Any, dict[Place, int]]:
     try:
         text = body.decode()
     except UnicodeDecodeError as problem:
-        raise UnreadablePlan(f"the plan is no UTF-8 text: byte {problem.start} cannot be read") from problem
+        raise UnreadablePlan(f"the plan is not UTF-8 text: byte {problem.start} cannot be read") from problem
     if "\0" in text:
         raise UnreadablePlan("the plan holds a NUL character", line=text.count("\n", 0, text.index("\0")) + 1)
     if not text.strip():

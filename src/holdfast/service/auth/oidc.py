@@ -89,7 +89,7 @@ class Provider:
     async def _describe(self) -> dict[str, Any]:
         now = asyncio.get_running_loop().time()
         if now - self._described_at < REST_S:  # the caller need not be known
-            raise EngineError(f"the OpenID provider {self.options.issuer} cannot be asked", retry_after_ms=1_000)
+            raise EngineError(f"the OpenID provider {self.options.issuer} cannot be reached", retry_after_ms=1_000)
         self._described_at = now
         place = f"{self.options.issuer.rstrip('/')}/.well-known/openid-configuration"
         about = await self._fetch(place)
@@ -165,15 +165,17 @@ class Provider:
             async with asyncio.timeout(FETCH_S), httpx.AsyncClient(follow_redirects=False) as http:
                 answer = await (http.get(address) if form is None else http.post(address, data=dict(form)))
         except (httpx.HTTPError, TimeoutError) as problem:
-            raise EngineError(f"the OpenID provider {self.options.issuer} cannot be asked") from problem
+            raise EngineError(f"the OpenID provider {self.options.issuer} cannot be reached") from problem
         if form is not None and 400 <= answer.status_code < 500:
-            raise NotAuthenticated("the OpenID provider does not accept this sign-in; begin again")
+            raise NotAuthenticated("the OpenID provider does not accept this sign-in; start again")
         if answer.status_code != 200 or len(answer.content) > FETCH_BYTES:
             raise EngineError(f"the OpenID provider {self.options.issuer} answers with {answer.status_code}")
         try:
             return msgspec.json.decode(answer.content, type=dict[str, Any])
         except msgspec.MsgspecError as problem:
-            raise EngineError(f"what the OpenID provider {self.options.issuer} answers cannot be read") from problem
+            raise EngineError(
+                f"the response of the OpenID provider {self.options.issuer} cannot be parsed"
+            ) from problem
 
 
 def check_provider_address(address: str) -> None:
@@ -241,14 +243,14 @@ class OidcAccess(TokenAccess):
         except jwt.PyJWTError as problem:
             logger.debug("a token of %s was refused: %s", options.issuer, type(problem).__name__)
             raise NotAuthenticated(
-                "this token is not valid: it is not of the provider, not for here, or expired"
+                "this token is not valid: it was not issued by the provider or not for this service, or it has expired"
             ) from None
         if nonce is not None:
             _check_id_token(claims, audience, nonce)
         return claims
 
     def principal_of(self, claims: Mapping[str, Any]) -> Principal:
-        """Return who a token is of, and what they may do here."""
+        """Return the bearer of a token, and what they may do here."""
         options = self.options
         values = _texts(_claim(claims, options.roles_claim))
         mapped = [dict(options.role_map).get(value, "") if options.role_map else value for value in values]
@@ -301,7 +303,7 @@ class OidcAccess(TokenAccess):
         fields = parse_qs(query.decode("ascii", errors="replace"), max_num_fields=20)
         given = {name: values[0] for name, values in fields.items() if len(values) == 1}
         if not compare_digest(given.get("state", "").encode(), login.state.encode()):
-            raise NotAuthenticated("this sign-in was not begun here; begin again")
+            raise NotAuthenticated("this sign-in was not started here; start again")
         if "code" not in given:
             raise NotAuthenticated("the OpenID provider has not signed the user in")
         token = await self.provider.exchange(given["code"], login.verifier, redirect_uri)
@@ -333,7 +335,7 @@ def _check_id_token(claims: Mapping[str, Any], client_id: str, nonce: str) -> No
     client may be named.
     """
     if not compare_digest(str(claims.get("nonce", "")), nonce):
-        raise NotAuthenticated("this sign-in was not begun here; begin again")
+        raise NotAuthenticated("this sign-in was not started here; start again")
     audiences = claims["aud"]
     has_several = isinstance(audiences, list) and len(audiences) > 1
     if ("azp" in claims or has_several) and claims.get("azp") != client_id:
@@ -400,7 +402,7 @@ class _Browser:
         access, exchange = self._opened(), Exchange(self._service, scope, receive, send)
         login = _unpacked(exchange.headers, self._name(scope))
         if login is None:
-            raise NotAuthenticated("this sign-in was not begun here, or took too long; begin again")
+            raise NotAuthenticated("this sign-in was not started here, or took too long; start again")
         entry = AuditEntry(
             entry_id=self._service.ids.new_id(),
             operation="session.sign_in",

@@ -57,7 +57,7 @@ class SessionView(Struct, frozen=True, kw_only=True):
 
 
 class Sessions:
-    """Signs in (POST), says who is (GET), and signs out (DELETE)."""
+    """Signs in (POST), returns the caller (GET), and signs out (DELETE)."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -132,16 +132,18 @@ async def make_token(
     )
     [kept] = await store.put_tokens([token], _about(audit, token))
     if kept.digest != token.digest:
-        raise EngineError("a token of the same id is there already; make another one")
+        raise EngineError("a token with this id exists already; create another one")
     return write_token(token_id, secret), kept
 
 
 def _check_grant(role: str, scopes: tuple[str, ...]) -> None:
     if role and role not in ROLES:
-        raise InvalidInput(f"there is no role {role!r}; there are {', '.join(ROLES)}", field="role")
+        raise InvalidInput(f"there is no role {role!r}; the roles are {', '.join(ROLES)}", field="role")
     unknown = sorted(set(scopes) - SCOPES)
     if unknown:
-        raise InvalidInput(f"there is no scope {unknown[0]!r}; there are {', '.join(sorted(SCOPES))}", field="scopes")
+        raise InvalidInput(
+            f"there is no scope {unknown[0]!r}; the scopes are {', '.join(sorted(SCOPES))}", field="scopes"
+        )
     if not role and not scopes:
         raise InvalidInput(f"a token needs a role ({', '.join(ROLES)}), or scopes", field="role")
 
@@ -293,7 +295,7 @@ class TokenAccess:
         try:
             await self.store.put_tokens([used])
         except StoreError as problem:
-            logger.warning("when token %s was last used could not be kept: %s", token.token_id, problem)
+            logger.warning("the last use of token %s could not be stored: %s", token.token_id, problem)
 
     # --- looking tokens up, many at a time
 
@@ -336,7 +338,7 @@ class TokenAccess:
 
 
 def principal_of(token: AccessToken) -> Principal:
-    """Return who has a token, and what they may do."""
+    """Return the bearer of a token, and what they may do."""
     scopes = scopes_of(token.role, token.scopes)
     return Principal(
         name=token.name,
@@ -366,4 +368,4 @@ def _unreadable(text: str) -> NotAuthenticated:
 
 
 def _refusal() -> NotAuthenticated:
-    return NotAuthenticated("this token is not valid: it is unknown, revoked, or past its end")
+    return NotAuthenticated("this token is not valid: it is unknown, revoked or expired")

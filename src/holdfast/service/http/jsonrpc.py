@@ -107,7 +107,7 @@ class JsonRpc:
         try:
             msgspec.json.decode(text)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            return _failed(PARSE_ERROR, "this is no JSON, or it is cut short")
+            return _failed(PARSE_ERROR, "the body is not JSON, or it is truncated")
         if not text.lstrip().startswith(b"["):
             return await self._call(caller, Raw(text))
         calls = _batch.decode(text)

@@ -70,7 +70,7 @@ class _Watch:
         if self._is_stalled:
             self._is_stalled = False
             self._dog.stalled_s += now - self._beaten_at
-            logger.warning("the event loop goes on after %.1f s", now - self._beaten_at)
+            logger.warning("the event loop continues after %.1f s", now - self._beaten_at)
         self._beaten_at = now
         self._bell.set()
         self._timer = self._loop.call_later(self._most_s / BEATS, self._beat)
@@ -84,7 +84,7 @@ class _Watch:
             if not has_beaten and not self._is_stalled:
                 self._is_stalled = True
                 logger.warning(
-                    "the event loop has not come round for %d ms: %s is under way, at %s",
+                    "the event loop has been blocked for %d ms by %s, at %s",
                     self._most_s * 1_000,
                     self._dog.name_of(asyncio.current_task(self._loop)),
                     _place(self._thread_id),

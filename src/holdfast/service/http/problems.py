@@ -114,7 +114,7 @@ def unexpected(problem: Exception, correlation_id: str, is_stopping: bool = Fals
     While the service is being stopped, parts of it that a request still needs are gone: that is no fault to look for.
     """
     if is_stopping:
-        logger.warning("request %s was cut off because the service stops: %r", correlation_id, problem)
+        logger.warning("request %s was aborted because the service is stopping: %r", correlation_id, problem)
         return stopping(is_begun=True)
     logger.error("request %s failed", correlation_id, exc_info=problem)
     return e.InternalError("something went wrong here; the log has it, under this correlation id")

@@ -52,7 +52,7 @@ def check_access(options: ServiceOptions, authenticate: Authenticate | None) -> 
         return authenticate
     if not options.is_open:
         raise InvalidInput("this service has no authentication; name one, or choose open access")
-    logger.warning("access is open: every caller who reaches %s:%d may do everything", options.host, options.port)
+    logger.warning("access is open: every caller that can reach %s:%d may do everything", options.host, options.port)
     is_local = is_loopback(options.host)
 
     async def admit_here(headers: Headers) -> Principal:

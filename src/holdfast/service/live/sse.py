@@ -188,5 +188,5 @@ def parse_last_id(given: bytes) -> tuple[int, bool]:
     """Return the `run_seq` of a `Last-Event-ID`, and whether it is the id of the end of a stream."""
     found = _ID.fullmatch(given)
     if found is None:
-        raise InvalidInput("Last-Event-ID: this was not given out by this service", field="Last-Event-ID")
+        raise InvalidInput("Last-Event-ID: it was not issued by this service", field="Last-Event-ID")
     return int(found[1]), found[2] is not None

@@ -93,7 +93,7 @@ async def fail(context: RequestContext, request: FailActivity) -> OutcomeAccepte
     audit="nothing",
 )
 async def heartbeat(context: RequestContext, request: HeartbeatActivity) -> OutcomeAccepted:
-    """Report by the token of a callback that who answers it is still at it: its `heartbeat_timeout` begins anew."""
+    """Report by the token of a callback that its answer is still being worked on: its `heartbeat_timeout` restarts."""
     return await _report(context, request.completion_token, request)
 
 

@@ -21,7 +21,7 @@ class CallerView(Struct, frozen=True):
 
 
 class AuditEntryView(Struct, frozen=True, kw_only=True):
-    """One thing that a caller has done. `by` is whose token it was, `actor` whom they named as acting."""
+    """One action of a caller. `by` is the bearer of the token, `actor` the person that they acted for."""
 
     entry_id: str
     at: datetime
@@ -39,7 +39,7 @@ class AuditEntryView(Struct, frozen=True, kw_only=True):
 
 
 class ListAudit(Request, frozen=True, kw_only=True):
-    """Which entries to list; what is left out may be anything."""
+    """Which entries to list. A field that is omitted matches everything."""
 
     tenant: str | None = None
     run_id: str | None = None

@@ -29,7 +29,7 @@ BATCH = 1_000
 
 
 class SinkView(Struct, frozen=True, kw_only=True):
-    """A sink, and how it does. Of its address only the server is shown."""
+    """A sink and its status. Of its address only the server is shown."""
 
     name: str
     kind: str
@@ -158,7 +158,7 @@ async def _set_paused(context: RequestContext, name: str, *, is_paused: bool) ->
 
 @operation("sinks.pause", "POST /v1/sinks/{sink}/pause", scope=ADMIN, errors=(NotFound,), audit="its commit")
 async def pause(context: RequestContext, request: OfSink) -> SinkView:
-    """Leave a sink alone. What it has to get is kept."""
+    """Pause a sink. Its entries are kept."""
     return await _set_paused(context, request.sink, is_paused=True)
 
 

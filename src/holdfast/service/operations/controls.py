@@ -243,7 +243,7 @@ async def _fork(
 
 
 class ForkRuns(RunFilter, frozen=True, kw_only=True):
-    """Which failed runs to go on with: these, or those that a search finds, the newest ones, without forks."""
+    """Which failed runs to continue: these, or the newest that a search finds, without those that have forks."""
 
     run_ids: Annotated[tuple[RunId, ...], Meta(max_length=100)] = ()
     limit: Annotated[int, Meta(ge=1, le=100)] = 100

@@ -100,9 +100,7 @@ async def delete_tenant(context: RequestContext, request: DeleteTenant) -> Delet
     if context.principal.tenant is not None:
         raise NotPermitted("this needs a token without a tenant", field="tenant")
     if not request.yes and not request.dry_run:
-        raise InvalidInput(
-            "yes: say that this is meant, or ask for a dry_run; nothing can be brought back", field="yes"
-        )
+        raise InvalidInput("yes: confirm with true, or request a dry_run; the deletion cannot be undone", field="yes")
     await _refuse_unfinished(context, request.tenant)
     schedules = await _delete_schedules(context, request.tenant, is_dry_run=request.dry_run)
     await _refuse_unfinished(context, request.tenant)  # one may have been started by a schedule until then

@@ -240,7 +240,7 @@ class OfPlan(Request, frozen=True, kw_only=True):
 
 @operation("plans.get", "GET /v1/plans/{plan_id}", scope="workflows:read", errors=(NotFound,))
 async def get(context: RequestContext, request: OfPlan) -> PlanView:
-    """Return a registered plan with its text, its graph, and what is wrong with it on the nodes that are alive."""
+    """Return a registered plan with its text, its graph, and its problems on the live nodes."""
     tenant = _tenant(context, request.tenant)
     registered, definition = await context.runtime.plans.show(tenant, request.plan_id, request.plan_version)
     problems = await context.runtime.plans.problems_now(definition)
@@ -263,7 +263,7 @@ async def get(context: RequestContext, request: OfPlan) -> PlanView:
 
 
 class StartPlan(Request, frozen=True, kw_only=True):
-    """What is asked for when a run of a plan is started: a registered plan, or one by its hash, address or text."""
+    """A start of a plan: a registered plan, or one by its hash, address or text."""
 
     plan_id: Name
     plan_version: Annotated[Name, Meta(description="Else the version that was registered last.")] | None = None
@@ -384,7 +384,7 @@ async def diff(context: RequestContext, request: ComparePlans) -> PlanDifference
 
 
 class DrawPlan(OfPlan, frozen=True, kw_only=True):
-    """Which groups of a plan's graph to show with what is in them, and with which version to compare it."""
+    """Which groups of a plan's graph to expand, and which version to compare it with."""
 
     from_version: Annotated[Name, Meta(description="An earlier version; its differences are marked.")] | None = None
     expand: Annotated[tuple[Name, ...], Meta(max_length=MOST_EXPANDED, description="Groups to expand.")] = ()

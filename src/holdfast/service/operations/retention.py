@@ -70,7 +70,7 @@ class RetentionEntry(Struct, frozen=True, kw_only=True):
 
 
 class RetentionView(Struct, frozen=True, kw_only=True):
-    """What is kept for how long, in days (null: for ever), who looks after it, and what went lately."""
+    """How long data is kept, in days (null: for ever), which node has the duty, and what was deleted recently."""
 
     rules: list[RetentionRuleView]
     windows_days: dict[str, float | None]
@@ -112,7 +112,7 @@ async def show(context: RequestContext, request: Nothing) -> RetentionView:
 
 @operation("retention.preview", "GET /v1/retention/preview", scope="system:read", reads_much=True)
 async def preview(context: RequestContext, request: Nothing) -> RetentionReportView:
-    """Return what would be deleted now by the policy of this process, and what is stale. Nothing changes."""
+    """Return what the policy of this process would delete now, and what is stale. Nothing is changed."""
     _require_all_tenants(context)
     return _report(await context.runtime.retention.preview(context.service.options.request_s / 2))
 
@@ -154,7 +154,7 @@ class ArchivedRunPage(Struct, frozen=True):
 
 
 class ListArchived(Request, frozen=True, kw_only=True):
-    """Which archived runs to list; what is left out may be anything."""
+    """Which archived runs to list. A field that is omitted matches everything."""
 
     run_id: str | None = None
     workflow: str | None = None
@@ -227,7 +227,7 @@ async def _archived(context: RequestContext, run_id: str) -> ArchivedRun:
 
 def _require_all_tenants(context: RequestContext) -> None:
     if context.principal.tenant is not None:
-        raise NotPermitted("retention is of the whole installation: this needs a token without a tenant")
+        raise NotPermitted("retention concerns the whole installation: this needs a token without a tenant")
 
 
 def _view(run: ArchivedRun) -> ArchivedRunView:

@@ -78,7 +78,7 @@ def _stream_view(row: NamedStream) -> StreamView:
 
 
 class ChunkView(Struct, frozen=True, kw_only=True):
-    """A chunk of a stream, and who wrote it: an attempt of an activity, or the workflow, whose step is empty.
+    """A chunk of a stream, and its writer: an attempt of an activity, or the workflow, for which the step is empty.
 
     With `restarted_from` the step has begun anew with this chunk: its chunks from that number on do not count any more.
     """

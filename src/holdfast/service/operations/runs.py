@@ -108,7 +108,7 @@ DebounceAtMost = Annotated[Seconds, Meta(description="And so long after the firs
 
 
 class StartRun(Request, frozen=True, kw_only=True):
-    """What is asked for when a run is started. `input` holds the workflow's arguments by their names."""
+    """The start of a run. `input` has the workflow's arguments by name."""
 
     workflow: Annotated[Name, Meta(description="The workflow's name.")]
     input: dict[str, Any] = field(default_factory=dict)
@@ -289,7 +289,7 @@ _WHERE = (
 
 
 class RunFilter(Request, frozen=True, kw_only=True):
-    """Which runs are meant; what is left out may be anything."""
+    """Which runs to select. A field that is omitted matches everything."""
 
     workflow: str | None = None
     status: RunStatus | None = None
@@ -399,7 +399,7 @@ async def list_(context: RequestContext, request: ListRuns) -> RunPage:
 
 
 class RunCounts(Struct, frozen=True, kw_only=True):
-    """How many runs there are. If `is_whole` is false there may be more: so many were looked at.
+    """The number of runs. If `is_whole` is false there may be more: counting stopped at a limit.
 
     Runs that are not completed are counted apart from the others, so it is known how many have failed.
     """
@@ -498,7 +498,7 @@ async def _state_of(context: RequestContext, run_id: str) -> Raw:
 
 
 class DrawRun(OfRun, frozen=True, kw_only=True):
-    """Which groups of a run's graph to show with what is in them, beside those that are shown anyway."""
+    """Which groups of a run's graph to expand, in addition to those that are expanded by default."""
 
     expand: Annotated[
         tuple[Name, ...], Meta(max_length=MOST_EXPANDED, description="Groups to expand, or steps to show in theirs.")
@@ -639,7 +639,7 @@ class HandlersView(Struct, frozen=True):
     reads_much=True,
 )
 async def handlers(context: RequestContext, request: OfRun) -> HandlersView:
-    """Return which queries and updates a run answers. A node that has the run's code is asked where it is not here."""
+    """Return which queries and updates a run answers. Without the run's code here, a node that has it is asked."""
     await context.require_run(request.run_id)
     return codec.decode(await context.runtime.handlers(request.run_id), HandlersView)
 

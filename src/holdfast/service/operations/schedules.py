@@ -197,7 +197,7 @@ async def create(context: RequestContext, request: CreateSchedule) -> ScheduleVi
 
 
 class ListSchedules(Request, frozen=True, kw_only=True):
-    """Which schedules to list; what is left out may be anything."""
+    """Which schedules to list. A field that is omitted matches everything."""
 
     workflow: str | None = None
     cursor: Cursor = ""
@@ -338,7 +338,7 @@ class Backfilled(Struct, frozen=True):
     audit="its commit",
 )
 async def backfill(context: RequestContext, request: BackfillSchedule) -> Backfilled:
-    """Run the ticks of a period that is over. A tick whose run is still there is not run again."""
+    """Fire the ticks of a past period. A tick whose run still exists is skipped."""
     since, until = instant_of(request.since), instant_of(request.until)
     if since is None or until is None:
         raise InvalidInput("a backfill has a period", field="since")
@@ -348,7 +348,7 @@ async def backfill(context: RequestContext, request: BackfillSchedule) -> Backfi
 
 
 class Deleted(Struct, frozen=True):
-    """The schedule that is gone."""
+    """The schedule that was deleted."""
 
     schedule_id: str
 
@@ -361,6 +361,6 @@ class Deleted(Struct, frozen=True):
     audit="its commit",
 )
 async def delete(context: RequestContext, request: OfSchedule) -> Deleted:
-    """Delete a schedule. Its runs go on. One that is declared in code comes back with the next node that opens."""
+    """Delete a schedule. Its runs continue. The next node that starts creates it again if code declares it."""
     await context.runtime.schedules.delete(_place(context, request), context.principal)
     return Deleted(request.schedule_id)

@@ -110,7 +110,7 @@ class SentSignals(Struct, frozen=True):
     "signals.send_many", "POST /v1/signals", scope="signals:write", errors=(PayloadTooLarge,), audit="its commit"
 )
 async def send_many(context: RequestContext, request: SendSignals) -> SentSignals:
-    """Send many signals. Each is accepted or refused by itself."""
+    """Send many signals. Each is accepted or refused independently."""
     own = await _own_runs(context, [signal.run_id for signal in request.signals])
     outgoing = [_outgoing(signal) for signal in request.signals if signal.run_id in own]
     sent = iter(await context.runtime.signal_many(outgoing, context.principal))
@@ -153,7 +153,7 @@ class StartWithSignal(StartRun, frozen=True, kw_only=True):
 
 
 class StartedWithSignal(Struct, frozen=True):
-    """The run that is there now, and how its signal was accepted."""
+    """The run, and the result of its signal."""
 
     run: RunStarted
     signal: AcceptedSignal
@@ -168,7 +168,7 @@ class StartedWithSignal(Struct, frozen=True):
     audit="its commit",
 )
 async def start_with(context: RequestContext, request: StartWithSignal) -> StartedWithSignal:
-    """Start a run and send it a signal, both or neither; if the run is there already, send the signal to it."""
+    """Start a run and send it a signal, both or neither. If the run exists already, only send the signal."""
     context.principal.require("runs:write")
     signal: FirstSignal = {
         "name": request.signal_name,

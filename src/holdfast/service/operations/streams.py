@@ -217,7 +217,7 @@ async def follow_stream(context: RequestContext, request: FollowStream) -> Chunk
 
 
 class WatchLists(Request, frozen=True, kw_only=True):
-    """What to watch; what is left out may be anything. What is said of runs holds for their tasks and letters too."""
+    """What to watch. A field that is omitted matches everything. Filters of runs also apply to tasks and letters."""
 
     kinds: Annotated[str, Meta(description="Of `runs`, `tasks` and `letters`, with commas between.")] = "runs"
     workflow: str | None = None
@@ -319,7 +319,7 @@ async def watch_lists(context: RequestContext, request: WatchLists) -> RunView:
     """
     kinds = frozenset(kind.strip() for kind in request.kinds.split(","))
     if not kinds <= KINDS.keys():
-        raise InvalidInput(f"kinds: there are {', '.join(KINDS)}", field="kinds")
+        raise InvalidInput(f"kinds: known are {', '.join(KINDS)}", field="kinds")
     for kind in kinds:
         context.principal.require(KINDS[kind])
     actor = context.actor(request.actor) if request.mine or not context.principal.is_admin else None

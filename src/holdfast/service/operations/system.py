@@ -27,7 +27,7 @@ BOUNDS_HERE = Bounds(sample_runs=0)
 
 
 class Nothing(Request, frozen=True, kw_only=True):
-    """Nothing is asked."""
+    """A request without fields."""
 
 
 class Health(Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class StatsView(Struct, frozen=True, kw_only=True):
 
 @operation("system.stats", "GET /v1/stats", scope="system:read", reads_much=True)
 async def stats(context: RequestContext, request: Nothing) -> StatsView:
-    """Count what is there, over all tenants."""
+    """Return counts over all tenants."""
     await raise_node_alerts(context)
     late = observer_of(context.runtime.store).write_latency
     return shown(
@@ -164,7 +164,7 @@ class NodeList(Struct, frozen=True):
 
 @operation("system.nodes", "GET /v1/nodes", scope="system:read", reads_much=True)
 async def nodes(context: RequestContext, request: Nothing) -> NodeList:
-    """Return the nodes that are there."""
+    """Return the live nodes."""
     counted, here = await context.store.stats(), context.runtime.node_name
     leases = sorted(counted.leases.items())
     able = {each.node: each.abilities for each in abilities_of(await context.store.find_nodes())}
@@ -221,7 +221,7 @@ async def locks(context: RequestContext, request: Nothing) -> LockList:
 
 
 class Since(Request, frozen=True, kw_only=True):
-    """From when on to list; what is as old as this is in the list."""
+    """The earliest time to list, inclusive."""
 
     since: datetime | None = None
     limit: PageSize = 500

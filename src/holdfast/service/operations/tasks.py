@@ -31,7 +31,7 @@ _WORDS = f"Up to {SEARCH_WORDS} words, each a part of the name or of the payload
 
 
 class ListTasks(Request, frozen=True, kw_only=True):
-    """Which tasks to list; what is left out may be anything. `mine` leaves those that concern the caller.
+    """Which tasks to list. A field that is omitted matches everything. `mine` selects those that concern the caller.
 
     `overdue` leaves open tasks whose time is over by the store's clock.
     """
@@ -66,7 +66,7 @@ class TaskPage(Struct, frozen=True):
 
 @operation("tasks.list", "GET /v1/tasks", scope="tasks:read")
 async def list_(context: RequestContext, request: ListTasks) -> TaskPage:
-    """Find tasks, in the order of their ids. Who is no admin sees those that concern them.
+    """List tasks in the order of their ids. Callers who are not admins see those that concern them.
 
     Payload and form are left out where they are large (`payload_bytes`); the task by itself has them. A search looks at
     so many tasks at a time: an answer with `next` may have few items, or none.

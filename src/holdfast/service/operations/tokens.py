@@ -68,7 +68,7 @@ class CreateToken(Request, frozen=True, kw_only=True):
 
 
 class MadeToken(Struct, frozen=True):
-    """The token, which is shown this once, and what is kept of it."""
+    """The token, which is shown only once, and its record."""
 
     token: str
     item: TokenView
@@ -76,7 +76,7 @@ class MadeToken(Struct, frozen=True):
 
 @operation("tokens.create", "POST /v1/tokens", scope=ADMIN, status=201, audit="its commit")
 async def create(context: RequestContext, request: CreateToken) -> MadeToken:
-    """Make a token. Only its hash is kept: who loses it needs another one."""
+    """Create a token. Only its hash is stored: a lost token has to be replaced."""
     if request.role is None and not request.scopes:
         raise InvalidInput(f"role: a token needs a role ({', '.join(ROLES)}), or scopes", field="role")
     principal, options = context.principal, context.service.options
@@ -109,12 +109,12 @@ async def _refuse_revoked_maker(context: RequestContext, made: AccessToken) -> N
     makers = await context.runtime.store.find_tokens(TokenQuery(token_ids=(made.created_by,)))
     if any(maker.revoked_at is not None for maker in makers):
         await revoke_token(context.store, made, context.principal.name, context.audit())
-        raise NotAuthenticated("this token is not valid: it is unknown, revoked, or past its end")
+        raise NotAuthenticated("this token is not valid: it is unknown, revoked or expired")
 
 
 def _within(field: str, bound: str | None, asked: str | None) -> str | None:
     if bound is not None and asked not in (None, bound):
-        raise NotPermitted(f"{field}: tokens that you make are for {bound!r}", field=field)
+        raise NotPermitted(f"{field}: tokens that you create are for {bound!r}", field=field)
     return asked if bound is None else bound
 
 
@@ -188,7 +188,9 @@ async def revoke_leaked(context: RequestContext, request: RevokeLeaked) -> Revok
     """Revoke a token that was found somewhere, given as it was found, with all that were made with it."""
     found = read_token(request.token.strip())
     if found is None:
-        raise InvalidInput(f"token: this is no token of ours: {PREFIX}, 16 digits, _ and 72 digits", field="token")
+        raise InvalidInput(
+            f"token: this is not a token of Holdfast, which has {PREFIX}, 16 digits, _ and 72 digits", field="token"
+        )
     return await _revoke(context, found[0], request.descendants)
 
 

@@ -73,7 +73,7 @@ class PollingWakeups:
             try:
                 has_news = await self._look(is_sweep)
             except HoldfastError as problem:
-                logger.warning("the bucket could not be asked for changes: %s", problem)
+                logger.warning("the changes of the bucket could not be read: %s", problem)
                 continue
             waited_s = 0.0 if is_sweep else waited_s
             pause_s = FIRST_LOOK_S if has_news else min(1.5 * pause_s, self.most_s)

@@ -73,7 +73,7 @@ class SignalObjects:
         for key in sorted(listed.keys() - self._done):
             run_id = _run_of(key)
             if run_id is None:
-                logger.warning("the object %s is left alone: its key is not that of a signal", key)
+                logger.warning("the object %s is ignored: its key is not that of a signal", key)
                 self._done.add(key)
             elif run_id in self._mirror.summaries and run_id not in self._mirror.unreadable:
                 by_run.setdefault(run_id, []).append(key)

@@ -157,7 +157,7 @@ def _open(path: Path) -> sqlite3.Connection:
 def _check_ours(db: sqlite3.Connection, path: Path) -> None:
     (application_id,) = db.execute("PRAGMA application_id").fetchone()
     if application_id != APPLICATION_ID:
-        raise StoreCorrupt(f"{path}: this is no Holdfast store", path=str(path))
+        raise StoreCorrupt(f"{path} is not a Holdfast store", path=str(path))
 
 
 def _checked(path: Path) -> tuple[int, int]:
