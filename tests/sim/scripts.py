@@ -98,7 +98,8 @@ class Definitions:
         self._app = App("sim")
         register(self._app, world)
         self._registry = self._app.registry
-        self._registry.fingerprints()  # which every copy has then
+        for name, version in self._registry.workflows:  # which every copy has then; all nodes have the same code
+            vars(self._registry.workflows[name, version])["fingerprint"] = f"{name} {version}"
 
     def given_to(self, app: App, versions: Container[str], newest: str) -> dict[str, Any]:
         """Register them with the app of one process, those of these versions alone. Return the workflows.
