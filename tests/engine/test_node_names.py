@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ import pytest
 
 import holdfast as hf
 from holdfast.engine.node import Node
-from holdfast.errors import InvalidInput, NodeSuperseded
+from holdfast.errors import InvalidInput, NodeSuperseded, StoreUnavailable
 from holdfast.store.decisions import name_of
+from holdfast.store.proxy import StoreProxy
 from tests.chaos.stores import File
 from tests.engine.harness import MOST_SECONDS, EngineVariant
 from tests.engine.named_node import RUN_ID, make_ship_app
@@ -107,6 +108,24 @@ async def test_of_two_nodes_with_one_name_the_older_fails_and_the_younger_goes_o
                     assert list((await store.stats()).leases) == [second.name]
     assert second.failure is None
     assert " stops: " in caplog.text
+
+
+@pytest.mark.contract("OWN-1")
+async def test_a_node_that_was_superseded_says_so_also_if_the_store_cannot_be_reached(variant: EngineVariant) -> None:
+    """Who restarts it whenever the store has failed would take the runs from the younger one again."""
+
+    class Unreachable(StoreProxy):
+        """A store that is lost when a node ends."""
+
+        async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
+            raise StoreUnavailable("the store could not be reached")
+
+    (older, _), (younger, _) = make_ship_app(), make_ship_app()
+    async with variant.opened() as store, asyncio.timeout(MOST_SECONDS):
+        first = older.node(Unreachable(store), name="web-0", options=hf.NodeOptions(lease_ms=90))
+        with pytest.raises(NodeSuperseded):
+            async with first as node, younger.node(store, name="web-0"):
+                await node.run_until(asyncio.get_running_loop().create_future())
 
 
 @pytest.mark.parametrize("name", ["", "a#b", "a\nb", "x" * 201, 7])

@@ -289,8 +289,10 @@ class Node:
                 with suppress(StoreError):  # nothing but progress is lost; its runs are released below
                     await self._queue_worker.heartbeats.flush()
                     await self._queue_worker.release()
-                if given_back := await self.store.release(self.name):
-                    logger.info("node %s: runs released: %d", self.name, given_back)
+                if self.turn_loop.superseded is None:  # else it has none, and a failure here would hide that one
+                    given_back = await self.store.release(self.name)
+                    if given_back:
+                        logger.info("node %s: runs released: %d", self.name, given_back)
         except TimeoutError:
             text = "node %s could not release its runs within %d s: other nodes claim them when its lease has expired"
             logger.warning(text, self.name, GIVE_BACK_S)
