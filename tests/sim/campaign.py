@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from typing import Any
 
+from tests.sim.features import OVERLAPS
 from tests.sim.simulation import Report, simulate
 from tests.sim.story import SMALL, Story
 
@@ -63,7 +64,8 @@ SOMETIMES: dict[str, frozenset[str]] = {
     | {"sealed stories", "RunApproved", "debounced starts", "inputs replaced", "chunks of runs", "chunks of steps"}
     | {"timed out: execution", "timed out: run", "started later", "started after approval", "forks", "jumps"}
     | {"version 1", "version 2", "projected", "projected again", "calls with a place"}
-    | {"locks held", "steps under a lock", "callbacks asked for", "runs started by runs", "ended while they clean up"},
+    | {"locks held", "steps under a lock", "callbacks asked for", "runs started by runs", "ended while they clean up"}
+    | {"run again", "retried runs", *(f"ticks that {overlap}" for overlap in OVERLAPS)},
 }
 """What must happen in the stories of a kind, if there are `ENOUGH` of them."""
 SOMETIMES["small"] = frozenset().union(*SOMETIMES.values())

@@ -1,5 +1,6 @@
 """What runs can have beside their scripts: time-outs, a later start, an approval, one of two versions, forks, the bus,
-activities with a limit, a lock that they share, callbacks, runs that they start and update, streams, debounced starts.
+activities with a limit, a lock that they share, callbacks, runs that they start and update, streams, debounced starts,
+retries, and a schedule.
 
 These stories also have a store whose clock jumps ahead, as that of a machine that was suspended. Nodes have no clock of
 their own that anything depends on. A node has one version of the workflow `dated`, or both; the first has both.
@@ -9,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import holdfast as hf
 from holdfast.app import App
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import Event
+from holdfast.core.schedules import Overlap
+from holdfast.testing.clock import START
 from tests.sim.streams import register_streams
 
 if TYPE_CHECKING:
@@ -49,6 +52,8 @@ VERSIONS = ("1", "2")
 SEATS, SEATS_OF_KEY, SITS, SITS_MS = 2, 1, 3, 500
 """How many calls may be under way, and of one key, and how many may begin within how many milliseconds."""
 JUMPS_S = (0.5, 5.0, 60.0)
+OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
+TICKS = 5
 
 
 class Features:
@@ -60,6 +65,12 @@ class Features:
         self.projected: dict[str, list[int]] = {}
         self.forks = 0
         self.sits: list[int] = []
+        ticks = Random(f"ticks {seed}")
+        self.overlap = ticks.choice((None, None, None, *OVERLAPS))
+        """What a tick of the schedule does while an earlier run is unfinished; None if there is no schedule."""
+        self.every_s = ticks.choice((1, 2))
+        self.retries: dict[str, str] = {}
+        """Which run a retry has made, by the id of the request."""
         self.edits: list[tuple[str, str]] = []
         """What the callers of debounced starts were told: which run begins with their input, or a later one."""
 
@@ -123,6 +134,14 @@ class Features:
         async def latest(edit: str) -> str:
             return edit
 
+        @app.workflow
+        async def ticked() -> None:
+            await hf.sleep(0.7)
+
+        if self.overlap is not None:
+            every, since = timedelta(seconds=self.every_s), datetime.fromtimestamp(START / 1_000_000, UTC)
+            until = since + TICKS * every
+            app.schedule(every=every, start_at=since, end_at=until, workflow=ticked, overlap=self.overlap)
         register_streams(app, play)
         for version in VERSIONS:
             self._dated(app, version, play)
@@ -183,6 +202,15 @@ class Features:
         await app.run(run_id).fork(at=at, request_id=f"fork {self.forks}")
         self._world.note(f"fork   {run_id} at {at}", "forks")
 
+    async def retry(self, app: App, run_id: str, number: int) -> None:
+        """Retry a finished run, twice with the same id: that is one retry."""
+        request, from_start = f"retry {number}", number % 2 == 0
+        for _ in range(2):
+            again = await app.run(run_id).retry_run(from_start=from_start, signal_id=request)
+            self._world.note(f"retry  {run_id} {again.run_id}", "run again" if from_start else "retried runs")
+            if self.retries.setdefault(request, again.run_id) != again.run_id:
+                self._world.violate(f"{request} has made {again.run_id} and {self.retries[request]}")
+
     async def edit(self, app: App, workflow: Any, document: int, edit: str) -> None:
         """Start a debounced run."""
         once = hf.Debounce(f"document {document}", quiet=1.5, at_most=4.0)
@@ -212,6 +240,25 @@ class Features:
             last = history[-1].data
             if not isinstance(last, e.RunCompleted) or codec.decode(last.result, str) != given[-1]:
                 self._world.violate(f"{run_id} has ended with {last}, and {given[-1]} was its last input")
+
+    def judge_ticks(self, begun: Iterable[Event]) -> None:
+        """Check that each tick has started one run, at most one if ticks may be skipped, and none before its time."""
+        runs = [
+            (event, event.data.schedule.tick)
+            for event in begun
+            if isinstance(event.data, e.RunQueued) and event.data.schedule is not None
+        ]
+        for event, tick in runs:
+            self._world.note(f"tick   {event.run_id} {tick}", f"ticks that {self.overlap}")
+            if event.emitted_at < tick:
+                self._world.violate(f"{event.run_id} was started {tick - event.emitted_at} us before its tick")
+        counts = Counter(tick for _, tick in runs)
+        doubled = [tick for tick, count in counts.items() if count > 1]
+        end = START + TICKS * self.every_s * 1_000_000
+        due = range(min(counts, default=end), end, self.every_s * 1_000_000)  # from when it is declared on
+        missed = [tick for tick in due if not counts[tick]]
+        if doubled or (missed and self.overlap in ("queue", "allow")):
+            self._world.violate(f"these ticks were missed: {missed}, and these have several runs: {doubled}")
 
     def check_event(self, event: Event, history: Sequence[Event]) -> None:
         """Check what was committed: nothing ends or starts too early, or without its approval."""

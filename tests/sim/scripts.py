@@ -111,6 +111,7 @@ class Definitions:
             app.registry.add_activity(activity)
         for name, sink in registry.sinks.items():
             app.registry.add_sink(sink, registry.projections.get(name))
+        app.registry.schedules.update(registry.schedules)
         given: dict[str, Any] = {}
         dated = {name for name, version in registry.workflows if version != "1"}
         for (name, version), shared in registry.workflows.items():

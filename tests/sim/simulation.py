@@ -36,6 +36,7 @@ from holdfast.core.messages import (
 )
 from holdfast.core.plans import is_plan
 from holdfast.core.reconciliation import TASK_TYPE
+from holdfast.core.schedules import Schedule
 from holdfast.core.state import PAUSED, TERMINAL, awaits_approval, state_of
 from holdfast.engine import dead_processes
 from holdfast.engine.plans import load_plan_of
@@ -61,6 +62,7 @@ from tests.sim.story import Story, cast
 from tests.sim.streams import judge_streams
 from tests.sim.world import Account, World, decoded
 
+RETRIES = 3
 RESTED_WITHIN_S = 40.0
 HEALED_WITHIN_S = 400.0
 TOLD_WITHIN_S = 200.0
@@ -136,6 +138,8 @@ class Simulation:
         if "rotating" in self._cast.scripts:
             clients.append(asyncio.ensure_future(self._poke("rotating")))
         clients += [asyncio.ensure_future(self._edit(document)) for document in range(self._cast.documents)]
+        if self._world.features is not None:
+            clients.append(asyncio.ensure_future(self._retry()))
         await storm
         self.cluster.heal()
         await asyncio.gather(*clients)
@@ -218,6 +222,19 @@ class Simulation:
                         await in_process(member, edit, 5.0)
                         break
                 await asyncio.sleep(0.5)
+
+    async def _retry(self) -> None:
+        """Retry finished runs."""
+        features, rng = self._world.features, Random(f"retries {self._seed}")
+        assert features is not None
+        for number in range(RETRIES):
+            await asyncio.sleep((0.5 + rng.random()) * self._story.storm_s / RETRIES)
+            heads = await self._world.store.find(port.RunQuery())
+            finished = [each.run_id for each in heads if each.status in TERMINAL and each.run_id.startswith(("m", "r"))]
+            member = self.cluster.pick(rng)
+            if member is not None and finished:
+                with suppress(TimeoutError, HoldfastError):
+                    await in_process(member, features.retry(member.app, rng.choice(finished), number), 5.0)
 
     async def _disturb(self, run_id: str) -> None:
         """Send a run signals and operators' commands, at any time."""
@@ -399,7 +416,7 @@ class Simulation:
         while True:
             self.cluster.watch()
             heads = [head for head in await store.find(port.RunQuery()) if head.status not in TERMINAL]
-            if not heads:
+            if not heads and not await self._ticks_to_come():
                 return
             if loop.time() > end:
                 break
@@ -420,6 +437,12 @@ class Simulation:
             await asyncio.sleep(2.0)
         for head in heads:
             self._world.violate(f"{head.run_id} does not finish: {head}")
+        if not heads:
+            self._world.violate(f"these schedules do not end: {await self._ticks_to_come()}")
+
+    async def _ticks_to_come(self) -> list[Schedule]:
+        schedules = await self._world.store.find(port.ScheduleQuery())
+        return [schedule for schedule in schedules if schedule.queued or schedule.next_due is not None]
 
     async def _end_pause(self, run_id: str) -> None:
         """Let a paused run go on: most of those that a failed step has paused by settling the step."""
@@ -464,6 +487,8 @@ class Simulation:
             await self._judge_run(head)
         if world.features is not None:
             world.features.judge_edits()
+            heads = await world.store.find(port.RunQuery())
+            world.features.judge_ticks([world.store.events_of(head.run_id)[0] for head in heads])
         for run_id, waiting in self._waiting.items():
             for member, task in waiting:
                 self._judge_result(run_id, member, task)

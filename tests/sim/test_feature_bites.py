@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from holdfast.core.schedules import TickDecision, decide_ticks
 from holdfast.core.streams import Decided, decide_append
+from holdfast.engine import schedules
+from holdfast.engine.start.forks import Forks
 from holdfast.engine.turns.execute import _Beginning
 from holdfast.store import streams
 from tests.sim.planted import first_finding
-from tests.sim.story import Story
+from tests.sim.story import SMALL, Story
 
 pytestmark = pytest.mark.slow
 
@@ -52,3 +56,27 @@ def test_it_finds_streams_that_do_not_know_what_a_step_has_written(monkeypatch: 
 def test_it_finds_chunks_of_a_turn_that_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "decide_chunks", lambda head, *given: Decided(head=head))
     assert "its code has written" in finding()
+
+
+@pytest.mark.contract("WF-7")
+def test_it_finds_retries_that_are_made_twice_for_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = Forks._named_retry
+
+    def with_another_id(self: Forks, run_id: str, command: Any) -> tuple[str, str]:
+        _, number = named(self, run_id, command)
+        return self._ids.new_id(), number + self._ids.new_id()
+
+    monkeypatch.setattr(Forks, "_named_retry", with_another_id)
+    assert "has made" in finding()
+
+
+@pytest.mark.contract("TMR-2")
+def test_it_finds_ticks_that_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the ticks that are due together, as after an outage, the last one alone starts a run."""
+
+    def last_alone(*given: Any, **more: Any) -> TickDecision:
+        decided = decide_ticks(*given, **more)
+        return replace(decided, starts=decided.starts[-1:])
+
+    monkeypatch.setattr(schedules, "decide_ticks", last_alone)
+    assert "these ticks were missed" in first_finding(SMALL)
