@@ -184,6 +184,10 @@ async def test_a_node_that_has_gone_is_missed_and_a_dead_letter_is_named(screen:
     await expect(verdict).to_contain_text("A node is gone: third")  # the other one has stopped in an orderly way
     await screen.clock.run_for(15_000)  # the doctor comes less often
     await expect(verdict).to_contain_text("1 dead letter is not settled")
+    await expect(verdict.locator("code").last).to_have_text("holdfast dead-letter bulk requeue")
+    await screen.set_viewport_size({"width": 240, "height": 800})
+    lines = await verdict.locator("code .word").evaluate_all("words => words.map((word) => word.offsetHeight)")
+    assert max(lines) == min(lines), "no word of a command is broken"
     await verdict.get_by_role("link", name="Look").click()
     await expect(screen.locator(".dead-letter")).to_have_count(1)
 

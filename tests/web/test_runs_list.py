@@ -446,6 +446,10 @@ async def test_somebody_with_a_phone_tries_all_that_are_retried_again(browser: B
         await page.goto("/runs?status=RETRYING&children=1")
         await expect(page.locator("[data-main]")).to_have_count(2)
         await expect(page.get_by_role("button", name="Retrying 2")).to_be_in_viewport(ratio=1)
+        view, note = [await page.locator(part).bounding_box() for part in (".list-head .actions", "p.list-note")]
+        assert view is not None
+        assert note is not None
+        assert (view["x"] + view["width"], note["y"] >= view["y"] + view["height"]) == (PHONE["width"] - 16, True)
         children = page.get_by_role("checkbox", name="Children")
         await expect(children).to_be_hidden()
         narrow = page.get_by_role("button", name="Filter")

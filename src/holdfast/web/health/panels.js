@@ -57,9 +57,9 @@ export function verdict(all) {
   return h("ul", { class: "verdict" }, found.map(([status, text, address, advice]) => h("li", { dataset: { status } }, icon("warning"), h("span", {}, text, advice && h("small", { class: "advice quiet" }, withCode(advice))), address && h("a", { href: address }, "Look"))));
 }
 
-// An advice has commands in it, between backticks.
+// An advice has commands in it, between backticks. Their words are not broken at hyphens: `--text` is one.
 function withCode(text) {
-  return (text[0].toUpperCase() + text.slice(1)).split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
+  return (text[0].toUpperCase() + text.slice(1)).split("`").map((part, at) => (at % 2 ? h("code", {}, part.split(" ").map((word, n) => [n > 0 && " ", h("span", { class: "word" }, word)])) : part));
 }
 
 export function runCounts({ latest }) {
