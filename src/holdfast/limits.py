@@ -256,7 +256,7 @@ PLAN_VALUES = 1_000_000
 """How many values the text of a plan may hold."""
 
 PLAN_PROBLEMS = 100
-"""How many problems of a plan are reported. The first ones are mended first."""
+"""How many problems of a plan are reported. The first ones are usually fixed first."""
 
 EXPRESSION_CHARS = 2_000
 """How long the expression of a reference may be."""

@@ -52,7 +52,7 @@ def test_a_run_that_has_ended_its_nodes_says_how_it_is_tried_once_more() -> None
     said = list(sentences_of(run))
     assert said[1:] == [
         "PoisonTurn: 5 nodes in a row went away",
-        "-> `holdfast run resume cover-1` tries it once more, alone, when that is mended",
+        "-> `holdfast run resume cover-1` tries it once more, alone, when that is fixed",
     ]
 
 

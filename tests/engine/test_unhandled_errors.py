@@ -536,13 +536,13 @@ UNAWAITED = f"{VAIN}; 'task 1', a task that nothing has awaited, raised"
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("a queue", f"{VAIN}; mend the code"),
-        ("a condition", f"{VAIN}; mend the code"),
-        ("a lock of its own", f"{VAIN}; mend the code"),
-        ("a task with a bug", f"{UNAWAITED} KeyError: 2; mend"),
+        ("a queue", f"{VAIN}; fix the code"),
+        ("a condition", f"{VAIN}; fix the code"),
+        ("a lock of its own", f"{VAIN}; fix the code"),
+        ("a task with a bug", f"{UNAWAITED} KeyError: 2; fix"),
         (
             "a task whose step fails",
-            f"{UNAWAITED} ActivityFailed: step pay#2: ValueError: refused; mend",
+            f"{UNAWAITED} ActivityFailed: step pay#2: ValueError: refused; fix",
         ),
     ],
 )

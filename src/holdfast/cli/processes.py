@@ -103,7 +103,7 @@ class _Crashes:
         self._at.append(asyncio.get_running_loop().time())
         is_full = len(self._at) == CRASHES and self._at[-1] - self._at[0] < CRASHES_S
         if is_full:
-            note(f"{self._name} has ended {CRASHES} times within {CRASHES_S:.0f} s: mend it, and start again")
+            note(f"{self._name} has ended {CRASHES} times within {CRASHES_S:.0f} s: fix the cause, and start again")
         return is_full
 
 

@@ -43,7 +43,7 @@ def sentences_of(run: dict[str, Any]) -> Iterator[str]:
     if error and not again and run["status"] in ("FAILED", "PAUSED"):
         yield f"{error['code']}: {error['message']}"
     if pause and error and error["code"] == "PoisonTurn":
-        yield f"-> `holdfast run resume {run_id}` tries it once more, alone, when that is mended"
+        yield f"-> `holdfast run resume {run_id}` tries it once more, alone, when that is fixed"
     if run.get("done_again_by"):
         yield f"-> it was done again already: `holdfast run show {run['done_again_by']}` shows how that went"
     elif run["status"] == "FAILED":

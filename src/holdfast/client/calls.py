@@ -21,7 +21,7 @@ ONCE = frozenset({"tokens.create"})
 """What has no id, so that asking again would do it again."""
 
 REFUSED = (InternalError, StoreCorrupt)
-"""Errors of a service that trying again does not mend."""
+"""Errors of a service that a retry does not help against."""
 
 LONGEST_WAIT_S = 60.0
 

@@ -725,7 +725,7 @@ def _record_error(draft: RunState, event: Event) -> None:
 
 
 def _record_step_error(draft: RunState, event: Event) -> None:
-    """Record what a step has failed with, unless the run is paused by an error: that one is what has to be mended."""
+    """Record what a step has failed with, unless the run is paused by an error: that one has to be fixed."""
     if draft.status is not PAUSED or not was_paused_by(draft.pause, draft.last_error):
         _record_error(draft, event)
 

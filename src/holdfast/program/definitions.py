@@ -109,7 +109,7 @@ def note_handler(
 OnFailure = Literal["raise", "pause"]
 
 OnError = Literal["pause", "fail"]
-"""What an exception does that a workflow's code does not handle: pause the run until the code is mended, or fail it."""
+"""What an exception does that a workflow's code does not handle: pause the run until the code is fixed, or fail it."""
 
 ClosePolicy = Literal["await", "abandon", "cancel"]
 """What becomes of a child when its parent ends."""

@@ -109,7 +109,7 @@ def _stray_cancellation(task: asyncio.Task[Any], what: str) -> asyncio.Cancelled
 FAILURES = (WorkflowFailed, ActivityFailed, ChildFailed, SignalHandlerFailed, TimeoutError)
 """What fails every run that does not handle it: it was raised to do so, or is the recorded outcome of a step or wait.
 
-Later code would get the same outcome again, so a pause would mend nothing.
+Later code would get the same outcome again, so a pause would not help.
 """
 
 
@@ -134,7 +134,7 @@ def unhandled(problem: BaseException, what: str = "the workflow", advice: str = 
     line = raising_line(problem)
     found = UnhandledError(
         f"{what} raised {info}{f' at {line}' if line else ''}"[: ERROR_TEXT_CHARS // 2]
-        + f"; {advice or 'mend the code, and the run goes on from here; or cancel the run'}",
+        + f"; {advice or 'fix the code, and the run continues from here; or cancel the run'}",
         source=str(line or ""),
     )
     found.__cause__ = problem
@@ -149,7 +149,9 @@ def stuck(line: object, failed: list[asyncio.Task[Any]]) -> UnhandledError:
         assert problem is not None
         text += f"; {task.get_name()!r}, a task that nothing has awaited, raised {error_info(problem)}"
     text = text[: ERROR_TEXT_CHARS // 2]
-    found = UnhandledError(f"{text}; mend the code, and the run goes on from here; or cancel the run", source=str(line))
+    found = UnhandledError(
+        f"{text}; fix the code, and the run continues from here; or cancel the run", source=str(line)
+    )
     found.__cause__ = failed[0]._exception if failed else None
     return found
 

@@ -286,7 +286,7 @@ def _sinks(picture: Picture) -> Iterator[Finding]:
             yield wrong("bus", sentence, f"`holdfast bus letters --sink {name}` shows them, {again}")
         if status.failures:
             sentence = f"sink {name} has failed {status.failures} times in a row: {status.error}{waits}"
-            yield wrong("bus", sentence, f"mend it; `holdfast sink resume {name}` tries it at once")
+            yield wrong("bus", sentence, f"fix the cause; `holdfast sink resume {name}` tries it at once")
         elif status.sink.is_paused:
             yield note("bus", f"sink {name} is paused{waits}", f"`holdfast sink resume {name}`")
         else:
@@ -323,15 +323,15 @@ CHECKS: tuple[tuple[str, Callable[[Picture], Iterable[Finding]], str], ...] = (
 """Each with what is said if it finds nothing."""
 
 
-_WHEN_MENDED = "`holdfast run show RUN-ID` shows why; when that is mended, `holdfast run bulk resume SEARCH`"
+_WHEN_MENDED = "`holdfast run show RUN-ID` shows why; when that is fixed, `holdfast run bulk resume SEARCH`"
 _TO_RESUME = {
     "VersionMismatch": "deploy the version that each was started with, then requeue its dead letters, or "
     "`holdfast run bulk resume SEARCH`",
-    "UnhandledError": "mend the code and deploy it: they go on by themselves. `holdfast run bulk resume SEARCH` tries "
-    "again where the code was not at fault, `holdfast run bulk cancel SEARCH` gives them up",
+    "UnhandledError": "fix the code and deploy it: the runs continue by themselves. `holdfast run bulk resume SEARCH` "
+    "tries again where the code was not at fault, `holdfast run bulk cancel SEARCH` gives them up",
     "NondeterminismError": "deploy code that fits their histories, with `hf.patched` or the former code: they go on by "
     "themselves. `holdfast check-histories TARGET` names every difference",
-    "PoisonTurn": "each of its turns ended the process of the node that took it: see those logs, mend it, then "
+    "PoisonTurn": "each of its turns crashed the process of the node: see those logs, fix the cause, then "
     "`holdfast run resume RUN-ID` to try once more, or `holdfast run terminate RUN-ID`",
 }
 """What to do about runs that were paused with this code."""
@@ -354,7 +354,7 @@ async def _unreadable(store: Store, picture: Picture) -> list[Finding]:
 
 
 _TO_RETRY = (
-    "when what it failed of is mended, `holdfast run bulk retry_step SEARCH` tries the step again, and they go on; "
+    "when the cause is fixed, `holdfast run bulk retry_step SEARCH` tries the step again, and they go on; "
     "`holdfast run show RUN-ID` shows one. `holdfast run bulk raise SEARCH` would raise the error in the workflow, and "
     "fail a run that does not catch it"
 )
@@ -455,7 +455,7 @@ async def _failed(store: Store, picture: Picture) -> list[Finding]:
             code = head.snapshot.last_error_code if head.snapshot is not None else None
             by_code.setdefault(code or "", []).append(head)
     advice = (
-        "`holdfast run show RUN-ID` says why; when it is mended, `holdfast run bulk retry SEARCH` goes on from where "
+        "`holdfast run show RUN-ID` says why; when that is fixed, `holdfast run bulk retry SEARCH` goes on from where "
         "each has failed, and `holdfast run bulk retry_from_start SEARCH` does them again"
     )
     found = [
