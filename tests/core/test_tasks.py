@@ -111,6 +111,9 @@ def test_a_task_without_roles_is_for_everybody_while_it_is_nobodys() -> None:
     assert not is_effective("ann", (), EVE)
     assert not is_effective(None, ("clerk",), EVE)
     assert is_effective("eve", ("clerk",), EVE)
+    refused = do(asking(roles=(), assignee="bob"), "claim", EVE)
+    assert isinstance(refused, e.TaskRefused)
+    assert (refused.error.code, refused.error.message) == ("NotPermitted", "'eve' is not the task's assignee")
 
 
 @pytest.mark.contract("TSK-1")

@@ -125,7 +125,10 @@ def is_effective(assignee: str | None, roles: Iterable[str], actor: m.Actor) -> 
 
 
 def _without_role(roles: Iterable[str], actor: m.Actor) -> str:
-    return f"{actor.name!r} has none of the task's roles ({', '.join(sorted(roles))}), and it is not assigned to them"
+    names = ", ".join(sorted(roles))
+    if not names:
+        return f"{actor.name!r} is not the task's assignee"
+    return f"{actor.name!r} has none of the task's roles ({names}), and it is not assigned to them"
 
 
 def _objection(step: OpenStep, operation: m.TaskOperation) -> CallerError | None:
