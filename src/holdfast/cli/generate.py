@@ -43,7 +43,7 @@ class ExtraFlag(Struct, frozen=True, kw_only=True):
 
 
 class Option(Struct, frozen=True, kw_only=True):
-    """A field of what is asked, as it is given on the command line."""
+    """A field of a request, as an argument or option of the command line."""
 
     field: str
     option: str
@@ -55,12 +55,12 @@ class Option(Struct, frozen=True, kw_only=True):
 
     @property
     def negative(self) -> str:
-        """The option that says no, for what is yes by default."""
+        """The option that turns off what is on by default."""
         return f"--no-{self.option.removeprefix('--')}" if self.is_on else ""
 
 
 def fields_of(operation: Operation) -> dict[str, Option]:
-    """Return the fields of what an operation is asked, by their names."""
+    """Return the fields of the request of an operation, by name."""
     info = types.type_info(operation.request_type)
     assert isinstance(info, types.StructType)
     names = {field.name for field in info.fields}

@@ -80,7 +80,7 @@ class McpServer:
         self._working: set[asyncio.Task[None]] = set()
 
     def take(self, line: bytes) -> None:
-        """Take a message, or a batch of them. It is answered when its answer is there, whatever came before it."""
+        """Take a message, or a batch. Responses are written as soon as they are ready, in any order."""
         try:
             message = msgspec.json.decode(line)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -100,7 +100,7 @@ class McpServer:
         self._say(_refused(None, INVALID_REQUEST, f"a message has at most {LINE_BYTES} bytes"))
 
     async def finish(self) -> None:
-        """Wait for what is at work: the client sends nothing more."""
+        """Wait for the calls under way: the client sends nothing more."""
         while self._working:
             await asyncio.wait([*self._working])
 

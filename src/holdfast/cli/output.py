@@ -95,7 +95,7 @@ def show_line(text: str, style: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Write a note that is no result to stderr."""
+    """Write a note, which is not a result, to stderr."""
     print(f"holdfast: {clean(text)}", file=sys.stderr)
 
 
@@ -115,7 +115,7 @@ def json_line(value: Any) -> str:
 
 
 def moment(text: str) -> str:
-    """Return a point in time as it is here, and how far from now that is."""
+    """Return an instant in local time, with its distance from now."""
     then = datetime.fromisoformat(text)
     try:
         here = then.astimezone()

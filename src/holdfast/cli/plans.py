@@ -62,7 +62,7 @@ def plan_validate(
 
 
 def read_document(file: str) -> str:
-    """Return the text of a file, or of stdin; its bytes are what is hashed. What has several lines is a text itself."""
+    """Return the text of a file or stdin, whose bytes are hashed. An argument with line breaks is the text itself."""
     if "\n" in file:
         return file
     try:

@@ -53,7 +53,7 @@ async def keep_alive(
     patience_s: float | None,
     reload: int | None = None,
 ) -> int:
-    """Keep a process running until `asked` is done, or until it has ended by itself and has reported why.
+    """Keep a process running until `asked` is done, or until it has ended by itself and has reported the reason.
 
     A process that crashes, cannot be started, or ends with the code `reload`, is started again. Return its exit code,
     which is never OK if it was not asked to end. A process that was asked to end is killed after `patience_s`; None
@@ -99,7 +99,7 @@ class _Crashes:
         self._at: deque[float] = deque(maxlen=CRASHES)
 
     def is_too_often(self) -> bool:
-        """Note a crash, and return whether it is no use to start the process again."""
+        """Note a crash, and return whether the process has crashed too often to be restarted."""
         self._at.append(asyncio.get_running_loop().time())
         is_full = len(self._at) == CRASHES and self._at[-1] - self._at[0] < CRASHES_S
         if is_full:

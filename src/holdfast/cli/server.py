@@ -42,7 +42,7 @@ class Front:
 @Parameter(name="*", group=Group("OpenID Connect", sort_key=51))
 @dataclass(frozen=True)
 class Oidc:
-    """The OpenID provider that says who callers are, beside tokens."""
+    """The OpenID provider that authenticates callers, in addition to tokens."""
 
     oidc_issuer: Annotated[str, _said("The provider, such as https://login.example.com.")] = ""
     oidc_audience: Annotated[str, _said("The audience that the provider's tokens must name.")] = ""
@@ -58,7 +58,7 @@ class Oidc:
     oidc_tenant: Annotated[str, _said("The tenant of all callers, if there is no such claim.")] = ""
 
     def options(self) -> OidcOptions | None:
-        """Return what is said of a provider, or None."""
+        """Return the options of the provider, or None."""
         if not self.oidc_issuer:
             return None
         return OidcOptions(

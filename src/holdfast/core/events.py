@@ -222,7 +222,7 @@ class FormerRun(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class ForkedFrom(Struct, frozen=True, omit_defaults=True, gc=False):
-    """The run whose recorded results a fork begins with, how many events they are, and whose ids and draws it has."""
+    """The run that a fork begins from, how many of its events are kept, and whose ids and random numbers it has."""
 
     run_id: str
     run_seq: int

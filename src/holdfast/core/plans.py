@@ -72,7 +72,7 @@ LEVELS = range(1, FORMAT_LEVEL + 1)
 
 
 def level_needed(*, is_bounded: bool, has_context: bool) -> int:
-    """Return the level that a run needs for as long as it is kept: if its time is bounded, if it has a context."""
+    """Return the level that a run needs for its whole life, because its time is bounded or it has a context."""
     return CONTEXT_LEVEL if has_context else TIMEOUT_LEVEL if is_bounded else 0
 
 

@@ -139,7 +139,7 @@ def _place_of(head: RunHead) -> int:
 
 
 class Ends(NamedTuple):
-    """The last events of runs that have finished, the runs whose last event is damaged, and those that are gone."""
+    """The last events of finished runs, the runs whose last event is damaged, and the runs that no longer exist."""
 
     found: dict[str, Event]
     damaged: list[str]

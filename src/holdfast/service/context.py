@@ -268,7 +268,7 @@ class RequestContext:
 
     @property
     def page_bytes(self) -> int:
-        """How large the rows of a page may be: an answer says more of each than what is stored."""
+        """How large the rows of a page may be: a response contains more for each row than the store does."""
         return max(1, self.budget.bytes // 2)
 
     @property
@@ -314,7 +314,7 @@ class RequestContext:
         return frozenset(asked) if page.unreadable else frozenset(redacted)
 
     def within(self, tenant: str, project: str, environment: str) -> tuple[str, str, str]:
-        """Return whose it is what the caller makes: as they ask for it, or whom they are bound to."""
+        """Return the tenant, project and environment of what the caller creates: as requested, or as bound."""
         principal = self.principal
         return (
             _bound("tenant", principal.tenant, tenant),
@@ -323,14 +323,14 @@ class RequestContext:
         )
 
     def name(self, given: str = "") -> str:
-        """Return who does this. Only where access is open, and for admins, may the request say so itself."""
+        """Return the name of the actor. Only with open access, and for admins, may the request name another one."""
         if not given or given == self.principal.name:
             return self.principal.name
         self._require_trust()
         return given
 
     def actor(self, given: str = "", roles: tuple[str, ...] = ()) -> Actor:
-        """Return who does something to a task, and with which roles: the caller, or whom the request names."""
+        """Return the actor of an operation on a task, with their roles: the caller, or whom the request names."""
         name = self.name(given)
         if roles:
             self._require_trust()
@@ -352,7 +352,7 @@ class RequestContext:
 
     @contextmanager
     def logging_refusals(self, what: str) -> Iterator[None]:
-        """Note it if the caller may not do what is done within."""
+        """Log it if the caller is refused what is done within."""
         try:
             yield
         except NotPermitted as refusal:

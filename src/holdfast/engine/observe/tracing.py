@@ -132,7 +132,7 @@ class RunSpans:
                 yield self._span(f"{name} started", context, above, begun, begun, about, self._links)
 
     def end(self) -> Iterator[ReadableSpan]:
-        """Yield the span of the run, which is over, and those of the steps that were still open."""
+        """Yield the span of the run, which has ended, and the spans of the steps that were still open."""
         root = span_context(self._first.run_id)
         yield self._span(self._name, root, self._above, self._first, self._last, self._about, self._links)
         for begun in self._opened.values():

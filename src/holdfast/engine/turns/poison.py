@@ -88,7 +88,7 @@ def counting_turn(head: RunHead, losses: int) -> Turn:
 
 
 def tried(loaded: LoadedRun) -> LoadedRun:
-    """Return a run as it is once it was noted that it is about to be tried."""
+    """Return a run after its try was recorded."""
     return replace(loaded, head=replace(loaded.head, losses=loaded.head.losses + 1))
 
 

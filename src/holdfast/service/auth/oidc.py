@@ -62,7 +62,7 @@ _KINDS = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 
 
 class Login(Struct, frozen=True):
-    """What has to be known again when a browser comes back from the provider."""
+    """What has to be known when a browser returns from the provider."""
 
     state: str
     nonce: str
@@ -278,7 +278,7 @@ class OidcAccess(TokenAccess):
     # --- signing in with a browser
 
     def begin(self) -> Login:
-        """Return what a browser that begins to sign in has to bring back."""
+        """Begin a sign-in, and return what the browser has to bring back."""
         return Login(*(self._secrets.new_secret() for _ in range(3)))
 
     async def address_of(self, login: Login, redirect_uri: str) -> str:
@@ -299,7 +299,7 @@ class OidcAccess(TokenAccess):
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked)}"
 
     async def finish(self, query: bytes, login: Login, redirect_uri: str) -> Principal:
-        """Return who has come back from the provider."""
+        """Finish a sign-in, and return the caller."""
         fields = parse_qs(query.decode("ascii", errors="replace"), max_num_fields=20)
         given = {name: values[0] for name, values in fields.items() if len(values) == 1}
         if not compare_digest(given.get("state", "").encode(), login.state.encode()):

@@ -89,7 +89,7 @@ class _OfTenant(Protocol):
 
 
 def seen_by(tenant: str | None, store: Store, project: str | None = None, environment: str | None = None) -> Store:
-    """Return the store as this tenant sees it, or who has only a part of it; without a tenant, as it is."""
+    """Return the store as a caller of this tenant, or of a part of it, sees it; without a tenant, the whole store."""
     return store if tenant is None else TenantView(store, tenant, project, environment)
 
 
@@ -187,7 +187,7 @@ class TenantView:
 
     @property
     def wakeups(self) -> Wakeups:
-        """The store's wake-ups, which do not say whose run may be ready."""
+        """The store's wake-ups, which do not reveal which tenant's run may be ready."""
         return self._store.wakeups
 
     async def now(self) -> Instant:

@@ -88,7 +88,7 @@ class RefusalLog:
         self.log(f"{who} ({key})" if key != who else who, what, refusal.message, correlation_id, key)
 
     def log(self, who: str, what: str, why: str, correlation_id: str, key: str) -> None:
-        """Log who was refused what, and why; only count it if this caller has too many lines in the minute.
+        """Log a refusal: the caller, the operation and the reason. Only count it if this caller has too many log lines.
 
         `key` identifies the caller: the id of a valid token, or else the address of the client.
         """

@@ -192,7 +192,7 @@ class _Known(Struct, frozen=True):
 
 
 def given_token(headers: Mapping[bytes, bytes]) -> tuple[str, bool] | None:
-    """Return what is given as a token, and whether by the cookie of a session; None if nothing is.
+    """Return the token of a request, and whether it is the cookie of a session; None without a token.
 
     The Authorization header counts before the cookie. What can be no token is an empty one.
     """
@@ -209,7 +209,7 @@ def given_token(headers: Mapping[bytes, bytes]) -> tuple[str, bool] | None:
 
 
 def shown_caller(headers: Mapping[bytes, bytes]) -> str:
-    """Return who these headers say that asks, as it may be shown: never more of a token than names it."""
+    """Return the caller that these headers claim, for logs: never more of a token than its id."""
     given = given_token(headers)
     if given is None:
         return "a caller without a token"
@@ -253,7 +253,7 @@ class TokenAccess:
         return await self._bearer(*found, is_session=is_session)
 
     async def bearer(self, text: str) -> Principal:
-        """Say whose token this is, which is no session's."""
+        """Return the bearer of a token that is not a session."""
         found = read_token(text)
         if found is None:
             raise _unreadable(text)

@@ -81,7 +81,7 @@ def correlation_of(headers: Headers, ids: Ids) -> str:
 
 
 def check_framing(headers: Sequence[tuple[bytes, bytes]], address_bytes: int) -> None:
-    """Refuse a head that is too large, and a body whose end different readers would see in different places.
+    """Refuse a head that is too large, and a body whose length is ambiguous (request smuggling).
 
     A parser counts only what it has to wait for, so that a head which arrives at once may be as large as it likes.
     """
@@ -209,7 +209,7 @@ class Exchange:
             raise MalformedRequest(f"the body is nested more than {BODY_DEPTH} deep")
 
     def check_accept(self) -> None:
-        """Refuse a caller who does not take JSON."""
+        """Refuse a caller who does not accept JSON."""
         accept = self.headers.get(b"accept", b"*/*").lower()
         if accept == b"*/*" or JSON in accept or not accept.strip():
             return

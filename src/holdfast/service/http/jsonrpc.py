@@ -33,7 +33,7 @@ _ID_STARTS = frozenset(b'"-0123456789n')
 
 
 class RpcError(Struct, frozen=True):
-    """Why there is no result. `data` is the problem as REST has it, where there is one."""
+    """The error of a call. `data` is the problem as REST returns it, if there is one."""
 
     code: int
     message: str

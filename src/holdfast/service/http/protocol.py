@@ -64,7 +64,7 @@ class ConnectionLimits:
 def connection_class(
     head_s: float, parser: type[Any] = AutoHTTPProtocol, limits: ConnectionLimits | None = None
 ) -> type[Any]:
-    """Return the class of connections whose callers have so many seconds for the head of a request."""
+    """Return a class of connections with this time limit for the head of a request."""
     bases = (_Counted, _Patient) if hasattr(parser, "on_headers_complete") else (_Patient,)
     if limits is not None:
         bases = (_Limited, *bases)

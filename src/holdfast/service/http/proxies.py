@@ -32,7 +32,7 @@ class Proxies:
         """Whether any is. Otherwise only the cookies of a request are of concern."""
 
     def settle(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        """Put into a request who its client is, how they came and whom they meant; drop what may be forged.
+        """Set the client, the scheme and the host of a request as trusted proxies report them; drop what may be forged.
 
         A cookie without the prefix `__Host-` may have been set by a neighbour, or without TLS: where there is TLS, it
         does not count.

@@ -63,7 +63,7 @@ def check_access(options: ServiceOptions, authenticate: Authenticate | None) -> 
 
 
 def access_of(app: App, options: ServiceOptions) -> TokenAccess:
-    """Return who says who callers are: our own tokens, and an OpenID provider if there is one."""
+    """Return what authenticates callers: tokens of Holdfast, and an OpenID provider if there is one."""
     if options.oidc is None:
         return TokenAccess(app, options.tokens_s)
     check_provider_address(options.oidc.issuer)

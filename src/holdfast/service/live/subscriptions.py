@@ -86,7 +86,7 @@ class ListSubscription:
         self.wake.set()
 
     def take(self) -> bytes:
-        """Return what is pending."""
+        """Return the pending changes."""
         if self._is_reset:
             self._is_reset = False
             return RESET
