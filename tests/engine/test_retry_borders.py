@@ -416,6 +416,58 @@ async def test_steps_that_paused_the_run_and_were_given_up_are_tried_again(varia
         await check_invariants(bank.app, again)
 
 
+@pytest.mark.parametrize("how", ["retried", "retried in vain", "skipped"])
+@pytest.mark.parametrize("is_paused", [True, False])
+async def test_a_step_that_was_settled_in_the_pause_in_which_another_failed_stays_settled(
+    how: str, is_paused: bool, variant: EngineVariant
+) -> None:
+    bank, fails = Bank(), asyncio.Event()
+
+    @bank.app.activity(retry=ONCE, on_failure="pause")
+    async def ship() -> str:
+        bank.calls.append("ship")
+        if not bank.is_mended and (how == "retried in vain" or bank.calls.count("ship") == 1):
+            raise ValueError("no ship")
+        return "shipped"
+
+    @bank.app.activity(retry=ONCE)
+    async def pack() -> str:
+        bank.calls.append("pack")
+        await fails.wait()
+        if not bank.is_mended:
+            raise ValueError("no box")
+        return "packed"
+
+    @bank.app.workflow
+    async def order() -> list[str]:
+        return list(await asyncio.gather(ship(), pack()))
+
+    failures = 2 if how == "retried in vain" else 1
+    async with variant.node(bank.app):
+        run = await bank.app.start(order)
+        await wait_for_event(run, "StepFailed")
+        await run.pause()
+        if how == "skipped":
+            await run.skip_step("ship", result="fetched")
+            await wait_for_event(run, "StepSkipped")
+        else:
+            await run.retry_step("ship")
+            await wait_for_event(run, "StepFailed" if failures == 2 else "StepCompleted", times=failures)
+        if is_paused:
+            fails.set()
+            await wait_for_event(run, "StepFailed", times=failures + 1)
+        await run.resume(raise_failure=failures == 2)
+        fails.set()
+        with pytest.raises(RunFailed):
+            await run.result()
+        bank.is_mended = True
+        bank.calls.clear()
+        again = await run.retry_run()
+        assert await again.result() == ["fetched" if how == "skipped" else "shipped", "packed"]
+        assert sorted(bank.calls) == (["pack", "ship"] if failures == 2 else ["pack"])
+        await check_invariants(bank.app, again)
+
+
 @pytest.mark.contract("ACT-6")
 async def test_an_activity_that_completes_later_gets_a_token_of_the_new_run(variant: EngineVariant) -> None:
     bank = Bank()

@@ -175,9 +175,16 @@ def _last_failures(history: Sequence[Event]) -> set[int]:
         body = bodies[place]
         if isinstance(body, _FAILURES):
             found.add(place)
-        elif type(body) in _ACTS and getattr(body, "run_id", None) not in locks:  # a lock is given back by a signal
+        elif type(body) not in _ACTS or _is_retry(history[place]):
+            continue
+        elif getattr(body, "run_id", None) not in locks:  # a lock is given back by a signal
             break
     return found
+
+
+def _is_retry(event: Event) -> bool:
+    """Return whether an operator has begun a failed step anew by this event."""
+    return isinstance(event.data, e.StepStarted) and event.caused_by_signal_id is not None
 
 
 def _last_outcome(history: Sequence[Event]) -> int:
@@ -215,16 +222,17 @@ def _comes_with(event: Event, following: Event) -> bool:
 
 def _outcomes_since(history: Sequence[Event], cut: int, failures: set[int]) -> list[Event]:
     """Return the outcomes after a cut of steps that are open there, and a cancellation; without failures."""
-    is_open = set(state_of(history[0].run_id, history[:cut]).open_steps)
+    is_open = dict(state_of(history[0].run_id, history[:cut]).open_steps)
     has_timed_out = any(isinstance(history[place].data, e.RunTimedOut) for place in failures)
     kept: list[Event] = []
     for place, event in enumerate(history[cut:], cut):
         kind = type(event.data)
         if place in failures or kind not in e.OUTCOMES:
             continue
-        if event.step_id in is_open or (kind is e.RunCancelRequested and not has_timed_out):
+        if (step := is_open.pop(event.step_id or "", None)) is not None:  # which an operator may have retried since
+            kept.append(replace(event, logical_attempt_id=event.logical_attempt_id and step.logical_attempt_id))
+        elif kind is e.RunCancelRequested and not has_timed_out:
             kept.append(event)
-            is_open.discard(event.step_id or "")
     return kept
 
 
