@@ -116,7 +116,7 @@ pause = _command(
     "pause",
     "PAUSE",
     Command,
-    "Pause a run: results are still recorded, but its program does not go on.",
+    "Pause a run: results are still recorded, but its code does not continue.",
 )
 resume = _command(
     "runs.resume",
@@ -145,7 +145,7 @@ retry_step = _command(
     "steps/{step_id}/retry",
     "RETRY_STEP",
     StepCommand,
-    "Retry a failed step whose failure the workflow has not seen; of a plan, any that has failed while it goes on.",
+    "Retry a failed step whose failure the workflow has not seen; in a plan that continues, any failed step.",
 )
 skip_step = _command(
     "runs.skip_step",
@@ -176,7 +176,7 @@ class RetryRun(Request, frozen=True, kw_only=True):
     audit="its commit",
 )
 async def retry_run(context: RequestContext, request: RetryRun) -> RunStarted:
-    """Do a finished run again, as a new run. With a `signal_id` a retry gives the same one.
+    """Run a finished run again, as a new run. With a `signal_id` a retry gives the same one.
 
     A failed run goes on from the step that failed, with the recorded results. With `from_start`, and after another end,
     the new run begins with the same input.
@@ -269,7 +269,7 @@ class RunsForked(Struct, frozen=True):
 
 @operation("runs.fork_many", "POST /v1/run-forks", scope="runs:control", errors=(RateLimited,), audit="its commit")
 async def fork_runs(context: RequestContext, request: ForkRuns) -> RunsForked:
-    """Go on with many failed runs, each from the step that failed. What cannot be forked does not stop the others."""
+    """Continue many failed runs, each from the step that failed. What cannot be forked does not stop the others."""
     items: list[ForkAnswer] = []
     run_ids = request.run_ids
     if not run_ids:
@@ -313,7 +313,7 @@ class RunDifference(Struct, frozen=True, kw_only=True):
     "runs.diff", "GET /v1/runs/{run_id}/diff", scope="runs:read", errors=(NotFound, RateLimited), reads_much=True
 )
 async def diff(context: RequestContext, request: CompareRuns) -> RunDifference:
-    """Compare the histories of two runs, and return where they part."""
+    """Compare the histories of two runs, and return where they differ."""
     heads = [await head_of(context.store, run_id) for run_id in (request.run_id, request.other_run_id)]
     after, most = 0, context.service.options.search_rows
     place: int | None = None

@@ -92,7 +92,7 @@ class DeleteTenant(Request, frozen=True, kw_only=True):
 
 @operation("tenants.delete", "POST /v1/tenants/{tenant}/delete", scope=ADMIN, errors=(Conflict,), audit="its commit")
 async def delete_tenant(context: RequestContext, request: DeleteTenant) -> DeletedView:
-    """Delete everything that a tenant has, for good: tokens, schedules, runs, also archived ones, and audit entries.
+    """Delete everything of a tenant for good: tokens, schedules, runs (including archived ones) and audit entries.
 
     It needs a token without a tenant. It is refused (`Conflict`) while a run of the tenant has not finished. Entries of
     the audit log that are no tenant's say what was deleted.

@@ -126,7 +126,7 @@ class SchemaView(Struct, frozen=True):
 
 @operation("plans.schema", "GET /v1/plans/schema", scope="workflows:read")
 async def schema(context: RequestContext, request: SchemaOfPlans) -> SchemaView:
-    """Return the JSON Schema of plans, for editors and for what generates plans."""
+    """Return the JSON Schema of plans, for editors and generators."""
     return SchemaView(plan_schema())
 
 
@@ -376,7 +376,7 @@ class ComparePlans(Request, frozen=True, kw_only=True):
 
 @operation("plans.diff", "GET /v1/plans/{plan_id}/diff", scope="workflows:read", errors=(NotFound,), reads_much=True)
 async def diff(context: RequestContext, request: ComparePlans) -> PlanDifference:
-    """Return how two registered versions of a plan differ: steps that are new, gone or changed, and what in them."""
+    """Return how two registered versions of a plan differ: new, removed and changed steps, with the changes of each."""
     tenant, plans = _tenant(context, request.tenant), context.runtime.plans
     before = (await plans.show(tenant, request.plan_id, request.from_version))[1]
     after = (await plans.show(tenant, request.plan_id, request.to_version))[1]

@@ -85,7 +85,7 @@ class RetentionView(Struct, frozen=True, kw_only=True):
 
 @operation("retention.show", "GET /v1/retention", scope="system:read", reads_much=True)
 async def show(context: RequestContext, request: Nothing) -> RetentionView:
-    """Return the policy of this process, the node that carries it out, and what went lately."""
+    """Return the policy of this process, the node that carries it out, and what was deleted lately."""
     _require_all_tenants(context)
     duty, store = context.runtime.retention, context.runtime.store
     policy, now = duty.policy, await store.now()

@@ -127,7 +127,7 @@ class ChunkPage(Struct, frozen=True, kw_only=True):
 
 @operation("streams.read", "GET /v1/runs/{run_id}/streams/{name}", scope="runs:read", errors=OF_A_RUNS_STREAM)
 async def read_stream(context: RequestContext, request: ReadStream) -> ChunkPage:
-    """Read chunks of a stream of a run, after a number; those that come later are read by asking again.
+    """Read the chunks of a stream after a number; ask again for later ones.
 
     There may be more although fewer than `limit` are answered.
     """

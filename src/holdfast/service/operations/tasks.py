@@ -182,7 +182,7 @@ async def claim(context: RequestContext, request: DoTask) -> TaskItem:
 
 @_task_operation("tasks.release", "POST /v1/tasks/{task_id}/release")
 async def release(context: RequestContext, request: DoTask) -> TaskItem:
-    """Give one's task back."""
+    """Release a task that you have claimed."""
     return task_item(await context.tasks.release(request.task_id, **_by(context, request)))
 
 
@@ -195,7 +195,7 @@ class ReassignTask(DoTask, frozen=True, kw_only=True):
 
 @_task_operation("tasks.reassign", "POST /v1/tasks/{task_id}/reassign")
 async def reassign(context: RequestContext, request: ReassignTask) -> TaskItem:
-    """Give a task to another assignee, or to none, and to other roles, if some are given."""
+    """Give a task to another assignee or to none, and optionally to other roles."""
     by = _by(context, request)
     return task_item(await context.tasks.reassign(request.task_id, request.to, roles=request.roles, **by))
 
@@ -220,5 +220,5 @@ class CommentTask(DoTask, frozen=True, kw_only=True):
 
 @_task_operation("tasks.comment", "POST /v1/tasks/{task_id}/comments")
 async def comment(context: RequestContext, request: CommentTask) -> TaskItem:
-    """Say something about a task. It is kept in the task's history."""
+    """Comment on a task. It is kept in the task's history."""
     return task_item(await context.tasks.comment(request.task_id, request.text, **_by(context, request)))

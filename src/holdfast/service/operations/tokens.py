@@ -136,7 +136,7 @@ class TokenPage(Struct, frozen=True):
 
 @operation("tokens.list", "GET /v1/tokens", scope=ADMIN)
 async def list_(context: RequestContext, request: ListTokens) -> TokenPage:
-    """Return tokens, also those that were revoked, in the order of their ids. Secrets are not kept, so not shown."""
+    """Return tokens, including revoked ones, in the order of their ids. Secrets are not kept, so not shown."""
     _within("tenant", context.principal.tenant, request.tenant)
     rows, following = await read_page(
         context,
@@ -185,7 +185,7 @@ async def revoke(context: RequestContext, request: RevokeToken) -> RevokedToken:
 
 @operation("tokens.revoke_leaked", "POST /v1/tokens/revoke-leaked", scope=ADMIN, errors=(NotFound,), audit="its commit")
 async def revoke_leaked(context: RequestContext, request: RevokeLeaked) -> RevokedToken:
-    """Revoke a token that was found somewhere, given as it was found, with all that were made with it."""
+    """Revoke a leaked token, given by its full text, with all tokens that were created with it."""
     found = read_token(request.token.strip())
     if found is None:
         raise InvalidInput(

@@ -97,5 +97,5 @@ class OfWorkflow(Request, frozen=True, kw_only=True):
 
 @operation("workflows.get", "GET /v1/workflows/{name}", scope="workflows:read", errors=(NotFound,))
 async def get(context: RequestContext, request: OfWorkflow) -> WorkflowView:
-    """Return one workflow, with the JSON Schemas of what it takes, and of a flow its graph."""
+    """Return one workflow with the JSON Schemas of what it takes; for a flow, also its graph."""
     return _view(context, context.runtime.registry.workflow(request.name, request.version), has_graph=True)
