@@ -164,7 +164,7 @@ async def pause(context: RequestContext, request: OfSink) -> SinkView:
 
 @operation("sinks.resume", "POST /v1/sinks/{sink}/resume", scope=ADMIN, errors=(NotFound,), audit="its commit")
 async def resume(context: RequestContext, request: OfSink) -> SinkView:
-    """Send to a sink again, at once, also if it has failed."""
+    """Send to a sink again at once, even if it has failed."""
     return await _set_paused(context, request.sink, is_paused=False)
 
 
@@ -176,7 +176,7 @@ class RemovedSink(Struct, frozen=True):
 
 @operation("sinks.remove", "POST /v1/sinks/{sink}/remove", scope=ADMIN, errors=(NotFound,), audit="its commit")
 async def remove(context: RequestContext, request: OfSink) -> RemovedSink:
-    """Remove a sink, with what it has yet to get and its dead letters."""
+    """Remove a sink, with what still waits for it and its dead letters."""
     if not await context.store.remove_sink(request.sink, context.audit(subject=request.sink)):
         raise no_such_sink(request.sink)
     return RemovedSink(request.sink)
@@ -269,7 +269,7 @@ class BusLetterPage(Struct, frozen=True):
 
 @operation("bus.letters", "GET /v1/bus/dead-letters", scope="letters:read")
 async def letters(context: RequestContext, request: ListBusLetters) -> BusLetterPage:
-    """Return what sinks did not get, the oldest first."""
+    """Return the dead letters of sinks, the oldest first."""
     rows, following = await read_page(
         context,
         "bus letters",
@@ -310,7 +310,7 @@ async def _settle(context: RequestContext, letter_id: str, action: Settlement) -
     audit="its commit",
 )
 async def requeue(context: RequestContext, request: OfBusLetter) -> SettledBusLetter:
-    """Send to a sink again what it did not get."""
+    """Send a dead letter to its sink again."""
     return await _settle(context, request.letter_id, "requeue")
 
 
@@ -322,5 +322,5 @@ async def requeue(context: RequestContext, request: OfBusLetter) -> SettledBusLe
     audit="its commit",
 )
 async def drop(context: RequestContext, request: OfBusLetter) -> SettledBusLetter:
-    """Give up for good what a sink did not get."""
+    """Drop a dead letter of a sink for good."""
     return await _settle(context, request.letter_id, "drop")

@@ -479,7 +479,7 @@ async def events(context: RequestContext, request: ReadEvents) -> EventPage:
 
 @operation("runs.snapshot", "GET /v1/runs/{run_id}/snapshot", scope="runs:read", errors=OF_A_RUN, reads_much=True)
 async def snapshot(context: RequestContext, request: OfRun) -> SnapshotView:
-    """Return a run with its steps, projected from its events; of a flow, with its present state."""
+    """Return a run with its steps, projected from its events; for a flow, also its present state."""
     projection = await context.service.projections.of(context.store, request.run_id)
     state = await _state_of(context, request.run_id)
     return snapshot_view(projection.snapshot, projection.is_stale, state)
@@ -508,7 +508,7 @@ class DrawRun(OfRun, frozen=True, kw_only=True):
 
 @operation("runs.graph", "GET /v1/runs/{run_id}/graph", scope="runs:read", errors=OF_A_RUN, reads_much=True)
 async def graph(context: RequestContext, request: DrawRun) -> GraphView:
-    """Return how the steps of a flow or a plan stand in a run, as a graph that is small enough to be drawn.
+    """Return the steps of a flow or a plan with their states in a run, as a graph that is small enough to be drawn.
 
     What is too large is folded into groups with counts, which `expand` shows. Groups and their names stay the same for
     the same definition. A workflow in code has no graph.
@@ -639,7 +639,7 @@ class HandlersView(Struct, frozen=True):
     reads_much=True,
 )
 async def handlers(context: RequestContext, request: OfRun) -> HandlersView:
-    """Return which queries and updates a run answers. Without the run's code here, a node that has it is asked."""
+    """Return the queries and updates that a run offers. Without the run's code here, a node that has it is asked."""
     await context.require_run(request.run_id)
     return codec.decode(await context.runtime.handlers(request.run_id), HandlersView)
 

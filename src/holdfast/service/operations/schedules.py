@@ -273,7 +273,7 @@ class NotedSchedule(OfSchedule, frozen=True, kw_only=True):
     audit="its commit",
 )
 async def pause(context: RequestContext, request: NotedSchedule) -> ScheduleView:
-    """Fire no ticks of a schedule until it is resumed; those of the meantime are not run."""
+    """Pause a schedule: its ticks until it is resumed are not run."""
     paused = await context.runtime.schedules.pause(_place(context, request), request.note, context.principal)
     return _view(context, paused)
 
@@ -286,7 +286,7 @@ async def pause(context: RequestContext, request: NotedSchedule) -> ScheduleView
     audit="its commit",
 )
 async def resume(context: RequestContext, request: NotedSchedule) -> ScheduleView:
-    """Fire the ticks of a schedule from now on."""
+    """Resume a schedule: its ticks from now on are run."""
     resumed = await context.runtime.schedules.resume(_place(context, request), request.note, context.principal)
     return _view(context, resumed)
 
@@ -311,7 +311,7 @@ class Triggered(Struct, frozen=True):
     audit="its commit",
 )
 async def trigger(context: RequestContext, request: TriggerSchedule) -> Triggered:
-    """Start a run of a schedule now, beside its ticks and whatever runs."""
+    """Start a run of a schedule now, in addition to its ticks."""
     place = _place(context, request)
     return Triggered(await context.runtime.schedules.trigger(place, request.request_id, context.principal))
 

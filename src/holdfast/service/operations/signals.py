@@ -203,7 +203,7 @@ class ReceiptView(Struct, frozen=True, kw_only=True):
     errors=OF_A_RUN,
 )
 async def receipt(context: RequestContext, request: FollowSignal) -> ReceiptView:
-    """Return what has become of a signal: waiting, consumed by which event, expired, or dead-lettered and why."""
+    """Return what became of a signal: waiting, consumed by which event, expired, or dead-lettered and why."""
     await context.require_run(request.run_id)
     found = await context.runtime.receipt(request.run_id, request.name, request.signal_id, request.signal_storage_key)
     return ReceiptView(status=found.status, consumed_at_event=found.consumed_at_event, reason=found.reason)
@@ -240,7 +240,7 @@ class ListWaitsOfRun(ListWaits, frozen=True, kw_only=True):
 
 @operation("signals.waits", "GET /v1/runs/{run_id}/waits", scope="signals:read", errors=OF_A_RUN)
 async def waits(context: RequestContext, request: ListWaitsOfRun) -> WaitPage:
-    """Return what signals a run waits for."""
+    """Return the signals that a run waits for."""
     await head_of(context.store, request.run_id)
     return await _waits(context, WaitQuery(run_id=request.run_id, name=request.name), request.cursor, request.limit)
 
@@ -305,7 +305,7 @@ class MailPage(Struct, frozen=True):
 
 @operation("signals.mailbox", "GET /v1/runs/{run_id}/mailbox", scope="signals:read", errors=OF_A_RUN)
 async def mailbox(context: RequestContext, request: ReadMailbox) -> MailPage:
-    """Return the signals of a run that no wait has taken, oldest first."""
+    """Return the signals of a run that no wait has consumed, oldest first."""
     await head_of(context.store, request.run_id)
     rows, following = await read_page(
         context,
@@ -360,7 +360,7 @@ class _Place(Struct, frozen=True):
 
 @operation("signals.unconsumed", "GET /v1/signals", scope="signals:read")
 async def unconsumed(context: RequestContext, request: ListUnconsumed) -> UnconsumedPage:
-    """Find the signals that no wait has taken, of all runs, in the order of the runs' creation."""
+    """Find the signals of all runs that no wait has consumed, in the order in which the runs were created."""
 
     async def find(place: _Place) -> list[Signal]:
         run_id, inbox_seq = place.after

@@ -42,7 +42,7 @@ class Health(Struct, frozen=True, kw_only=True):
 
 @operation("system.health", "GET /v1/health", scope=None)
 async def health(context: RequestContext, request: Nothing) -> Health:
-    """Say that the service and its store work; otherwise this answers 503."""
+    """Return whether the service and its store work; if not, this answers 503."""
     runtime = context.runtime
     if runtime.failure is not None:
         raise runtime.failure
@@ -115,7 +115,7 @@ class DoctorReport(Struct, frozen=True):
 
 @operation("system.doctor", "GET /v1/doctor", scope="system:read", reads_much=True)
 async def doctor(context: RequestContext, request: Nothing) -> DoctorReport:
-    """Examine the installation as `holdfast doctor` does, over all nodes, but for the sample of runs read in full."""
+    """Examine the installation as `holdfast doctor` does, over all nodes, without reading a sample of runs in full."""
     found = await examine(context.runtime.store, SystemClock(), bounds=BOUNDS_HERE)
     return DoctorReport(found.is_fine, [shown(FindingView, finding) for finding in found.findings])
 
@@ -135,7 +135,7 @@ class QueueList(Struct, frozen=True):
 
 @operation("system.queues", "GET /v1/queues", scope="system:read", reads_much=True)
 async def queues(context: RequestContext, request: Nothing) -> QueueList:
-    """Return the queues that hold something, with how much."""
+    """Return the queues that hold jobs, with their numbers."""
     counted = await context.store.stats()
     return QueueList([QueueView(name, jobs) for name, jobs in sorted(counted.queues.items())])
 
@@ -203,7 +203,7 @@ class LockList(Struct, frozen=True):
 
 @operation("system.locks", "GET /v1/locks", scope="system:read")
 async def locks(context: RequestContext, request: Nothing) -> LockList:
-    """Return which node does what only one may do at a time, and until when its lease lasts."""
+    """Return the host locks: which node does what only one may do at a time, and when its lease ends."""
     held, now = await context.store.find_locks(), await context.store.now()
     return LockList(
         [
@@ -267,7 +267,7 @@ class SampleList(Struct, frozen=True):
 
 @operation("system.samples", "GET /v1/samples", scope="system:read", reads_much=True)
 async def samples(context: RequestContext, request: Since) -> SampleList:
-    """Return the samples of the installation that are kept, for charts: one a minute, of a day."""
+    """Return the stored samples of the installation, for charts: one a minute, for a day."""
     found = await find_samples(context.runtime.store, _instant(request.since), request.limit)
     return SampleList(
         [
@@ -300,7 +300,7 @@ class TakeoverList(Struct, frozen=True):
 
 @operation("system.takeovers", "GET /v1/takeovers", scope="system:read")
 async def takeovers(context: RequestContext, request: Since) -> TakeoverList:
-    """Return which nodes have gone on with the runs of nodes that were gone, within the last week."""
+    """Return which nodes have taken over runs of lost nodes in the last week."""
     found = await find_takeovers(context.runtime.store, _instant(request.since), request.limit)
     return TakeoverList([shown(TakeoverView, each.takeover, at=moment(each.at)) for each in found])
 
