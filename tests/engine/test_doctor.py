@@ -479,7 +479,7 @@ async def test_overdue_tasks_are_named_with_whom_they_are_for() -> None:
         clock.advance(ms=3 * MINUTE)
         report = await examine(store, clock)
     [tasks] = [one for one in report.findings if one.subject == "tasks"]
-    assert tasks.sentence.endswith(": for clerk (2), of bob (1), for everybody (1)")
+    assert tasks.sentence.endswith(": for clerk (2), for everybody (1), of bob (1)")
     assert "and to an admin" in tasks.advice
 
 

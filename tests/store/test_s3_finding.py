@@ -623,7 +623,7 @@ async def test_many_heads_are_read_however_long_they_take_together(monkeypatch: 
     assert len(await late.bucket.list("heads")) == 2_501
     assert len(await late.find(RunQuery(status=RUNNING, limit=10_000))) == 1_000
     assert len(late._mirror.summaries) == 2_501
-    assert late.bucket.requests["again"] == 0
+    assert late.bucket.requests["again"] < 25  # a busy machine delays some; with shared patience it would be most
 
 
 @pytest.mark.contract("STO-2", "STO-1")

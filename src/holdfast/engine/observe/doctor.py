@@ -489,8 +489,8 @@ async def _overdue(store: Store, picture: Picture) -> Finding:
     oldest = min(task.due_at for task in tasks if task.due_at is not None)
     more = "at least " if len(tasks) >= LISTED_ROWS else ""
     are, which = ("task is", "") if len(tasks) == 1 else ("tasks are", "the oldest ")
-    whose = Counter(map(_whose, tasks)).most_common(3)
-    named = ", ".join(f"{who} ({count})" for who, count in whose)
+    whose = sorted(Counter(map(_whose, tasks)).items(), key=lambda each: (-each[1], each[0]))
+    named = ", ".join(f"{who} ({count})" for who, count in whose[:3])
     sentence = f"{more}{len(tasks)} {are} overdue, {which}for {picture.since(oldest)}: {named}"
     advice = (
         "`holdfast task list --overdue` shows them to those they are for, and to an admin; "
