@@ -85,7 +85,7 @@ from holdfast.store.queries import DeadLetterQuery
 from holdfast.store.types import ReusePolicy
 from holdfast.store.validation import check_node_name, check_ownership
 from holdfast.termination import termination_signal
-from holdfast.workflow import Flow, Workflow
+from holdfast.workflow import Flow, Workflow, refuse_child_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -161,6 +161,11 @@ class App:
           it.
         - `ids`, `rng`: replaced in tests.
         """
+        given: list[Any] = [name, limits]
+        if not isinstance(given[0], str) or not given[0]:
+            raise InvalidInput(f"an app has a name, a string that is not empty, and not {name!r}", field="name")
+        if limits is not None and not isinstance(given[1], Limits):
+            raise InvalidInput(f"limits are an hf.Limits, not {limits!r}", field="limits")
         self.name = name
         self.on_error = error_policy(on_error)
         """What an exception does that a workflow does not handle, unless the workflow says otherwise."""
@@ -469,12 +474,12 @@ class App:
         The node that has committed the failure calls it once. If that node is lost, it is not called again: use a
         projection for what must not be missed. Its exceptions are logged.
         """
-        self.registry.on_failed.append(hook)
+        self.registry.on_failed.append(_checked_hook("on_failed", hook))
         return hook
 
     def on_paused(self, hook: RunHook) -> RunHook:
         """Register a function that is called with the id of a paused run and the reason. See `on_failed`."""
-        self.registry.on_paused.append(hook)
+        self.registry.on_paused.append(_checked_hook("on_paused", hook))
         return hook
 
     def schedule(
@@ -591,6 +596,7 @@ class App:
             hint = f"; by its name it is app.external_workflow({name})" if isinstance(workflow, str) else ""
             what = f"{name} is not a workflow: register the function with @app.workflow, and start that{hint}"
             raise InvalidInput(what, field="workflow")
+        refuse_child_options(workflow)
         definition = workflow.definition
         if definition.is_external:
             if version not in (None, definition.version):
@@ -821,6 +827,12 @@ class OpenRuntimes:
                 if loop is running:
                     return runtime
         return self._open[-1][1] if self._open else None
+
+
+def _checked_hook(field: str, hook: Any) -> RunHook:
+    if not callable(hook):
+        raise InvalidInput(f"{field} registers a function of a run's id and the reason, not {hook!r}", field=field)
+    return hook  # type: ignore[no-any-return]
 
 
 def _name_of(function: Any, kind: str) -> str:

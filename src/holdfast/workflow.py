@@ -157,6 +157,13 @@ class Flow(Workflow[[S], S], Generic[S]):
         return self.definition.graph().mermaid()
 
 
+def refuse_child_options(workflow: Workflow[..., Any]) -> None:
+    """Raise `InvalidInput` if a workflow that is started on its own has options for children: they would be ignored."""
+    if workflow.call != PLAIN_CHILD:
+        name = workflow.definition.name
+        raise InvalidInput(f"{name}.options(…) is for children: give tags, priority and the like to start")
+
+
 def _tags(given: Any) -> tuple[str, ...]:
     if not isinstance(given, tuple | list):
         raise InvalidInput(f"tags are a tuple of strings, not {given!r}", field="tags")
@@ -219,6 +226,7 @@ async def start(
         require_step_name("workflow", workflow)
         request = replace(request, workflow=workflow, input=values.encode(kwargs))
     else:
+        refuse_child_options(workflow)
         definition = workflow.definition
         request = replace(request, workflow=definition.name, input=definition.signature.pack(args, kwargs))
         if definition.is_external:

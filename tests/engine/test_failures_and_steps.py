@@ -145,7 +145,7 @@ async def test_policies_know_subclasses_and_predicates(options: dict[str, Any], 
     assert len(calls) == attempts
 
 
-@pytest.mark.parametrize("asked", [90, timedelta(seconds=90), "soon"])
+@pytest.mark.parametrize("asked", [90, timedelta(seconds=90), "90", "soon"])
 async def test_an_error_chooses_when_it_is_tried_again(asked: Any) -> None:
     app = hf.App("shop")
 

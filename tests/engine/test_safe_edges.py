@@ -231,6 +231,13 @@ NOT_REGISTERED: list[tuple[Any, str]] = [
         lambda app: app.workflow(timeout=3)(pays),
         "unknown workflow option 'timeout'; known are allow_other",
     ),
+    (lambda app: app.workflow(pays).options(tags=["a"]), "tags of a child is a tuple of at most"),
+    (lambda app: app.workflow(pays).options(cancel="no"), "cancel of a child is one of now, wait, not 'no'"),
+    (lambda app: app.external_workflow(3), "an external workflow is given by its name or as an async function, not"),
+    (lambda app: app.on_failed(3), "on_failed registers a function of a run's id and the reason, not 3"),
+    (lambda app: hf.App(""), "an app has a name, a string that is not empty"),
+    (lambda app: hf.App("shop", limits=3), "limits are an hf.Limits, not 3"),  # type: ignore[arg-type]
+    (lambda app: hf.App("shop", attributes=["a"]), "attributes are types by name"),  # type: ignore[arg-type]
     (lambda app: app.workflow(signals=["paid"])(pays), "signals is a dict of types by name"),
     (lambda app: app.workflow(at_once=1, overload="wait")(pays), "overload is one of queue, delay, reject, not 'wait'"),
 ]
@@ -260,6 +267,7 @@ IN_A_WORKFLOW: list[tuple[str, str]] = [
     ("saga.undo(pay)", "undo: pays cannot be called with 0 arguments: missing a required argument: 'cents'"),
     ("await hf.wait_signal('paid', timeout=9, on_timeout='no')", "wait_signal: on_timeout is a function, not 'no'"),
     ("await hf.wait_signal('paid', condition=False)", "wait_signal: a condition is a plain function, not False"),
+    ("await hf.start(order2.options(tags=('a',)), 1)", "pays.options(…) is for children: give tags, priority and the"),
     ("hf.Saga().undo(pay, 1)", "undo: the saga is not open, and would undo nothing: async with hf.Saga() as saga"),
     ("saga.undo(print, 'x'); raise hf.WorkflowFailed('no')", "undo calls an activity, a workflow or an async function"),
     ("await hf.step(pay, 1)", "pays is registered: call it without hf.step"),
@@ -281,7 +289,13 @@ IN_A_WORKFLOW: list[tuple[str, str]] = [
 @pytest.mark.parametrize(("code", "said"), IN_A_WORKFLOW)
 async def test_a_mistake_in_a_workflow_pauses_it_and_says_what_to_do(code: str, said: str) -> None:
     app = hf.App("shop")
-    known: dict[str, Any] = {"hf": hf, "app": app, "pay": app.activity(pays), "lock": app.lock("account")}
+    known: dict[str, Any] = {
+        "hf": hf,
+        "app": app,
+        "pay": app.activity(pays),
+        "lock": app.lock("account"),
+        "order2": app.workflow(pays),
+    }
     exec(f"async def order():\n  async with hf.Saga() as saga:\n    {code}", known)
     order = app.workflow(known["order"])
     async with app.node("memory://"):
@@ -299,6 +313,8 @@ async def test_what_is_opened_or_started_wrongly_says_what_to_do() -> None:
         name: Any = "pays"
         with pytest.raises(InvalidInput, match=r"by its name it is app\.external_workflow\('pays'\)"):
             await app.start(name, 1)
+        with pytest.raises(InvalidInput, match=r"pays\.options\(…\) is for children"):
+            await app.start(order.options(priority=5), 1)
         signal: Any = {"name": "go", "id": "click-1"}
         with pytest.raises(InvalidInput, match=r"with_signal is a dict of name, .*; not one of name, id"):
             await app.start(order, 1, with_signal=signal)

@@ -52,6 +52,10 @@ Row = tuple[str, RowKind, str | float]
 
 def declared_types(types: Mapping[Any, Any]) -> dict[str, AttributeType]:
     """Return what an app declares, by name: str, int, float, bool, datetime or list[str]."""
+    given_types: object = types
+    if not isinstance(given_types, Mapping):
+        text = f'attributes are types by name, such as {{"region": str}}, not {given_types!r}'
+        raise InvalidInput(text, field="attributes")
     if len(types) > ATTRIBUTES:
         raise InvalidInput(f"attributes: an app declares at most {ATTRIBUTES}, not {len(types)}", field="attributes")
     known: dict[Any, AttributeType] = {str: "str", int: "int", float: "float", bool: "bool", datetime: "datetime"}

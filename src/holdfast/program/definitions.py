@@ -153,6 +153,17 @@ PLAIN_CALL = CallOptions()
 PLAIN_CHILD = ChildOptions()
 
 
+_OF_A_CHILD = {
+    "cancel": f"one of {', '.join(get_args(CancelPolicy))}",
+    "close_policy": f"one of {', '.join(get_args(ClosePolicy))}",
+    "attributes": "a dict of values by name",
+    "tags": f"a tuple of at most {TAGS} strings",
+    "priority": f"a whole number from -{PRIORITY} to {PRIORITY}",
+    "retry": "a Retry, such as Retry(max_attempts=5)",
+}
+"""What the options of a child can be, for errors."""
+
+
 def child_options(base: ChildOptions, changes: dict[str, Any]) -> ChildOptions:
     """Return the options of children with these changes; raise if there are none such."""
     checks: dict[str, Callable[[Any], CallerError | bool | None]] = {
@@ -177,7 +188,7 @@ def child_options(base: ChildOptions, changes: dict[str, Any]) -> ChildOptions:
         if isinstance(verdict, CallerError):
             raise verdict
         if verdict is False:
-            raise InvalidInput(f"{field} of a child may not be {value!r}", field=field)
+            raise InvalidInput(f"{field} of a child is {_OF_A_CHILD[field]}, not {value!r}", field=field)
     changed = msgspec.structs.replace(base, **changes) if changes else base
     _ = changed.timeouts  # which raises if they do not fit each other
     return changed
@@ -308,6 +319,9 @@ class ExternalWorkflow(WorkflowDefinition):
 
     def __init__(self, workflow: Any, name: str | None, version: str, values: Values) -> None:
         is_named = isinstance(workflow, str)
+        if not is_named and not callable(workflow):
+            text = f"an external workflow is given by its name or as an async function, not as {workflow!r}"
+            raise InvalidInput(text, field="workflow")
         known = str(workflow if is_named else getattr(workflow, "__name__", ""))
         super().__init__(_unknown if is_named else workflow, name or known, version, values=values)
         if is_named:

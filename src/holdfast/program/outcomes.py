@@ -143,7 +143,7 @@ def unhandled(problem: BaseException, what: str = "the workflow", advice: str = 
 
 def stuck(line: object, failed: list[asyncio.Task[Any]]) -> UnhandledError:
     """Return the error of a run whose code waits, and nothing can wake it; with a task that has failed meanwhile."""
-    text = f"the workflow waits at {line}, and nothing can wake it: it has no open step, timer or signal"
+    text = f"nothing can wake the workflow: no step, timer or signal is open, and it waits at {line}"
     for task in failed[:1]:
         problem = task._exception  # without marking it as retrieved
         assert problem is not None
@@ -213,10 +213,12 @@ def _bases(problem: BaseException) -> tuple[str, ...]:
 
 
 def _retry_after_ms(problem: BaseException) -> int | None:
-    """Return the delay that an exception asks for before the next attempt: seconds, or a timedelta."""
+    """Return the delay that an exception asks for before the next attempt: seconds, also as text, or a timedelta."""
     asked = _attribute(problem, "retry_after")
     if isinstance(asked, timedelta):
         asked = asked.total_seconds()
+    elif isinstance(asked, str) and asked.isascii() and asked.strip().isdigit():  # of an HTTP header
+        asked = int(asked[:20])
     if isinstance(asked, bool) or not isinstance(asked, int | float) or not 0 <= asked <= DURATION_MS / 1_000:
         return None
     return round(asked * 1_000)

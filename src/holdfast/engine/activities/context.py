@@ -53,11 +53,11 @@ class NonRetryable(HoldfastError):
 class RetryAfter(HoldfastError):
     """Raise this, or a subclass, in an activity to set when it is retried: `raise RetryAfter(30) from error`.
 
-    The delay, in seconds or as a timedelta, replaces the one of the policy; its attempts count as usual. Any other
-    exception with such a `retry_after` does the same.
+    The delay, in seconds or as a timedelta, replaces the one of the policy; its attempts count as usual. The text of an
+    HTTP header with seconds is such a delay too. Any other exception with such a `retry_after` does the same.
     """
 
-    def __init__(self, retry_after: timedelta | float, message: str = "") -> None:
+    def __init__(self, retry_after: timedelta | float | str, message: str = "") -> None:
         super().__init__(message or f"try again after {retry_after}")
         self.retry_after = retry_after
 
