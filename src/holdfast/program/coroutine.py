@@ -737,8 +737,8 @@ class CoroutineProgram:
 
     def _run(self) -> None:
         """Run until nothing is ready and no further condition holds."""
-        self.loop.run_until_idle()
         loop = self.loop
+        loop.run_until_idle()
         while (self.conditions and self._settle_conditions()) or (
             loop.deferred_callback is not None and self._run_deferred()
         ):

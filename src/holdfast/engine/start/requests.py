@@ -92,8 +92,6 @@ class StartOptions(Struct, frozen=True, gc=False):
 
     def check(self) -> None:
         """Raise `InvalidInput` if these options are malformed or contradict each other."""
-        if self == PLAIN:
-            return
         problem = None
         if self.tenant != "default":
             problem = check_name("tenant", self.tenant)
@@ -258,7 +256,8 @@ class StartRequests:
         node, joined = self._node, None if connection is None else self._store.joined(connection)
         if node.failure is not None:
             raise node.failure
-        options.check()
+        if options != PLAIN:
+            options.check()
         codec.bounded(input, node.limits.value_bytes, f"the input of {definition.name!r}")
         queued = self._queued(definition, input, options, caller, uri)
         if self._permissions.is_needed:
