@@ -78,8 +78,8 @@ lint: style ## Check style, format and types
 # The package of Prometheus is only unpacked: installed, it would start a server.
 commands: $(VENV_STAMP) ## Install the commands that tests use, or say what is missing
 	@if ! command -v promtool > /dev/null && ! test -x $(BIN)/promtool && command -v apt-get > /dev/null; then \
-	  folder=$$(mktemp -d); chmod 755 $$folder; \
-	  (cd $$folder && apt-get download -qq -o Acquire::http::Timeout=20 prometheus && dpkg-deb -x prometheus_*.deb .) > /dev/null 2>&1 \
+	  folder=$$(mktemp -d); chmod 755 $$folder; get="apt-get download -qq -o Acquire::http::Timeout=20 prometheus"; \
+	  (cd $$folder && { $$get || { apt-get update -qq && $$get; }; } && dpkg-deb -x prometheus_*.deb .) > /dev/null 2>&1 \
 	    && cp $$folder/usr/bin/promtool $(BIN)/ || echo "There is no promtool: the alert rules are not tested."; \
 	  rm -rf $$folder; \
 	fi
