@@ -24,6 +24,8 @@ SEEDS = 1_000
 FEWER = Story(runs=8)
 NARROW = Story(runs=6, gates=("narrow",), payers=0, strays=0, rotating=0, storm_s=10.0, pauses_s=(0.3, 1.0))
 PAYING = Story(runs=0, payers=8, strays=0, rotating=0)
+DYING = replace(SMALL, few=14, kinds=("dying",), nodes=(1,), storm_s=40.0, pauses_s=(2.0, 5.0))
+STARTED = Story(runs=0, payers=0, strays=15, rotating=0, nodes=(1,), storm_s=4.0, pauses_s=(20.0,))
 SEATED = replace(SMALL, kinds=("seated",), nodes=(2,), storm_s=10.0, pauses_s=(0.3, 1.0))
 KNOWN = Path(__file__).with_name("known_seeds.json")
 

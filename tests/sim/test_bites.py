@@ -39,7 +39,7 @@ from holdfast.store.memory.jobs import put
 from holdfast.store.memory.run import Run
 from holdfast.store.payloads import Payload
 from holdfast.testing.sim_loop import current_process
-from tests.sim.planted import NARROW, PAYING, first_finding
+from tests.sim.planted import DYING, NARROW, PAYING, STARTED, first_finding
 from tests.sim.sealed_values import Bucket
 from tests.sim.story import Story
 from tests.sim.tries import LOST_TURNS
@@ -129,7 +129,7 @@ def test_it_finds_runs_that_are_blamed_for_what_others_did(monkeypatch: pytest.M
 @pytest.mark.contract("OWN-3", "MSG-2")
 def test_it_finds_runs_that_begin_while_another_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OwnedRuns, "under_try", lambda self: [])
-    assert "which is blamed for it" in first_finding()
+    assert "which is blamed for it" in first_finding(DYING)
 
 
 @pytest.mark.contract("OWN-3", "MSG-2")
@@ -151,7 +151,7 @@ def _die_always(self: World, bomb: str, times: int) -> None:
 @pytest.mark.contract("OWN-3")
 def test_it_finds_runs_that_were_created_and_are_never_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Starter, "_look_for", lambda self, run_ids: None)
-    assert "is stuck" in first_finding(Story(runs=8, payers=0))
+    assert "is stuck" in first_finding(STARTED)
 
 
 @pytest.mark.contract("SIG-4")
