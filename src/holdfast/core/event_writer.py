@@ -47,8 +47,8 @@ class Refusal(Struct, frozen=True):
 
 NOTHING = Decision()
 
-_TYPES = {body: (name, body.KEYED_BY == "step", SCHEMA_VERSIONS.get(name, 1)) for name, body in BODIES.items()}
-"""The type of an event by that of its body, whether a step keys it, and the version of its schema."""
+_TYPES = {body: (name, body.KEYED_BY == "step") for name, body in BODIES.items()}
+"""The type of an event by that of its body, and whether a step keys it."""
 
 
 class EventWriter(Struct, gc=False, eq=False):
@@ -83,7 +83,7 @@ class EventWriter(Struct, gc=False, eq=False):
         cause: str | None = None,
         parent: str | None = None,
     ) -> Event:
-        event_type, is_keyed_by_step, schema_version = _TYPES[type(body)]
+        event_type, is_keyed_by_step = _TYPES[type(body)]
         state = self.state
         if self.caller is not None:
             body = replace(body, by=self.caller)
@@ -109,7 +109,7 @@ class EventWriter(Struct, gc=False, eq=False):
             self.by,
             cause,
             parent,
-            schema_version,
+            SCHEMA_VERSIONS.get(event_type, 1),
         )
         self.events.append(event)
         return event
