@@ -56,6 +56,7 @@ from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import (
     NO_TIMEOUTS,
     PLAIN_CALL,
+    PLAIN_CHILD,
     ActivityDefinition,
     ActivityOptions,
     ExternalWorkflow,
@@ -596,7 +597,8 @@ class App:
             hint = f"; by its name it is app.external_workflow({name})" if isinstance(workflow, str) else ""
             what = f"{name} is not a workflow: register the function with @app.workflow, and start that{hint}"
             raise InvalidInput(what, field="workflow")
-        refuse_child_options(workflow)
+        if workflow.call != PLAIN_CHILD:  # asked here: a plain start does not go through another module for it
+            refuse_child_options(workflow)
         definition = workflow.definition
         if definition.is_external:
             if version not in (None, definition.version):

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Coroutine, Generator, Mapping
 from datetime import timedelta
 from functools import update_wrapper
-from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, NoReturn, ParamSpec, TypedDict, TypeVar, Unpack
 
 from msgspec.structs import replace
 
@@ -157,11 +157,10 @@ class Flow(Workflow[[S], S], Generic[S]):
         return self.definition.graph().mermaid()
 
 
-def refuse_child_options(workflow: Workflow[..., Any]) -> None:
-    """Raise `InvalidInput` if a workflow that is started on its own has options for children: they would be ignored."""
-    if workflow.call != PLAIN_CHILD:
-        name = workflow.definition.name
-        raise InvalidInput(f"{name}.options(…) is for children: give tags, priority and the like to start")
+def refuse_child_options(workflow: Workflow[..., Any]) -> NoReturn:
+    """Raise `InvalidInput`: a workflow that is started on its own has options for children, which would be ignored."""
+    name = workflow.definition.name
+    raise InvalidInput(f"{name}.options(…) is for children: give tags, priority and the like to start")
 
 
 def _tags(given: Any) -> tuple[str, ...]:
@@ -226,7 +225,8 @@ async def start(
         require_step_name("workflow", workflow)
         request = replace(request, workflow=workflow, input=values.encode(kwargs))
     else:
-        refuse_child_options(workflow)
+        if workflow.call != PLAIN_CHILD:
+            refuse_child_options(workflow)
         definition = workflow.definition
         request = replace(request, workflow=definition.name, input=definition.signature.pack(args, kwargs))
         if definition.is_external:

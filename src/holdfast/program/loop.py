@@ -211,8 +211,8 @@ class Watch(Struct, gc=False, eq=False):
         finally:
             if self.where:
                 raise RunawayWorkflow(
-                    f"the workflow did not become idle within {self.turn_s} s; "
-                    f"move what blocks or takes long into an activity: it was{self.where}"
+                    f"the workflow did not become idle within {self.turn_s} s{self.where}; "
+                    "move what blocks or takes long into an activity"
                 )
         return result
 
