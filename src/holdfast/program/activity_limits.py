@@ -1,7 +1,7 @@
-"""`ActivityLimit`: how many calls of activities may be under way, and begin, over all nodes.
+"""`ActivityLimit`: how many calls of activities may run concurrently, and how many may start, across all nodes.
 
-The limit is declared with the activity, and its numbers stay in code. What a call records is the limit's name, and the
-key that its arguments give; the store decides which call gets the next place (`core/call_limits.py`).
+The limit is declared with the activity, and its numbers stay in code. A call records only the name of the limit and the
+key computed from its arguments. The store decides which call gets the next slot (`core/call_limits.py`).
 """
 
 from collections.abc import Callable
@@ -24,12 +24,12 @@ Rate = tuple[int, timedelta | float]
 
 
 class ActivityLimit:
-    """A limit on the calls of one activity, or of several that share its name, over all nodes.
+    """A limit on the calls of one activity, or of several that share its name, across all nodes.
 
     - `at_once`: the most concurrent attempts. `per_key`: the same for each key.
-    - `rate` and `rate_per_key`: how many attempts may begin within a period, as a tuple of the number and the period.
+    - `rate` and `rate_per_key`: how many attempts may start within a period, as a tuple of the number and the period.
     - `key`: computes the key from arguments of the activity, by their names.
-    - `name`: activities with the same name, also of several apps on one store, share the limit. Default: the
+    - `name`: activities with the same name share the limit, even across apps on one store. Default: the
       activity's.
 
     See docs/activity-limits.md.
@@ -69,7 +69,7 @@ class ActivityLimit:
 
 
 class LimitedCalls:
-    """The limit of one activity: what its calls record."""
+    """What the calls of one activity record about its limit."""
 
     def __init__(self, limit: ActivityLimit, activity: str, signature: "Signature") -> None:
         self.name = limit.name or activity
@@ -79,7 +79,9 @@ class LimitedCalls:
         self._names = parameters_of("key", limit.key, signature) if limit.key is not None else []
 
     def applied(self, options: ActivityOptions, input: Raw) -> ActivityOptions:
-        """Return the options of a call with this input: where it waits for its place, and by what it is limited."""
+        """Return the options of a call with this input: the queue in which it waits for a slot, and the limit that
+        applies.
+        """
         return replace(options, queue=limited_queue(options.queue), limit=LimitedBy(self.name, self._key_of(input)))
 
     def _key_of(self, input: Raw) -> str:
@@ -98,7 +100,7 @@ class LimitedCalls:
 
 
 def limited_calls(limit: Any, definition: ActivityDefinition) -> LimitedCalls | None:
-    """Return what calls of this activity record, if it has a limit."""
+    """Return what calls of this activity record about its limit, or None if it has none."""
     if limit is not None and not isinstance(limit, ActivityLimit):
         problem = f"limit is an ActivityLimit, such as hf.ActivityLimit(at_once=5), not {limit!r}"
         raise InvalidInput(problem, field="limit")

@@ -55,7 +55,7 @@ async def sleep(duration: timedelta | float, *, name: str = "sleep") -> None:
 def scope(name: str) -> "Scope":
     """Name a part of the work: `async with hf.scope("item 17"):`. Its step ids begin with it: `item 17/charge`.
 
-    They are shown like this in the history, on the page and in traces. A scope also applies to asyncio tasks made in
+    They appear like this in the history, on the page and in traces. A scope also applies to asyncio tasks created in
     it.
     """
     require_program("scope")
@@ -96,17 +96,17 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     request_id: str
     """The request id of its start, or empty."""
     reference_key: str | None
-    """The key of your own by which runs are found."""
+    """Your own key for finding the run."""
     tags: tuple[str, ...]
-    """The tags of the start."""
+    """The tags given at the start."""
     rotation: int
-    """How often its history was rotated, by `continue_as_new` or `continue_as_new_if_long`."""
+    """How many times its history was rotated, by `continue_as_new` or `continue_as_new_if_long`."""
     attempt: int
-    """1, and one more with each RETRY_RUN, and with each restart of its id (`reuse`). A rotation or a fork keeps it."""
+    """1, plus one for each RETRY_RUN and each reuse of its id (`reuse`). A rotation or a fork keeps it."""
     retry_of: str | None
-    """The finished run that an operator started again with this one."""
+    """The finished run that an operator retried with this one."""
     created_at: datetime | None
-    """When it was requested. Not known of a run that was rotated by a version before this field."""
+    """When it was requested. Unknown if the run was rotated by a version without this field."""
     started_at: datetime | None
     """When its first turn began."""
     schedule_id: str | None
@@ -116,7 +116,7 @@ class RunInfo(Struct, frozen=True, kw_only=True):
 
 
 def run_info() -> RunInfo:
-    """Return what is known about this run: ids, parent, version, tags, attempt, times, and its schedule."""
+    """Return what is known about this run: ids, parent, version, tags, attempt, times, and schedule."""
     program = require_program("run_info")
     about = program.about
     origin = about.origin or RunOrigin(0)
@@ -157,7 +157,7 @@ def uuid4() -> uuid.UUID:
 
 
 def random() -> Random:
-    """Return a random generator that is seeded by the run, so that it draws the same on every replay."""
+    """Return a random generator seeded by the run: it draws the same values on every replay."""
     return require_program("random").random
 
 
@@ -177,7 +177,7 @@ async def wait_until(condition: Callable[[], bool], *, timeout: timedelta | floa
 
 @asynccontextmanager
 async def _timeout(limit_ms: int | None, failure: str) -> AsyncIterator[None]:
-    """Raise `TimeoutError` with these words after this time."""
+    """Raise `TimeoutError` with this message after this time."""
     try:
         async with asyncio.timeout(None if limit_ms is None else limit_ms / 1_000) as bound:
             yield
@@ -215,8 +215,8 @@ async def poll(
 ) -> T:
     """Call `check`, such as `lambda: look(parcel)`, until it returns a true value, and return that value.
 
-    Between calls it sleeps for `every`, each time `backoff` times as long, at most `most`. It raises `TimeoutError`
-    after `timeout`.
+    Between calls it sleeps for `every`, multiplied by `backoff` each time, up to `most`. It raises `TimeoutError` after
+    `timeout`.
     """
     require_program("poll")
     _require_function("poll: what is called", check)
@@ -242,12 +242,12 @@ def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
 def continue_as_new_if_long(*args: Any, **kwargs: Any) -> None:
     """Start over with these arguments, as `continue_as_new` does, if the history is long; otherwise return.
 
-    `Limits.rotation_steps` and `Limits.rotation_bytes` set what is long. It also returns if a rotation would lose
-    something: an open step or timer, an update that has no answer yet, a saga, or another asyncio task of the workflow.
-    Then the next call tries again.
+    `Limits.rotation_steps` and `Limits.rotation_bytes` define what is long. It also returns if a rotation would lose
+    something: an open step or timer, an unanswered update, a saga, or another asyncio task of the workflow. Then the
+    next call tries again.
     """
     program = require_program("continue_as_new_if_long")
-    # On each call, so that a mistake shows at the first one.
+    # Checked on each call, so that a mistake shows at the first one.
     input = program.bounded(program.definition.signature.pack(args, kwargs), "the input of continue_as_new_if_long")
     if program.continues_here():
         program.rotate()
@@ -261,8 +261,7 @@ def cut(*args: Any, **kwargs: Any) -> None:
 
 
 def patched(patch_id: str) -> bool:
-    """Return whether to run the new code: True in runs that reach this place for the first time, False in older
-    runs."""
+    """Return whether to run the new code: True in runs that first reach this point now, False in older runs."""
     require_step_name("patch_id", patch_id)
     return require_program("patched").is_patched(patch_id)
 
@@ -328,8 +327,9 @@ async def plan(
 class Saga:
     """Compensates completed work, in reverse order, when a later part fails or is cancelled.
 
-    What pauses the run instead of failing it undoes nothing: an exception that is neither a failure of the run
-    (`WorkflowFailed`, what steps and waits raise, `failures` of the workflow) nor one of `failures` given here.
+    An exception that pauses the run instead of failing it undoes nothing. That is any exception that is neither a
+    failure of the run (`WorkflowFailed`, what steps and waits raise, `failures` of the workflow) nor one of `failures`
+    given here.
 
     ::
 
@@ -337,25 +337,25 @@ class Saga:
             saga.undo(release, await reserve.options(cancel="wait")(order))
             await charge(order)
 
-    A run that is cancelled while `reserve` is under way waits for it, and then releases what was reserved. Without
-    `cancel="wait"` the result of `reserve` is lost then, and with it what would have to be released.
+    A run that is cancelled while `reserve` is running waits for it, and then releases what was reserved. Without
+    `cancel="wait"` the result of `reserve` is lost, and with it what would have to be released.
     """
 
     def __init__(self, *, failures: Any = ()) -> None:
-        """`failures` are exceptions that undo what was done, and that code around the saga handles."""
+        """`failures` are exceptions that trigger the compensation and that code around the saga handles."""
         self._failures = failure_types(failures)
         self._undo: list[tuple[Callable[..., Awaitable[Any]], tuple[Any, ...]]] = []
         self._program: CoroutineProgram | None = None
         self._is_open = False
 
     def undo(self, compensate: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        """Register how to compensate what has just been done: a function, and what it will be called with."""
+        """Register how to compensate what has just been done: a function and its arguments."""
         if not self._is_open:
             raise InvalidInput("undo: the saga is not open, and would undo nothing: async with hf.Saga() as saga")
         _require_function("undo: what compensates", compensate)
         try:
             inspect.signature(compensate).bind(*args)
-        except TypeError as problem:  # seen here, and not when it is needed
+        except TypeError as problem:  # raised here, not later when it is needed
             name = getattr(compensate, "__qualname__", repr(compensate))
             raise InvalidInput(f"undo: {name} cannot be called with {len(args)} arguments: {problem}") from None
         self._undo.append((compensate, args))

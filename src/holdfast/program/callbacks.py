@@ -1,9 +1,9 @@
 """Callbacks: a workflow gives another system an address for its answer before it sends the request.
 
-A callback is a step of its own, beside the activity that submits the request: however often that is retried, the token
-is the same. The step is an activity that ends at once without an outcome, so its outcome is reported like that of any
-activity that is completed later. The token is a secret and never in a history: the workflow has a `CallbackRef`, from
-which an activity makes the token. Heartbeats are internal signals to a wait beside the step.
+A callback is a separate step from the activity that submits the request, so retries of that activity use the same
+token. The step is an activity that returns immediately without an outcome; its outcome is reported like that of any
+activity that is completed later. The token is a secret and is never in a history: the workflow has a `CallbackRef`,
+from which an activity derives the token. Heartbeats are internal signals to a wait next to the step.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ T = TypeVar("T")
 
 
 class CallbackRef(Struct, frozen=True):
-    """Which callback of the run. It is not secret and may be in histories. See `ActivityContext.callback_token`.
+    """Identifies a callback of the run. It is not secret and may be in histories. See `ActivityContext.callback_token`.
 
-    It does not name the run: a fork has the recorded calls of its original, with a callback and a token of its own.
+    It does not name the run: a fork has the recorded calls of its original, but its own callback and token.
     """
 
     step_id: str
@@ -39,19 +39,19 @@ class CallbackRef(Struct, frozen=True):
 
 
 class CallbackTerms(Struct, frozen=True, omit_defaults=True):
-    """What an answer has to be like, as it is recorded with the step."""
+    """The requirements for an answer, as they are recorded with the step."""
 
     schema: dict[str, Any] | None = None
     heartbeat_ms: int | None = None
 
 
 def heartbeat_signal(step_id: str) -> str:
-    """Return the name of the signals that are the heartbeats of a callback."""
+    """Return the name of the signals that carry the heartbeats of a callback."""
     return f"{RESERVED_PREFIX}heartbeat:{step_id}"
 
 
 class Callback(Generic[T]):
-    """An outcome that is reported later. Give `ref` to the activity that requests it, and await this object."""
+    """An outcome that is reported later. Pass `ref` to the activity that requests it, and await this object."""
 
     def __init__(self, ref: CallbackRef, answer: "asyncio.Future[T]") -> None:
         self.ref = ref
@@ -61,7 +61,7 @@ class Callback(Generic[T]):
         return self._answer.__await__()
 
     def cancel(self) -> None:
-        """Stop waiting for it. Its token is no longer accepted."""
+        """Stop waiting for it. Its token is then no longer accepted."""
         self._answer.cancel()
 
 
@@ -93,12 +93,13 @@ def callback(
     """Open a callback in a workflow: `answer = hf.callback(Receipt)`, `await submit(answer.ref)`, `await answer`.
 
     The holder of its token reports one outcome: a result of this `kind`, or a failure, which raises `ActivityFailed`.
-    It raises `TimeoutError` after `timeout` since it was opened, or after `heartbeat_timeout` since the last heartbeat.
+    It raises `TimeoutError` when `timeout` has passed since it was opened, or `heartbeat_timeout` since the last
+    heartbeat.
     """
     program = require_program("callback")
     values = program.definition.values
     kind = Any if kind is None else kind
-    values.decoder(kind, "a callback")  # which raises before anything is opened
+    values.decoder(kind, "a callback")  # raises before anything is opened
     schema = None if kind is Any else values.schema(kind)
     heartbeat_ms = None if heartbeat_timeout is None else milliseconds(heartbeat_timeout)
     step_id = program.name_step(name)

@@ -1,11 +1,11 @@
 """Workflows written as `async def`: outcomes in, commands out.
 
 A `CoroutineProgram` is one run of one workflow function, on its own deterministic loop. It takes one outcome at a time
-(an event that something has ended), runs until nothing is ready, and returns the commands that were issued on the
-way. It knows nothing of histories, stores or nodes: to replay it is to give it the same outcomes again.
+(an event that something has ended), runs until nothing is ready, and returns the commands that were issued on the way.
+It knows nothing of histories, stores or nodes: a replay gives it the same outcomes again.
 
-A step is named by what it does and a count: `charge`, `charge#2`. After a rotation the names
-begin again under a prefix, because a step's name is unique in the whole run.
+A step is named by what it does and a count: `charge`, `charge#2`. After a rotation the names start again under a
+prefix, because a step's name is unique in the whole run.
 """
 
 import asyncio
@@ -101,21 +101,21 @@ _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 _NO_STEPS: frozenset[str] = frozenset()
 
 _ANSWERING: ContextVar[str | None] = ContextVar("_ANSWERING", default=None)
-"""The update whose handler runs, or whose handler made the task that runs."""
+"""The update whose handler is running, or whose handler created the running task."""
 
 _SCOPE: ContextVar[str] = ContextVar("_SCOPE", default="")
-"""What the names of steps begin with, by `hf.scope`."""
+"""The prefix of step names, set by `hf.scope`."""
 
 
 class RunAbout(Struct, frozen=True, gc=False):
-    """What a program can ask about its run, beside what it is made with."""
+    """What a program can ask about its run, in addition to its constructor arguments."""
 
     parent_run_id: str | None = None
     origin: e.RunOrigin | None = None
     started_at: Instant = 0
     context: Raw = NULL
     run_id: str = ""
-    """Another id than its own, while a fork replays what the run with that id has recorded."""
+    """The id of another run, while a fork replays what that run recorded."""
 
 
 _UNKNOWN = RunAbout()
@@ -192,7 +192,7 @@ class CoroutineProgram:
         self.watch = Watch(turn_s, run_id, definition.name)
         number = codec.number_of(self.seed)
         self.loop = DeterministicLoop(self, most_callbacks, number, self.watch)  # type: ignore[abstract]
-        self.queries: Mapping[str, Query] = _NOTHING  # rarely used, so made on first use
+        self.queries: Mapping[str, Query] = _NOTHING  # rarely used, so created on first use
         self.updates: Mapping[str, UpdateHandler] = _NOTHING
         self.conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] | None = None
         self.known_markers: Mapping[str, Raw] = _NOTHING
@@ -204,7 +204,7 @@ class CoroutineProgram:
         self.stream_names: set[str] | None = None
         self.stream_writes: list[tuple[str, bytes, bool]] | None = None
         self.skipped: tuple[str, ...] = ()
-        """Tasks and waits that operators have skipped: the workflow got None in place of an answer."""
+        """Tasks and waits that operators have skipped: the workflow got None instead of an answer."""
         self.limits = limits
         self.about = _UNKNOWN
         self.handlers: dict[str, Handler] = {}
@@ -235,7 +235,7 @@ class CoroutineProgram:
         self._noted = 0
         self._signatures: dict[str, Signature] | None = None
 
-    # --- for the engine
+    # --- called by the engine
 
     def handle(self, event: Event) -> list[c.Command]:
         """Take an outcome, run until nothing is ready, and return the commands that were issued."""
@@ -274,7 +274,7 @@ class CoroutineProgram:
         return answer
 
     def misfit_of(self, step_id: str, payload: Raw) -> str | None:
-        """Return why a wait does not take this payload, or None. The text shows nothing of the payload."""
+        """Return why a wait does not accept this payload, or None. The text reveals nothing of the payload."""
         if step_id not in self.kinds:
             return None
         try:
@@ -310,9 +310,9 @@ class CoroutineProgram:
         return NotFound(f"run {self.run_id} takes no update {name!r}; it takes {sorted(self.updates)}")
 
     def has_recorded_input(self, command: c.RunActivity | c.StartChild, recorded: Raw) -> bool:
-        """Return whether a step has the input that was recorded, whatever its JSON looks like; at replay only.
+        """Return whether a step has the recorded input, regardless of its JSON formatting; at replay only.
 
-        Both are decoded with the present parameters: omitted ones have their defaults, and sets have no order.
+        Both are decoded with the current parameters: omitted ones have their defaults, and sets have no order.
         """
         signature = self._signatures.pop(command.step_id, None) if self._signatures else None
         if bytes(command.input) == bytes(recorded):
@@ -322,13 +322,13 @@ class CoroutineProgram:
             return bool(asked == known) or self._is_request_of_original(command, asked, known)
         try:
             return signature.unpack(command.input) == signature.unpack(recorded)
-        except InvalidInput:  # parameters that were removed, or have another type now
+        except InvalidInput:  # parameters that were removed, or now have another type
             return False
 
     def _is_request_of_original(self, command: c.RunActivity | c.StartChild, asked: Any, known: Any) -> bool:
         """Return whether a start or an update differs only by the id that its run gave it, as in the history of a fork.
 
-        A fork has the recorded calls of its original, with the ids that the original gave them.
+        A fork has the recorded calls of its original, with the ids that the original assigned.
         """
         field, own_id = self._own_id(command.step_id, getattr(command, "name", ""))
         if not field or asked["request"].pop(field, "") != own_id:
@@ -338,7 +338,9 @@ class CoroutineProgram:
         return is_given_by_a_run and bool(asked == known)
 
     def _own_id(self, step_id: str, activity: str) -> tuple[str, str]:
-        """Return the field and the id that this run gives a start or an update: of this step, the same on replay."""
+        """Return the field and the id that this run gives a start or an update: derived from the step, the same on
+        replay.
+        """
         digest = codec.digest(f"{self.run_id}/{step_id}".encode())
         named = {START_RUN: ("request_id", f"{START_RUN}:{digest}"), UPDATE_RUN: ("update_id", digest)}
         return named.get(activity, ("", ""))
@@ -353,7 +355,7 @@ class CoroutineProgram:
     def close(self) -> None:
         """Close the coroutines without running them any further."""
         self.loop.dispose()
-        self.loop = _CLOSED  # nothing is left to the garbage collector; code that still runs finds its own loop closed
+        self.loop = _CLOSED  # leaves nothing to the garbage collector; code that still runs finds its own loop closed
         self._main = self._rotating = None
         self._waiting = {}
         self._timers = {}
@@ -361,7 +363,7 @@ class CoroutineProgram:
         self.queries = self.updates = self._answering = self._late = _NOTHING
         self.handlers, self.kinds = {}, {}
 
-    # --- for the workflow, through `holdfast.program.api`
+    # --- called by the workflow, through `holdfast.program.api`
 
     async def run_activity(
         self,
@@ -374,7 +376,7 @@ class CoroutineProgram:
     ) -> Any:
         """Run an activity as a step, and return its result."""
         input = activity.signature.pack(args, kwargs)
-        if len(input) > self.limits.value_bytes:  # compared here first, because most are small
+        if len(input) > self.limits.value_bytes:  # checked here first, because most are small
             self.bounded(input, f"the input of activity {activity.name!r}")
         self._bytes += len(input)
         step_id = self.name_step(call.name or activity.name)
@@ -382,7 +384,7 @@ class CoroutineProgram:
         if self.is_replaying:
             self._note_signature(step_id, activity.signature)
         if idempotency_key is None and activity.key_function is not None and step_id not in self.known_markers:
-            idempotency_key = activity.key_of(input)  # once: a history that has the step has its key
+            idempotency_key = activity.key_of(input)  # computed once: if the history has the step, it has its key
         if activity.limited is not None:
             limited = activity.limited.applied(decode_options(options), input)
             queue, options = limited.queue, encode_options(limited)
@@ -400,7 +402,7 @@ class CoroutineProgram:
         return activity.signature.result_of(await (future if call.cancel == "now" else self._outcome_of(future)))
 
     async def _declared(self, activity: ActivityDefinition, future: StepFuture, call: CallOptions) -> Raw | None:
-        """Wait for the outcome of a step whose failure may be caught by its own class."""
+        """Wait for the outcome of a step whose failure can be caught by its declared class."""
         try:
             return await (future if call.cancel == "now" else self._outcome_of(future))
         except ActivityFailed as problem:
@@ -410,10 +412,10 @@ class CoroutineProgram:
             raise declared from None
 
     async def _outcome_of(self, future: StepFuture, cancel: Callable[[str], None] | None = None) -> Raw | None:
-        """Wait for the outcome of a step, whatever is cancelled meanwhile; then go on cancelling.
+        """Wait for the outcome of a step even if the wait is cancelled; then continue the cancellation.
 
-        A result is returned, and what was cancelled is cancelled where the code waits next. A failure gives way to the
-        cancellation. `cancel` is called with the reason once, when it is asked for.
+        A result is returned, and the task is cancelled where the code waits next. A failure gives way to the
+        cancellation. `cancel` is called once, with the reason, when the cancellation is requested.
         """
         asked: asyncio.CancelledError | None = None
         while not future.done():
@@ -482,7 +484,7 @@ class CoroutineProgram:
         return command, self.step(command)
 
     def _child_run_id(self, step_id: str) -> str:
-        """Return the id of the run that a step starts. One that is in the history keeps the id that it has there."""
+        """Return the id of the run that a step starts. A run that is in the history keeps its recorded id."""
         recorded = self.known_markers.get(step_id, NULL)
         if recorded != NULL:
             return codec.decode(recorded, str)
@@ -491,7 +493,7 @@ class CoroutineProgram:
     async def _child_result(
         self, child: WorkflowDefinition, command: c.StartChild, future: StepFuture, call: ChildOptions
     ) -> Any:
-        """Return the result of a child; start another one when it has failed, as the policy says."""
+        """Return the result of a child; if it has failed, start another one as the policy allows."""
         attempt = 1
         while True:
             try:
@@ -512,7 +514,9 @@ class CoroutineProgram:
             command, future = self._open_child(child, command.input, call, attempt)
 
     def _cancel_child(self, child: c.StartChild, reason: str) -> None:
-        """Ask a child to cancel itself, while its outcome is awaited; one that was not started yet is not started."""
+        """Request the cancellation of a child while its outcome is awaited; a child that has not started is not
+        started.
+        """
         step_id, run_id = child.step_id, child.child_run_id
         if self._commands.pop(step_id, None) is not None:
             self._steps -= 1
@@ -533,7 +537,7 @@ class CoroutineProgram:
         )
 
     async def run_plan(self, given: dict[str, Any], inputs: Raw, close_policy: str) -> Any:
-        """Have a plan kept in the store, run it as a child, and return its result."""
+        """Have a plan stored, run it as a child, and return its result."""
         if self.depth >= NESTED_RUNS:
             raise InvalidInput(f"runs are nested at most {NESTED_RUNS} deep")
         if b'"$done"' in bytes(inputs):
@@ -566,7 +570,7 @@ class CoroutineProgram:
         return None if result is None else codec.decode(result, object)
 
     async def start_run(self, request: StartRequest) -> str:
-        """Start a run that has nothing to do with this one any more, and return its id; raise `StartRefused`."""
+        """Start an independent run, and return its id; raise `StartRefused`."""
         name = request.workflow or (request.plan.plan_id if request.plan is not None else "") or "plan"
         step_id = self.name_step(f"start:{name}")
         if not request.request_id:
@@ -583,7 +587,7 @@ class CoroutineProgram:
         return codec.decode(result, str)
 
     async def update_run(self, run_id: str, name: str, arguments: dict[str, Any], update_id: str | None) -> Any:
-        """Send an update to a run, wait for its answer, and return that; a refusal raises `ActivityFailed`."""
+        """Send an update to a run, wait for its answer, and return it; a refusal raises `ActivityFailed`."""
         step_id = self.name_step(f"update_run:{name}")
         chosen = update_id or self._own_id(step_id, UPDATE_RUN)[1]
         request = UpdateRequest(run_id=run_id, name=name, update_id=chosen, arguments=arguments)
@@ -661,13 +665,13 @@ class CoroutineProgram:
             self.note(c.SetAttributes(step_id=self.name_step("attributes:set"), values=changes))
 
     def publish(self, values: Mapping[str, Any]) -> None:
-        """Record values that are shown with the run; None takes one away."""
+        """Record values that are shown with the run; None removes a value."""
         raw = codec.bounded(self.definition.values.encode(dict(values)), PUBLISHED_BYTES, "what is published", "")
         self._bytes += len(raw)
         self.note(c.RecordMarker(step_id=self.name_step("publish:set"), name=e.PUBLISHED, value=raw))
 
     def note(self, command: c.RecordMarker | c.SendSignal | c.SetAttributes) -> None:
-        """Issue a command that is only recorded: there is no outcome to wait for."""
+        """Issue a command that is only recorded: it has no outcome to wait for."""
         self._commands[c.command_key(type(command), command.step_id)] = command
 
     def continues_here(self) -> bool:
@@ -699,7 +703,7 @@ class CoroutineProgram:
 
     @property
     def random(self) -> Random:
-        """The generator that is seeded by the run: it draws the same on every replay."""
+        """The generator seeded by the run: it draws the same values on every replay."""
         if self._random is None:
             self._random = seeded(self.seed)
         return self._random
@@ -736,7 +740,7 @@ class CoroutineProgram:
     # --- running
 
     def _run(self) -> None:
-        """Run until nothing is ready and no further condition holds."""
+        """Run until nothing is ready and no other condition holds."""
         loop = self.loop
         loop.run_until_idle()
         while (self.conditions and self._settle_conditions()) or (
@@ -756,7 +760,7 @@ class CoroutineProgram:
             if not self._answering:
                 self._owned = self.loop.after_each = None
         if self.problem is not None and not self._stopped:
-            self.problem = None  # it goes on: an operator has cancelled it, or the same outcome has a successor
+            self.problem = None  # it continues: an operator has cancelled it, or the same outcome has a successor
         if self._main is not None and self._main.done():
             self._end(self._main)
         elif not self._waiting and not self._timers:
@@ -765,8 +769,8 @@ class CoroutineProgram:
     def _check_wakeable(self) -> None:
         """Pause the run if nothing can wake its code any more: no step is open, and it takes no update.
 
-        A sleep without end is what its author wants, and so is a wait of code that answers queries, unless a task
-        that was to end it has failed.
+        An endless sleep is what its author wants, and so is a wait in code that answers queries, unless a task that was
+        to end it has failed.
         """
         if self._main is None or self.is_replaying or self.updates or self._stopped or self.loop.sleeps_forever:
             return
@@ -776,7 +780,7 @@ class CoroutineProgram:
             self.problem = stuck(line, failed)
 
     def _settle_conditions(self) -> bool:
-        """Resolve the futures whose condition holds; an exception of a condition is raised where it is awaited."""
+        """Resolve the futures whose condition holds. An exception of a condition is raised where it is awaited."""
         assert self.conditions is not None
         waiting = [(condition, future) for condition, future in self.conditions if not future.done()]
         with running(self.loop):
@@ -808,12 +812,12 @@ class CoroutineProgram:
                 self._commands[c.command_key(c.CompleteUpdate, step_id)] = answer
             self._late = self._answering = _NOTHING
         if not isinstance(outcome, c.CancelRun) and self._awaited_children:
-            return  # every end but a cancellation waits for the awaited children
+            return  # every end except a cancellation waits for the awaited children
         self._is_done = True
         self._commands[c.OF_THE_RUN] = outcome
 
     def _outcome(self, main: asyncio.Task[Any]) -> tuple[c.Command, BaseException | None]:
-        """Return the command of the function, which has ended, and the exception if that is a failure."""
+        """Return the command for the end of the function, and the exception if it failed."""
         if main.cancelled() or main.exception() is not None:
             return raised_outcome(main, is_cancelling=self._is_cancelling)
         signature = self.definition.signature
@@ -827,11 +831,11 @@ class CoroutineProgram:
     # --- exceptions that the code does not handle
     #
     # They pause the run where they leave the code: at the end of the function, or at the end of a saga, which must not
-    # undo what was done because of a mistake that can be mended. The turn is not recorded but for what came in, so the
-    # code that is mended takes the same outcomes. If the run is cancelled instead, the program goes on from there.
+    # undo what was done because of a mistake that can be fixed. Of the turn only its inputs are recorded, so the
+    # fixed code takes the same outcomes. If the run is cancelled instead, the program continues from there.
 
     def _unhandled(self, main: asyncio.Task[Any], outcome: c.Command, raised: BaseException | None) -> RunError | None:
-        """Return why the run is paused instead of this end, or None."""
+        """Return why the run is paused instead of ending this way, or None."""
         if raised is not None:
             if self.skipped and fails_on_none(main):  # skipping a step must not make the run fail, whatever its policy
                 what = f"the workflow needs the answer of {self.skipped[-1]!r}, which was skipped, and"
@@ -856,7 +860,7 @@ class CoroutineProgram:
         return not is_failure(problem, self.definition, is_cancelling=True)
 
     async def stop_for(self, problem: BaseException, what: str) -> None:
-        """Have the run paused, and wait until it is cancelled; only the code that is mended does not come here."""
+        """Pause the run, and wait until it is cancelled. Code that has been fixed does not get here."""
         future: asyncio.Future[None] = self.loop.create_future()
         self.problem = unhandled(problem, what)
         self._stopped = {**self._stopped, future: self.problem}
@@ -876,16 +880,18 @@ class CoroutineProgram:
 
     @property
     def takes_updates(self) -> bool:
-        """Whether an update would be answered before the next rotation or end, and its effect be kept."""
+        """Whether an update would be answered before the next rotation or end, and its effect kept."""
         return self.takes_signals and self._rotating is None and self.loop.deferred_callback is None
 
     @property
     def takes_signals(self) -> bool:
-        """Whether the effect of a signal that is received now would be kept."""
+        """Whether the effect of a signal received now would be kept."""
         return self._main is None or not self._main.done()
 
     def defer(self, deferred: Mapping[int, bool]) -> None:
-        """Defer these callbacks, and those in the history, until updates are answered; with whether each returned."""
+        """Defer these callbacks, and those in the history, until updates are answered; the values are whether each
+        returned.
+        """
         start = f"{self._prefix}cut:{DEFERRED}:"
         named = [marker.removeprefix(start).split(":") for marker in self.known_markers if marker.startswith(start)]
         known = {int(callback): how == "return" for callback, how in named}
@@ -919,7 +925,7 @@ class CoroutineProgram:
         self._answering = {step_id: task for step_id, task in self._answering.items() if step_id not in in_progress}
 
     def _run_deferred(self) -> bool:
-        """Run the deferred end if the updates before it are answered, or only the function could answer them."""
+        """Run the deferred end once the updates before it are answered, or if only the function could answer them."""
         callback = self.loop.deferred_callback
         if callback is None:
             return False
@@ -937,9 +943,10 @@ class CoroutineProgram:
         return {step_id: task for step_id, task in self._answering.items() if not task.done()}
 
     def _can_finish(self, in_progress: Mapping[str, object], returns: bool) -> bool:
-        """Return whether updates can still be answered without the function: one has an open step of its own.
+        """Return whether updates can still be answered without the function: one has its own open step, or another task
+        awaits an activity.
 
-        Or another task awaits an activity. A run that returns does not wait for signals and people.
+        A run that returns does not wait for signals and people.
         """
         if self._is_cancelling:
             return False
@@ -956,7 +963,7 @@ class CoroutineProgram:
             self._owned[step_id] = owner, is_endless
 
     def _forget_stray_rotation(self) -> None:
-        """Forget a rotation by a task that has ended, if the function went on."""
+        """Discard a rotation requested by a task that has ended, if the function continued."""
         task = self._rotating
         if task is None or task is self._main or not task.done() or self._main is None or self._main.done():
             return
@@ -980,7 +987,7 @@ class CoroutineProgram:
         function = self._through_middleware(arguments) if definition.middleware else definition.function(**arguments)
         self._main = self.loop.create_task(function, name=definition.name)
         if isinstance(event.data, e.ContinuedAsNew):
-            for update in carried_updates(event.data):  # they begin after the function, which registers their handlers
+            for update in carried_updates(event.data):  # they start after the function, which registers their handlers
                 accepted = e.UpdateAccepted(update.name, update.input, update.was_refused)
                 self._answer(update.step_id, self._update(accepted, validates=False))
 
@@ -998,7 +1005,7 @@ class CoroutineProgram:
         if self._main is not None and not self._main.cancel(getattr(event.data, "reason", "") or None):
             for child in (
                 self._awaited_children or _NO_STEPS
-            ) & self._waiting.keys():  # it has ended, and only waits for them
+            ) & self._waiting.keys():  # it has ended, and is only waiting for them
                 self._waiting[child].cancel()
         self.loop.run_deferred()
 
@@ -1044,7 +1051,7 @@ class CoroutineProgram:
         self.loop.after_each = self.after_callback
 
     def _accepted(self, event: Event, update: e.UpdateAccepted) -> Coroutine[Any, Any, Any]:
-        """Return the coroutine that answers an update, which is validated; raise if the code no longer takes it."""
+        """Return the coroutine that answers a validated update; raise if the code no longer accepts it."""
         handler = self.updates.get(update.name)
         try:
             if handler is None:
@@ -1060,7 +1067,7 @@ class CoroutineProgram:
             ) from problem
 
     async def _update(self, update: e.UpdateAccepted, *, validates: bool) -> Any:
-        """Answer an update that was carried over; or one of an older history, which is not validated yet."""
+        """Answer an update that was carried over, or one from an older history, which is not validated yet."""
         handler = self.updates.get(update.name)
         if handler is None:
             raise self._unknown_update(update.name)
@@ -1076,7 +1083,7 @@ def _wake(waiter: "asyncio.Future[None]", _: object) -> None:
 
 
 def _cancel_again(task: "asyncio.Task[Any]", reason: Any) -> None:
-    """Cancel a task where it waits now, unless it has ended or what was cancelled in it, such as a timeout, has."""
+    """Cancel a task where it waits now, unless it has ended, or what was cancelled in it (such as a timeout) has."""
     if task.cancelling() and not task.done():
         task.uncancel()
         task.cancel(reason)
@@ -1138,7 +1145,7 @@ ON_EVENT: dict[type[e.Body], Callable[[CoroutineProgram, Event], None]] = {
     e.ChildFailed: _child_failed,
     e.UpdateAccepted: CoroutineProgram._answer_update,
 }
-"""What a program does with each event that it gets: those that begin it, and outcomes."""
+"""What a program does with each event that it receives: those that start it, and outcomes."""
 
 
 _CLOSED = DeterministicLoop(None, 0, 0)  # type: ignore[abstract,arg-type]
@@ -1159,7 +1166,7 @@ def refuse_inside(what: str, instead: str) -> None:
 
 @contextmanager
 def scoped(name: str) -> Iterator[None]:
-    """Begin the names of steps with this one while the context is open, also in tasks that are made in it."""
+    """Prefix the names of steps while the context is open, including steps of tasks that are created in it."""
     token = _SCOPE.set(f"{_SCOPE.get()}{name}/")
     try:
         yield

@@ -55,11 +55,11 @@ class WorkflowDefinition:
         if not inspect.iscoroutinefunction(function):
             raise InvalidInput(f"a workflow is an async function, and {function.__qualname__} is not")
         self.requires_approval = _checked_flag("requires_approval", requires_approval)
-        """Whether a run does not start before an operator has approved it."""
+        """Whether an operator has to approve a run before it starts."""
         self.is_entity = _checked_flag("entity", is_entity)
-        """Whether its runs take any number of signals a minute."""
+        """Whether its runs accept any number of signals per minute."""
         self.failures = failure_types(failures)
-        """The exceptions that fail a run, beside `WorkflowFailed` and what steps and waits raise."""
+        """The exceptions that fail a run, in addition to `WorkflowFailed` and what steps and waits raise."""
         self.on_error: OnError = error_policy(on_error)
         """What any other exception does that the code does not handle."""
         self.function = function
@@ -89,19 +89,19 @@ class WorkflowDefinition:
         return self.values.form(kind, f"the form of task {name!r}")
 
     def graph(self) -> Graph | None:
-        """Return what is drawn of it: of a workflow in code nothing, because its steps are known only as it runs."""
+        """Return the graph to draw: none for a workflow in code, because its steps are known only as it runs."""
         return None
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the code, which differs from that of other code of the same name and version."""
+        """A digest of the code, which differs for other code with the same name and version."""
         return fingerprint(self.function)
 
 
 def note_handler(
     known: dict[str, Signature], name: str, handler: Callable[..., Any], what: str, values: Values
 ) -> None:
-    """Keep the signature of a handler of queries or updates, so that it can be shown; raise if it cannot be called."""
+    """Record the signature of a handler of queries or updates so that it can be shown; raise if it is not callable."""
     if name not in known:
         known[name] = Signature(handler, f"{what} {name!r}", values=values)
 
@@ -109,43 +109,43 @@ def note_handler(
 OnFailure = Literal["raise", "pause"]
 
 OnError = Literal["pause", "fail"]
-"""What an exception does that a workflow's code does not handle: pause the run until the code is fixed, or fail it."""
+"""What an unhandled exception in a workflow's code does: pause the run until the code is fixed, or fail it."""
 
 ClosePolicy = Literal["await", "abandon", "cancel"]
 """What becomes of a child when its parent ends."""
 
 CancelPolicy = Literal["now", "wait"]
-"""What a cancellation does while an activity or a child is awaited: give it up at once, or wait for its outcome."""
+"""What a cancellation does while an activity or a child is awaited: cancel it immediately, or wait for its outcome."""
 
 
 class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How one call of an activity or a child is made, beside how it is executed. Nothing of it is stored."""
+    """How a single call of an activity or a child is made, apart from how it is executed. It is not stored."""
 
     name: str = ""
-    """What its step is called, instead of what is called."""
+    """The name of its step, instead of the name of what is called."""
     cancel: CancelPolicy = "now"
     idempotency_key: str | None = None
-    """The key of an activity's call, if it is not the definition that computes one."""
+    """The key of an activity's call, if the definition does not compute one."""
 
 
 class ChildOptions(CallOptions, frozen=True, kw_only=True):
-    """How a child is called: also what it is started with."""
+    """How a child is called, including the options of its start."""
 
     close_policy: ClosePolicy = "await"
     attributes: Mapping[str, Any] = {}
     run_id: str = ""
-    """Its id, if it is not to be made of its parent's and the step's."""
+    """Its id, if it is not derived from its parent's id and the step's."""
     tags: tuple[str, ...] = ()
     priority: int = 0
     retry: Retry | None = None
-    """How often it is started again, as another child, when it has failed."""
+    """How often it is started again, as another child, after a failure."""
     execution_timeout: timedelta | float | None = None
     run_timeout: timedelta | float | None = None
     cleanup_timeout: timedelta | float | None = None
 
     @property
     def timeouts(self) -> RunTimeouts | None:
-        """How long it may take."""
+        """The durations that bound it."""
         return run_timeouts(self.execution_timeout, self.run_timeout, self.cleanup_timeout)
 
 
@@ -161,11 +161,11 @@ _OF_A_CHILD = {
     "priority": f"a whole number from -{PRIORITY} to {PRIORITY}",
     "retry": "a Retry, such as Retry(max_attempts=5)",
 }
-"""What the options of a child can be, for errors."""
+"""The possible options of a child, for error messages."""
 
 
 def child_options(base: ChildOptions, changes: dict[str, Any]) -> ChildOptions:
-    """Return the options of children with these changes; raise if there are none such."""
+    """Return the options of children with these changes; raise if an option does not exist."""
     checks: dict[str, Callable[[Any], CallerError | bool | None]] = {
         "name": lambda value: check_step_name("name", value),
         "cancel": lambda value: value in get_args(CancelPolicy),
@@ -190,7 +190,7 @@ def child_options(base: ChildOptions, changes: dict[str, Any]) -> ChildOptions:
         if verdict is False:
             raise InvalidInput(f"{field} of a child is {_OF_A_CHILD[field]}, not {value!r}", field=field)
     changed = msgspec.structs.replace(base, **changes) if changes else base
-    _ = changed.timeouts  # which raises if they do not fit each other
+    _ = changed.timeouts  # raises if they contradict each other
     return changed
 
 
@@ -201,7 +201,7 @@ def _problem_of_tags(tags: Any) -> InvalidInput | bool:
 
 
 def call_options(base: CallOptions, changes: dict[str, Any]) -> CallOptions:
-    """Return the options of calls with those changes that are some of them, which are taken out of `changes`."""
+    """Return the call options with the changes that apply to them; these are removed from `changes`."""
     fields: dict[str, Any] = {}
     if "name" in changes:
         fields["name"] = changes.pop("name")
@@ -231,11 +231,11 @@ class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     on_failure: OnFailure = "raise"
     """What follows when the last attempt has failed: the error is raised, or the run is paused for an operator."""
     secrets: tuple[Secret, ...] = ()
-    """The secrets that are resolved for each attempt, beside those among the arguments."""
+    """The secrets that are resolved for each attempt, in addition to those among the arguments."""
     plan_retry: Retry | None = None
-    """How often a plan begins the step anew before it pauses the run; see `StepOptions`."""
+    """How often a plan retries the step as a new logical attempt before it pauses the run; see `StepOptions`."""
     limit: LimitedBy | None = None
-    """By what the call is limited: set when it is scheduled. Its queue is the one in which it waits for a place."""
+    """The limit that applies to the call, set when it is scheduled. The call waits for a slot in the limit's queue."""
 
     @property
     def is_without_limits(self) -> bool:
@@ -246,14 +246,14 @@ class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 STORING_A_PLAN = ActivityOptions(
     retry=Retry(max_attempts=0, initial_ms=200, most_ms=10_000, non_retryable=("NotFound", "NotPermitted", "Conflict"))
 )
-"""How the body of a plan is stored: until the store takes it. What is wrong with the plan itself is not retried."""
+"""How the body of a plan is stored: retried until the store accepts it. An invalid plan is not retried."""
 
 
 START_RUN = "holdfast.start"
-"""The activity that starts a run of its own for a workflow."""
+"""The activity that starts an independent run for a workflow."""
 
 WAITING_FOR_A_CALLBACK = ActivityOptions(retry=Retry(max_attempts=0, initial_ms=200, most_ms=10_000))
-"""How it is tried: again after a lost node. What is reported to it is never retried."""
+"""Its retry policy: retried after a lost node, but never after an outcome that was reported to it."""
 
 UPDATE_RUN = "holdfast.update"
 """The activity that updates a run for a workflow, and waits for the answer."""
@@ -279,11 +279,11 @@ STARTING_A_RUN = ActivityOptions(
         ),
     )
 )
-"""How a workflow starts or updates a run: until the store takes it. A refusal is final: the workflow gets it."""
+"""How a workflow starts or updates a run: retried until the store accepts it. A refusal is final, and is raised."""
 
 
 class StartRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a workflow asks for when it starts a run of its own."""
+    """What a workflow requests when it starts an independent run."""
 
     request_id: str
     workflow: str = ""
@@ -301,7 +301,7 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class _NamedSignature(Signature):
-    """The parameters of a workflow of which only the name is known: whatever is given by name."""
+    """The parameters of a workflow of which only the name is known: any keyword arguments."""
 
     def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Raw:
         if args:
@@ -313,7 +313,7 @@ class _NamedSignature(Signature):
 
 
 class ExternalWorkflow(WorkflowDefinition):
-    """A workflow that only other apps have: by its name, or with a function that has its parameters and its result."""
+    """A workflow that only other apps have, known by its name or by a function with its parameters and result."""
 
     is_external = True
 
@@ -329,11 +329,11 @@ class ExternalWorkflow(WorkflowDefinition):
 
 
 async def _unknown() -> Any:
-    """Stand in for a function that is not here."""
+    """Stands in for a function that this app does not have."""
 
 
 def step_definition(known: "dict[str, ActivityDefinition]", function: Any, values: Values) -> "ActivityDefinition":
-    """Return the activity that a function is as a step, under its full name; raise if it cannot be one."""
+    """Return the activity for a function that is used as a step, under its full name; raise if it cannot be one."""
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
     found = known.get(name)
     if found is not None and found.function is function:
@@ -350,7 +350,7 @@ def step_definition(known: "dict[str, ActivityDefinition]", function: Any, value
 
 @lru_cache(maxsize=1_024)
 def encode_options(options: ActivityOptions) -> Raw:
-    """Return the options as they are stored with a step. There are few different ones, and many calls."""
+    """Return the options in their stored form. There are few different ones, and many calls."""
     return codec.encode(options)
 
 
@@ -423,7 +423,7 @@ class ActivityDefinition:
         self.limited: LimitedCalls | None = None
         """The limit of its calls, if it has one."""
         self.takes_slot = True
-        """Whether a node carries it out in one of its slots."""
+        """Whether the activity occupies one of a node's slots."""
         self.key_function = idempotency_key
         self._key_names: list[str] = []
         if idempotency_key is not None:
@@ -437,7 +437,7 @@ class ActivityDefinition:
         )
 
     def is_retried(self, problem: BaseException) -> bool:
-        """Return whether the activity's own predicate lets it be tried again after this."""
+        """Return whether the activity's own predicate allows a retry after this error."""
         if self._retry_if is None or not isinstance(problem, Exception):
             return True
         try:
@@ -447,7 +447,7 @@ class ActivityDefinition:
             return False
 
     def as_declared(self, problem: ActivityFailed) -> ActivityFailed:
-        """Return a failure so that it can be caught as the declared exception that it was, or whose subclass it was."""
+        """Return a failure that can be caught as the declared exception class that it was an instance of."""
         names = (problem.info.code, *problem.info.bases)
         declared: list[Any] = [each for name in names for each in self.raises if each.__name__ == name]
         return _failure_of(declared[0], problem.message, problem.info) if declared else problem
@@ -469,9 +469,9 @@ _BUILT_IN: dict[str, ActivityDefinition] = {}
 
 
 def built_in(function: Callable[..., Any], name: str, *, takes_slot: bool = True) -> ActivityDefinition:
-    """Return an activity of the engine. What is known of its parameters is looked up once: each node has a function.
+    """Return an activity of the engine. Its parameters are looked up once; each node provides its own function.
 
-    One that waits for what another run does takes no slot, or those that wait could have all that the other run needs.
+    One that waits for another run takes no slot. Otherwise such waits could occupy all slots that the other run needs.
     """
     if name not in _BUILT_IN:
         _BUILT_IN[name] = ActivityDefinition(function, name, ActivityOptions())
@@ -483,7 +483,7 @@ def built_in(function: Callable[..., Any], name: str, *, takes_slot: bool = True
 
 
 async def _of_no_node() -> NoReturn:
-    """Stand for the function of an activity of which each node has its own."""
+    """Stands in for the function of an activity that each node provides itself."""
     raise RuntimeError("an activity of the engine was called that belongs to no node")
 
 
@@ -514,13 +514,13 @@ def milliseconds(value: timedelta | float | None) -> int | None:
 
 NO_TIMEOUTS = (None, None, None)
 RUN_TIMEOUTS = ("execution_timeout", "run_timeout", "cleanup_timeout")
-"""The options of a start that bound how long its run may take, in the order in which `run_timeouts` takes them."""
+"""The start options that bound the duration of a run, in the order in which `run_timeouts` takes them."""
 
 
 def run_timeouts(
     execution: timedelta | float | None, run: timedelta | float | None, cleanup: timedelta | float | None
 ) -> RunTimeouts | None:
-    """Return how long a run may take, of durations; None if it may take as long as it likes."""
+    """Return the time limits of a run from durations; None if it has none."""
     if execution is None and run is None:
         if cleanup is not None:
             problem = "cleanup_timeout bounds what follows an execution_timeout or a run_timeout: give one of them too"
@@ -537,9 +537,9 @@ def child_run_id(run_id: str, step_id: str) -> str:
 
 
 def scoped_child_run_id(run_id: str, prefix: str, name: str) -> str:
-    """Return the id of the run that a step of code starts; `prefix` is what its id has since a rotation.
+    """Return the id of the run that a step of code starts; `prefix` is the prefix of its id since a rotation.
 
-    A single slash stands between a parent and its child, so one in a name or after a scope is doubled: the child `b` in
+    A single slash separates a parent from its child, so a slash in a name or after a scope is doubled: the child `b` in
     the scope `a` is another run than the child `b` of the child `a`.
     """
     parts = name.split("/")
@@ -549,7 +549,7 @@ def scoped_child_run_id(run_id: str, prefix: str, name: str) -> str:
 
 
 def failure_policy(value: str) -> OnFailure:
-    """Return the policy for an activity that has failed for good; raise if there is no such policy."""
+    """Return the policy for an activity that has failed permanently; raise if there is no such policy."""
     if value not in get_args(OnFailure):
         raise InvalidInput(f"on_failure is one of {', '.join(get_args(OnFailure))}, not {value!r}", field="on_failure")
     return value  # type: ignore[return-value]
@@ -570,9 +570,9 @@ def error_policy(value: str) -> OnError:
 
 @cache
 def _failure_class(declared: Any) -> Any:
-    """Return the class of failures that are caught as `ActivityFailed` and as this exception.
+    """Return the class of failures that can be caught as `ActivityFailed` and as this exception.
 
-    Only the text of the exception was recorded, so nothing of it runs that needs its arguments or fields.
+    Only the text of the exception was recorded, so none of its code that needs its arguments or fields runs.
     """
     body: dict[str, Any] = {
         "message": "",
@@ -592,7 +592,7 @@ def _without_arguments(self: ActivityFailed, message: str, info: ErrorInfo) -> N
 
 
 def _failure_of(declared: Any, message: str, info: ErrorInfo) -> ActivityFailed:
-    """Return a failure that is caught as `ActivityFailed` and as this exception, whatever its constructor takes."""
+    """Return a failure that can be caught as `ActivityFailed` and as this exception, whatever its constructor takes."""
     made = _failure_class(declared)
     builtin = next(each for each in made.__mro__ if "__new__" in vars(each) and each.__module__ == "builtins")
     failure: ActivityFailed = builtin.__new__(made, message)
@@ -613,7 +613,7 @@ def _checked_raises(raises: Any) -> tuple[type[Exception], ...]:
 
 
 def failure_types(value: Any, field: str = "failures") -> tuple[type[Exception], ...]:
-    """Return the exceptions that fail a run, or that an activity declares; raise if they are none."""
+    """Return the exceptions that fail a run, or that an activity declares; raise if they are not exceptions."""
     given = value if isinstance(value, tuple | list | set | frozenset) else (value,)
     for each in given:
         if not isinstance(each, type) or not issubclass(each, Exception):
@@ -626,10 +626,10 @@ def failure_types(value: Any, field: str = "failures") -> tuple[type[Exception],
 
 
 class LimitOptions(TypedDict, total=False):
-    """What `@app.workflow(...)` takes to bound the runs of a workflow. See docs/limits.md."""
+    """What `@app.workflow(...)` accepts to bound the runs of a workflow. See docs/limits.md."""
 
     at_once: int
-    """How many runs may be under way at the same time."""
+    """How many runs may be active at the same time."""
 
     per_key: int
     """How many of them may have the same key; `key` computes it."""
@@ -709,7 +709,7 @@ def _rate(rate: Any) -> tuple[int | None, int]:
 
 
 def parameters_of(field: str, function: Any, signature: Signature) -> list[str]:
-    """Return which arguments of an activity or a workflow a function takes, by their names; refuse any others."""
+    """Return which arguments of an activity or a workflow a function takes, by name; refuse any others."""
     if not callable(function):
         raise InvalidInput(f"{field} is a function of the arguments of {signature.name}, not {function!r}", field=field)
     parameters = inspect.signature(function).parameters

@@ -1,6 +1,6 @@
 """`map` and `parallel`: the same call for many items, concurrently, with a bound on the number of calls.
 
-They are plain asyncio, a `TaskGroup` of workers, and record nothing of their own: what they call does.
+They are plain asyncio, a `TaskGroup` of workers, and record nothing themselves: what they call does.
 """
 
 import asyncio
@@ -18,24 +18,24 @@ EndReason = Literal["all done", "enough succeeded"]
 
 
 class MapResult(list[R]):
-    """The results in the order of the items. None where there is none: the item failed or was not needed."""
+    """The results in the order of the items. The result is None for an item that failed or was not needed."""
 
     def __init__(self, count: int) -> None:
         nothing: Any = None
         super().__init__([nothing] * count)
         self.failures: dict[int, Exception] = {}
-        """The failures that were tolerated, by the places of their items."""
+        """The failures that were tolerated, by the positions of their items."""
         self.succeeded = 0
         self.reason: EndReason = "all done"
-        """Why it has ended."""
+        """Why the call ended."""
 
 
 class _Enough(Exception):
-    """As many have succeeded as are needed."""
+    """As many calls have succeeded as are needed."""
 
 
 class _TooMany(Exception):
-    """More have failed than are tolerated."""
+    """More calls have failed than are tolerated."""
 
 
 @overload
@@ -63,11 +63,11 @@ async def map(
 ) -> MapResult[Any]:
     """Call an activity, a child or an async function for each item, concurrently, and return the results in order.
 
-    `at_once` limits concurrent calls. The first failure cancels the others and is raised, unless `tolerated_failures`
-    allows more: then they are in `failures` of the result, and one failure too many raises an `ExceptionGroup` of all.
-    With `min_successful` it ends, and cancels the rest, after that many successes; without `tolerated_failures`, as
-    many may fail as leave enough items. `reason` says why it has ended. Only failures that would fail the run count. A
-    mistake in the code is raised at once.
+    `at_once` limits concurrent calls. The first failure cancels the other calls and is raised, unless
+    `tolerated_failures` allows more. Tolerated failures are in `failures` of the result; one too many raises an
+    `ExceptionGroup` of all of them. With `min_successful` the call ends after that many successes and cancels the rest;
+    if `tolerated_failures` is not given, it tolerates failures as long as enough items are left. `reason` is why it
+    ended. Only failures that would fail the run count. A mistake in the code is raised immediately.
     """
     if isinstance(items, set | frozenset):
         raise InvalidInput("map: the order of a set differs between processes; give it sorted(items)", field="items")
@@ -115,7 +115,7 @@ async def map(
 
 
 def awaitable(caller: str, result: Awaitable[T]) -> Awaitable[T]:
-    """Return what the function that a caller was given has returned; raise `InvalidInput` if it cannot be awaited."""
+    """Return the awaitable that the given function returned; raise `InvalidInput` if it cannot be awaited."""
     if not hasattr(result, "__await__"):
         kind = type(result).__qualname__
         raise InvalidInput(f"{caller} calls an activity, a workflow or an async function; this one returned a {kind}")

@@ -1,9 +1,9 @@
-"""A digest of the code of a definition, as far as its references can be followed.
+"""A digest of the code of a definition, including what it refers to, as far as that can be followed.
 
 It covers the function's own code and what it refers to: functions, classes, activities and workflows by their names,
-plain values in globals, closures and defaults. Lines and comments do not count. The digest may differ although the code
-is the same (another version of Python compiles it differently), which costs one replay. It covers neither libraries nor
-files that the code reads.
+plain values in globals, closures and defaults. Line numbers and comments do not count. The digest may differ although
+the code is the same (another version of Python compiles it differently), which costs one replay. It covers neither
+libraries nor files that the code reads.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def fingerprint(function: Any) -> str:
 
 
 def _parts(of: Any) -> Iterator[Any]:
-    """Yield the parts of an object: text that counts, and objects to follow."""
+    """Yield the parts of an object: text that enters the digest, and objects to follow."""
     if isinstance(of, MethodType):
         yield of.__func__
     elif isinstance(of, FunctionType):
@@ -63,7 +63,7 @@ def _values(values: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def _is_foreign(value: Any) -> bool:
-    """Return whether it is of this package or built in: it changes with another version of those only."""
+    """Return whether it belongs to this package or is built in: it changes only with another version of those."""
     return str(getattr(value, "__module__", "")).partition(".")[0] in ("holdfast", "builtins", "asyncio", "typing")
 
 
@@ -85,6 +85,6 @@ def _names(code: CodeType) -> list[str]:
 def _is_filled(cell: Any) -> bool:
     try:
         cell.cell_contents  # noqa: B018
-    except ValueError:  # what it is to hold is defined later
+    except ValueError:  # the cell is assigned later
         return False
     return True

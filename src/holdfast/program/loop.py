@@ -1,14 +1,14 @@
 """The deterministic loop: plain asyncio, without a clock, a socket or a thread behind it.
 
-A workflow's coroutines run on this loop, synchronously, until nothing is ready. The engine brings what they then wait
+A workflow's coroutines run on this loop, synchronously, until nothing is ready. The engine then delivers what they wait
 for. Everything that could differ between two executions is removed:
 
 * time stands still while the loop runs; it is the instant of the outcome that is being handled;
 * `call_later` and `call_at`, and with them `asyncio.sleep` and `asyncio.timeout`, become durable timers of the host;
 * tasks and futures hash by a counter, those of `gather` too. `asyncio.wait`, `as_completed` and `TaskGroup` keep them
   in sets, which would otherwise iterate by address, and one history would replay to several outcomes;
-* async generators that are dropped half-way are closed at once by this loop, not by the outer one; those that only the
-  garbage collector finds, at some time, are not closed: they end with the run;
+* async generators that are dropped half-way are closed immediately by this loop, not by the outer one;
+  those that only the garbage collector finds, at an uncertain time, are not closed: they end with the run;
 * `asyncio.all_tasks` raises `NotDurable`: its order is that of a set of all tasks of the process;
 * sockets, subprocesses, threads and signals raise `NotDurable`, which names what to use instead.
 
@@ -43,13 +43,13 @@ T = TypeVar("T")
 
 
 CLOSING_ATTEMPTS = 10
-"""How often `ProgramClosed` is raised in a coroutine that does not end by it."""
+"""How often `ProgramClosed` is raised in a coroutine that does not end because of it."""
 
 _NO_CALLBACKS: frozenset[int] = frozenset()
 _NO_TASKS: Mapping[int, "asyncio.Task[Any]"] = MappingProxyType({})
 
 FEW_TASKS = 8
-"""How many tasks are kept before those that have ended are removed."""
+"""Up to this many tasks are kept before those that have ended are removed."""
 
 MOST_CLOSED_ERRORS = 1_000
 """How often a disposed loop raises `ProgramClosed`."""
@@ -72,7 +72,7 @@ class TimerHost(Protocol):
 
 
 class Timer(asyncio.TimerHandle):
-    """A timer of the loop. `step_id` and `asked_at` are the host's."""
+    """A timer of the loop. `step_id` and `asked_at` belong to the host."""
 
     step_id: str = ""
     asked_at: object = None
@@ -80,7 +80,7 @@ class Timer(asyncio.TimerHandle):
 
 
 class _Numbered:
-    """Hashes by the order in which it was first put into a set, not by its address; a task, by that of its making."""
+    """Hashes by the order in which it was first put into a set, not by its address; a task, by order of creation."""
 
     __slots__ = ()
     number: int
@@ -120,7 +120,7 @@ class _Ready(asyncio.Handle):
 
 
 class StepFuture(NumberedFuture[Any]):
-    """The outcome of a step, while it is awaited. Cancelling the wait closes the step."""
+    """The outcome of a step that is awaited. Cancelling the wait closes the step."""
 
     __slots__ = ("_give_up", "_step_id", "is_work")
 
@@ -134,7 +134,7 @@ class StepFuture(NumberedFuture[Any]):
         """Whether the step is an activity."""
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Give the step up."""
+        """Cancel the step."""
         is_cancelled = super().cancel(msg)
         if is_cancelled:
             self._give_up(self._step_id)
@@ -149,8 +149,8 @@ class NumberedTask(_Numbered, asyncio.Task[T]):
     def __init__(
         self, coro: Any, loop: "DeterministicLoop", name: str | None = None, context: Context | None = None
     ) -> None:
-        self.number = loop.next_number()  # before asyncio puts the task into its set of all tasks
-        self.context = copy_context() if context is None else context  # a task of Python 3.11 does not give it
+        self.number = loop.next_number()  # before asyncio adds the task to its set of all tasks
+        self.context = copy_context() if context is None else context  # a task of Python 3.11 does not expose it
         super().__init__(coro, loop=loop, name=name, context=self.context)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
@@ -170,9 +170,9 @@ def _is_unretrieved(task: asyncio.Task[Any]) -> bool:
 
 
 class Watch(Struct, gc=False, eq=False):
-    """Runs pieces of one program, each for `turn_s` at most; None or 0 sets no bound.
+    """Runs pieces of one program, each for at most `turn_s`; None or 0 sets no bound.
 
-    Why a piece is left in three attempts is said in `watchdog.py`.
+    `watchdog.py` explains why leaving a piece takes three attempts.
     """
 
     turn_s: float | None
@@ -196,7 +196,7 @@ class Watch(Struct, gc=False, eq=False):
             try:
                 try:
                     watchdog.watched[thread_id] = self
-                    if watchdog.is_asleep and not watchdog.bell.is_set():  # else it is about to wake up
+                    if watchdog.is_asleep and not watchdog.bell.is_set():  # otherwise it is about to wake up
                         if watchdog.thread is None:
                             watchdog.start()
                         watchdog.bell.set()
@@ -220,7 +220,8 @@ class Watch(Struct, gc=False, eq=False):
         """Make sure that nothing more is raised in this thread, which is no longer watched."""
         taken: list[bool] = []
         try:
-            # One call takes the lock and notes it: `with` would not let go of it if something is raised in between.
+            # A single call acquires the lock and records that: `with` would not release it if something is raised in
+            # between.
             taken.extend(map(self.watchdog.lock.acquire, (True,)))
             if self.where:
                 try:
@@ -250,7 +251,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self.watch = watch
         self._most_callbacks = most_callbacks
         self._ready: deque[asyncio.Handle] | list[asyncio.Handle] | None = None
-        """A deque only while the program runs: one takes more memory than anything else that a parked run has."""
+        """A deque only while the program runs: it takes more memory than anything else in a parked run."""
         self._number = seed  # not 0: asyncio keeps the tasks of all runs in one set
         self._is_closed = False
         self._closed_errors = 0
@@ -264,7 +265,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self.deferred_callback: int | None = None
         """The number of the callback that waits for `run_deferred`."""
         self.to_defer = _NO_CALLBACKS
-        """The callbacks, by their number, that do not run in their turn but after `run_deferred`."""
+        """The callbacks, by number, that run after `run_deferred` instead of in their turn."""
         self.after_each: Callable[[int], None] | None = None
         """Called after each callback, with its number."""
 
@@ -279,7 +280,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         return bool(self._ready)
 
     def run_until_idle(self) -> None:
-        """Run everything that is ready, and what becomes ready through it."""
+        """Run everything that is ready, and what becomes ready as a result."""
         if not self._ready:
             return
         here = _here
@@ -287,7 +288,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
             with running(self):
                 self.watch.run(self._run_ready)
             return
-        # As `running` does, without its calls: this is the way of each turn that a node takes.
+        # Like `running`, but without its calls: every turn of a node takes this path.
         sys.set_asyncgen_hooks(None, self.finalize)
         asyncio._set_running_loop(self)
         here.loop = self
@@ -331,17 +332,17 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
             self._ready.append(handle)
 
     def run_deferred(self) -> None:
-        """Run the deferred callback, after what is ready already."""
+        """Run the deferred callback, after what is already ready."""
         if self._deferred is not None:
             self._add(self._deferred)
             self._deferred = self.deferred_callback = None
 
     def fire(self, timer: Timer) -> None:
         """Run a timer that is due."""
-        timer._scheduled = False  # it cannot be cancelled any more
+        timer._scheduled = False  # it can no longer be cancelled
         self._add(timer)
 
-    # --- for asyncio
+    # --- called by asyncio
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
@@ -365,7 +366,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Timer:
-        """Run the callback at that time, by a durable timer; at once if it is past, and never at infinity."""
+        """Call it at that time, by a durable timer; immediately if the time is past, and never if it is infinity."""
         self.check_open()
         if math.isnan(when):
             raise InvalidInput("a timer is set for a number of seconds, and NaN is not a number")
@@ -400,7 +401,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         name: str | None = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        """Return a task that hashes by its number; without a name it gets one that is the same on every replay."""
+        """Create a task that hashes by its number; without a name it gets one that is the same on every replay."""
         if self._is_closed:
             coro.close()
             raise ProgramClosed
@@ -414,9 +415,9 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         return task
 
     def _task_of(self, coro: Any, given: Any) -> asyncio.Task[Any]:
-        """Return the task of one of the coroutines that `as_completed` was given; they are made in their order.
+        """Return the task of one of the coroutines that `as_completed` was given; tasks are created in argument order.
 
-        It goes through them by address, so all are made when it asks for the first.
+        `as_completed` iterates over them by address, so all are created when it requests the first.
         """
         if id(coro) not in self._completing:
             is_ordered = isinstance(given, list | tuple) and coro in given
@@ -440,7 +441,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         return f"task {self._name}"
 
     def get_debug(self) -> bool:
-        """Return False: there is no debug mode. Every future calls this, even one that `gather` makes."""
+        """Return False: there is no debug mode. Every future calls this, even one that `gather` creates."""
         maker = sys._getframe(1)
         if maker.f_code is _GATHERING:
             future = maker.f_locals["self"]
@@ -449,10 +450,10 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         return False
 
     def get_task_factory(self) -> None:
-        """Return None: tasks are made by the loop itself."""
+        """Return None: the loop itself creates tasks."""
 
     def get_exception_handler(self) -> None:
-        """Return None: exceptions are part of a run's outcome, and not reported otherwise."""
+        """Return None: exceptions are part of a run's outcome, and are not reported otherwise."""
 
     def is_running(self) -> bool:
         """Return whether coroutines can wait on this loop."""
@@ -463,7 +464,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         return self._is_closed
 
     def unretrieved(self) -> list[asyncio.Task[Any]]:
-        """Return the tasks that have failed, and whose exception nothing has asked for."""
+        """Return the failed tasks whose exception was never retrieved."""
         return [task for task in self._tasks if _is_unretrieved(task)]
 
     def has_tasks_beside(self, main: asyncio.Task[Any] | None) -> bool:
@@ -471,7 +472,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         return any(task is not main and not task.done() for task in self._tasks)
 
     def dispose(self) -> None:
-        """Close all coroutines; code that still runs by that can no longer use the loop."""
+        """Close all coroutines; code that still runs because of that can no longer use the loop."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -496,7 +497,8 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
     def finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
         """Close an async generator that was dropped half-way, as asyncio does. The interpreter calls this.
 
-        The garbage collector runs at no certain time: a generator that it finds is kept as it is, to end with the run.
+        The garbage collector runs at an uncertain time: a generator that it finds is kept as it is, to end with the
+        run.
         """
         if self._is_closed:
             return
@@ -541,7 +543,7 @@ class outside_loop:  # noqa: N801 - used like a function
 
 
 class running:  # noqa: N801 - used like a function
-    """Make this loop the running one of its thread, inside of any that runs there."""
+    """Make this loop the running one of its thread, nested inside any that runs there."""
 
     __slots__ = ("_loop", "_outside")
 
@@ -568,8 +570,8 @@ class running:  # noqa: N801 - used like a function
 class _Here(threading.local):
     """Whether this thread is outside of its running loop, and whether the garbage collector runs in it.
 
-    The latter is known only while programs run. Then a callback listens, and at no other time. `loop` is the one whose
-    program runs: Python 3.11 asks the system for the process's id whenever it is asked for its running loop.
+    The latter is known only while programs run, because a callback listens only then. `loop` is the one whose program
+    runs: Python 3.11 asks the system for the process id whenever it is asked for its running loop.
     """
 
     loop: DeterministicLoop | None = None
@@ -592,8 +594,8 @@ def _note_collection(phase: str, info: object) -> None:
 def _dispose_of(task: NumberedTask[Any], loop: DeterministicLoop) -> None:
     """Raise `ProgramClosed` in a task, as the current one and in its context: libraries restore it when code leaves.
 
-    It is raised again some times in code that goes on, which is then left alone. `close` would take a coroutine out of
-    those that await it: what is left of it would be closed anywhere and at any time.
+    It is raised a few more times in code that continues, which is then left alone. `close` would remove a coroutine
+    from those that await it: the rest of it would be closed in an arbitrary place at an arbitrary time.
     """
     coro: Any = task.get_coro()
     asyncio.tasks._enter_task(loop, task)
@@ -620,7 +622,7 @@ def _untie(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 _stubborn: list[Any] = []
-"""Coroutines that did not end when closed. Collected, they would run on, outside of any run: so they are kept."""
+"""Coroutines that did not end when closed. If collected, they would continue outside of any run, so they are kept."""
 
 
 _GATHERING = asyncio.tasks._GatheringFuture.__init__.__code__  # type: ignore[attr-defined]
@@ -628,7 +630,7 @@ _AS_COMPLETED = asyncio.as_completed.__code__
 
 
 def _given_to_as_completed() -> Any:
-    """Return what `as_completed` was given if it makes this task from a coroutine, in order of addresses; or None."""
+    """Return what `as_completed` was given if it creates this task from a coroutine, in order of addresses; or None."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename == asyncio.tasks.__file__:
         if frame.f_code is _AS_COMPLETED:
@@ -638,10 +640,10 @@ def _given_to_as_completed() -> Any:
 
 
 def _is_listing_tasks() -> bool:
-    """Return whether `asyncio.all_tasks` is the caller; up to Python 3.11 from a comprehension of its own.
+    """Return whether `asyncio.all_tasks` is the caller; up to Python 3.11 it calls from its own comprehension.
 
-    From Python 3.14 on it is written in C and has no frame. Then the frame here is the one that calls it: code outside
-    of asyncio and of this module, in which the name of `get_loop` does not occur.
+    From Python 3.14 on it is written in C and has no frame. Then the frame here is that of its caller: code outside of
+    asyncio and of this module in which the name of `get_loop` does not occur.
     """
     frame: FrameType | None = sys._getframe(2)
     if frame is None:
@@ -699,7 +701,7 @@ for _name, _text in _INSTEAD.items():
 
 
 def settle(waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]]) -> None:
-    """Resolve the futures whose condition holds; an exception of a condition is raised where it is awaited."""
+    """Resolve the futures whose condition holds. An exception of a condition is raised where it is awaited."""
     for condition, future in waiting:
         try:
             holds = condition()

@@ -1,8 +1,8 @@
 """Middleware: functions of the app around workflows, activities, and requests to runs.
 
 Each gets the call and `call_next`, and continues with `return await call_next(call)`. It may inspect the call, pass a
-changed call to `call_next`, change the result, raise instead, or call again. The one that was registered first is the
-outermost. Without middleware nothing is called.
+changed call to `call_next`, change the result, raise instead, or call again. The first registered one is the outermost.
+Without middleware nothing is called.
 
 Middleware around a workflow is code of the workflow: it runs at every replay, with the rules of workflow code.
 """
@@ -18,10 +18,10 @@ from holdfast.core.audit import Caller
 from holdfast.errors import InvalidInput
 
 MiddlewareKind = Literal["workflow", "activity", "client"]
-"""What middleware is around."""
+"""What the middleware wraps."""
 
 ClientVerb = Literal["start", "signal", "query", "update", "command"]
-"""What is asked of a run, through this process."""
+"""The kind of request to a run, through this process."""
 
 
 class WorkflowCall(Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class ActivityCall(Struct, frozen=True, kw_only=True):
     activity: str
     """The name of the activity."""
     run_id: str
-    """The run whose step it is."""
+    """The run that the step belongs to."""
     step_id: str
     """The step."""
     attempt: int
@@ -56,15 +56,15 @@ class ClientCall(Struct, frozen=True, kw_only=True):
     """A call about a run, by code of this process or by a caller of its service."""
 
     verb: ClientVerb
-    """What is asked: a start, a signal, a query, an update, or an operator's command."""
+    """The request: a start, a signal, a query, an update, or an operator's command."""
     workflow: str = ""
-    """The workflow, or `plan:ID`, that is started."""
+    """The workflow, or `plan:ID`, to start."""
     run_id: str | None = None
     """The run, or the id that the new run will have."""
     name: str = ""
     """The name of the signal, query or update, or the operator's command, such as `PAUSE`."""
     context: dict[str, str] = {}
-    """The context that was given to the start. What is bound around it is not included."""
+    """The context that was passed to the start. What is bound around it is not included."""
     caller: Caller | None = None
     """The caller of the service; None for code of this process."""
     raw_input: Raw = field(default=Raw(b"null"))
@@ -72,7 +72,7 @@ class ClientCall(Struct, frozen=True, kw_only=True):
 
     @property
     def input(self) -> Any:
-        """The arguments or the payload, as they are stored. To change them is not possible here."""
+        """The arguments or the payload, as they are stored. They cannot be changed here."""
         return codec.decode(self.raw_input, Any)
 
     def with_context(self, **texts: str) -> "ClientCall":
@@ -82,19 +82,19 @@ class ClientCall(Struct, frozen=True, kw_only=True):
 
 C = TypeVar("C")
 CallNext = Callable[[C], Awaitable[Any]]
-"""Goes on with a call: to the next middleware, or to what they are all around."""
+"""Continues a call: to the next middleware, or to the wrapped function."""
 Middleware = Callable[[C, CallNext[C]], Awaitable[Any]]
 
 
 class Middlewares(Struct, frozen=True):
-    """The middleware of an app, the outermost first. The lists are shared by all who have them, and only grow."""
+    """The middleware of an app, the outermost first. The lists are shared by all holders, and only grow."""
 
     workflow: list[Middleware[WorkflowCall]] = field(default_factory=list)
     activity: list[Middleware[ActivityCall]] = field(default_factory=list)
     client: list[Middleware[ClientCall]] = field(default_factory=list)
 
     def of(self, kind: Any) -> list[Any]:
-        """Return the middleware around this kind of thing."""
+        """Return the middleware of this kind."""
         if kind not in ("workflow", "activity", "client"):
             raise InvalidInput(f'middleware is around "workflow", "activity" or "client", not {kind!r}', field="kind")
         found: list[Any] = getattr(self, kind)

@@ -48,7 +48,8 @@ class Rotate(BaseException):
 def raised_outcome(main: asyncio.Task[Any], *, is_cancelling: bool) -> tuple[c.Command, BaseException | None]:
     """Return the command of a program whose main task has raised, and the exception if that is a failure.
 
-    A `CancelledError` ends the run as cancelled only if the run is being cancelled; else it is like any other.
+    A `CancelledError` ends the run as cancelled only if the run is being cancelled; otherwise it is treated like any
+    other exception.
     """
     if main.cancelled():
         if is_cancelling:
@@ -66,13 +67,13 @@ def raised_outcome(main: asyncio.Task[Any], *, is_cancelling: bool) -> tuple[c.C
 
 
 def fails_on_none(main: asyncio.Task[Any]) -> bool:
-    """Return whether a main task has failed with an error that code raises when it gets None unexpectedly."""
+    """Return whether a main task has failed with an error that code raises when it unexpectedly gets None."""
     if main.cancelled():
         return False
     problem = main.exception()
     if isinstance(problem, BaseExceptionGroup):
         return problem.subgroup(_OF_NONE) is not None
-    return problem is None or isinstance(problem, _OF_NONE)  # without one, it is the result that does not fit
+    return problem is None or isinstance(problem, _OF_NONE)  # without an exception, the result does not fit
 
 
 _OF_NONE = (TypeError, AttributeError, InvalidInput)
@@ -107,7 +108,7 @@ def _stray_cancellation(task: asyncio.Task[Any], what: str) -> asyncio.Cancelled
 # --- which exceptions fail a run
 
 FAILURES = (WorkflowFailed, ActivityFailed, ChildFailed, SignalHandlerFailed, TimeoutError)
-"""What fails every run that does not handle it: it was raised to do so, or is the recorded outcome of a step or wait.
+"""What fails every run that does not handle it: raised to do so, or the recorded outcome of a step or wait.
 
 Later code would get the same outcome again, so a pause would not help.
 """
@@ -116,7 +117,8 @@ Later code would get the same outcome again, so a pause would not help.
 def is_failure(problem: BaseException, definition: WorkflowDefinition, *, is_cancelling: bool = False) -> bool:
     """Return whether an exception that the code does not handle fails its run; any other pauses it.
 
-    A group does if every exception in it does. Cancellations in it, of the run or of a task by its code, do not count.
+    A group fails the run if every exception in it does. Cancellations in it, of the run or of a task by its code, do
+    not count.
     """
     if definition.on_error == "fail" or isinstance(problem, (*FAILURES, *definition.failures)):
         return True
@@ -129,7 +131,7 @@ def is_failure(problem: BaseException, definition: WorkflowDefinition, *, is_can
 
 
 def unhandled(problem: BaseException, what: str = "the workflow", advice: str = "") -> UnhandledError:
-    """Return the error of a run whose code raised what it did not handle, with the author's line."""
+    """Return the error of a run whose code did not handle an exception, with the author's line."""
     info = error_info(problem)
     line = raising_line(problem)
     found = UnhandledError(
@@ -142,7 +144,9 @@ def unhandled(problem: BaseException, what: str = "the workflow", advice: str = 
 
 
 def stuck(line: object, failed: list[asyncio.Task[Any]]) -> UnhandledError:
-    """Return the error of a run whose code waits, and nothing can wake it; with a task that has failed meanwhile."""
+    """Return the error of a run whose code waits and cannot be woken by anything; with a task that has failed
+    meanwhile.
+    """
     text = f"nothing can wake the workflow: no step, timer or signal is open, and it waits at {line}"
     for task in failed[:1]:
         problem = task._exception  # without marking it as retrieved
@@ -161,19 +165,19 @@ def rotates(group: BaseExceptionGroup[BaseException]) -> bool:
     return group.subgroup(Rotate) is not None
 
 
-# --- exceptions as a history keeps them
+# --- how a history stores exceptions
 
 
 Redact = Callable[[str], str]
-"""Returns a text without what no history may hold."""
+"""Returns a text without anything that a history may not contain."""
 
 
 def error_info(
     problem: BaseException, *, retryable: bool = False, causes: int = ERROR_CAUSES, redact: Redact | None = None
 ) -> ErrorInfo:
-    """Return an exception as a history keeps it: bounded, with its cause. The cause of a group is its first member.
+    """Return an exception as a history stores it: bounded, with its cause. The cause of a group is its first member.
 
-    Texts are redacted before they are cut: a part that is left of a value could not be found any more.
+    Texts are redacted before they are truncated: the remaining part of a secret value could no longer be found.
     """
     clean = redact or str
     if isinstance(problem, BaseExceptionGroup):
@@ -196,7 +200,7 @@ def error_info(
 
 
 def attempt_error(problem: BaseException, *, retryable: bool, redact: Redact | None) -> ErrorInfo:
-    """Return the error of an attempt of an activity: with what a retry policy, and a workflow that catches it, need."""
+    """Return the error of an activity's attempt, with what a retry policy and a workflow that catches it need."""
     error = error_info(problem, retryable=retryable, redact=redact)
     bases, after_ms = _bases(problem), _retry_after_ms(problem)
     return replace(error, bases=bases, retry_after_ms=after_ms) if bases or after_ms is not None else error
@@ -207,13 +211,13 @@ _MOST_BASES = 8
 
 
 def _bases(problem: BaseException) -> tuple[str, ...]:
-    """Return the names of an exception's base classes, without those that every one has."""
+    """Return the names of an exception's base classes, without those that every exception has."""
     names = [each.__name__[:ERROR_TEXT_CHARS] for each in type(problem).__mro__[1:]]
     return tuple(name for name in names if name not in _SAYS_NOTHING)[:_MOST_BASES]
 
 
 def _retry_after_ms(problem: BaseException) -> int | None:
-    """Return the delay that an exception asks for before the next attempt: seconds, also as text, or a timedelta."""
+    """Return the delay that an exception requests before the next attempt: seconds, also as text, or a timedelta."""
     asked = _attribute(problem, "retry_after")
     if isinstance(asked, timedelta):
         asked = asked.total_seconds()
@@ -225,7 +229,7 @@ def _retry_after_ms(problem: BaseException) -> int | None:
 
 
 def _redacted(error: ErrorInfo, redact: Redact) -> ErrorInfo:
-    """Return an error that was recorded before, with its causes, redacted."""
+    """Return a previously recorded error, with its causes, redacted."""
     return replace(
         error,
         code=redact(error.code),
@@ -236,7 +240,7 @@ def _redacted(error: ErrorInfo, redact: Redact) -> ErrorInfo:
 
 
 def error_bytes(error: ErrorInfo | None) -> int:
-    """Return about how many bytes an error takes in a history."""
+    """Return the approximate size in bytes of an error in a history."""
     size = 0
     while error is not None:
         size += len(error.message) + len(error.traceback)
@@ -252,13 +256,13 @@ def _message(problem: BaseException) -> str:
             members = "; ".join(f"{type(member).__name__}: {_message(member)}" for member in problem.exceptions)
             return f"{text}: {members}"
         return text
-    except Exception:  # an exception that cannot even be shown must not stop its run from being recorded
+    except Exception:  # an exception that cannot even be shown must not keep its run from being recorded
         return f"a {type(problem).__name__} that cannot be shown"
 
 
 def _traceback(problem: BaseException) -> str:
     try:
-        if isinstance(problem, UnhandledError):  # the author's frames: the cause has all
+        if isinstance(problem, UnhandledError):  # only the author's frames: the cause has all of them
             frames = [] if problem.__cause__ is None else authors_frames(problem.__cause__)
             return _plain_text("".join(traceback.format_list(frames)))
         return _plain_text("".join(traceback.format_exception(problem, chain=False)))
@@ -349,7 +353,7 @@ class Received(Struct, frozen=True):
 
 
 def recorded(event: Event, body: e.SignalReceived, handler: Handler | None) -> Raw | Exception:
-    """Return what the wait returns or raises, from the history; the handler is not called."""
+    """Return or raise the recorded result of the wait; the handler is not called."""
     has_effect = body.state_after is not UNSET or body.error is not None
     if has_effect is (handler is None):
         was, found = ("with", "without") if has_effect else ("without", "with")

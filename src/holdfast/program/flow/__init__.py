@@ -1,1 +1,1 @@
-"""Flows: workflows that are written as a tree of steps around one typed state."""
+"""Flows: workflows written as a tree of steps around one typed state."""

@@ -1,6 +1,6 @@
-"""The position of a run in its tree: the groups that are under way, and what may have to be undone.
+"""The position of a run in its tree: the groups that are running, and what may have to be undone.
 
-A rotation carries it over as a cursor, which names steps by their paths. After a change of the tree the cursor is
+A rotation carries it over as a cursor, which names steps by their paths. If the tree has changed, the cursor is
 compared with the new tree, and `NondeterminismError` names the first step that does not fit.
 """
 
@@ -16,7 +16,7 @@ from holdfast.program.flow.steps import Chorus, Cue
 
 
 class Frame:
-    """A group that is under way."""
+    """A group that is running."""
 
     __slots__ = ("ended", "failed", "node", "parent", "position", "state", "steps", "way")
 
@@ -24,61 +24,61 @@ class Frame:
         self.node = node
         self.parent = parent
         self.state = state
-        """The present state; of a chorus, the one at its entry."""
+        """The current state; for a chorus, the state at its entry."""
         self.steps = node.steps
         self.way = ""
-        """The choice of a cue."""
+        """The branch that the cue has chosen."""
         self.position = 0
         self.ended: dict[str, Raw] = {}
-        """The states of the branches of a chorus that have succeeded, by name."""
+        """The states of the chorus branches that have succeeded, by name."""
         self.failed: dict[str, ErrorInfo] = {}
         """The errors of the branches that have failed, by name."""
 
 
 class Undoing:
-    """What is undone, one step after the other: of the whole flow, or of one branch of a chorus."""
+    """Undoing completed steps one after the other, for the whole flow or for one branch of a chorus."""
 
     __slots__ = ("branch", "error", "failures", "frame", "left", "open")
 
     def __init__(self, frame: Frame | None, branch: Node | None, error: ErrorInfo | None) -> None:
         self.frame = frame
         self.branch = branch
-        """The branch of the frame's chorus; None for the whole flow."""
+        """The branch of the frame's chorus, or None for the whole flow."""
         self.error = error
-        """Why; None if the run is cancelled."""
+        """The error that caused it, or None if the run is cancelled."""
         self.left: list[tuple[Node, Raw]] = []
         self.open: set[str] = set()
         self.failures: list[ErrorInfo] = []
 
 
 class Position:
-    """Where a run is: its frames, its open steps, and what was completed and could still be undone."""
+    """The position of a run: its frames, its open steps, and what was completed and can still be undone."""
 
     __slots__ = ("frames", "is_cancelling", "open", "root", "strays", "undo", "undoing")
 
     def __init__(self, root: Frame) -> None:
         self.root = root
         self.frames: dict[str, Frame] = {}
-        """The groups that are under way, without the root, by their paths; outer ones first."""
+        """The running groups except the root, by path, outer ones first."""
         self.open: dict[str, tuple[Node, Frame | None]] = {}
-        """The open steps with the frames that they are in; without one, the step undoes another."""
+        """The open steps with the frames that contain them. A step without a frame undoes another step."""
         self.undo: list[tuple[Node, Raw]] = []
-        """The steps that have a compensation and were completed, in that order, with the states after them."""
+        """The completed steps that have a compensation, in order of completion, with the states after them."""
         self.undoing: list[Undoing] = []
         self.strays: list[tuple[Node, ErrorInfo]] = []
-        """What could not be undone in branches of groups that were given up."""
+        """What could not be undone in branches of groups that were cancelled."""
         self.is_cancelling = False
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes in a history."""
+        """Its approximate size in bytes in a history."""
         frames = sum(len(frame.state) + sum(map(len, frame.ended.values())) for frame in self.frames.values())
         undo = sum(len(state) for _, state in self.undo)
         return len(self.root.state) + frames + undo + sum(len(state) for each in self.undoing for _, state in each.left)
 
     @property
     def state(self) -> Raw:
-        """The present state: in a chorus, the one at its entry."""
+        """The current state; in a chorus, the state at its entry."""
         frame = self.root
         while frame.position < len(frame.steps) and not isinstance(frame.node.step, Chorus):
             inner = self.frames.get(frame.steps[frame.position].path)
@@ -108,7 +108,7 @@ class _Undoing(Struct, frozen=True, omit_defaults=True):
 
 class _Cursor(Struct, frozen=True, omit_defaults=True):
     frames: list[_Frame]
-    """The root first, each after the one that it is in."""
+    """The root first, each frame after its parent."""
     open: list[str] = []
     undo: list[tuple[str, Raw]] = []
     undoing: list[_Undoing] = []
@@ -146,7 +146,7 @@ def _saved_frame(frame: Frame) -> _Frame:
 
 
 def restored(raw: Raw, flow: FlowDefinition, carried: Container[str]) -> Position:
-    """Return the position that a rotation carries; raise if the flow has it no more, or its steps are not open."""
+    """Return the position that a rotation carried over; raise if the flow no longer has it, or a step is not open."""
     try:
         cursor = codec.decode(raw, _Cursor)
     except InvalidInput as problem:
@@ -219,14 +219,14 @@ class _Restoring:
     def _undoing(self, saved: _Undoing, frames: Mapping[str, Frame]) -> Undoing:
         branch = self._node(saved.branch) if saved.branch else None
         frame = frames.get(saved.chorus)
-        if frame is None and branch is not None:  # its chorus was given up
+        if frame is None and branch is not None:  # its chorus was cancelled
             frame = Frame(self._group_of(branch), None, codec.encode(None))
         undoing = Undoing(frame, branch, saved.error)
         undoing.left, undoing.open, undoing.failures = self._left(saved.left), set(saved.open), list(saved.failures)
         return undoing
 
     def _check_branches(self, position: Position) -> None:
-        """Raise if a chorus that is under way has branches that the run has not begun, or not those that it has."""
+        """Raise if a running chorus has branches that the run has not started, or lacks some that it has started."""
         under_way = {*position.open, *position.frames, *(each.branch.path for each in position.undoing if each.branch)}
         for frame in position.frames.values():
             if not isinstance(frame.node.step, Chorus):

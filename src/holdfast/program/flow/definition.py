@@ -1,8 +1,8 @@
 """A registered flow: its validated tree, with a path for every step.
 
 A step's path is its id in every run: the names of the groups around it and its own, joined by `/`. A scene without a
-name adds nothing. Two steps with the same path are refused, so the author has to name the second one; inserting a step
-then changes no other path, and a run that was started before finds its position.
+name adds nothing. Two steps with the same path are refused, so the author has to name the second one. Inserting a step
+therefore changes no other path, and runs that were started before still find their position.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,13 +32,13 @@ from holdfast.program.tasks import known_form
 from holdfast.program.values import PLAIN, Signature, Values
 
 MOST_DEPTH = 50
-"""How deep groups may be in groups."""
+"""The maximum nesting depth of groups."""
 
 PATH_BYTES = NAME_BYTES - 55
-"""The longest path. Markers, compensations, children and attempts are named after it, within `NAME_BYTES`."""
+"""The longest path. The names of markers, compensations, children and attempts extend it, within `NAME_BYTES`."""
 
 COMPENSATE = "compensate"
-"""What is added to the path of a step for the step that undoes it."""
+"""The suffix added to the path of a step for the step that undoes it."""
 
 
 class Call:
@@ -72,7 +72,7 @@ class Call:
         self._before, self._after = b"{" + bytes(codec.encode(name)) + b":", b"}"
 
     def with_state(self, state: Raw) -> Raw:
-        """Return the arguments of a call that takes the state as it is, or nothing."""
+        """Return the arguments of a call that takes the state itself, or no argument."""
         return Raw(self._before + bytes(state) + self._after) if self._after else Raw(self._before)
 
     def with_value(self, given: Any) -> Raw:
@@ -110,11 +110,11 @@ class Node:
         self.path = path
         self.parent = parent
         self.number = 0
-        """Its place in the tree, groups before what is in them."""
+        """Its position in the tree; a group comes before its contents."""
         self.steps: tuple[Node, ...] = ()
-        """What is in a scene, or the branches of a chorus."""
+        """The steps of a scene, or the branches of a chorus."""
         self.ways: Mapping[str, tuple[Node, ...]] = MappingProxyType({})
-        """What is in a cue, by the choice."""
+        """The steps of a cue, by choice."""
         self.activity: ActivityDefinition | None = None
         self.child: WorkflowDefinition | None = None
         self.call: Call | None = None
@@ -129,7 +129,7 @@ class Node:
         return encode_options(self.options)
 
     def is_in(self, group: "Node") -> bool:
-        """Return whether it is this group, or in it."""
+        """Return whether it is this group or is inside it."""
         node: Node | None = self
         while node is not None and node is not group:
             node = node.parent
@@ -159,7 +159,7 @@ class FlowDefinition(WorkflowDefinition):
         self.state_type = state
         self.root = Node(root if isinstance(root, Scene) and not root.step else Scene(root), "", None)
         self.nodes: dict[str, Node] = {}
-        """The steps and groups by path, without the root."""
+        """The steps and groups by path, except the root."""
         signals: dict[str, Any] = {}
         _Tree(name, state, self.nodes, signals, values).fill(self.root)
         super().__init__(
@@ -195,12 +195,12 @@ class FlowDefinition(WorkflowDefinition):
         return Graph(kind="flow", nodes=tuple(_drawn(self.root.steps, None, {})))
 
     def mermaid(self) -> str:
-        """Return the tree as a flowchart of Mermaid."""
+        """Return the tree as a Mermaid flowchart."""
         return self.graph().mermaid()
 
 
 class _Tree:
-    """Gives every step its node, and checks what concerns the whole tree."""
+    """Creates the node of every step, and checks what concerns the whole tree."""
 
     def __init__(self, name: str, state: Any, nodes: dict[str, Node], signals: dict[str, Any], values: Values) -> None:
         self._flow = f"flow {name!r}"
@@ -210,7 +210,7 @@ class _Tree:
         self._values = values
 
     def fill(self, node: Node, depth: int = 0) -> None:
-        """Make the nodes of what is in a group."""
+        """Create the nodes of a group's contents."""
         if depth > MOST_DEPTH:
             raise InvalidInput(f"{self._flow}: groups are nested more than {MOST_DEPTH} deep")
         step = node.step
@@ -285,7 +285,7 @@ class _Tree:
 
 
 def _function(name: str, state: Any, doc: str) -> Any:
-    """Return a function with the parameters of the flow: its state."""
+    """Return a function whose parameters are those of the flow: its state."""
 
     async def flow(state: Any) -> Any:
         raise NotDurable(f"flow {name!r} runs on a node: start it with app.start, or as a child")
@@ -305,7 +305,7 @@ def _state_query(state: Any) -> Any:
 
 
 def _require_fields(name: str, state: Any, values: Values) -> None:
-    """Raise unless values of this type are stored as JSON objects: branches are merged by field."""
+    """Raise unless values of this type are stored as JSON objects, because branches are merged by field."""
     schema = values.schema(state)
     described = schema
     if (reference := schema.get("$ref", "")).startswith("#/$defs/"):
@@ -331,15 +331,15 @@ def _takes(hint: Any, state: Any) -> bool:
 
 
 def _returns(hint: Any, state: Any) -> bool:
-    """Return whether this is the state, or None for an unchanged one."""
+    """Return whether this type is the state, or None for an unchanged one."""
     return hint is Any or all(member == state or member in (None, NoneType) for member in _members(hint))
 
 
-# --- what it looks like
+# --- the outline and the drawing
 
 
 def _outline(node: Node) -> Iterator[str]:
-    """Yield text that differs if the flow does something else, in order."""
+    """Yield, in order, text that changes whenever the flow's behaviour does."""
     yield f"{type(node.step).__name__} {node.path}"
     for name, value in sorted(vars(node.step).items()):
         definition = getattr(value, "definition", None)
@@ -370,7 +370,7 @@ _KINDS: dict[type, NodeKind] = {
 
 
 def _drawn(nodes: tuple[Node, ...], parent: str | None, known: dict[str, Any], branch: str = "") -> Iterator[GraphNode]:
-    """Yield the nodes of a group, each after the one before it, and what is in them."""
+    """Yield the nodes of a group in sequence, and their contents."""
     before: tuple[str, ...] = ()
     for node in nodes:
         step = node.step
@@ -397,7 +397,7 @@ def _group(node: Node) -> Step[Any] | None:
 
 
 def _detail(node: Node) -> str:
-    """Return what a reader should know beside the name."""
+    """Return the detail that is shown next to the name."""
     step, parts = node.step, []
     if node.activity is not None and node.activity.name != step.step:
         parts.append(node.activity.name)

@@ -1,6 +1,6 @@
-"""Merges, field by field, the changes that the branches of a chorus have made to the state.
+"""Merges, field by field, the changes that the branches of a chorus made to the state.
 
-It works on the JSON of the states and calls none of the author's code, so it needs no record.
+It works on the JSON of the states and calls none of the author's code, so nothing needs to be recorded.
 """
 
 from collections.abc import Mapping
@@ -47,14 +47,14 @@ def merged(chorus: str, before: Raw, after: Mapping[str, Raw]) -> Raw:
 
 
 def _is_unchanged(before: Raw | None, after: Raw | None) -> bool:
-    """Return whether a field is as it was. A missing one differs from every value."""
+    """Return whether a field is unchanged. A missing field differs from every value."""
     if before is None or after is None:
         return before is after
     return bytes(before) == bytes(after) or is_same(codec.decode(before, Any), codec.decode(after, Any))
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Return whether two values of JSON are the same: 1 and 1.0 are, 1 and true are not."""
+    """Return whether two JSON values are the same: 1 and 1.0 are, 1 and true are not."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(is_same(value, other[name]) for name, value in one.items())
     if isinstance(one, list) and isinstance(other, list):

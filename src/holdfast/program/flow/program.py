@@ -1,20 +1,20 @@
 """One run of a flow: outcomes in, commands out, as for a workflow of code.
 
-The program walks the tree. A group that is under way has a `Frame` with the state; a step that is open has an entry in
-`_open`. There is no event loop: an outcome ends a step, and the walk goes on from there until every branch waits.
+The program walks the tree. A running group has a `Frame` with the state; an open step has an entry in `_open`. There is
+no event loop: an outcome ends a step, and the walk continues from there until every branch waits.
 
-**The author's functions** are called once. What they return is recorded by a marker of the step (`ship:condition`) in
-the turn in which it was needed, and an error by another (`ship:condition:error`). A replay reads the markers. What an
-activity returns is in its own event, so a flow of plain activities has no marker at all.
+**The author's functions** are called once. A marker of the step (`ship:condition`) records what they return, in the
+turn in which it was needed; another marker (`ship:condition:error`) records an error. A replay reads the markers. What
+an activity returns is in its own event, so a flow of plain activities has no markers.
 
-**The state** is kept as JSON. It is decoded for the author's functions only, each time anew, so that they cannot change
-it behind the flow's back.
+**The state** is kept as JSON. It is decoded only for the author's functions, and anew for each call, so that they
+cannot change it behind the flow's back.
 
-**Failure.** An error goes up to the chorus or the root that deals with it. The root, and a `partial` chorus for one
-branch, undo what was completed there, in reverse order of completion; see `Undoing`. What is being undone is not
-given up any more, whatever happens.
+**Failure.** An error propagates up to the chorus or the root that handles it. The root, or a `partial` chorus for one
+branch, undoes what was completed there, in reverse order of completion; see `Undoing`. Once undoing has started,
+nothing cancels it.
 
-**Rotation.** The program rotates the history by itself when that is long, wherever it is: open steps are carried over.
+**Rotation.** The program rotates the history by itself when it is long, at any position: open steps are carried over.
 The input of the next part is its position (`cursor.py`).
 """
 
@@ -72,20 +72,20 @@ _NO_MARKERS: Mapping[str, Raw] = MappingProxyType({})
 _NO_STEPS: frozenset[str] = frozenset()
 
 _MAY_REFUSE = frozenset({"on_receive", "on_timeout"})
-"""The functions that fail their step by raising."""
+"""The functions that may fail their step by raising."""
 
 _HANDLED = Handler(lambda payload: payload, Any)
-"""Stands for any function of the author: whether a signal was received with one has to agree with the history."""
+"""Stands for any function of the author: the history and the code have to agree on whether a signal has a handler."""
 
 _Result = tuple[Raw, ErrorInfo | None]
-"""The state after a step that has ended, and the error if it has failed."""
+"""The state after a step that has ended, and the error if it failed."""
 
 
 class FlowProgram:
     """One run of a flow."""
 
     stream_writes = None
-    """It writes to no streams: only its activities do."""
+    """A flow writes to no streams: only its activities do."""
 
     __slots__ = (
         "_at",
@@ -157,10 +157,10 @@ class FlowProgram:
         self._steps = 0
         self._size = 0
 
-    # --- for the engine
+    # --- called by the engine
 
     def handle(self, event: Event) -> list[c.Command]:
-        """Take an outcome, go on until every branch waits, and return the commands that were issued."""
+        """Take an outcome, continue until every branch waits, and return the commands that were issued."""
         self._now = event.emitted_at
         if not self._is_done:
             self._handled += 1
@@ -180,7 +180,7 @@ class FlowProgram:
     def arranged(self, outcomes: list[Event]) -> list[Event]:
         """Return outcomes with failures at the end, and a cancellation after them.
 
-        What was completed during a pause is then known before a failure gives it up, and is undone.
+        Then what was completed during a pause is known before a failure cancels it, and is undone.
         """
         ended = (e.StepCompleted, e.ChildCompleted)
         self._completed = {
@@ -193,12 +193,12 @@ class FlowProgram:
 
     @property
     def takes_updates(self) -> bool:
-        """Whether an update would be answered: it is, with a refusal."""
+        """Whether an update would be answered: yes, with a refusal."""
         return True
 
     @property
     def takes_signals(self) -> bool:
-        """Whether the effect of a signal that is received now would be kept."""
+        """Whether the effect of a signal received now would be kept."""
         return not self._is_done
 
     def misfit_of(self, step_id: str, payload: Raw) -> str | None:
@@ -240,18 +240,18 @@ class FlowProgram:
 
     @property
     def state(self) -> Raw:
-        """The present state: in a chorus, the one at its entry."""
+        """The current state; in a chorus, the state at its entry."""
         return self._at.state
 
     def has_recorded_input(self, command: c.RunActivity | c.StartChild, recorded: Raw) -> bool:
-        """Return whether a step takes the input that was recorded, whatever its JSON looks like; at replay only."""
+        """Return whether a step takes the recorded input, regardless of its JSON formatting; at replay only."""
         call = self._call_of(command.step_id)
         if call is None or bytes(command.input) == bytes(recorded):
             return True
         try:
             taken = call.signature.unpack(recorded)
             return call.input is not None or taken == call.signature.unpack(command.input)
-        except InvalidInput:  # parameters that were removed, or have another type now
+        except InvalidInput:  # parameters that were removed, or now have another type
             return False
 
     def _call_of(self, step_id: str) -> Call | None:
@@ -259,7 +259,7 @@ class FlowProgram:
         return None if node is None else node.call
 
     def where(self, command: c.Command | None, event: Event | None = None) -> str:
-        """Return which step issued the command, and how the tree differs from what the history has instead."""
+        """Return which step issued the command, and how the tree differs from the history."""
         flow, nodes = self._flow, self._flow.nodes
         asked = nodes.get(_path_of(getattr(command, "step_id", "")))
         found = _path_of(event.step_id if event is not None and event.step_id else "")
@@ -271,14 +271,14 @@ class FlowProgram:
         return text
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self._at = Position(Frame(self._flow.root, None, NULL))
         self.handlers, self.kinds = {}, {}
 
-    # --- rotating
+    # --- rotation
 
     def _rotate_if_long(self) -> None:
-        """Rotate the history if it has grown long, and at least twice what has to be carried over."""
+        """Rotate the history if it is long, and at least twice the size of what has to be carried over."""
         step_id = f"cut:{self._rotation}:{self._handled}"
         if self.is_replaying:
             if step_id not in self.known_markers:
@@ -287,9 +287,9 @@ class FlowProgram:
             return
         cursor = saved(self._at)
         if len(cursor) > self._limits.value_bytes and not self._is_rotating:
-            self._not_before = 2 * self._steps  # it may become smaller; until then nothing is lost but time at replay
+            self._not_before = 2 * self._steps  # it may become smaller; until then only replay time is lost
             return
-        self._is_rotating = True  # of several outcomes, the position after the last one counts
+        self._is_rotating = True  # if there are several outcomes, the position after the last one counts
         self._commands[c.command_key(c.RecordMarker, step_id)] = c.RecordMarker(step_id=step_id, name="cut")
         self._commands[c.OF_THE_RUN] = c.ContinueAsNew(input=cursor, steps=tuple(self._at.open))
 
@@ -302,10 +302,10 @@ class FlowProgram:
         size = self._size + 2 * EVENT_BYTES * self._steps
         return size >= self._limits.rotation_bytes and size >= 2 * self._at.size and ended > 0
 
-    # --- walking
+    # --- walking the tree
 
     def _enter(self, node: Node, frame: Frame) -> _Result | None:
-        """Come to a step. Return its result if it has ended at once, or None if it is under way."""
+        """Enter a step. Return its result if it ended immediately, or None if it is running."""
         step, state = node.step, frame.state
         if step.condition is not None:
             taken, error = self._recorded(node.path, "condition", lambda: self._holds(step.condition, state))
@@ -333,7 +333,7 @@ class FlowProgram:
         return self._advance(inner)
 
     def _advance(self, frame: Frame) -> _Result | None:
-        """Go on with a scene or a cue, until one of its steps is under way."""
+        """Continue a scene or a cue until one of its steps is running."""
         steps = frame.steps
         while frame.position < len(steps):
             result = self._enter(steps[frame.position], frame)
@@ -350,7 +350,7 @@ class FlowProgram:
         return result
 
     def _ended(self, node: Node, frame: Frame | None, result: _Result) -> None:
-        """Go on after a step has ended, and up as far as groups end with it."""
+        """Continue after a step has ended, and go up through the groups that end with it."""
         going: _Result | None = result
         while frame is not None and going is not None:
             if isinstance(frame.node.step, Chorus):
@@ -377,7 +377,7 @@ class FlowProgram:
     # --- groups
 
     def _choose(self, frame: Frame, cue: Cue[Any]) -> ErrorInfo | None:
-        """Take one of the ways of a cue."""
+        """Take one of the branches of a cue."""
         node, state = frame.node, frame.state
         chosen, error = self._recorded(node.path, "choice", lambda: self._choice(cue, state))
         if error is not None:
@@ -396,7 +396,7 @@ class FlowProgram:
         return None
 
     def _choice(self, cue: Cue[Any], state: Raw) -> Raw:
-        """Return the name of the way that is taken; empty if nothing is to be done."""
+        """Return the name of the chosen branch; empty if there is nothing to do."""
         chosen = cue.choose(self._decoded(state))
         if not cue.has_cases:
             way = "then" if chosen else "otherwise"
@@ -419,7 +419,7 @@ class FlowProgram:
         return None
 
     def _branch_ended(self, frame: Frame, branch: Node, result: _Result) -> _Result | None:
-        """Take note of a branch that has ended. Return the result of its chorus if that has ended with it."""
+        """Note that a branch has ended. Return the result of its chorus if that has ended as well."""
         chorus = frame.node.step
         assert isinstance(chorus, Chorus)
         state, error = result
@@ -464,12 +464,12 @@ class FlowProgram:
         return (before, error) if error is not None else (state, None)
 
     def _fail_chorus(self, frame: Frame, error: ErrorInfo) -> _Result:
-        """Give up what is under way in a chorus, and fail."""
+        """Cancel what is running in a chorus, and fail it."""
         self._give_up(frame.node)
         return self._leave(frame, (frame.state, error))
 
     def _give_up(self, group: Node) -> None:
-        """Give up the open steps and frames of a group. What is being undone goes on."""
+        """Cancel the open steps and frames of a group. Undoing continues."""
         for step_id, (node, frame) in list(self._at.open.items()):
             if frame is not None and node.is_in(group):
                 if node.compensation is not None and step_id in self._completed:  # it has to be undone as well
@@ -494,7 +494,7 @@ class FlowProgram:
         return any(node.is_in(scope) for node in known)
 
     def _begin_undoing(self, undoing: Undoing, scope: Node) -> None:
-        """Undo what was completed in a part of the tree; what is being undone there already becomes a part of it."""
+        """Undo what was completed in a part of the tree. Undoing that is already running there becomes part of it."""
         undoing.left = [entry for entry in self._at.undo if entry[0].is_in(scope)]
         self._at.undo = [entry for entry in self._at.undo if not entry[0].is_in(scope)]
         for other in [each for each in self._at.undoing if each.branch is not None and each.branch.is_in(scope)]:
@@ -508,7 +508,7 @@ class FlowProgram:
         self._undo_next(undoing)
 
     def _undo_next(self, undoing: Undoing) -> None:
-        """Undo the step that was completed last, of those that are left."""
+        """Undo the most recently completed of the remaining steps."""
         if undoing.open:
             return
         while undoing.left:
@@ -537,13 +537,13 @@ class FlowProgram:
             return
         if (
             self._at.frames.get(frame.node.path) is not frame
-        ):  # given up meanwhile: what waits for the flow's own undoing
+        ):  # cancelled meanwhile: the rest waits for the flow's own undoing
             self._at.strays += [(branch, failure) for failure in undoing.failures]
             return
         chorus = frame.node.step
         assert isinstance(chorus, Chorus)
         assert error is not None
-        if undoing.failures:  # no chorus goes on if it is not known what is left of a branch
+        if undoing.failures:  # no chorus continues when the remains of a branch are unknown
             outcome: _Result | None = self._fail_chorus(frame, error)
         else:
             frame.failed[branch.step.step] = error
@@ -572,7 +572,7 @@ class FlowProgram:
         if self.is_replaying and activity.key_function is not None:
             self._raise_recorded(node.path, "idempotency_key")
         if key is None and activity.key_function is not None and not self.is_replaying:
-            # once: a history that has the step has its key
+            # Computed once: if the history has the step, it has its key.
             found, error = self._called(node.path, "idempotency_key", lambda: codec.encode(activity.key_of(input)))
             if error is not None:
                 return self._note_error(node.path, "input", error)
@@ -619,7 +619,7 @@ class FlowProgram:
         return None
 
     def _input_of(self, node: Node, state: Raw, what: str) -> tuple[Raw, ErrorInfo | None]:
-        """Return the arguments of a call. A replay does not make them: the history has them."""
+        """Return the arguments of a call. A replay does not compute them: the history has them."""
         call = node.call
         assert call is not None
         if call.input is None:
@@ -700,7 +700,7 @@ class FlowProgram:
         return codec.decode_with(self._flow.state_decoder, state)
 
     def _next_state(self, state: Raw, function: Callable[..., Any], *more: Any) -> Raw:
-        """Return the state after a function: what it returns, or the one that it got and may have changed."""
+        """Return the state after a function: what it returned, or the state that it was given and may have changed."""
         given = self._decoded(state)
         returned = function(given, *more)
         after = self._flow.values.encode(given if returned is None else returned)
@@ -714,7 +714,7 @@ class FlowProgram:
         return codec.bounded(raw, self._limits.value_bytes, what)
 
     def _recorded(self, path: str, what: str, make: Callable[[], Raw]) -> tuple[Raw, ErrorInfo | None]:
-        """Return what the history has; or make it, and record it."""
+        """Return what the history has; otherwise compute it and record it."""
         step_id = f"{path}:{what}"
         if not self.is_replaying:
             value, error = self._called(path, what, make)
@@ -749,10 +749,11 @@ class FlowProgram:
         return error
 
     def _called(self, path: str, what: str, make: Callable[[], Raw]) -> tuple[Raw, ErrorInfo | None]:
-        """Call a function of the author's, read-only and watched.
+        """Call a function of the author, read-only and under the watchdog.
 
-        What it is handed or returns may not fit, and `on_receive` and `on_timeout` may refuse: that fails the step, and
-        so does what fails a run. Any other exception is a mistake in the code: it pauses the run, and is not recorded.
+        The step fails if the function's argument or result does not fit, if `on_receive` or `on_timeout` refuses by
+        raising, or if the function raises what fails a run. Any other exception is a mistake in the code: it pauses the
+        run, and is not recorded.
         """
         with read_only(f"{what} of step {path!r}"):
             try:
@@ -767,7 +768,7 @@ class FlowProgram:
                 raise unhandled(problem, f"{what} of step {path!r}") from problem
 
     def _raise_recorded(self, path: str, what: str) -> None:
-        """Raise at replay where a function had raised what pauses the run, and the run was cancelled then."""
+        """Raise at replay if a function had raised an exception that paused the run, and the run was then cancelled."""
         if f"{path}:{what}:unhandled" in self.known_markers:
             self._unrecorded = f"{path}:{what}:unhandled"
             raise UnhandledError(f"{what} of step {path!r} raised when it was called")
@@ -775,7 +776,7 @@ class FlowProgram:
     # --- outcomes
 
     def _go_on(self, event: Event) -> None:
-        """Go on after a rotation: the steps that were open still are."""
+        """Continue after a rotation: the steps that were open are still open."""
         assert isinstance(event.data, e.ContinuedAsNew)
         self._at = restored(self._input, self._flow, carried_steps(event.data))
         self._carried = len(self._at.open)
@@ -799,7 +800,7 @@ class FlowProgram:
             whole = self.known_markers.get(":state", given)
         else:
             whole = self._flow.values.encode(arguments["state"])
-        if bytes(whole) != bytes(given):  # with the defaults that the caller left out: recorded, as they may differ
+        if bytes(whole) != bytes(given):  # with defaults that the caller omitted: recorded, as they may differ
             self._commands[c.command_key(c.RecordMarker, ":state")] = c.RecordMarker(
                 step_id=":state", name="state", value=whole
             )
@@ -812,7 +813,7 @@ class FlowProgram:
         if self._at.is_cancelling:
             return
         self._at.is_cancelling = True
-        if self.problem is not None:  # the walk has stopped where a function raised: that is recorded, for a replay
+        if self.problem is not None:  # the walk stopped where a function raised: recorded for a replay
             marker = c.RecordMarker(step_id=self._unrecorded, name="unhandled")
             self._commands[c.command_key(c.RecordMarker, self._unrecorded)] = marker
             self.problem = None
@@ -822,14 +823,14 @@ class FlowProgram:
         self._begin_undoing(Undoing(None, None, None), self._flow.root)
 
     def _closed(self, event: Event) -> tuple[Node | None, Frame | None]:
-        """Return the step that an outcome is for; no node if the program does not wait for it any more."""
+        """Return the step that an outcome belongs to; no node if the program no longer waits for it."""
         step_id = event.step_id or ""
         self.handlers.pop(step_id, None)
         self.kinds.pop(step_id, None)
         return self._at.open.pop(step_id, (None, None))
 
     def _returned(self, event: Event, result: Raw | None, *, is_skipped: bool = False) -> None:
-        """Go on after an activity or a child has returned, or an operator has skipped any step."""
+        """Continue after an activity or a child has returned, or an operator has skipped any step."""
         node, frame = self._closed(event)
         if node is None:
             return
@@ -841,7 +842,7 @@ class FlowProgram:
         try:
             after = self._after(node, frame.state, result)
         except UnhandledError:
-            if node.compensation is not None and not is_skipped:  # it was done, whatever comes of its result
+            if node.compensation is not None and not is_skipped:  # it was done, whatever becomes of its result
                 self._at.undo.append((node, frame.state))
             raise
         if after[1] is None and node.compensation is not None and not is_skipped:
@@ -903,7 +904,7 @@ class FlowProgram:
         self._ended(node, frame, result)
 
     def _timed_out(self, event: Event) -> None:
-        """Go on after a wait has ended without a signal."""
+        """Continue after a wait has ended without a signal."""
         node, frame = self._closed(event)
         if node is None or frame is None:
             return
@@ -948,7 +949,7 @@ def _path_of(step_id: str) -> str:
 
 
 def _sleep_ms(duration: Any) -> int:
-    """Return a duration that a function has computed; nothing if it is over already."""
+    """Return a duration that a function computed; None if it has already passed."""
     seconds = duration.total_seconds() if hasattr(duration, "total_seconds") else duration
     if isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds <= 0:
         return 0
@@ -959,7 +960,7 @@ def _sleep_ms(duration: Any) -> int:
 
 
 def _group_error(what: str, errors: list[ErrorInfo]) -> ErrorInfo:
-    """Return several errors as one, as an exception group is kept."""
+    """Return several errors as one, in the form in which an exception group is stored."""
     if len(errors) == 1:
         return errors[0]
     text = "; ".join(f"{error}" for error in errors)
@@ -1000,7 +1001,7 @@ _OPEN: dict[type, Callable[[FlowProgram, Node, Raw], ErrorInfo | None]] = {
     Task: FlowProgram._ask,
     Sleep: FlowProgram._sleep,
 }
-"""How a step is opened, by its type. It returns an error if it cannot be."""
+"""How a step of each type is opened. The function returns an error if the step cannot be opened."""
 
 _ON_EVENT: dict[type[e.Body], Callable[[FlowProgram, Event], None]] = {
     e.RunStarted: FlowProgram._begin,
@@ -1016,4 +1017,4 @@ _ON_EVENT: dict[type[e.Body], Callable[[FlowProgram, Event], None]] = {
     e.ChildCompleted: _on_completed,
     e.ChildFailed: _on_child_failed,
 }
-"""What a program does with each event that it gets: those that begin it, and outcomes."""
+"""What a program does with each event that it receives: those that start it, and outcomes."""

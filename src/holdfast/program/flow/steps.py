@@ -1,10 +1,10 @@
 """The steps of a flow, as an author writes them.
 
-A step is a plain value: nothing happens when it is made. Its arguments are checked at once, so that a mistake is
-reported at the author's line; what concerns the whole tree is checked when the flow is registered (`definition.py`).
+A step is a plain value: nothing happens when it is created. Its arguments are checked immediately, so that a mistake is
+reported at the author's line. What concerns the whole tree is checked when the flow is registered (`definition.py`).
 
-Functions of the author get the state as a value of their own. They are called once: what they return is recorded, and a
-replay reads the record. So they may read the time or draw a number, but they start nothing and wait for nothing.
+The author's functions get their own copy of the state. They are called once: what they return is recorded, and a replay
+reads the record. So they may read the time or draw a random number, but they start nothing and wait for nothing.
 """
 
 import inspect
@@ -31,13 +31,13 @@ S = TypeVar("S")
 ChorusPolicy = Literal["fail-fast", "fail-after-all", "partial"]
 """What a chorus does when a branch fails.
 
-`fail-fast` gives up the other branches and fails. `fail-after-all` fails when every branch has ended. `partial` undoes
-the failed branch and goes on with the others; it fails only if no branch is left.
+`fail-fast` cancels the other branches and fails. `fail-after-all` fails when every branch has ended. `partial` undoes
+the failed branch and continues with the others; it fails only if no branch is left.
 """
 
 
 class RegisteredActivity(Protocol):
-    """What a flow needs of an activity as it was registered."""
+    """What a flow needs from a registered activity."""
 
     definition: ActivityDefinition
     call_options: ActivityOptions
@@ -49,7 +49,7 @@ class RegisteredActivity(Protocol):
 
 
 class RegisteredWorkflow(Protocol):
-    """What a flow needs of a workflow as it was registered."""
+    """What a flow needs from a registered workflow."""
 
     definition: WorkflowDefinition
     call: ChildOptions
@@ -64,18 +64,18 @@ class Step(Generic[S]):
 
     def __init__(self, step: str | None, default: str, condition: Callable[[S], Any] | None) -> None:
         self.step = _step_name(step, default)
-        """The name of the step: the last part of its path. Empty for a scene without a name."""
+        """The name of the step, the last part of its path. Empty for a scene without a name."""
         self.condition = condition
-        """Called with the state when the flow comes to the step: whether it is taken. Never called again."""
+        """Called once with the state when the flow reaches the step; returns whether the step runs."""
         require_plain("condition", condition)
 
 
 class Act(Step[S]):
     """Run an activity. It gets the state and returns the new one, or None if it is unchanged.
 
-    If an activity does not take the state, `input` makes its argument from it, or, for several arguments, a dict of
-    them. `apply` makes the new state from the old one and the activity's result. `compensate` undoes the step if the
-    flow fails later: an activity, or an `Act` with an `input`, that gets the state after the step.
+    If an activity does not take the state, `input` computes its argument from it, or, for several arguments, a dict of
+    them. `apply` computes the new state from the old one and the activity's result. `compensate` undoes the step if the
+    flow fails later: an activity, or an `Act` with an `input`, which gets the state after the step.
 
     The other options are those of `Activity.options`: retry, timeout, queue, idempotency_key, on_failure, secrets.
     """
@@ -105,7 +105,7 @@ class Act(Step[S]):
 
 
 class Scene(Step[S]):
-    """Steps in sequence. Without a name it adds nothing to their paths."""
+    """Steps in sequence. A scene without a name adds nothing to their paths."""
 
     def __init__(self, *steps: Step[S], step: str | None = None, condition: Callable[[S], Any] | None = None) -> None:
         super().__init__(step, "", condition)
@@ -115,10 +115,10 @@ class Scene(Step[S]):
 
 
 class Chorus(Step[S]):
-    """Concurrent branches. Each gets the state at the entry.
+    """Concurrent branches. Each starts with the state at the entry.
 
     Their changes are merged by field. If two branches change the same field, that is an error that names both, unless
-    `merge` makes the new state: it gets the state at the entry, and the states of the successful branches by name.
+    `merge` computes the new state: it gets the state at the entry, and the states of the successful branches by name.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Chorus(Step[S]):
 
 
 class Cue(Step[S]):
-    """A choice. `choose` gets the state. With `cases` it returns the name of one, otherwise true or false.
+    """A choice. `choose` gets the state. With `cases` it returns the name of a case, otherwise true or false.
 
     False without `otherwise` changes nothing. A name that is not among the cases needs an `otherwise`.
     """
@@ -174,14 +174,14 @@ class Cue(Step[S]):
         if otherwise is not None:
             ways["otherwise"] = otherwise
         self.ways = dict(zip(ways, _checked_steps("Cue", tuple(ways.values())), strict=True))
-        """The steps by the name of the case; `then` and `otherwise` without cases."""
+        """The steps by the name of the case; by `then` and `otherwise` if there are no cases."""
 
 
 class Signal(Step[S]):
-    """Wait for a signal. `on_receive` makes the new state from the old one and the payload, and is called once.
+    """Wait for a signal. `on_receive` computes the new state from the old one and the payload, and is called once.
 
-    After `timeout` the flow continues with the state that `on_timeout` returns; without it, the flow fails. If an
-    operator skips the wait, it continues in the same way, and without `on_timeout` with the state as it is. A payload
+    After `timeout` the flow continues with the state that `on_timeout` returns; without `on_timeout` it fails. If an
+    operator skips the wait, the flow continues in the same way, but without `on_timeout` it keeps the state. A payload
     that does not fit `kind` is refused when it is sent. If it was accepted before, it becomes a dead letter, or fails
     the step with `on_misfit="raise"`.
     """
@@ -214,7 +214,7 @@ class Signal(Step[S]):
 
 
 class Task(Step[S]):
-    """Ask a person, as `hf.task` does. `on_answer` makes the new state from the old one and the answer.
+    """Ask a person, as `hf.task` does. `on_answer` computes the new state from the old one and the answer.
 
     With `approvals` or `of` it gets the list of the answers. `payload` is a value, or a function of the state.
     """
@@ -261,7 +261,7 @@ class Task(Step[S]):
 
 
 class Sleep(Step[S]):
-    """Wait for a time: a timedelta, seconds, or a function of the state that returns one of them."""
+    """Wait for a time: a timedelta, seconds, or a function of the state that returns either."""
 
     def __init__(
         self,
@@ -306,7 +306,7 @@ class Child(Step[S]):
 
 
 def require_plain(what: str, function: Any) -> None:
-    """Raise `InvalidInput` if this is given and is no plain function."""
+    """Raise `InvalidInput` if the value is given and is not a plain function."""
     if function is None:
         return
     called = getattr(function, "__call__", None)  # noqa: B004
