@@ -1,4 +1,4 @@
-"""Decisions that all stores share: whose lease is current, whether a signal is accepted, and the text of refusals.
+"""Decisions that all stores share: whether a lease is current or a signal is accepted, and the text of refusals.
 
 Nothing here reads a store. Checks of arguments are in `validation.py`.
 """
@@ -55,13 +55,13 @@ from holdfast.store.types import (
 
 
 LEASE_HORIZON = 2 * LEASE_MS * 1_000
-"""How far ahead, in microseconds, a lease may end: the longest lease, given by a clock that is a little ahead."""
+"""How far ahead, in microseconds, a lease may end: the longest lease, granted by a clock that is a little ahead."""
 LIFE = "#"
-"""In a node's identity, what separates its name from the suffix of this life; no name contains it."""
+"""Separates a node's name from the suffix of its life, within a node's identity; no name contains it."""
 
 
 def lease_end(lease_until: Instant, now: Instant) -> Instant:
-    """Return when a lease ends: now, if it ends beyond the horizon, because a clock that was ahead gave it."""
+    """Return when a lease ends: now, if it ends beyond the horizon: a clock that was ahead granted it."""
     return lease_until if lease_until <= now + LEASE_HORIZON else now
 
 
@@ -71,12 +71,12 @@ def lease_expired(node: str) -> LeaseExpired:
 
 
 def name_of(node: str) -> str:
-    """Return the name that operators know a node by, without the suffix of its life."""
+    """Return the name by which operators know a node, without the suffix of its life."""
     return node.partition(LIFE)[0]
 
 
 def lives_of(node: str) -> tuple[str, str] | None:
-    """Return the open range of text that contains all lives of the node's name; None if the node has one life."""
+    """Return the open range of texts that contains all lives of the node's name; None if the node has no other life."""
     name, mark, _ = node.partition(LIFE)
     return (name + mark, name + chr(ord(LIFE) + 1)) if mark else None
 
@@ -88,7 +88,7 @@ def is_another_life(node: str, other: str) -> bool:
 
 
 def superseded(node: str) -> NodeSuperseded:
-    """Return the error of a node whose name has another life."""
+    """Return the error of a node whose name another life has taken over."""
     name = name_of(node)
     return NodeSuperseded(
         f"node {name}: another process has started under this name and took over; give each process its own name",
@@ -106,9 +106,9 @@ def schedule_conflict(schedule: Schedule, known: Schedule | None) -> Conflict:
 
 
 def next_schedule(schedule: Schedule, expected: int, known: Schedule | None, now: Instant) -> Schedule | None:
-    """Return the schedule as it is stored; None if this very change is stored already. Raise `Conflict` otherwise."""
+    """Return the schedule to store; None if this very change is already stored. Otherwise raise `Conflict`."""
     given = replace(schedule, revision=expected + 1)
-    is_another = known is not None and schedule.created_at not in (0, known.created_at)  # deleted, and made again
+    is_another = known is not None and schedule.created_at not in (0, known.created_at)  # deleted, and created again
     if (0 if known is None else known.revision) == expected and not is_another:
         return replace(given, updated_at=now, created_at=now if known is None else known.created_at)
     if known is not None and known == replace(given, updated_at=known.updated_at, created_at=known.created_at):
@@ -122,7 +122,7 @@ def is_free(lock: HostLock, now: Instant) -> bool:
 
 
 def lock_lost(lock: HostLock) -> LockLost:
-    """Return the error of a node that writes under a lock which it no longer holds."""
+    """Return the error of a node that writes under a lock that it no longer holds."""
     text = f"node {name_of(lock.owner)} no longer holds the lock {lock.name!r}: its lease has expired"
     return LockLost(text, lock=lock.name, node=name_of(lock.owner))
 
@@ -144,7 +144,7 @@ def run_terminal(run_id: str, status: RunStatus) -> RunTerminal:
 
 
 def taken_again(message: Message) -> Conflict:
-    """Return the refusal of the failure of an attempt whose job was acquired again since."""
+    """Return the refusal of a failed attempt whose job has been acquired again since."""
     return Conflict(
         f"the job of step {message.step_id!r} of run {message.run_id!r} was acquired again after attempt "
         f"{message.attempt}; how the later attempt ends decides",
@@ -154,13 +154,13 @@ def taken_again(message: Message) -> Conflict:
 
 
 def is_of_another_run(message: Message, scheduled_at: Instant) -> bool:
-    """Return whether an outcome is of a deleted run that had the same id, by when its job was scheduled."""
+    """Return whether an outcome is of a deleted run with the same id, judging by when its job was scheduled."""
     is_known = message.attempt is not None and message.opened_at and scheduled_at
     return bool(is_known) and message.opened_at != scheduled_at
 
 
 def of_another_run(message: Message) -> Conflict:
-    """Return the refusal of an outcome that a job of a deleted run of the same id had."""
+    """Return the refusal of an outcome of a job that belonged to a deleted run with the same id."""
     return Conflict(
         f"attempt {message.attempt} of step {message.step_id!r} was of a run that was deleted; run {message.run_id!r} "
         "is another one",
@@ -175,7 +175,7 @@ def request_conflict(run_id: str) -> Conflict:
 
 
 def older_nodes(nodes: Sequence[str], level: int) -> Conflict:
-    """Make the refusal of a run that nodes of an earlier release would get wrong, and would claim."""
+    """Make the refusal of a run that nodes of an earlier release would claim and process wrongly."""
     return Conflict(
         f"the run needs level {level} of the stored format, and nodes of an earlier release work on this store: "
         f"{', '.join(nodes)}. Upgrade them first",
@@ -190,23 +190,23 @@ def run_id_taken(run_id: str) -> Conflict:
 
 
 class Taken(NamedTuple):
-    """The latest run of an id that a start asks for."""
+    """The latest run of an id that a start requests."""
 
     run_id: str
     place: tuple[str, str, str, str]
-    """Its tenant, project and environment, and its plan."""
+    """Its tenant, project, environment and plan."""
     status: RunStatus
     created_at: Instant = 0
     is_queued: bool = False
     is_decided: bool = False
-    """Whether a command has reached it that decides on it as it is: `decides`."""
+    """Whether it has received a command that decides on it as it is now: `decides`."""
 
 
 def reuse_of(new: NewRun, latest: Taken | None) -> Existing | Refused | None:
     """Return the verdict on a start whose id may be taken; None if the run is to be created.
 
-    The caller proposes an id, and names the run to terminate. If others are right by now, the refusal says which: its
-    `details` have `restart_as`, and the caller asks again.
+    The caller proposes an id, and names the run to terminate. If these are outdated by now, the refusal has the right
+    ones: its `details` have `restart_as`, and the caller tries again.
     """
     reuse = new.reuse
     assert reuse is not None
@@ -218,7 +218,7 @@ def reuse_of(new: NewRun, latest: Taken | None) -> Existing | Refused | None:
     if reuse.policy == "reject":
         return Refused(run_is_there(latest))
     if reuse.policy == "debounce":
-        return None  # what becomes of its signal decides: `accepted_before`
+        return None  # the outcome of its signal decides: `accepted_before`
     if reuse.policy == "return" or (reuse.policy == "restart-if-finished" and not is_finished):
         return Existing(latest.run_id, is_reused=True)
     try:
@@ -230,7 +230,7 @@ def reuse_of(new: NewRun, latest: Taken | None) -> Existing | Refused | None:
 
 
 def taken_by(head: RunHead, *, is_decided: bool = False) -> Taken:
-    """Return what the verdict on an id has to know of its latest run."""
+    """Return what the verdict on an id needs to know about its latest run."""
     place = (head.tenant, head.project, head.environment, head.plan_id)
     return Taken(head.run_id, place, head.status, head.created_at, head.queued_at is not None, is_decided)
 
@@ -238,8 +238,8 @@ def taken_by(head: RunHead, *, is_decided: bool = False) -> Taken:
 def signals_to(new: NewRun, latest: Taken) -> list[SignalRequest]:
     """Return the signals of a start, for the finished run that may have accepted them from the same start.
 
-    Only a finished run may get them: it accepts nothing, and says what it has accepted before. A later input of a
-    debounced run goes to the latest run in any case: one that takes no other input says the same of it.
+    Only a finished run may get them: it accepts nothing new, and answers what it accepted before. A later input of a
+    debounced run always goes to the latest run: a run that takes no more input answers in the same way.
     """
     if is_debounced(new):
         until = _takes_input_until(new, latest)
@@ -250,9 +250,9 @@ def signals_to(new: NewRun, latest: Taken) -> list[SignalRequest]:
 
 
 def decides(command: Raw | str) -> bool:
-    """Return whether a command that no turn has read yet ends a run or approves it.
+    """Return whether a command that no turn has read yet ends or approves a run.
 
-    It was given for the run as it was then, so the run takes no other input after it.
+    The command was given for the run as it was then, so the run takes no other input after it.
     """
     try:
         read = codec.decode(Raw(command), ControlPayload)
@@ -267,7 +267,7 @@ def is_debounced(new: NewRun) -> bool:
 
 
 def _takes_input_until(new: NewRun, latest: Taken) -> Instant:
-    """Return before when the latest run of a key takes another input; 0 if it takes none."""
+    """Return the instant before which the latest run of a key takes another input; 0 if it takes none."""
     terms = getattr(new.events[0].data, "debounce", None)
     if terms is None or latest.status is not PENDING or latest.is_queued or latest.is_decided:
         return 0
@@ -292,9 +292,9 @@ def _debounce_of(new: NewRun, latest: Taken, delivered: Sequence[Delivered]) -> 
 
 
 def accepted_before(new: NewRun, latest: Taken, delivered: Sequence[Delivered]) -> Existing | Refused | None:
-    """Return the finished run that has accepted all signals of a start: then that was made before, and is done.
+    """Return the finished run that has accepted all signals of a start, which means that the start was made before.
 
-    Of a debounced start, the run that has taken its input; or which run is next, if another one was proposed.
+    For a debounced start, return the run that has taken its input, or which run is next if another was proposed.
     """
     if is_debounced(new):
         return _debounce_of(new, latest, delivered)
@@ -317,35 +317,36 @@ def _restarts_as(latest: str | None, run_id: str) -> Conflict:
 
 
 def without_rate(limits: Limits) -> Limits:
-    """Return the limits for what runs send: without the limit of signals per minute."""
+    """Return the limits that apply to signals from runs: all but the limit of signals per minute."""
     return replace(limits, signals_per_run_per_minute=INTEGER_LIMIT)
 
 
 def never_rejected(starts: Iterable[NewRun]) -> list[NewRun]:
-    """Return the runs that a turn starts, changed so that they are queued where others would be refused."""
+    """Return the runs that a turn starts, changed so that they are queued instead of refused."""
     return [new if new.admission is None else replace(new, admission=unrejected(new.admission)) for new in starts]
 
 
 LAST_RUN = 2**62
-"""No run has a greater number."""
+"""No run has a number above this one."""
 
 
 def after_replay(asked: OutboxReplay, until: int) -> int | None:
-    """Return where a replay goes on that has examined the runs up to this number; None if no other run is asked for."""
+    """Return where to continue a replay that has examined the runs up to this number; None if it is complete."""
     return None if asked.run_id is not None or until == LAST_RUN else until
 
 
 PART_EVENTS = 1_000
-"""How many events of one run a purge deletes at most by one commit, in a database and if `most_bytes` bounds it.
+"""How many events of one run a purge deletes at most in one commit, in a database and if `most_bytes` bounds it.
 
-A longer history goes in parts, the oldest events first and the run itself with the last of them. Who reads it meanwhile
-finds a gap at its beginning, and its result. In a file a part takes 5 ms of a processor. A server ends statements that
-take too long, and then a history that one of them cannot delete would stay for ever, with all that ended after it.
+A longer history is deleted in parts, the oldest events first, and the run itself with the last part. A reader meanwhile
+finds a gap at the beginning of the history, and the run's result. In a file, a part takes 5 ms of processor time. A
+server aborts statements that take too long; a history that one statement cannot delete would then stay forever, along
+with everything that ended after it.
 """
 
 
 def within_bytes(sizes: Iterable[int], most: int) -> int:
-    """Return how many things fit into so many bytes, in their order: at least one, if there is one."""
+    """Return how many items, in order, fit into this many bytes: at least one, if there is one."""
     total = count = 0
     for size in sizes:
         total += size
@@ -356,14 +357,14 @@ def within_bytes(sizes: Iterable[int], most: int) -> int:
 
 
 def unrejected(request: AdmissionRequest) -> AdmissionRequest:
-    """Return a request by which a run is queued where another would be refused."""
+    """Return a request that queues a run where this one would be refused."""
     if request.limit.overload != "reject":
         return request
     return replace(request, limit=replace(request.limit, overload="queue"))
 
 
 def first_signals(new: NewRun, run_id: str, version: str) -> list[SignalRequest]:
-    """Return the signals that come with a request and that its run, of this version, is to get."""
+    """Return the signals that come with a request and that its run, of this version, gets."""
     if new.unfit is not None or version != new.plan_version or is_debounced(new):  # it begins with its input
         return []
     return [replace(request, run_id=run_id) for request in new.signals]
@@ -375,10 +376,11 @@ def first_signals(new: NewRun, run_id: str, version: str) -> list[SignalRequest]
 def finds_wait(
     waits: Sequence[Wait], ahead: Iterable[tuple[str | None, Instant]], step_id: str | None, came_at: Instant
 ) -> bool:
-    """Return whether an open wait is left for a signal, after the earlier signals of the same name have taken theirs.
+    """Return whether an open wait is left for a signal, after earlier signals of the same name have taken theirs.
 
-    Of each of those, `ahead` has the wait that it is addressed to and when it came. A signal without an address takes
-    the oldest wait. A wait takes nothing that comes after its deadline, though no turn has closed it yet.
+    For each of those signals, `ahead` has the wait that it is addressed to and when it arrived. A signal without an
+    address takes the oldest wait. A wait takes nothing that arrives after its deadline, even if no turn has closed it
+    yet.
     """
     free = sorted(waits, key=_opened)
     for address, at in (*ahead, (step_id, came_at)):
@@ -393,13 +395,13 @@ def _takes(wait: Wait, address: str | None, came_at: Instant) -> bool:
 
 
 def _opened(wait: Wait) -> tuple[Instant, int, str]:
-    """Return when a wait was opened: its token ends with the number of the event that did."""
+    """Return when a wait was opened: its token ends with the number of the event that opened it."""
     number = wait.token.rpartition("@")[2]
     return wait.since, int(number) if number.isdecimal() else 0, wait.step_id
 
 
 def check_conditions(request: SignalRequest, version: int, now: Instant, is_step_taken: bool) -> Conflict | None:
-    """Return why a signal with conditions is not accepted, or None."""
+    """Return why a conditional signal is not accepted, or None."""
     if request.accept_before is not None and now >= request.accept_before:
         return not_accepted_any_more(request)
     if request.expected_version is not None and is_step_taken:
@@ -420,7 +422,7 @@ def payload_conflict(request: SignalRequest) -> Conflict:
 
 
 def _with_its_id(request: SignalRequest) -> str:
-    """Return what a request is to its sender, who need not know that it is kept as a signal."""
+    """Return how a request looks to its sender, who need not know that it is stored as a signal."""
     return _SENT_AS.get(request.name, f"signal {request.name!r} with this signal_id")
 
 
@@ -428,7 +430,7 @@ _SENT_AS = {UPDATE_SIGNAL: "an update with this update_id", CONTROL_SIGNAL: "a c
 
 
 def version_moved(request: SignalRequest, version: int) -> Conflict:
-    """Return the refusal of a signal for a version of its run that is not the present one."""
+    """Return the refusal of a signal for a version of its run that is no longer current."""
     return Conflict(
         f"signal {request.name!r} was meant for version {request.expected_version} of run {request.run_id!r}, "
         f"which is at {version}",
@@ -439,18 +441,18 @@ def version_moved(request: SignalRequest, version: int) -> Conflict:
 
 
 def not_accepted_any_more(request: SignalRequest) -> Conflict:
-    """Return the refusal of a signal that comes at or after the instant before which it was to be accepted."""
+    """Return the refusal of a signal that arrives at or after its `accept_before`."""
     return Conflict(f"the time for signal {request.name!r} is over", workflow_id=request.run_id)
 
 
 def step_is_taken(request: SignalRequest) -> Conflict:
-    """Return the refusal of a conditional signal whose step another one, not yet recorded, is for."""
+    """Return the refusal of a conditional signal for a step that has another, unrecorded one."""
     problem = f"another signal {request.name!r} was accepted for step {request.step_id!r} before"
     return Conflict(problem, workflow_id=request.run_id, step_id=request.step_id)
 
 
 def indeterminate(request: SignalRequest, now: Instant) -> SignalAcceptanceIndeterminate:
-    """Return the refusal of a signal whose payload is stored and whose acceptance record is missing."""
+    """Return the refusal of a signal whose payload is stored but whose acceptance record is missing."""
     seed = f"{request.run_id}|{request.name}|{request.signal_id}|{now}"
     return SignalAcceptanceIndeterminate(
         f"{_with_its_id(request)} may have been delivered; its acceptance record is missing",
@@ -462,7 +464,7 @@ def indeterminate(request: SignalRequest, now: Instant) -> SignalAcceptanceIndet
 
 
 def not_waiting(request: SignalRequest) -> NotWaiting:
-    """Return the refusal of a signal that must find a wait and finds none."""
+    """Return the refusal of a signal that requires an open wait and finds none."""
     return NotWaiting(
         f"no open wait of run {request.run_id!r} would take signal {request.name!r}",
         workflow_id=request.run_id,
@@ -471,7 +473,7 @@ def not_waiting(request: SignalRequest) -> NotWaiting:
 
 
 def rate_limited(request: SignalRequest, limits: Limits, free_at: Instant, now: Instant) -> RateLimited:
-    """Return the refusal of a signal that comes too soon after too many others."""
+    """Return the refusal of a signal that exceeds the rate limit."""
     return RateLimited(
         f"run {request.run_id!r} takes {limits.signals_per_run_per_minute} signals a minute",
         workflow_id=request.run_id,
@@ -483,7 +485,7 @@ def rate_limited(request: SignalRequest, limits: Limits, free_at: Instant, now: 
 
 
 def settled_message(letter: DeadLetter, action: Settlement, status: RunStatus) -> Message | CallerError | None:
-    """Return the message to put back, None if it is to be dropped, or why it cannot be settled so."""
+    """Return the message to put back, None if it is to be dropped, or the reason why it cannot be settled so."""
     if letter.settled is not None:
         return Conflict(f"letter {letter.letter_id!r} was settled before: {letter.settled}", letter_id=letter.letter_id)
     if action == "drop":
@@ -510,7 +512,7 @@ def no_such_sink(name: str) -> NotFound:
 
 
 def sink_of_another(name: str) -> Conflict:
-    """Return the refusal to replace a sink by one of another tenant."""
+    """Return the refusal to replace a sink that belongs to another tenant."""
     return Conflict(f"there is a sink {name!r} of another tenant: choose another name", sink=name)
 
 
@@ -523,7 +525,7 @@ def unreadable_letter(letter_id: str) -> Conflict:
 
 
 class StreamFence(Struct, frozen=True):
-    """What an append to a stream is checked against: its run, and the job of its step, if that is in a queue."""
+    """What an append to a stream is checked against: its run, and its step's job if that is in a queue."""
 
     status: RunStatus
     is_finished: bool
@@ -533,7 +535,7 @@ class StreamFence(Struct, frozen=True):
 
 
 def fenced(given: StreamAppend, fence: StreamFence | None) -> CallerError | None:
-    """Return why nothing is appended to a stream any more, or None."""
+    """Return why nothing can be appended to a stream any more, or None."""
     if fence is None:
         return no_such_run(given.run_id)
     if fence.is_finished:
@@ -555,7 +557,7 @@ def fenced(given: StreamAppend, fence: StreamFence | None) -> CallerError | None
 
 
 def purge_entry(entry: AuditEntry, report: PurgeReport, now: Instant) -> AuditEntry:
-    """Return the entry about a purge, with what was deleted."""
+    """Return the audit entry of a purge, with what was deleted."""
     counts = asdict(report)
     said = ", ".join(f"{name} {count}" for name, count in counts.items() if count and name != "has_more")
     return replace(entry, detail=said or "nothing", at=now)
@@ -564,11 +566,11 @@ def purge_entry(entry: AuditEntry, report: PurgeReport, now: Instant) -> AuditEn
 # --- plans -------------------------------------------------------------------------------------------------------
 
 PLAN_GRACE_MS = 24 * 3_600_000
-"""How long the body of a plan is kept after it was given, though nothing refers to it yet."""
+"""How long the body of a plan is kept after it was put, even if nothing refers to it yet."""
 
 
 def unused_until(policy: PurgePolicy, now: Instant) -> Instant | None:
-    """Return until when the body of a plan must have been given for a purge to delete it; None if it deletes none."""
+    """Return the instant up to which a purge deletes bodies of plans, by when they were put; None: it deletes none."""
     window_ms = policy.finished_run_ms if policy.plan_body_ms is None else policy.plan_body_ms
     if policy.run_ids is not None or window_ms is None:
         return None
@@ -576,14 +578,14 @@ def unused_until(policy: PurgePolicy, now: Instant) -> Instant | None:
 
 
 def outbox_until(policy: PurgePolicy, now: Instant) -> Instant | None:
-    """Return until when an entry of the outbox was put that a purge deletes; None: it deletes those of deleted runs."""
+    """Return the instant up to which a purge deletes outbox entries; None: it deletes only those of deleted runs."""
     if policy.run_ids is not None or policy.outbox_ms is None:
         return None
     return now - policy.outbox_ms * 1_000
 
 
 def archived_of(policy: PurgePolicy, deleted: Mapping[str, Instant], now: Instant) -> list[ArchivedRun]:
-    """Return what a store remembers of the runs that a purge deletes: by their ids, and when they were created."""
+    """Return what a store keeps about the runs that a purge deletes: by their ids, with when they were created."""
     return [
         replace(run, archived_at=now)
         for run in policy.archived

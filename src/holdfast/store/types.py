@@ -1,6 +1,6 @@
-"""The data of the store port: what goes into its verbs, and what they answer.
+"""The data types of the store port: arguments and results of its verbs.
 
-The verbs are in `port.py`, which re-exports these types: they are used as `port.…`. What can be looked for is in
+The verbs are in `port.py`, which re-exports these types: they are used as `port.…`. The types of searches are in
 `queries.py`.
 """
 
@@ -30,48 +30,48 @@ Plan = tuple[str, str]
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """What a store can promise. Trusted: a store that lies here cannot be repaired from above."""
+    """What a store can promise. This is trusted: nothing above can compensate for a store with false claims."""
 
     conditional_batch: bool
     atomic_batch: bool
     read_after_write: bool
     scan_consistency: Literal["snapshot", "eventual"]
     lacking: frozenset[str] = frozenset()
-    """What the store refuses, by name, such as `outbox`: a verb that needs it raises, and stores nothing."""
+    """What the store does not support, by name, such as `outbox`: a verb that needs it raises, and stores nothing."""
     commits_aside: bool = False
-    """Whether another process carries out commits, so that a node can take other turns meanwhile."""
+    """Whether another process executes commits, so that a node can take other turns meanwhile."""
     one_process: bool = False
     """Whether only one process can have the store open."""
 
 
 STREAMS = "streams"
-"""What a store that keeps no streams has in `Capabilities.lacking`."""
+"""The entry in `Capabilities.lacking` of a store that keeps no streams."""
 
 CALL_LIMITS = "limits on activities"
-"""What a store that decides nothing over all activities has in `Capabilities.lacking`."""
+"""The entry in `Capabilities.lacking` of a store that cannot apply limits across all activities."""
 
 
-# --- what goes in -------------------------------------------------------------------------------------------------
+# --- arguments ---------------------------------------------------------------------------------------------------
 
 
 class Turn(Struct, frozen=True, kw_only=True, gc=False):
     """One step of one run: everything that its commit changes.
 
     `received` names the signals that the turn consumed, as (inbox_seq, index of the event among `events`).
-    `seen_inbox_seq` is the highest inbox number that the turn had before it: a later one makes the run ready again.
-    `starts` and `sends` go to other runs: they become durable with the commit and arrive by themselves, as if by
-    `create` and `deliver`, each at most once by its id. The limit of signals per minute does not apply to them: they
-    are recorded, and no caller could retry. A run in `starts` is not refused because of its limit: it is queued. What
-    is refused all the same is reported to the sending run (`outgoing.py`), in the same commit. Signals reach runs of
-    the same tenant, project and environment; with `crosses_tenants` they reach all runs.
-    `dead` are messages that the turn gives up, and consumes.
+    `seen_inbox_seq` is the highest inbox number that the turn had seen: a later one makes the run ready again.
+    `starts` and `sends` go to other runs: they become durable with the commit and are then delivered by the store, as
+    if by `create` and `deliver`, each at most once by its id. The limit of signals per minute does not apply to them:
+    they are recorded, and no caller could retry. A run in `starts` is not refused because of its limit: it is queued.
+    Any other refusal is reported to the sending run (`outgoing.py`), in the same commit. Signals reach runs of the same
+    tenant, project and environment; with `crosses_tenants` they reach all runs.
+    `dead` are messages that the turn moves to the dead letters, and consumes.
     `jobs_closed` names the steps whose jobs, with the details of their progress, are deleted; then `jobs` are queued.
     `losses` is the run's count of lost nodes after the turn: 0, unless the turn records that another attempt is about
-    to start. A claim from a lost node adds one, up to `SUSPECT_LOSSES`. Beyond that the node that tries the run counts,
-    so that a run is not blamed for what other runs of the same node did.
-    `admission` queues a run that exists, as if it were created now: the turn's messages are held back until it is
-    admitted. It is not refused because of its limit. The turn lets go of the run. If the run has its place already
-    (the turn is committed once more), that stands.
+    to start. A claim from a lost node adds one, up to `SUSPECT_LOSSES`. Beyond that, the node that tries the run
+    counts, so that a run is not blamed for what other runs of the same node did.
+    `admission` queues an existing run, as if it were created now: the turn's messages are held back until it is
+    admitted. It is not refused because of its limit. The turn releases the run. If the run is already queued or
+    admitted (the turn is committed a second time), that remains.
     """
 
     run_id: str
@@ -99,14 +99,14 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     """The run's search attributes after the turn, if it has changed them."""
     admission: AdmissionRequest | None = None
     streams: tuple[StreamChunks, ...] = ()
-    """What the turn appends to streams of its run."""
+    """What the turn appends to the run's streams."""
 
 
 class Job(Struct, frozen=True, kw_only=True, gc=False):
     """One step's activity in a queue, for any node that consumes the queue.
 
-    There is at most one for each step of a run; putting it again replaces it, and keeps the details of its progress.
-    `engine_attempt_id` is that of the first acquisition; each later one of the same job adds one (ATT-1).
+    There is at most one for each step of a run; putting another replaces it, and keeps the details of its progress.
+    `engine_attempt_id` is that of the first acquisition; each later acquisition of the same job adds one (ATT-1).
     """
 
     run_id: str
@@ -122,19 +122,19 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     due_at: Instant | None = None
     details: Raw = NULL
     queued_attempt_id: int = 0
-    """The `engine_attempt_id` with which it was queued: later acquisitions are of attempts after lost ones."""
+    """The `engine_attempt_id` with which it was queued: later acquisitions follow lost attempts."""
     idempotency_key: str | None = None
     effect: Effect | None = None
-    """What the run knows of the effect of a keyed step."""
+    """What the run knows about the effect of a keyed step."""
     tenant: str = ""
     environment: str = ""
-    """Of the run; empty if a version of Holdfast has put the job that did not write them."""
+    """The run's environment; empty if the job was put by a version of Holdfast that did not write it."""
     context: Raw = NULL
-    """Of the run (`core/run_context.py`)."""
+    """The run's context (`core/run_context.py`)."""
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True, gc=False):
-    """A step's activity is still running; `details` of its progress, if there are new ones.
+    """A heartbeat of a step's activity; `details` describe its progress, if there are new ones.
 
     `queue` is empty for an activity that the run's owner executes.
     """
@@ -147,15 +147,15 @@ class Heartbeat(Struct, frozen=True, kw_only=True, gc=False):
 
 
 ReusePolicy = Literal["return", "reject", "restart-if-finished", "terminate-and-restart"]
-"""What becomes of an id that is taken, as callers may choose it."""
+"""What happens if an id is taken; the values that callers may choose."""
 
 
 class Reuse(Struct, frozen=True, kw_only=True):
-    """What becomes of `run_id`, the id that was asked for, if there is a run of it (`core/restarts.py`).
+    """What happens if `run_id`, the requested id, already has a run (`core/restarts.py`).
 
-    `stop` is the command that terminates the run that is replaced, for the policy that does so. With `debounce` the
-    start's one signal is a later input (`core/debounce.py`): it goes to the run of the id that has not begun, if there
-    is one, and to no other.
+    `stop` is the command that terminates the replaced run, for the policy that does so. With `debounce` the start's one
+    signal is a later input (`core/debounce.py`): it goes to the run of the id that has not begun, if there is one, and
+    to no other.
     """
 
     run_id: str
@@ -164,12 +164,12 @@ class Reuse(Struct, frozen=True, kw_only=True):
 
 
 class NewRun(Struct, frozen=True, kw_only=True, gc=False):
-    """A run to be created: who asked for it, its first events, and what goes with them.
+    """A run to be created: who requested it, its first events, and what is created with it.
 
     `request_key` recognises a retry of the same request (QUE-1); `input_sha256` distinguishes a retry from a misuse.
     `signals` are for this run, whatever run they name: the run and its signals are created together, or neither is.
-    `unfit` is why no run may be created with them, unless the request was made before.
-    With `admission` it is queued, and starts once its plan admits it. With `reuse` its id may be taken.
+    `unfit` is the reason why no run may be created with these signals, unless the request is a repeated one.
+    With `admission` it is queued, and starts when its plan admits it. With `reuse` its id may be taken.
     """
 
     run_id: str
@@ -194,12 +194,12 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     unfit: CallerError | None = None
     admission: AdmissionRequest | None = None
     audit: AuditEntry | None = None
-    """What the audit log keeps once the run is created. A request that was made before adds nothing."""
+    """The audit entry to append when the run is created. A repeated request appends nothing."""
     reuse: Reuse | None = None
 
     @property
     def plan_sha256(self) -> str | None:
-        """The hash of the body of its plan, which is kept for as long as the run is; None if it is of code."""
+        """The hash of its plan's body, which is kept as long as the run is; None for a code workflow."""
         if not self.plan_id.startswith(PLAN_PREFIX):
             return None
         plan = getattr(self.events[0].data, "plan", None)
@@ -207,35 +207,35 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PurgePolicy(Struct, frozen=True, kw_only=True):
-    """How long what belongs to finished runs is kept, counted from their end. None keeps it for ever.
+    """How long data of finished runs is kept, counted from their end. None keeps it indefinitely.
 
-    Acceptance records go when they expire, whatever the policy. `stale_run_ms` deletes nothing: unfinished runs
-    that have not changed for so long are counted, for an operator to look at. `audit_ms` is how long entries of the
-    audit log are kept, counted from when they were written; `dead_letter_ms` how long dead letters are, counted from
-    when they were settled; `archived_run_ms` how long it is known where a deleted run is archived.
+    Acceptance records are deleted when they expire, whatever the policy. `stale_run_ms` deletes nothing: unfinished
+    runs that have not changed for this long are counted, for an operator to look at. `audit_ms` is how long entries of
+    the audit log are kept, counted from when they were written; `dead_letter_ms` how long dead letters are kept,
+    counted from when they were settled; `archived_run_ms` how long the archive location of a deleted run is kept.
 
-    With a `tenant`, or `run_ids`, only what is theirs is deleted; `tokens` deletes the tenant's tokens too, and `plans`
-    the versions of plans that it has registered. The body of a plan goes as late as a run that ends when the body was
-    given last (`plan_body_ms`, else `finished_run_ms`), and never while a run or a registered version refers to it.
+    With a `tenant` or `run_ids`, only their data is deleted; `tokens` also deletes the tenant's tokens, and `plans` the
+    versions of plans that it has registered. The body of a plan is kept as long as a run that ended when the body was
+    last put (`plan_body_ms`, else `finished_run_ms`), and always while a run or a registered version refers to it.
 
-    `archived` says where the histories of runs are that this purge deletes: the store remembers it, in the same commit,
-    of those that it does delete.
+    `archived` gives the archive locations of the runs that this purge deletes: the store keeps them, in the same
+    commit, for those that it does delete.
 
-    Of finished runs it deletes the oldest: `limit` of them at most, and with `most_bytes` only so many that their
-    events are no larger, but at least one; `has_more` says that others are left. With `most_bytes` a database deletes
-    of a run with a long history only some events at first.
+    The purge deletes the oldest finished runs: at most `limit`, and with `most_bytes` only as many as have no more
+    bytes of events than that, but at least one; `has_more` means that others are left. With `most_bytes` a database
+    at first deletes only some events of a run with a long history.
 
-    A finished run is kept for `sink_hold_ms` more while a sink has yet to get events of it; what the outbox and the
-    dead letters of the bus have of it goes with it. `outbox_ms` is how long other entries of the outbox, alerts and
-    dead letters of the bus are kept, whether or not a sink got them; with `run_ids` they stay. `sinks` deletes the
-    tenant's sinks.
+    A finished run is kept for another `sink_hold_ms` while it has events that a sink has not received yet; its entries
+    in the outbox and its dead letters of the bus are deleted with it. `outbox_ms` is how long other entries of the
+    outbox, alerts and dead letters of the bus are kept, whether or not a sink received them; with `run_ids` they stay.
+    `sinks` deletes the tenant's sinks.
     """
 
     finished_run_ms: int | None = None
     task_ms: int | None = None
-    """How long tasks of runs that are kept longer stay."""
+    """How long to keep tasks of runs that are kept longer."""
     runtime_state_ms: int | None = None
-    """How long snapshots of runs that are kept longer stay."""
+    """How long to keep snapshots of runs that are kept longer."""
     stale_run_ms: int | None = None
     audit_ms: int | None = None
     dead_letter_ms: int | None = None
@@ -255,11 +255,11 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
     """Count what would be deleted, and delete nothing."""
 
 
-# --- what comes out -----------------------------------------------------------------------------------------------
+# --- results -----------------------------------------------------------------------------------------------------
 
 
 class Refused(Struct, frozen=True):
-    """Nothing was stored. The error says why."""
+    """Nothing was stored. The error gives the reason."""
 
     error: CallerError
 
@@ -271,7 +271,7 @@ class Accepted(Struct, frozen=True, gc=False):
 
 
 class Duplicate(Struct, frozen=True, gc=False):
-    """The same id was accepted before; for a signal, `result` is what its first sender received."""
+    """The same id was accepted before; for a signal, `result` is what the first sender received."""
 
     result: AcceptedSignalResult | None = None
 
@@ -291,10 +291,10 @@ class Created(Struct, frozen=True, gc=False):
 class Existing(Struct, frozen=True, gc=False):
     """The same request was made before; this is its run. `signals` are the answers to those of this request.
 
-    There are none if the run is of another version, or the signals are unfit for theirs: what the run's own version
-    declares decides, so the caller checks and delivers them. With `is_reused` another request has made the run, for the
-    same id, and the policy of this one is to return it. Then there are answers to signals only if the run, now
-    finished, has accepted them before: to any other run the caller delivers them.
+    There are none if the run is of another version, or the signals do not fit the requested version: what the run's
+    own version declares decides, so the caller checks and delivers them. With `is_reused` another request created the
+    run, for the same id, and the policy of this request is to return it. Then there are answers to signals only if the
+    run has finished and had accepted them before: for any other run the caller delivers them.
     """
 
     run_id: str
@@ -303,9 +303,9 @@ class Existing(Struct, frozen=True, gc=False):
 
 
 def creations_may_wake_others(runs: Sequence[NewRun], answers: Sequence[Created | Existing | Refused]) -> bool:
-    """Return whether another process than the owner of these runs can be waiting for what their creation does.
+    """Return whether a process other than the owner of these runs can be waiting for an effect of their creation.
 
-    The owner begins a run as soon as it has the answer, and its first turn wakes the others.
+    The owner starts a run as soon as it has the answer, and the run's first turn wakes the others.
     """
     for new, answer in zip(runs, answers, strict=True):
         if isinstance(answer, Refused):
@@ -320,7 +320,7 @@ def creations_may_wake_others(runs: Sequence[NewRun], answers: Sequence[Created 
 
 
 def _is_under_way(new: NewRun) -> bool:
-    """Return whether a run has a history that is awaited, or messages that are due later, from its beginning."""
+    """Return whether a run is created with a history that others wait for, or with messages that are due later."""
     is_awaited = any(event.data.IS_AWAITED for event in new.events)
     return is_awaited or any(message.due_at is not None for message in new.messages)
 
@@ -335,8 +335,8 @@ class Committed(Struct, frozen=True, gc=False):
 class CommitConflict(Struct, frozen=True):
     """The deterministic conflict: the turn lost and left no trace.
 
-    `existing` is the event that is already there, when the reason is that the turn would append it again. `unseen`: the
-    outcome of an activity was accepted that the turn has not seen; repeat the turn with what `load` returns.
+    `existing` is the event that is already there, if the turn would append the same event again. `unseen`: the outcome
+    of an activity was accepted that the turn has not seen; repeat the turn with what `load` returns.
     """
 
     reason: Literal[
@@ -377,16 +377,16 @@ class RunHead(Struct, frozen=True, gc=False):
 
     @property
     def needs(self) -> int:
-        """The level of the format that a node must understand to go on with it (`core/plans.py`)."""
+        """The format level that a node must support to continue it (`core/plans.py`)."""
         return 0 if self.snapshot is None else self.snapshot.needs
 
 
 class LoadedRun(Struct, frozen=True, kw_only=True, gc=False):
-    """A run with what waits for it: due messages, unconsumed signals in order, activity records not completed.
+    """A run with its pending work: due messages, unconsumed signals in order, uncompleted activity records.
 
-    `details` holds, by step, the last details of activities' progress. With more unconsumed signals than
-    `MAILBOX_SIGNALS` the run is not whole: it has the oldest so many of each name that an open wait is for, and of the
-    engine's own names, without those that are addressed to steps which do not wait.
+    `details` holds, by step, the latest progress details of activities. With more than `MAILBOX_SIGNALS` unconsumed
+    signals the run is partial: it has that many of the oldest signals for each name that has an open wait, and for each
+    of the engine's own names, without signals addressed to steps that are not waiting.
     """
 
     head: RunHead
@@ -398,7 +398,7 @@ class LoadedRun(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def new_head(new: NewRun, owner: str | None, now: Instant) -> RunHead:
-    """Return a run as it is when it is created, before anything makes it ready."""
+    """Return the head of a newly created run, before anything makes it ready."""
     return RunHead(  # by position: see `runtime_snapshot`
         new.run_id,
         new.tenant,
@@ -431,7 +431,7 @@ def created_run(new: NewRun, owner: str, now: Instant) -> LoadedRun:
 class Admitted(Struct, frozen=True, gc=False):
     """A run that was admitted. STARTED: `run` is set if it was claimed; otherwise any node may claim it.
 
-    SKIPPED: its owner finds that it was admitted. FAILED: it cannot be read, and is deferred.
+    SKIPPED: it has an owner, which finds that it was admitted. FAILED: it cannot be read, and is deferred.
     """
 
     run_id: str
@@ -440,21 +440,21 @@ class Admitted(Struct, frozen=True, gc=False):
 
 
 class NodePlans(Struct, frozen=True):
-    """What a node published with its lease: the definitions that it can run, and what other nodes need to know."""
+    """What a node published with its lease: the definitions that it can run, and other facts for other nodes."""
 
     node: str
     plans: frozenset[Plan]
 
 
 class OrphanedDefinition(Struct, frozen=True):
-    """A definition that no live node has, though a run of it has been ready since then."""
+    """A definition that no live node has, although one of its runs has been ready since this instant."""
 
     plan: Plan
     since: Instant
 
 
 class HostLock(Struct, frozen=True, kw_only=True, gc=False):
-    """A named lock, as its holder has it: until `lease_until`, and fenced by `epoch`, which grows with each holder."""
+    """A named lock as its holder has it: until `lease_until`, fenced by `epoch`, which grows with each holder."""
 
     name: str
     owner: str
@@ -464,7 +464,7 @@ class HostLock(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PurgeReport(Struct, frozen=True, kw_only=True):
-    """What a purge deleted, or would delete. `has_more` says that the limit cut it short."""
+    """What a purge deleted, or would delete. `has_more`: the limit cut it short."""
 
     runs: int = 0
     events: int = 0
@@ -478,7 +478,7 @@ class PurgeReport(Struct, frozen=True, kw_only=True):
     plans: int = 0
     """The bodies of plans."""
     archived_runs: int = 0
-    """Runs of which it is no longer known where they are archived."""
+    """Deleted runs whose archive location was deleted."""
     outbox: int = 0
     """Entries of the outbox, alerts, dead letters of the bus and sinks."""
     stale_runs: int = 0
@@ -486,7 +486,7 @@ class PurgeReport(Struct, frozen=True, kw_only=True):
 
 
 class ArchivedRun(Struct, frozen=True, kw_only=True, gc=False):
-    """A run that retention has deleted, and where its history is: a part of an object of the archive."""
+    """A run that retention has deleted, and the location of its history: a part of an object of the archive."""
 
     run_id: str
     tenant: str
@@ -505,7 +505,7 @@ class ArchivedRun(Struct, frozen=True, kw_only=True, gc=False):
 
 
 COUNTED_RUNS = 100_000
-"""From so many runs on those that are completed are estimated: to count them would take longer with every run."""
+"""From this number on, completed runs are estimated: counting them would take longer with every run."""
 
 
 class Stats(Struct, frozen=True, kw_only=True):
@@ -540,9 +540,9 @@ class Change(Struct, frozen=True, gc=False):
 
 
 class Changes(Struct, frozen=True):
-    """Runs whose histories have grown since a cursor, and the next cursor. `has_more`: there is more after that one.
+    """Runs whose histories have grown since a cursor, and the next cursor. `has_more`: there are more after that one.
 
-    `is_lost`: the store does not know the cursor, or no longer; the caller has to read everything again.
+    `is_lost`: the store does not know the cursor, or no longer does; the caller has to read everything again.
     """
 
     cursor: str
@@ -556,7 +556,7 @@ BULLETINS_WITH_PAYLOADS = frozenset({"question", "answer"})
 
 
 class Bulletin(Struct, frozen=True, kw_only=True):
-    """A short text that processes leave for each other and for operators, outside of all runs, until it expires."""
+    """A short text that processes leave for each other and for operators until it expires; it belongs to no run."""
 
     kind: str
     bulletin_id: str
