@@ -1,8 +1,8 @@
 """The abilities of a node, as it publishes them with its lease and as other nodes read them.
 
-A store keeps the plans of a node as pairs of texts, and claims by those that are workflows with their versions. The
-other abilities are stored beside them in the same form. Only this module encodes and decodes them. Names contain no
-line break and no plan's id is empty, so an ability is never mistaken for a workflow.
+A store keeps the plans of a node as pairs of texts, and claims runs by the pairs that are workflows with their
+versions. The other abilities are stored along with them in the same form. Only this module encodes and decodes them.
+Names contain no line break and no plan's id is empty, so an ability is never mistaken for a workflow.
 """
 
 from collections.abc import Collection, Iterable
@@ -15,11 +15,11 @@ from holdfast.program.fingerprint import CHARS as FINGERPRINT_CHARS
 from holdfast.store.port import NodePlans, Plan
 
 Lack = tuple[str, Plan]
-"""An activity that runs of a definition wait for on a node that does not have it; and that definition."""
+"""An activity that runs of a definition wait for, because the node lacks it, and that definition."""
 
 
 class Abilities(Struct, frozen=True):
-    """What a node can run and carry out, and what it lacks."""
+    """What a node can execute, and what it lacks."""
 
     workflows: frozenset[Plan] = frozenset()
     codes: frozenset[tuple[Plan, str]] = frozenset()
@@ -27,9 +27,9 @@ class Abilities(Struct, frozen=True):
     activities: frozenset[str] = frozenset()
     lacks: frozenset[Lack] = frozenset()
     late_writes: LateWrites | None = None
-    """Its writes to the store that were over the budget of late."""
+    """Its recent writes to the store that were over the latency budget."""
     process: str = ""
-    """Which process of which machine it is."""
+    """Its process, and the machine that the process runs on."""
     version: str = ""
     """The version of Holdfast that it runs."""
     queues: frozenset[str] = frozenset()
@@ -37,11 +37,11 @@ class Abilities(Struct, frozen=True):
     level: int = 0
     """The highest level of the format that it understands (`core/plans.py`)."""
     load: tuple[int, int] | None = None
-    """How many runs it owns, and how many activities are under way on it."""
+    """How many runs it owns, and how many activities are running on it."""
 
     @property
     def named_workflows(self) -> set[Plan]:
-        """The workflows that it runs, without what stands for their code and for plans."""
+        """Return the workflows that it runs, without the entries that represent their code and plans."""
         coded = {(f"{plan_id}@{code}", version) for (plan_id, version), code in self.codes}
         return {plan for plan in self.workflows - coded if plan != ANY_PLAN}
 
@@ -69,7 +69,9 @@ class NodeAbilities(Struct, frozen=True):
 
 
 def decode(plans: Iterable[Plan]) -> Abilities:
-    """Return the abilities that a store keeps of a node. What another version of the node has added is left out."""
+    """Decode the abilities that a store keeps of a node. Entries that another version of Holdfast has added are
+    ignored.
+    """
     workflows: set[Plan] = set()
     codes: set[tuple[Plan, str]] = set()
     activities: set[str] = set()
@@ -123,7 +125,9 @@ def abilities_of(nodes: Iterable[NodePlans]) -> list[NodeAbilities]:
 
 
 def lacks_of(nodes: Iterable[NodePlans]) -> set[Lack]:
-    """Return the activities that runs wait for and no node has together with their definition, each with that."""
+    """Return the activities that runs wait for and that no node has together with the definition, each with that
+    definition.
+    """
     able = [each.abilities for each in abilities_of(nodes)]
     return {
         (name, plan)
@@ -134,7 +138,7 @@ def lacks_of(nodes: Iterable[NodePlans]) -> set[Lack]:
 
 
 def other_code(nodes: Iterable[NodeAbilities], plan: Plan, tried: Collection[str]) -> tuple[str, str] | None:
-    """Return the first of the nodes that has code for a definition which was not tried, and its fingerprint."""
+    """Return the name of the first node that has untried code for a definition, and the fingerprint of that code."""
     for each in nodes:
         for of, code in sorted(each.abilities.codes):
             if of == plan and code not in tried:

@@ -1,10 +1,9 @@
 """Coalesces calls: calls that arrive while a call is under way share the next one.
 
 A caller asks one question and waits for its answer. `answer` is called with many questions, in the order in which they
-were asked, and never twice at the same time. It returns an answer or an exception for each question; if it raises,
-every caller of the batch gets the exception. Cancelling one caller does not affect the others. `answered` is called
-after the callers have their answers, so they do not wait for it. If it raises, callers without an answer get the
-exception.
+were asked, and never concurrently. It returns an answer or an exception for each question; if it raises, every caller
+of the batch gets the exception. Cancelling one caller does not affect the others. `answered` is called after the
+callers have their answers, so they do not wait for it. If it raises, callers without an answer get the exception.
 """
 
 import asyncio
@@ -17,9 +16,9 @@ A = TypeVar("A")
 
 
 class Batcher(Generic[Q, A]):
-    """Answers questions in batches of at most `most`, in a task in the context that the batcher was made in.
+    """Answers questions in batches of at most `most`, in a task with the context in which the batcher was made.
 
-    `stopped` makes the error of a caller whose question is not answered because the batcher was stopped.
+    `stopped` makes the error for callers whose questions are not answered because the batcher was stopped.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class Batcher(Generic[Q, A]):
         self._task: asyncio.Task[None] | None = None
 
     def ask(self, question: Q) -> "asyncio.Future[A]":
-        """Return a future of the answer to a question: with a coroutine around it each caller would cost more."""
+        """Return a future of the answer to a question. Wrapping it in a coroutine would make each call costlier."""
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._asked.append((question, future))
         if self._task is None:
@@ -48,15 +47,15 @@ class Batcher(Generic[Q, A]):
         return future
 
     def close(self) -> None:
-        """Stop without waiting: the batch that is under way is cancelled, and every caller gets an error."""
+        """Stop without waiting: the running batch is cancelled, and every caller gets an error."""
         if self._task is not None:
             self._task.cancel()
-            self._task = None  # its own code does not run if it has not begun
+            self._task = None  # the task's own cleanup does not run if the task has not begun
         asked, self._asked = self._asked, []
         self._give_up(asked)
 
     async def stop(self) -> None:
-        """Stop, and wait until the batch that is under way has ended."""
+        """Stop, and wait until the running batch has ended."""
         task = self._task
         self.close()
         if task is not None:

@@ -5,7 +5,7 @@ pause the run on a node is a problem here: a divergence, a missing version, argu
 raises outside a task. Nothing is written and no activity is executed.
 
 Runs are read a page at a time and histories one at a time, so the size of the store does not matter. Each history is
-read up to the version at which its run was found: nodes may continue meanwhile, and half a turn must not be seen.
+read up to the version at which its run was found: nodes may continue meanwhile, and this must not see half a turn.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -35,10 +35,10 @@ class Problem(Struct, frozen=True, kw_only=True):
     message: str
     run_seq: int = 0
     expected: str = ""
-    """What the history has."""
+    """The command in the history."""
 
     found: str = ""
-    """What the code asks for."""
+    """The command that the code issues."""
 
     source: str = ""
     """The line of the code, as `file:line`."""
@@ -54,7 +54,7 @@ class Checked(Struct, frozen=True):
 
 
 async def check_runs(registry: Registry, store: Store, *, finished: bool = False) -> AsyncIterator[Checked]:
-    """Check one run after the other; finished ones only with `finished`. A damaged run is a problem of its own."""
+    """Check each run; finished runs only with `finished`. A damaged run counts as a problem."""
     async for head in _heads(store):
         if isinstance(head, StoreCorrupt):
             run_id = head.details["run_id"]
@@ -64,7 +64,7 @@ async def check_runs(registry: Registry, store: Store, *, finished: bool = False
 
 
 async def check_store(registry: Registry, store: Store, *, finished: bool = False) -> list[Problem]:
-    """Return the problems that the runs of a store would have with this code, finished ones only if asked."""
+    """Return the problems that the runs of a store would have with this code; finished runs only with `finished`."""
     checked = check_runs(registry, store, finished=finished)
     return [run.problem async for run in checked if run.problem is not None]
 
@@ -76,7 +76,9 @@ async def count_runs(store: Store, *, finished: bool = False) -> int:
 
 
 def check_histories(registry: Registry, histories: Iterable[Sequence[Event]]) -> list[Problem]:
-    """Return the problems that these runs would have, at most one for each. A history is whole, or since a rotation."""
+    """Return the problems that these runs would have, at most one per run. A history is complete, or starts at a
+    rotation.
+    """
     problems = (check_history(registry, history) for history in histories)
     return [problem for problem in problems if problem is not None]
 
@@ -96,7 +98,7 @@ def check_history(registry: Registry, history: Sequence[Event]) -> Problem | Non
 
 
 def problem_of(error: HoldfastError, run_id: str, plan_id: str, plan_version: str) -> Problem:
-    """Return an error as the problem of a run."""
+    """Convert an error to the problem of a run."""
     details = error.details
     return Problem(
         run_id=run_id,
@@ -112,7 +114,7 @@ def problem_of(error: HoldfastError, run_id: str, plan_id: str, plan_version: st
 
 
 async def _heads(store: Store) -> AsyncIterator[RunHead | StoreCorrupt]:
-    """Yield every run; where one cannot be read, the reason."""
+    """Yield every run, or the error if it cannot be read."""
     after = ""
     while True:
         page = await store.find(RunQuery(after=after, limit=PAGE_RUNS))
@@ -135,7 +137,7 @@ async def _problem(registry: Registry, store: Store, head: RunHead) -> Problem |
 
 
 async def _history(store: Store, head: RunHead) -> list[Event]:
-    """Return what a node would replay; nothing if the run was deleted meanwhile."""
+    """Return the events that a node would replay; none if the run was deleted meanwhile."""
     try:
         events = await read_since_rotation(store, head)
     except HistoryGap:

@@ -1,10 +1,10 @@
 """Callers that wait for runs to finish, on this node or on another.
 
-If this node finishes the run, its waiters are notified at once. Runs that this node does not own (parked, or taken over
-by another node) are looked up in batches, never one by one. Notifications name the runs that have ended, so only those
-are read. All runs that are waited for are looked up every `safety_poll_s`, in case a notification was lost, and when a
-notification does not name the runs. These lookups take at most a tenth of the time, however many runs are waited for,
-but are never delayed by more than that period. Of finished runs only the last events are read, many in one query.
+If this node finishes the run, its waiters are notified immediately. Runs that this node does not own (parked, or taken
+over by another node) are looked up in batches, never one by one. Notifications name the runs that have ended, so only
+those are read. All awaited runs are looked up every `safety_poll_s`, in case a notification was lost, and when a
+notification does not name the runs. These lookups take at most a tenth of the time, however many runs are awaited, but
+are never delayed by more than that period. For finished runs, only the last events are read, many in one query.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from holdfast.store.wakeups import digest_of
 
 PAGE_RUNS = 500
 REST = 10
-"""The pause after a look, as a multiple of its duration; at most `safety_poll_s`."""
+"""The pause after a lookup, as a multiple of its duration; at most `safety_poll_s`."""
 
 OWNED_POLLS = 6
-"""After how many periods of `safety_poll_s` runs that this node owns are looked at as well."""
+"""After how many periods of `safety_poll_s` runs that this node owns are looked up as well."""
 
 logger = logging.getLogger("holdfast.node")
 
 
 class Completion(Struct, frozen=True, gc=False):
-    """How far a run's history goes, now that it has finished; and its last event, if that is known."""
+    """The length of a finished run's history, and its last event, if that is known."""
 
     version: int
     last: Event | None = None
@@ -49,7 +49,7 @@ class Question(NamedTuple):
 
 
 class CompletionWaiters:
-    """The runs whose end callers in this process wait for."""
+    """The runs that callers in this process wait for."""
 
     def __init__(self, store: Store, owns: Callable[[str], bool], poll_s: float) -> None:
         self._store = store
@@ -63,11 +63,11 @@ class CompletionWaiters:
 
     @property
     def runs_awaited(self) -> int:
-        """How many runs are waited for."""
+        """How many runs are awaited."""
         return len(self._waiting)
 
     def wait(self, run_id: str) -> "asyncio.Future[Completion]":
-        """Return a future that gets the run's end when it has finished. The caller ends the wait with `let_go`."""
+        """Return a future that gets the run's completion. The caller ends the wait with `let_go`."""
         if self.problem is not None:
             raise self.problem
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
@@ -80,7 +80,7 @@ class CompletionWaiters:
         return future
 
     def let_go(self, run_id: str, future: "asyncio.Future[Completion]") -> None:
-        """Forget a caller that waits no longer."""
+        """Forget a caller that no longer waits."""
         futures = self._waiting.get(run_id, [])
         if future in futures:
             futures.remove(future)
@@ -88,7 +88,7 @@ class CompletionWaiters:
                 self._forget(run_id)
 
     def _forget(self, run_id: str) -> "list[asyncio.Future[Completion]]":
-        """Return the futures of a run that is waited for no longer."""
+        """Return the futures of a run that is no longer awaited."""
         futures = self._waiting.pop(run_id, None)
         if futures is None:
             return []
@@ -100,9 +100,10 @@ class CompletionWaiters:
         return futures
 
     async def end_of(self, run_id: str, *, is_known: bool = False) -> Completion | None:
-        """Return a run's end, or None if it goes on; looked up together with others that are asked for now.
+        """Return a run's completion, or None if the run continues. Concurrent calls share one lookup.
 
-        Raise `NotFound` if there is no such run. With `is_known` there was: then it is not loaded as well.
+        Raise `NotFound` if there is no such run. With `is_known` the run is known to exist and need not be loaded as
+        well.
         """
         return await self._ends.ask(Question(run_id, is_known))
 
@@ -123,7 +124,7 @@ class CompletionWaiters:
                 future.set_result(Completion(version, last))
 
     def close(self, problem: EngineError | None = None) -> None:
-        """Raise in every caller, also in later ones, that this node does not look for finished runs any more."""
+        """Raise an error in all present and later callers: this node does not look for finished runs any more."""
         self.problem = self.problem or problem or EngineError("the node was stopped before the run had finished")
         self._ends.close()
         for futures in self._waiting.values():
@@ -146,11 +147,11 @@ class CompletionWaiters:
     async def _watch(self) -> None:
         """Look for runs that finished on other nodes, whenever a caller waits for one.
 
-        Those that this node owns are looked at less often: it may have lost a run without having noticed.
+        Runs that this node owns are looked up less often: it may have lost a run without having noticed.
         """
         loop = asyncio.get_running_loop()
         looked_at = rested_at = whole_at = loop.time()
-        is_wanted = True  # what was heard before this began is unknown
+        is_wanted = True  # notifications from before this began were missed
         listener = self._store.wakeups.listen("ends")
         try:
             while True:
@@ -171,13 +172,13 @@ class CompletionWaiters:
                 is_wanted = False
                 await self._look(is_whole)
                 looked_at = loop.time()
-                # A look that took long because the store was away does not predict the next.
+                # A lookup that was slow because the store was unavailable does not predict the next one.
                 rested_at = looked_at + min(REST * (looked_at - began), self._poll_s)
         finally:
             listener.close()
 
     async def _look_for_ends(self, digests: frozenset[int]) -> None:
-        """Look at the runs that are waited for and may be among those that have ended, by their digests."""
+        """Look up the awaited runs that may be among the ended ones, by their digests."""
         known = self._by_digest.keys() & digests
         run_ids = [run_id for digest in known for run_id in self._by_digest[digest] if not self._owns(run_id)]
         for start in range(0, len(run_ids), PAGE_RUNS):
@@ -189,7 +190,7 @@ class CompletionWaiters:
             await self._look_at(elsewhere[start : start + PAGE_RUNS])
 
     async def _look_at(self, run_ids: Sequence[str]) -> None:
-        """Look which of these runs have finished, and which are gone; of the others nothing is read."""
+        """Look up which of these runs have finished and which were deleted. Nothing is read of the others."""
         ends, damaged, missing = await find_ends(self._store, run_ids)
         for run_id in missing:
             for future in self._forget(run_id):
@@ -204,7 +205,7 @@ class CompletionWaiters:
 
 
 def _answer(run_id: str, end: Event | None, run: LoadedRun | StoreCorrupt | None) -> Completion | Exception | None:
-    """Return how a run ended, or None if it goes on. Of a last event that is damaged only the number is known."""
+    """Return how a run ended, or None if it continues. If its last event is damaged, only the number is known."""
     if end is not None:
         return Completion(end.run_seq, end)
     if isinstance(run, LoadedRun):

@@ -1,10 +1,10 @@
-"""Nodes whose process has ended: their runs continue at once, instead of when their lease has expired.
+"""Nodes whose process has ended: their runs continue immediately, instead of when their lease has expired.
 
-A node publishes with its lease which process it is. A node that starts checks the others. If it can know that a process
-has ended, because it ran on this machine since the last boot, it ends that node's lease. The runs of that node are then
-lost as by any crash: they are claimed with a new epoch, and the loss is counted. From then on the node watches the
-processes that still run: the system reports when they end (`pidfd`, on Linux), so only the list of nodes is polled. On
-another machine, in another container, or without `/proc` a node cannot know, and the lease expires.
+A node publishes the identity of its process with its lease. A node that starts checks the others. If it can be certain
+that a process has ended, because it ran on this machine since the last boot, it ends that node's lease. The runs of
+that node are then lost as in any crash: they are claimed with a new epoch, and the loss is counted. From then on the
+node watches the processes that still run: the system reports when they end (`pidfd`, on Linux), so only the list of
+nodes is polled. On another machine, in another container, or without `/proc` a node cannot know, and the lease expires.
 
 A mistake would cost no more than an expired lease does: the epoch fences what the other node still writes.
 """
@@ -27,13 +27,13 @@ PROC = Path("/proc")
 SHORTEST_LEASE_MS = 1
 
 PAUSE_S = 0.05
-"""The shortest time between two looks, in which a lease that was ended is over."""
+"""The shortest time between two looks, in which an ended lease expires."""
 
 NAMED = 5
 
 
 def process_identity() -> str:
-    """Return what distinguishes this process from every other on this machine since it was booted; "" if unknown."""
+    """Return an identity that is unique among the processes of this machine since it was booted; "" if unknown."""
     try:
         return f"{_machine()} {os.getpid()} {_started(os.getpid())}"
     except (OSError, ValueError):
@@ -41,7 +41,7 @@ def process_identity() -> str:
 
 
 def is_here(identity: str) -> bool:
-    """Return whether this process runs, or ran, where it can be seen from here."""
+    """Return whether this process runs, or ran, where it is visible from here."""
     try:
         return identity.rsplit(" ", 2)[0] == _machine()
     except OSError:
@@ -58,12 +58,12 @@ def is_gone(identity: str) -> bool:
         return _started(int(pid)) != started
     except ProcessLookupError:
         return True
-    except (OSError, ValueError):  # it is there and belongs to somebody else, or cannot be looked at
+    except (OSError, ValueError):  # it exists and belongs to another user, or cannot be inspected
         return False
 
 
 class DeadProcesses:
-    """Ends the leases of other nodes whose processes have ended, so that their runs can be claimed at once."""
+    """Ends the leases of other nodes whose processes have ended, so that their runs can be claimed immediately."""
 
     def __init__(self, store: Store, node: str) -> None:
         self._store = store
@@ -87,11 +87,11 @@ class DeadProcesses:
         return await self._end_leases_of(others)
 
     async def watch(self, look_s: float, taken_over: Callable[[list[str]], None]) -> None:
-        """Do the same as soon as a process ends. New nodes are looked for every `look_s`."""
+        """Do the same as soon as a process ends. Look for new nodes every `look_s`."""
         try:
             while self._process:
                 self._has_ended.clear()
-                with suppress(StoreError):  # then the leases decide
+                with suppress(StoreError):  # then the leases expire
                     others = await self._others()
                     if gone := await self._end_leases_of(others):
                         taken_over(gone)
@@ -115,13 +115,13 @@ class DeadProcesses:
                 logger.warning(text, name_of(self._node), name_of(other.node))
                 try:
                     await self._store.renew(other.node, SHORTEST_LEASE_MS)
-                except NodeSuperseded:  # its name has started again meanwhile
+                except NodeSuperseded:  # a process with its name has started again meanwhile
                     continue
                 gone.append(name_of(other.node))
         return gone
 
     def _follow(self, processes: set[str]) -> None:
-        """Watch these processes, those of them that run here, and no others any more."""
+        """Watch those of these processes that run here, and no others."""
         for process in self._watched.keys() - processes:
             self._unfollow(process)
         for process in processes - self._watched.keys() - {self._process}:
@@ -129,14 +129,14 @@ class DeadProcesses:
                 continue
             try:
                 descriptor = os.pidfd_open(int(process.split(" ")[-2]))
-            except ProcessLookupError:  # it has ended since the look
+            except ProcessLookupError:  # it has ended since it was checked
                 self._has_ended.set()
                 continue
             except (AttributeError, OSError, ValueError):  # the system cannot report its end
                 continue
             self._watched[process] = descriptor
             asyncio.get_running_loop().add_reader(descriptor, self._ended, process)
-            if is_gone(process):  # and its number is another process's
+            if is_gone(process):  # and its number belongs to another process
                 self._ended(process)
 
     def _ended(self, process: str) -> None:
@@ -150,18 +150,18 @@ class DeadProcesses:
 
 
 def _machine() -> str:
-    """Return what distinguishes this boot of this machine, the processes that can be seen from here, and their clock.
+    """Return an identity of this boot of this machine, of the processes visible from here, and of their clock.
 
-    When a process was started is read differently in another time namespace.
+    The start time of a process reads differently in another time namespace.
     """
     if os.readlink(PROC / "self") != str(os.getpid()):
         raise OSError(f"{PROC} shows the processes of another namespace")
     boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
-    namespaces = [PROC / "self/ns/pid", PROC / "self/ns/time"]  # the latter only since Linux 5.6
+    namespaces = [PROC / "self/ns/pid", PROC / "self/ns/time"]  # `ns/time` exists only since Linux 5.6
     return " ".join([boot, *(os.readlink(each) for each in namespaces if each.is_symlink())])
 
 
 def _started(pid: int) -> str:
-    """Return when a process was started, in ticks since the boot; "" for one that has ended and is not reaped yet."""
+    """Return when a process was started, in ticks since the boot; "" if it has ended and is not reaped yet."""
     after_name = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     return "" if after_name[0] in "ZX" else after_name[19]

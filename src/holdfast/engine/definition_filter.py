@@ -1,6 +1,6 @@
 """Which runs a node claims: those that it can execute, and those that no live node can.
 
-A node publishes with its lease which definitions it has (`abilities`), and claims only runs of these versions of these
+A node publishes its definitions with its lease (`abilities`), and claims only runs of these versions of these
 workflows. During a rolling upgrade each run goes to a node that has its version. A definition is orphaned if runs of it
 are due and no live node has it. After a grace period any node claims such runs, only to pause them with
 `VersionMismatch` and to defer their messages. The messages are redelivered a few times and then become dead letters. A
@@ -8,8 +8,8 @@ run continues with its first turn on a node that has its definition: a node that
 it can handle.
 
 A run whose history does not match the code here (`NondeterminismError`) is handed over to a live node that has other
-code for it. It is paused only if there is no such node that was not tried. A node that starts tries the runs that are
-paused for this reason against its own code, once, and wakes up those that match.
+code for it. It is paused only if every such node was tried. A node that starts tries the runs that are paused for this
+reason against its own code, once, and wakes up those that match.
 
 A node that has a workflow but not an activity that it calls hands the run over to a node that has both. If there is
 none it keeps the run and publishes what it lacks, so that `holdfast doctor` can report it. It tries again when another
@@ -41,20 +41,20 @@ from holdfast.store.port import Plan, RunHead, RunQuery, Store
 from holdfast.store.queries import DeadLetterQuery, pages
 
 MOST_HANDED = 10_000
-"""How many runs that were handed over are remembered."""
+"""How many handed-over runs are remembered."""
 
 Wanted = tuple[Plan, frozenset[str]]
 """A definition, and the activities that runs of it wait for."""
 
 Fits = Callable[[RunHead], Awaitable[bool]]
-"""Returns whether a run waits for code that fits its history, and the code here does."""
+"""Returns whether a run waits for code that matches its history, and the code here does."""
 
 VERSION = version("holdfast")
 logger = logging.getLogger("holdfast.node")
 
 
 class DefinitionFilter:
-    """What one node claims."""
+    """Decides what one node claims."""
 
     def __init__(self, node: str, store: Store, registry: Registry, options: NodeOptions) -> None:
         self._node = node
@@ -64,21 +64,21 @@ class DefinitionFilter:
         self._grace_s = options.definition_grace_s
         self._late_ms = round((options.definition_grace_s or 0) * 1_000)
         self.plans: Sequence[Plan] = registry.definitions if options.takes_runs else ()
-        """What this node can run: its workflows, and plans, whichever there are."""
+        """What this node can run: its workflows, and plans, if there are any."""
         self.registered: Sequence[Plan] = registry.claimable if options.takes_runs else ()
-        """What is claimed while no definition is orphaned: what this node can run, as it is claimed."""
+        """What it claims while no definition is orphaned: what this node can run, in the form for claims."""
         self.claimable: Sequence[Plan] = self.registered
-        """What to claim: orphaned definitions too, until they were claimed once."""
+        """What it claims now: also orphaned definitions, until they were claimed once."""
         self._codes: Mapping[Plan, str] | None = None
         self._handed: OrderedDict[str, tuple[int, tuple[str, ...]]] = OrderedDict()
         self._lack_of: dict[str, Wanted] = {}
         self.lacking: dict[Wanted, dict[str, None]] = {}
-        """The runs that wait here for activities which this node does not have, by what they lack."""
+        """The runs that wait here for activities that this node does not have, by what they lack."""
         self._is_stopping = False
         self._process = process_identity()
         self._queues = frozenset(options.queues)
         self.load: Callable[[], tuple[int, int]] | None = None
-        """How many runs this node owns, and how many activities are under way here."""
+        """Returns how many runs this node owns, and how many activities are running here."""
 
     def has(self, plan_id: str, plan_version: str) -> bool:
         """Return whether this node can run it."""
@@ -86,13 +86,14 @@ class DefinitionFilter:
         return (plan_id, plan_version) in known or definition_of(plan_id, plan_version) in known
 
     def understands(self, head: RunHead) -> bool:
-        """Return whether this node can run it, and understands what its state needs."""
+        """Return whether this node has the definition, and supports the format of the run's state."""
         return head.needs <= FORMAT_LEVEL and self.has(head.plan_id, head.plan_version)
 
     def published(self) -> Sequence[Plan]:
-        """Return what this node publishes with its lease: what it can run, with which code and activities; its lacks.
+        """Return what this node publishes with its lease: its definitions, their code, its activities, and what it
+        lacks.
 
-        A node that is to be given no runs publishes neither code nor activities.
+        A node that should receive no runs publishes neither code nor activities.
         """
         lacks = frozenset((name, plan) for plan, names in self.lacking for name in names)
         late = self._late_writes()
@@ -115,7 +116,7 @@ class DefinitionFilter:
         return self._store.write_latency.recent() if isinstance(self._store, ObservedStore) else None
 
     def stop(self) -> None:
-        """Publish from the next renewal on that this node is to be given no runs."""
+        """From the next renewal on, publish that this node should receive no runs."""
         self._is_stopping = True
 
     def _fingerprints(self) -> Mapping[Plan, str]:
@@ -124,9 +125,9 @@ class DefinitionFilter:
         return self._codes
 
     async def hand_over(self, head: RunHead) -> bool:
-        """Hand a run whose history does not fit this code over to a node with other code; return whether there is one.
+        """Hand a run that does not match this code over to a node with other code; return whether there is one.
 
-        A run that comes back as it went has been tried there: it goes to a third node, or is paused.
+        A run that comes back unchanged has been tried there: it goes to a third node, or is paused.
         """
         plan = head.plan_id, head.plan_version
         own = self._fingerprints().get(plan)
@@ -149,7 +150,7 @@ class DefinitionFilter:
     # --- activities that this node does not have
 
     def note_lack(self, run_id: str, plan: Plan, activities: frozenset[str]) -> bool:
-        """Note for which activities a run waits that this node does not have; return whether to publish it."""
+        """Note the activities that a run waits for and this node lacks; return whether that must be published."""
         lack, before = (plan, activities), self._lack_of.get(run_id)
         if before == lack or (before is None and not activities):
             return False
@@ -165,11 +166,11 @@ class DefinitionFilter:
         return is_news
 
     def forget_lack(self, run_id: str) -> bool:
-        """Forget a run that lacks nothing, or is not owned any more; return whether to publish it."""
+        """Forget a run that lacks nothing, or is not owned any more; return whether that must be published."""
         return self.note_lack(run_id, ("", ""), frozenset())
 
     async def takers(self) -> list[tuple[str, str]]:
-        """Return the runs that wait for activities which other nodes have, each with one that has most of them."""
+        """Return the runs that wait for activities of other nodes, each with a node that has most of them."""
         others = await self._others()
         found: list[tuple[str, str]] = []
         for (plan, activities), run_ids in self.lacking.items():
@@ -186,12 +187,12 @@ class DefinitionFilter:
     # --- claiming
 
     def note_claim(self, claimed: Sequence[Plan]) -> None:
-        """Claim orphaned definitions no more, once there is an answer: unless others were found meanwhile."""
+        """Stop claiming orphaned definitions after a claim was answered, unless others were found meanwhile."""
         if claimed is self.claimable:
             self.claimable = self.registered
 
     def start(self, fits: Fits | None = None) -> list[asyncio.Task[None]]:
-        """Begin to look for runs that no node could run, and for those that no node can."""
+        """Begin to look for runs that no node could execute earlier, and for runs that no node can execute now."""
         if not self._takes_runs or self._grace_s is None:
             return []
         return [asyncio.create_task(self._watch(self._grace_s, fits), name="definitions")]
@@ -220,9 +221,9 @@ class DefinitionFilter:
             await self._store.settle_dead_letters(known, "requeue", name_of(self._node))
 
     async def _start_approved(self) -> None:
-        """Start runs that a node of an older release has approved: it leaves them no message to begin with.
+        """Start runs that a node of an older release has approved: that release sends no message that starts them.
 
-        A run that has that message still has it: the store accepts one.
+        If a run has that message already, it stays: the store accepts only one.
         """
         query = RunQuery(status=APPROVED)
         async for page in pages(self._store.find, query, lambda head: head.run_id):
@@ -236,7 +237,7 @@ class DefinitionFilter:
                         await self._store.deliver([start_message(head.run_id, now, body.start_at)])
 
     async def _wake_diverged(self, fits: Fits) -> None:
-        """Wake the runs whose history did not fit other code, and fits what this node has. Nothing else is written."""
+        """Wake up runs whose history did not match other code but matches the code here. Nothing else is written."""
         for plan_id in sorted({plan_id for plan_id, _ in self.plans}):
             query = RunQuery(workflow=plan_id, status=PAUSED)
             async for page in pages(self._store.find, query, lambda head: head.run_id):
@@ -264,7 +265,7 @@ class DefinitionFilter:
         return run is not None and self.has(run.head.plan_id, run.head.plan_version)
 
     def _is_orphaned(self, plan_id: str, version: str, level: int) -> bool:
-        """Return whether this node is to pause runs of a definition that no node alive has published."""
+        """Return whether this node should pause runs of a definition that no live node has published."""
         return level <= FORMAT_LEVEL and (plan_id, version) not in self.plans
 
     async def _find_orphaned(self) -> None:

@@ -1,22 +1,22 @@
 """Lets the garbage collector of the process run less often while nodes work in it (`NodeOptions.tune_gc`).
 
 A run consists of many objects that are all freed when it ends, and of hardly any garbage that only the collector could
-free. By default the collector examines the runs that are under way every few hundred new objects. With this option it
-waits until there are `NEW_OBJECTS` more than at the last collection.
+free. By default the collector examines the active runs every few hundred new objects. With this option it waits until
+there are `NEW_OBJECTS` more than at the last collection.
 
-The thresholds apply to the whole process. So only the `holdfast` command changes them by itself; a program that embeds
-a node has to ask for it.
+The thresholds apply to the whole process. So only the `holdfast` command changes them on its own; a program that embeds
+a node has to enable it.
 """
 
 import gc
 from threading import Lock
 
 NEW_OBJECTS = 100_000
-"""Fewer cost time, up to a tenth of it; with more, garbage stays for longer where a program makes some."""
+"""A smaller number costs up to a tenth of the time. With a larger one, garbage stays longer if a program makes any."""
 
 
 class _Thresholds:
-    """How many nodes work in this process, and what the thresholds were before the first began."""
+    """How many nodes work in this process, and the thresholds before the first of them began."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -29,7 +29,7 @@ _thresholds = _Thresholds()
 
 
 class tuned_gc:  # noqa: N801 - used like a function
-    """Raise the collector's first threshold, if it is on. Thresholds that others set meanwhile are left as they are."""
+    """Raise the collector's first threshold, if the collector is on. Thresholds that others set meanwhile are kept."""
 
     __slots__ = ()
 

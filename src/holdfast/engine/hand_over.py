@@ -9,7 +9,7 @@ from holdfast.errors import RunError, StoreError
 from holdfast.store.port import Store
 
 HAND_OVER = 500
-"""How many runs are handed over to another node at once."""
+"""How many runs are handed over to another node in one call."""
 
 logger = logging.getLogger("holdfast.node")
 
@@ -30,11 +30,11 @@ class HandOver:
         self._renew = renew
 
     async def offer(self) -> None:
-        """Hand runs that wait for activities which this node does not have over to nodes that do.
+        """Hand runs that wait for activities that this node does not have over to nodes that do.
 
-        What is carried out here for such a run is finished first.
+        Work that is running here for such a run is finished first.
         """
-        self._owned_runs.should_offer = False  # before the calls: a notification may come while they are under way
+        self._owned_runs.should_offer = False  # before the calls: a notification may arrive during them
         try:
             given: dict[str, list[str]] = {}
             for run_id, to in await self._definition_filter.takers():
@@ -55,9 +55,9 @@ class HandOver:
             raise
 
     async def for_other_code(self, owned: OwnedRun, problem: RunError) -> bool:
-        """Give a run to a node that has other code for it, unless something of the run is under way here.
+        """Give a run to a node that has other code for it, unless work of the run is in progress here.
 
-        Then `is_offered` stays False: the run is offered again when that has ended.
+        In that case `is_offered` stays False: the run is offered again when that work has ended.
         """
         run_id = owned.loaded.head.run_id
         owned.is_offered = not (owned.inputs or self._owned_runs.executor.attempts.get(run_id))
@@ -68,7 +68,7 @@ class HandOver:
         return True
 
     def _is_at_rest(self, owned: OwnedRun) -> bool:
-        """Return whether nothing of the run is under way here that is not in the store."""
+        """Return whether the run has no work in progress here that is not in the store."""
         run_id = owned.loaded.head.run_id
         has_reports = any(run_id == reported for reported, _ in self._owned_runs.reports)
         return not (owned.inputs or has_reports or self._owned_runs.executor.attempts.get(run_id))

@@ -1,4 +1,4 @@
-"""Reads the history of a run: whole, or since its last rotation; finds events in it, and waits for them."""
+"""Reads the history of a run, whole or since its last rotation; finds events in it, and waits for them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -14,22 +14,22 @@ from holdfast.store.payloads import refuse_sealed
 from holdfast.store.port import EventQuery, Index, RunHead, RunStore
 
 PAGE_EVENTS = 50_000
-"""How many events of a history that is replayed are read by one call."""
+"""How many events are read by one call for a replay."""
 
 READ_AHEAD_EVENTS = 1_000
-"""How many events of the histories of several runs are read by one call."""
+"""How many events are read by one call for the histories of several runs."""
 
 FOLDED_EVENTS = 1_000
-"""How many events are read by one call to fold the snapshot of a run that has none."""
+"""How many events are read by one call to fold the missing snapshot of a run."""
 
 POLL_S = 1.0
-"""How often a caller that waits looks although the store did not notify it."""
+"""How often a waiting caller looks without a notification from the store."""
 
 
 async def head_of(store: RunStore, run_id: str) -> RunHead:
     """Return a run without its history; raise `NotFound` if there is none.
 
-    If its snapshot was deleted, as retention does, it is folded from the events: it is only a cache of theirs (PRJ-4).
+    If its snapshot was deleted by retention, it is folded from the events: it is only a cache of them (PRJ-4).
     """
     [run] = await store.load([run_id])
     if run is None:
@@ -38,12 +38,12 @@ async def head_of(store: RunStore, run_id: str) -> RunHead:
         return run.head
     try:
         return replace(run.head, snapshot=await _folded(store, run.head))
-    except (RunError, StoreCorrupt):  # what is known without its history is shown all the same
+    except (RunError, StoreCorrupt):  # what is known without its history is returned anyway
         return run.head
 
 
 async def _folded(store: RunStore, head: RunHead) -> RuntimeSnapshot:
-    """Return the snapshot of a run as its events have it, holding no more of them than there are since a rotation."""
+    """Return the snapshot of a run, folded from its events. At most the events since a rotation are in memory."""
     after = 0
     stretch: list[Event] = []
     while after < head.version and (page := await store.read_events(head.run_id, after, FOLDED_EVENTS)):
@@ -60,7 +60,7 @@ async def _folded(store: RunStore, head: RunHead) -> RuntimeSnapshot:
 async def read_history(store: RunStore, run_id: str, version: int = 0) -> list[Event]:
     """Return the whole history; it is empty if there is no such run.
 
-    Raise `HistoryGap` if it is being deleted: if events are missing, or it ends before this version of the run.
+    Raise `HistoryGap` if it is being deleted, that is, events are missing or it ends before this version of the run.
     """
     events: list[Event] = []
     while page := await store.read_events(run_id, len(events)):
@@ -80,7 +80,7 @@ def _deleted(run_id: str, missing: int) -> HistoryGap:
 async def find_event(
     store: RunStore, run_id: str, after: int, is_it: Callable[[Event], bool]
 ) -> tuple[Event | None, int]:
-    """Return the first such event after this one, or None; and the number of the last event that was read."""
+    """Return the first matching event after this one, or None; and the number of the last event that was read."""
     while page := await store.read_events(run_id, after):
         after = page[-1].run_seq
         for event in page:
@@ -90,7 +90,8 @@ async def find_event(
 
 
 async def read_since_rotation(store: RunStore, head: RunHead) -> list[Event]:
-    """Return what is replayed: the events since the last rotation, up to the run's version, or more if it has gone on.
+    """Return the events to replay: those since the last rotation, up to the run's version or beyond if it has
+    continued.
 
     Raise `HistoryGap` if the history ends before that version, `PayloadUnreadable` if a value cannot be opened here.
     """
@@ -109,9 +110,9 @@ async def read_since_rotation(store: RunStore, head: RunHead) -> list[Event]:
 
 
 async def read_histories(store: Index, heads: Sequence[RunHead]) -> dict[str, list[Event]]:
-    """Return the histories of several runs since their last rotations, by one query, as far as they fit into one.
+    """Return the histories of several runs since their last rotations, as many as fit into one query.
 
-    Those that are longer, damaged or have gaps are left out: they are read one by one (`read_since_rotation`).
+    Histories that are longer, damaged or have gaps are left out: they are read one by one (`read_since_rotation`).
     """
     places, room = list[tuple[str, int]](), READ_AHEAD_EVENTS
     for head in heads:
@@ -134,7 +135,7 @@ async def read_histories(store: Index, heads: Sequence[RunHead]) -> dict[str, li
 
 
 def _place_of(head: RunHead) -> int:
-    """Return the number of the event after which a history is replayed."""
+    """Return the number of the event after which the replay of a history starts."""
     return head.snapshot.resume_pointer - 1 if head.snapshot is not None else 0
 
 
@@ -147,7 +148,7 @@ class Ends(NamedTuple):
 
 
 async def find_ends(store: Index, run_ids: Iterable[str]) -> Ends:
-    """Return how those of the runs have ended that have finished, and which are not there."""
+    """Return how the finished ones among the runs have ended, and which runs do not exist."""
     ends: dict[str, Event] = {}
     damaged: list[str] = []
     missing: set[str] = set()
@@ -165,7 +166,7 @@ async def find_ends(store: Index, run_ids: Iterable[str]) -> Ends:
 
 
 def since_rotation(history: Sequence[Event]) -> Sequence[Event]:
-    """Return the part of a whole history that is replayed: from the last rotation on, or all of it."""
+    """Return the part of a whole history that is replayed: from the last rotation, or all of it."""
     for position in range(len(history) - 1, -1, -1):
         if isinstance(history[position].data, ContinuedAsNew):
             return history[position:]
@@ -175,12 +176,12 @@ def since_rotation(history: Sequence[Event]) -> Sequence[Event]:
 async def wait_for_event(store: RunStore, run_id: str, after: int, is_it: Callable[[Event], bool]) -> Event:
     """Wait for the first matching event after this one, on whichever node the run continues.
 
-    Raise `RunTerminal` if the run ends without it, and `NotFound` if the run is gone.
+    Raise `RunTerminal` if the run ends without it, and `NotFound` if the run was deleted.
     """
     listener = store.wakeups.listen()
     try:
         while True:
-            head = await head_of(store, run_id)  # before the events: of a run that has ended, all are there
+            head = await head_of(store, run_id)  # before the events: if the run has ended, all its events are there
             found, after = await find_event(store, run_id, after, is_it)
             if found is not None:
                 return found

@@ -23,7 +23,7 @@ logger = logging.getLogger("holdfast.node")
 T = TypeVar("T")
 
 RETRY_S = 0.2
-"""How long to wait after the store has failed, at first; up to a third of the lease."""
+"""The first delay after a failure of the store. Later ones are at most a third of the lease."""
 
 
 class HeldLock:
@@ -31,7 +31,7 @@ class HeldLock:
 
     def __init__(self, lock: HostLock, timer: LeaseTimer) -> None:
         self.lock = lock
-        """For the verbs that are fenced by it."""
+        """The lock, for the verbs that are fenced by it."""
         self._timer = timer
 
     def check(self) -> None:
@@ -41,7 +41,7 @@ class HeldLock:
 
 
 async def to_the_end(call: Awaitable[T], patience_s: float) -> T:
-    """Wait for a call of the store. A caller that is cancelled meanwhile still waits for its end, but not for ever."""
+    """Wait for a call of the store. A cancelled caller still waits for the call to end, for a limited time."""
     calling = asyncio.ensure_future(call)
     try:
         return await asyncio.shield(calling)
@@ -52,7 +52,7 @@ async def to_the_end(call: Awaitable[T], patience_s: float) -> T:
 
 
 async def acquire(store: Store, name: str, owner: str, lease_ms: int) -> HostLock | None:
-    """Acquire a lock, if it is free. A caller that is cancelled while the store decides leaves no lock behind."""
+    """Acquire a lock, if it is free. If the caller is cancelled meanwhile, no lock is left behind."""
     deciding = asyncio.ensure_future(store.acquire_lock(name, owner, lease_ms))
     try:
         return await to_the_end(deciding, lease_ms / 3_000)
@@ -62,7 +62,7 @@ async def acquire(store: Store, name: str, owner: str, lease_ms: int) -> HostLoc
 
 
 async def release_acquired(store: Store, deciding: "asyncio.Future[HostLock | None]") -> None:
-    """Release the lock that a call of the store has acquired, if it has."""
+    """Release the lock if the call of the store has acquired it."""
     if deciding.done() and not deciding.cancelled() and deciding.exception() is None:
         lock = deciding.result()
         if lock is not None:
@@ -71,11 +71,11 @@ async def release_acquired(store: Store, deciding: "asyncio.Future[HostLock | No
 
 
 Work = Callable[[HeldLock], Awaitable[None]]
-"""What a duty does while it holds its lock. It goes on until it is cancelled; one that returns has no more to do."""
+"""The work of a duty while it holds its lock. It runs until it is cancelled; when it returns, the duty is over."""
 
 
 class HostDuty:
-    """One duty of one node. With `until_needed` the lock is not even looked at before that has returned."""
+    """One duty of one node. With `until_needed`, the lock is not even read before that has returned."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class HostDuty:
         return self._held is not None
 
     async def run(self) -> None:
-        """Do the duty whenever this node has the lock, until it has no more to do, or is cancelled."""
+        """Execute the duty whenever this node has the lock, until it is over or cancelled."""
         pause_s = RETRY_S
         while True:
             try:
@@ -120,7 +120,7 @@ class HostDuty:
                 pause_s = min(2 * pause_s, self._lease_ms / 3_000)
 
     async def _acquire(self, timer: LeaseTimer) -> HostLock:
-        """Wait until the lock is free, and acquire it. It is looked at without writing."""
+        """Wait until the lock is free, and acquire it. Waiting only reads the lock."""
         while True:
             now = await self._store.now()
             holders = {lock.name: lock for lock in await self._store.find_locks()}
@@ -137,7 +137,7 @@ class HostDuty:
             await asyncio.sleep(min(left_s, self._safety_poll_s))
 
     async def _hold(self, lock: HostLock, timer: LeaseTimer) -> bool:
-        """Do the duty until the lock is lost; return whether it has no more to do."""
+        """Execute the duty until the lock is lost; return whether the duty is over."""
         self._held = held = HeldLock(lock, timer)
         working = asyncio.ensure_future(self._work(held))
         try:
@@ -155,14 +155,14 @@ class HostDuty:
             self._held = None
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
-            if self._renewal is not None:  # one that is under way would acquire the lock again behind its release
+            if self._renewal is not None:  # otherwise a running renewal would acquire the lock again after its release
                 await asyncio.wait({self._renewal}, timeout=self._lease_ms / 3_000)
                 await release_acquired(self._store, self._renewal)
                 self._renewal = None
             await to_the_end(self._release(held.lock), self._lease_ms / 3_000)
 
     async def _renew(self, held: HeldLock, timer: LeaseTimer) -> bool:
-        """Renew the lock; return whether it is still held. A store that fails is asked again, as long as it is."""
+        """Renew the lock; return whether it is still held. If the store fails, retry while the lock is held."""
         try:
             async with asyncio.timeout(self._lease_ms / 3_000):
                 with timer.renewing():

@@ -1,8 +1,8 @@
 """Keeps a node's lease: the node owns its runs for as long as it renews the lease in time.
 
 The event loop renews the lease. If the loop is blocked, by a long turn or anything else that does not await, a thread
-renews it instead, if the store can be called from a thread. It does so only for a limited time: a loop that never
-responds again is a lost node, and other nodes must continue its runs.
+renews it instead, if the store can be called from a thread. It does so only for a limited time: a node whose loop stays
+blocked is lost, and other nodes must continue its runs.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from holdfast.errors import HoldfastError, StoreError
 logger = logging.getLogger("holdfast.node")
 
 Extend = Callable[[str, int], None]
-"""Extends the lease of a node that is current, from any thread."""
+"""Extends the current lease of a node, from any thread."""
 
 
 class LeaseTimer:
-    """Until when a lease is certainly held, by this process's own clock."""
+    """Tracks until when a lease is certainly held, by this process's own clock."""
 
     def __init__(self, lease_ms: int) -> None:
         self._lease_s = lease_ms / 1_000
@@ -28,7 +28,7 @@ class LeaseTimer:
 
     @contextmanager
     def renewing(self) -> Iterator[None]:
-        """Measure a renewal. The lease counts from before it was sent, and for a tenth less: clocks differ in speed."""
+        """Measure a renewal. The lease counts from before the request, and for a tenth less: clocks differ in speed."""
         sent = asyncio.get_running_loop().time()
         yield
         self._certain_until = max(self._certain_until, sent + 0.9 * self._lease_s)
@@ -39,12 +39,12 @@ class LeaseTimer:
         return asyncio.get_running_loop().time() < self._certain_until
 
     def end(self) -> None:
-        """Take note that the lease is lost."""
+        """Note that the lease is lost."""
         self._certain_until = 0.0
 
 
 class LeaseGuard:
-    """Renews a lease in a thread while the loop is held up."""
+    """Renews a lease in a thread while the loop is blocked."""
 
     def __init__(self, extend: Extend, node: str, lease_ms: int, blocked_s: float) -> None:
         self._extend = extend
@@ -63,11 +63,11 @@ class LeaseGuard:
         self._answered_at = self._loop.time()
 
     def stop(self) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         self._is_over.set()
 
     def _watch(self) -> None:
-        """Look three times in the length of a lease; the loop is late if it has missed its time by half as much."""
+        """Check three times per lease. The loop is late if it misses its time by half as much again."""
         third_s = self._lease_ms / 3_000
         while not self._is_over.wait(third_s / 2):
             silent_s = self._loop.time() - self._answered_at
@@ -86,7 +86,7 @@ async def keep_lease(
     has_failed: Callable[[], bool],
     guard: LeaseGuard | None = None,
 ) -> None:
-    """Renew the lease of a node three times in its length, until the node has failed.
+    """Renew the lease of a node three times per lease, until the node has failed.
 
     Raise `NodeSuperseded` if another process has taken over the name of the node.
     """
@@ -96,7 +96,7 @@ async def keep_lease(
             due = loop.time() + third_s
             await asyncio.sleep(third_s)
             if has_failed():
-                return  # the lease runs out, and others go on with what is held here
+                return  # the lease expires, and other nodes continue the runs of this one
             late_s = loop.time() - due
             if late_s > third_s:
                 text = "node %s was blocked for %.1f s%s: something on its loop does not await"

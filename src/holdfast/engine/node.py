@@ -1,8 +1,8 @@
-"""A node: a process that executes runs, with everything that belongs to it and the tasks that keep it going.
+"""A node: a process that executes runs, with all its parts and the tasks that keep it going.
 
-`Node` puts the parts together, takes a lease, starts their tasks, and stops them again: what is under way may finish
-for a while, the rest is given back. What each part does is elsewhere. `TurnLoop` takes the turns of runs, `OwnedRuns`
-keeps the runs and what arrives for them, `Starter` creates runs, and `QueueWorker` executes jobs.
+`Node` assembles the parts, takes a lease, starts their tasks, and stops them again: running work may finish for a
+limited time, the rest is released. The parts are in other modules. `TurnLoop` takes the turns of runs, `OwnedRuns`
+keeps the runs and their incoming messages, `Starter` creates runs, and `QueueWorker` executes jobs.
 """
 
 import asyncio
@@ -49,17 +49,17 @@ from holdfast.store.validation import RECONCILIATION, lacks, require_conditional
 GIVE_BACK_S = 5.0
 """How long a node that stops waits for the store to release its runs, and for cancelled activities to end.
 
-Else the runs go on when its lease has expired, and the activities are abandoned.
+After that, the runs continue elsewhere when its lease has expired, and the activities are abandoned.
 """
 
 LAST_DRAIN_S = 1.0
-"""How long activities may go on at least, if something else was waited for after the process was asked to stop."""
+"""The minimum time that activities may still run if the stop was delayed by something else."""
 
 logger = logging.getLogger("holdfast.node")
 
 
 class Node:
-    """Runs workflows of one app on one store."""
+    """Executes workflows of one app on one store."""
 
     def __init__(
         self,
@@ -130,10 +130,10 @@ class Node:
         self._tasks: list[asyncio.Task[None]] = []
         self.duties: list[HostDuty] = []
         self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        """What else goes on while the node is there. Add to it before the node starts."""
+        """What else runs during the life of the node. Add to it before the node starts."""
 
     def _owner_of_queued(self) -> str | None:
-        """Return the node that claims admitted runs: this one, unless it takes none, or none any more."""
+        """Return the node that claims admitted runs: this one, or None if it takes no runs, or no more."""
         takes_runs = self.options.takes_runs and not self.owned_runs.is_stopping and self.failure is None
         return self.name if takes_runs else None
 
@@ -142,17 +142,17 @@ class Node:
         self.owned_runs.add(loaded)
 
     def owns(self, run_id: str) -> bool:
-        """Return whether the run belongs to this node."""
+        """Return whether this node owns the run."""
         return self.owned_runs.owns(run_id)
 
     @property
     def activities_running(self) -> int:
-        """How many activities are under way here."""
+        """How many activities are running here."""
         return self.owned_runs.executor.busy + self._queue_worker.busy
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether it waits for something to happen: no turn, no activity and no start is under way here."""
+        """Whether it only waits: no turn, no activity and no start is in progress here."""
         return self.turn_loop.is_idle and not self.starter.creating and not self.activities_running
 
     @property
@@ -161,15 +161,15 @@ class Node:
         return self.options.takes_runs or bool(self.options.queues)
 
     async def use_artifacts(self, artifacts: Artifacts) -> None:
-        """Let activities keep artifacts there."""
+        """Let activities keep artifacts in this storage."""
         access = ArtifactAccess(artifacts, await place_of(self.store), self.store.now)
         self.owned_runs.executor.artifacts = access
         self._queue_worker.use_artifacts(access)
 
     def add_duty(self, name: str, work: Work, until_needed: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Let this node do what only one node may do at a time, whenever it has the lock of that name.
+        """Let this node execute a duty that only one node may have at a time, whenever it has the lock of that name.
 
-        Call it before the node starts. With `until_needed` the lock is acquired once that has returned.
+        Call it before the node starts. With `until_needed` the lock is acquired after that has returned.
         """
         lease_ms, safety_poll_s = self.options.lease_ms, self.options.safety_poll_s
         self.duties.append(HostDuty(name, self.name, self.store, work, lease_ms, safety_poll_s, until_needed))
@@ -177,7 +177,7 @@ class Node:
     # --- life
 
     async def start(self) -> None:
-        """Take a lease, and with it the runs that earlier processes of this node owned; begin to work."""
+        """Take a lease, and with it the runs that earlier processes of this node owned; then start to work."""
         if self.works and self._has_call_limits and CALL_LIMITS in self.store.capabilities.lacking:
             raise lacks(self.store, CALL_LIMITS, "a limit on an activity")
         if self.works and self._has_keys:
@@ -220,7 +220,7 @@ class Node:
             return []
 
     def _watching(self, dead_processes: DeadProcesses) -> list[asyncio.Task[None]]:
-        """Watch the processes of other nodes, unless none can have the store open, or each look costs requests."""
+        """Watch the processes of other nodes, unless no others can have the store open, or each look costs requests."""
         capabilities, look_s = self.store.capabilities, self.options.safety_poll_s
         if not self.options.takes_runs or capabilities.one_process or capabilities.scan_consistency == "eventual":
             return []
@@ -239,8 +239,8 @@ class Node:
     async def stop(self) -> None:
         """Stop claiming, wait a limited time for running activities, and release everything.
 
-        If the caller is cancelled meanwhile, nothing is waited for any longer, and everything is released all the
-        same before the cancellation goes on. A second cancellation leaves the runs until the lease has expired.
+        If the caller is cancelled meanwhile, it stops waiting but still releases everything before it re-raises the
+        cancellation. After a second cancellation, the runs stay until the lease has expired.
         """
         self.owned_runs.is_stopping = True
         self.definition_filter.stop()
@@ -258,7 +258,7 @@ class Node:
         await self._give_back()
 
     def _drain_left_s(self) -> float:
-        """Return how long activities may still go on, counted from when the process was asked to stop."""
+        """Return how long activities may still run, counted from when the process was asked to stop."""
         drain_s = self.options.drain_s
         if self._asked_at is None:
             return drain_s
@@ -266,7 +266,9 @@ class Node:
         return max(drain_s - waited_s, min(drain_s, LAST_DRAIN_S))
 
     async def _give_back(self) -> None:
-        """End every part of the node, then its lease. What ends the parts does not wait: it cannot be interrupted."""
+        """End every part of the node, then its lease. The parts are ended without waiting, so that cannot be
+        interrupted.
+        """
         if self._guard is not None:
             self._guard.stop()
         for task in self._tasks:
@@ -286,10 +288,10 @@ class Node:
             async with asyncio.timeout_at(until):
                 await self.starter.stop()
                 await asyncio.gather(*self._tasks, return_exceptions=True)
-                with suppress(StoreError):  # nothing but progress is lost; its runs are released below
+                with suppress(StoreError):  # only progress is lost; its runs are released below
                     await self._queue_worker.heartbeats.flush()
                     await self._queue_worker.release()
-                if self.turn_loop.superseded is None:  # else it has none, and a failure here would hide that one
+                if self.turn_loop.superseded is None:  # otherwise it has no lease, and an error here would hide that
                     given_back = await self.store.release(self.name)
                     if given_back:
                         logger.info("node %s: runs released: %d", self.name, given_back)
@@ -306,14 +308,14 @@ class Node:
     async def run_until(self, asked: "asyncio.Future[str]") -> None:
         """Wait until the future is done; raise if a part of the node fails before."""
         awaited: set[asyncio.Future[Any]] = {asked, *self._tasks}
-        while not asked.done():  # a part that has nothing more to do ends, and the others go on
+        while not asked.done():  # a part that has nothing left to do ends, and the others continue
             done, awaited = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             for part in done - {asked}:
                 part.result()
         self._asked_at = asyncio.get_running_loop().time()
 
     def _fail(self, failure: Exception) -> None:
-        """Note that no turn is taken here any more. Callers that wait for a result here get the error at once."""
+        """Record that this node takes no more turns. Callers that wait for a result here get the error immediately."""
         if self.failure is None:
             logger.critical("node %s has failed and executes no runs any more", self.name, exc_info=failure)
             self.failure = EngineError(f"node {self.name} has failed: {type(failure).__name__}: {failure}")
@@ -331,7 +333,7 @@ class Node:
             raise
 
     def _end_superseded(self, problem: NodeSuperseded) -> None:
-        """Do nothing more: another process has this node's name, and its runs."""
+        """Stop all work: another process has this node's name, and its runs."""
         self._lease.end()
         if self.failure is None:
             logger.critical("node %s stops: %s", self.name, problem)
@@ -344,6 +346,8 @@ class Node:
 
 
 async def _tune_gc() -> None:
-    """Let the collector run less often until this is cancelled: also where runs are only started and waited for."""
+    """Let the collector run less often until this is cancelled, even on a node that only starts runs and waits for
+    them.
+    """
     with tuned_gc():
         await asyncio.get_running_loop().create_future()

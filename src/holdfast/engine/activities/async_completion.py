@@ -1,4 +1,4 @@
-"""Outcomes of activities that are reported from outside, with the token that the activity has handed out.
+"""Outcomes of activities that are reported from outside, with the token that the activity handed out.
 
 An outcome becomes a signal to the run, which is durable before the caller is answered. It is accepted as soon as the
 activity has its token, whether or not the run has recorded yet that the activity ended without an outcome.
@@ -47,7 +47,7 @@ from holdfast.store.port import Refused, Store, TokenStore
 
 
 async def completion_key(store: TokenStore) -> str:
-    """Return the store's key for tokens of activities; the first caller makes it."""
+    """Return the store's key for tokens of activities. The first caller creates it."""
     return await store.put_key(COMPLETION_KEY, SystemSecrets().new_secret())
 
 
@@ -66,7 +66,7 @@ async def report_result(
     """
     of = read_activity_token(token, key)
     encoded, redactor = registry.values.encode(result), current_redactor()
-    if redactor is not None:  # it is an activity that reports this
+    if redactor is not None:  # an activity reports this outcome
         encoded = redactor.json(encoded)
     codec.bounded(encoded, limits.value_bytes, f"the result of step {of.step_id!r}")
     await _report(store, of, _outcome(of, result=encoded), registry, audit)
@@ -88,9 +88,10 @@ async def report_error(
         info = ErrorInfo("ActivityError", (redact or str)(error)[:ERROR_TEXT_CHARS], retryable=True)
     else:
         info = attempt_error(error, retryable=is_mendable(error), redact=redact)
-    if of.is_callback:  # the answer is the answer
+    if of.is_callback:  # an answer to a callback is final
         info = replace(info, retryable=False)
-    # Drawn from the token, not by chance: a caller who repeats the call after an unknown answer sends the same again.
+    # Derived from the token, not random: a caller who repeats the call after an unknown outcome sends the same value
+    # again.
     fraction = codec.number_of(token) / 2**56
     await _report(store, of, _outcome(of, error=info, fraction=fraction), registry, audit)
 
@@ -100,11 +101,11 @@ def _outcome(of: ActivityToken, **fields: Any) -> ActivityOutcome:
 
 
 class _Terms(Struct, frozen=True):
-    """On which terms the store is to accept an outcome, as far as the history shows; or why it is not."""
+    """The terms on which the store may accept an outcome, as far as the history shows them; or why it may not."""
 
     version: int
     outcome: ActivityOutcome | None = None
-    """That of a callback, whose token is of all attempts: as one of the present attempt."""
+    """The outcome of a callback, as one of the present attempt: its token is valid for all attempts."""
     before: Instant | None = None
     why_not: HoldfastError | None = None
 
@@ -122,7 +123,7 @@ async def _report(
             signal_id=outcome_id(of),
             step_id=of.step_id,
             expected_version=terms.version,
-            # What the step does not take is shown to the store all the same: it knows whether it is a retry.
+            # An outcome that the step does not take is still sent to the store, which knows whether it is a retry.
             accept_before=terms.before if terms.why_not is None else 0,
             audit=audit,
         )
@@ -175,7 +176,9 @@ async def _terms(store: Store, of: ActivityToken, outcome: ActivityOutcome, regi
 
 
 def _as_concluded(outcome: ActivityOutcome, of: ActivityToken, history: Sequence[Event]) -> ActivityOutcome:
-    """Return an outcome of a closed callback as one of the attempt that has ended: so the store knows a retry."""
+    """Return an outcome of a closed callback as one of the attempt that has ended, so that the store recognises a
+    retry.
+    """
     attempt = 1, 1
     for event in history:
         if event.step_id == of.step_id and isinstance(event.data, StepCompleted | StepFailed):
@@ -184,14 +187,14 @@ def _as_concluded(outcome: ActivityOutcome, of: ActivityToken, history: Sequence
 
 
 def _terms_of_callback(step: OpenStep) -> CallbackTerms | None:
-    """Return what the answer to a callback has to be like; None if the step is none."""
+    """Return the terms that the answer to a callback has to meet; None if the step is not a callback."""
     if not isinstance(step.body, StepStarted) or step.body.name != CALLBACK:
         return None
     return codec.decode(step.body.input, dict[str, CallbackTerms])["terms"]
 
 
 def _check_answer(step: OpenStep, result: Raw, history: Sequence[Event]) -> None:
-    """Raise `InvalidInput` if a result does not fit the type that is recorded: of a callback, or of an activity."""
+    """Raise `InvalidInput` if a result does not fit the recorded type of the callback or the activity."""
     terms = _terms_of_callback(step)
     schema = None if terms is None else terms.schema
     for event in history:
@@ -228,7 +231,7 @@ async def report_heartbeat(store: Store, key: str, token: str) -> None:
         payload=NULL,
         signal_id=f"after {last.run_seq}",
         require_waiting=True,
-        accept_before=until,  # also while no node is there to time it out
+        accept_before=until,  # even while there is no node to time it out
     )
     [answer] = await store.deliver([request])
     if isinstance(answer, Refused):
@@ -236,9 +239,10 @@ async def report_heartbeat(store: Store, key: str, token: str) -> None:
 
 
 def _closes_at(step: OpenStep, of: ActivityToken, outcome: ActivityOutcome) -> Instant | None:
-    """Return from when on the outcome comes too late, or None.
+    """Return the time from which the outcome is too late, or None.
 
-    A success counts while the step is open, so the end of its attempt's time matters only if there is no further one.
+    A success counts while the step is open, so the end of its attempt's time matters only if no further attempt
+    follows.
     """
     options = step_options(getattr(step.body, "options", NULL))
     ends = [options.deadline_of(step)]

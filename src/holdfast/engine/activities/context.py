@@ -43,7 +43,7 @@ from holdfast.store.artifacts import Artifacts, Source
 
 Outcome = ActivitySucceeded | ActivityErrored | ActivityDetached
 Details = Raw | UnsetType
-"""What an activity reports of its progress, or UNSET where it only reports that it goes on."""
+"""The progress that an activity reports, or UNSET if it only reports that it is still running."""
 
 
 class NonRetryable(HoldfastError):
@@ -73,8 +73,8 @@ def is_mendable(problem: BaseException) -> bool:
     return not isinstance(problem, NonRetryable | InvalidInput | PayloadTooLarge | CheckpointOwnershipCapabilityError)
 
 
-class Work(Struct, frozen=True):  # the collector sees it: through its function it can reach its own node
-    """One attempt of one step, to be carried out. `details` is the progress that earlier attempts have reported."""
+class Work(Struct, frozen=True):  # the garbage collector tracks it: through its function it can reach its own node
+    """One attempt of one step, to be executed. `details` is the progress that earlier attempts have reported."""
 
     run_id: str
     step: OpenStep
@@ -114,7 +114,7 @@ class ActivityContext(Struct, eq=False):
     _artifact_access: ArtifactAccess | None = None
     _stream_access: "StreamAccess | None" = None
     details: Any = None
-    """What earlier attempts, or this one, have reported last."""
+    """The progress that earlier attempts, or this one, reported last."""
     artifacts: list[ArtifactRef] = []
     """The artifacts that this attempt has stored: those of the step, if it succeeds."""
     _thread_id: int = field(default_factory=get_ident)
@@ -177,7 +177,7 @@ class ActivityContext(Struct, eq=False):
     def heartbeat(self, details: Any = UNSET) -> None:
         """Report that the activity is still running, from the loop or a thread. The next attempt gets the details.
 
-        Raises `asyncio.CancelledError` once the attempt is over: so a function in a thread learns of it.
+        Raises `asyncio.CancelledError` once the attempt is over, so that a function in a thread notices it.
         """
         if self._is_over:
             raise asyncio.CancelledError(f"attempt {self.attempt} of step {self.step_id} is over")
@@ -189,8 +189,8 @@ class ActivityContext(Struct, eq=False):
             self._reported = codec.bounded(encoded, self._most_bytes, what)
             self.details = details
         if self._thread_id == get_ident():
-            self._go_on()  # at once: the attempt may end before the loop comes round again
-        elif not self._is_announced:  # however often a thread calls this, the loop has one call of it at a time
+            self._go_on()  # immediately: the attempt may end before the next iteration of the loop
+        elif not self._is_announced:  # however often a thread calls this, only one call is scheduled on the loop
             self._is_announced = True
             self._loop.call_soon_threadsafe(self._go_on)
 
@@ -206,14 +206,14 @@ class ActivityContext(Struct, eq=False):
         return self._secret_token(of, "token")
 
     def callback_token(self, ref: CallbackRef) -> str:
-        """Return the right to report one outcome of a callback of this run. Treat it as a secret, as `token`.
+        """Return the right to report one outcome of a callback of this run. Treat it as a secret, like `token`.
 
-        Of a callback of another run it makes a token that no run takes.
+        For a callback of another run it makes a token that no run accepts.
         """
         return self._secret_token(ActivityToken(self.run_id, ref.step_id, 0, 0, ref.opened_at), "callback token")
 
     def _secret_token(self, of: ActivityToken, name: str) -> str:
-        """Return a token, which is redacted from what the attempt returns, raises and reports from now on."""
+        """Return a token that is redacted from now on in what the attempt returns, raises and reports."""
         token = write_activity_token(of, self._key)
         if self.secrets is None:
             self.secrets = ResolvedSecrets({})
@@ -221,14 +221,14 @@ class ActivityContext(Struct, eq=False):
         return token
 
     async def put_artifact(self, source: Source, kind: str) -> ArtifactRef:
-        """Store bytes beside the run, as they come, and return the reference to them."""
+        """Store bytes with the run as they arrive, and return the reference to them."""
         access = self._artifact_store()
         artifact = await access.artifacts.put(access.place, self.run_id, source, kind, await access.now())
         self.artifacts.append(artifact)
         return artifact
 
     def open_artifact(self, artifact: ArtifactRef) -> AsyncIterator[bytes]:
-        """Yield the bytes of an artifact, which are checked at the end."""
+        """Yield the bytes of an artifact. They are verified at the end."""
         return self._artifact_store().artifacts.open(artifact)
 
     def _artifact_store(self) -> ArtifactAccess:
@@ -273,12 +273,14 @@ class ActivityContext(Struct, eq=False):
         return bounded_chunk(encoded, self._stream_access.sender.most_bytes, name)  # type: ignore[union-attr]
 
     async def flush_streams(self) -> None:
-        """Wait until what was written to streams is durable, or cannot be."""
+        """Wait until everything that was written to streams is durable, or cannot become so."""
         for stream in (self.streams or {}).values():
             await stream.flush()
 
     def close_streams(self) -> None:
-        """Store nothing more of what this attempt writes: it is given up, and the step may be another's by now."""
+        """Store nothing more of what this attempt writes: it was abandoned, and another attempt may have the step by
+        now.
+        """
         self._writes_no_more = True
         for stream in (self.streams or {}).values():
             stream.fail(Conflict(f"attempt {self.attempt} of step {self.step_id} is over", step_id=self.step_id))
@@ -293,11 +295,11 @@ class ActivityContext(Struct, eq=False):
         self._entered = enter_secrets(secrets)
 
     def redact(self, text: str) -> str:
-        """Return a text with the names of the secrets that the attempt was given instead of their values."""
+        """Return a text in which the values of the attempt's secrets are replaced by their names."""
         return text if self.secrets is None else self.secrets.redactor.text(text)
 
     def leave(self) -> None:
-        """End what `enter` began, in the same context."""
+        """Undo `enter`, in the same context."""
         if self._entered is not None:
             leave_secrets(self._entered)
 
@@ -316,7 +318,7 @@ class ActivityContext(Struct, eq=False):
 
     @asynccontextmanager
     async def watched(self, timeout_ms: int | None) -> AsyncIterator[None]:
-        """End the work with `TimeoutError` if it reports no heartbeat for so long."""
+        """End the work with `TimeoutError` if it sends no heartbeat for that long."""
         if timeout_ms is None:
             yield
             return

@@ -23,7 +23,7 @@ logger = logging.getLogger("holdfast.node")
 
 
 class Dispatcher:
-    """Starts activities. `report` is called with what comes of one that cannot be started."""
+    """Starts activities. If one cannot be started, `report` is called with its outcome."""
 
     def __init__(self, registry: Registry, executor: ActivityExecutor, report: Callable[[Work, Outcome], None]) -> None:
         self._activities = registry.activities
@@ -31,14 +31,14 @@ class Dispatcher:
         self._executor = executor
         self._report = report
         self.unknown: set[str] = set()
-        """The activities that steps here have asked for and this node does not have."""
+        """The activities that steps here need and that this node does not have."""
 
     def dispatch(self, head: RunHead, step: OpenStep, details: Raw, now: Instant, context: Raw) -> None:
-        """Let the step's activity be carried out; with what an earlier attempt has said of its progress."""
+        """Start the step's activity, with the progress that an earlier attempt has reported."""
         body = step.body
         assert type(body) is e.StepStarted
         definition = self._activities.get(body.name) or self._built_in.get(body.name)
-        assert definition is not None  # what is not known here was left out of the turn
+        assert definition is not None  # steps with an unknown activity were left out of the turn
         try:
             options = decode_options(body.options)
         except InvalidInput as problem:
@@ -48,7 +48,7 @@ class Dispatcher:
         self._executor.start(work, now)
 
     def is_known(self, run_id: str, step: OpenStep) -> bool:
-        """Return whether an activity is known here; if not, its steps wait for a node that has it: logged once."""
+        """Return whether an activity is known here. If not, log that once; its steps wait for a node that has it."""
         if step.name in self._activities or step.name in self._built_in:
             return True
         if step.name not in self.unknown:
@@ -57,7 +57,7 @@ class Dispatcher:
         return False
 
     def leave_unknown(self, draft: TurnDraft) -> None:
-        """Record with the turn that it begins no attempt of activities which are not known here."""
+        """Record with the turn that it starts no attempt of activities that are not known here."""
         activities, open_steps = self._activities, draft.state.open_steps
         for step_id in draft.dispatch:
             step = open_steps.get(step_id)
@@ -74,7 +74,7 @@ class Dispatcher:
         return any(self._is_unknown(step) for step in state.open_steps.values())
 
     def lacking(self, state: RunState, now: Instant) -> frozenset[str]:
-        """Return the activities that steps of the run wait for now, and that are not known here."""
+        """Return the activities that steps of the run need now and that are not known here."""
         if not self.unknown:
             return NONE
         return frozenset(
@@ -88,5 +88,5 @@ class Dispatcher:
 
 
 def is_local(step: OpenStep) -> bool:
-    """Return whether a step's activity is carried out by the node that owns the run."""
+    """Return whether a step's activity is executed by the node that owns the run."""
     return isinstance(step.body, e.StepStarted) and step.body.queue == "" and not step.is_detached

@@ -1,8 +1,8 @@
 """Executes activities on this node.
 
 An activity is dispatched only after the commit that scheduled it is durable. Async functions run on the event loop,
-others in threads of the node; the number of concurrent activities is bounded. The outcome is handed to the caller that
-asked for it: nothing here writes to a store.
+others in threads of the node; the number of concurrent activities is bounded. The outcome is passed to the caller that
+requested it: nothing here writes to a store.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ Report = Callable[[Work, Outcome], None]
 
 
 class ActivityExecutor:
-    """Carries out activities in a node's slots, and reports how they ended."""
+    """Executes activities in a node's slots, and reports how they ended."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ActivityExecutor:
         self._on_heartbeat = on_heartbeat
         self._rng = rng
         self.attempts: dict[str, dict[str, _Attempt]] = {}
-        """The attempts that are under way here, by run and step."""
+        """The attempts that are running here, by run and step."""
         self._pool = TaskPool(self.carry_out)
         self._most_bytes = limits.value_bytes
         self._provider = provider
@@ -78,21 +78,21 @@ class ActivityExecutor:
         self.key = ""
         """The store's key for tokens."""
         self.artifacts: ArtifactAccess | None = None
-        """Where activities keep artifacts, if there is such a place."""
+        """Where activities keep artifacts, if there is artifact storage."""
         self.streams: StreamAccess | None = None
         """How activities reach the streams of their runs."""
 
     @property
     def busy(self) -> int:
-        """How many activities are under way or waiting for a slot."""
+        """How many activities are running or waiting for a slot."""
         return sum(len(steps) for steps in self.attempts.values())
 
     def is_working_on(self, run_id: str, step_id: str) -> bool:
-        """Return whether the step is carried out here."""
+        """Return whether the step is being executed here."""
         return step_id in self.attempts.get(run_id, ())
 
     def start(self, work: Work, now: Instant) -> None:
-        """Carry out a step as soon as there is a slot, instead of an attempt of it that is still under way."""
+        """Execute a step as soon as there is a slot. This replaces an attempt of it that is still running."""
         run_id, step_id = work.run_id, work.step.step_id
         if run_id in self.attempts:
             self.cancel(run_id, step_id)
@@ -107,7 +107,7 @@ class ActivityExecutor:
             self._pool.add(attempt)
 
     def cancel(self, run_id: str, step_id: str | None = None) -> None:
-        """Cancel the activity of a step, or all of a run."""
+        """Cancel the activity of a step, or all activities of a run."""
         steps = self.attempts.get(run_id)
         if steps:
             for of_step in [step_id] if step_id is not None else list(steps):
@@ -116,21 +116,21 @@ class ActivityExecutor:
                     attempt.cancel(self._slots)
 
     def withdraw(self) -> list[Work]:
-        """Give up and return what has not begun: it waits for a slot, or was just given one."""
+        """Withdraw and return the attempts that have not begun: they wait for a slot, or were just given one."""
         attempts = [attempt for steps in self.attempts.values() for attempt in steps.values() if not attempt.has_begun]
         for attempt in attempts:
-            attempt.is_given_up = True  # first, so that no slot that becomes free goes to one of them
+            attempt.is_given_up = True  # first, so that no slot that becomes free is given to one of them
         for attempt in attempts:
             self.cancel(attempt.work.run_id, attempt.work.step.step_id)
         return [attempt.work for attempt in attempts]
 
     def cancel_all(self) -> None:
-        """Cancel everything that is under way."""
+        """Cancel everything that is running."""
         for run_id in list(self.attempts):
             self.cancel(run_id)
 
     async def end(self, timeout_s: float) -> int:
-        """Wait for what was cancelled, so long at most; return how many activities have ignored it."""
+        """Wait up to this time for cancelled activities; return how many have ignored their cancellation."""
         return await self._pool.end(timeout_s)
 
     def _forget(self, run_id: str, step_id: str) -> "_Attempt | None":
@@ -185,16 +185,16 @@ class ActivityExecutor:
             if context.secrets is not None:
                 context.leave()
             CONTEXT.reset(before)
-        except ValueError:  # the coroutine was closed half-way, in another context
+        except ValueError:  # the coroutine was closed halfway, in another context
             return
         if context.streams is not None and not attempt.is_given_up:
             await context.flush_streams()
-        if not attempt.is_given_up:  # else no turn waits for it, and its run may be in the middle of a commit
+        if not attempt.is_given_up:  # otherwise no turn waits for it, and its run may be in the middle of a commit
             self._forget(work.run_id, step.step_id)
             self._report(work, outcome)
 
     async def _verify(self, attempt: "_Attempt", context: ActivityContext, deadline: float | None) -> Outcome | None:
-        """Ask the verifier of a keyed step whose effect is not known; return None if the function is to be called.
+        """Ask the verifier of a keyed step with an unknown effect; return None if the function is to be called.
 
         Until the verifier has answered, the attempt counts as not begun.
         """
@@ -208,7 +208,7 @@ class ActivityExecutor:
             return attempt.thread
 
         async def enter(arguments: dict[str, Any]) -> None:
-            if work.needs_secrets and context.secrets is None:  # else they were resolved when it was asked before
+            if work.needs_secrets and context.secrets is None:  # otherwise they were resolved for the verifier before
                 context.enter(await secrets_of(work, arguments, self._provider))
 
         def encode(work: Work, result: Any) -> Raw:
@@ -242,7 +242,7 @@ class ActivityExecutor:
         return _verified(work, found)
 
     async def _wait_outside(self, attempt: "_Attempt", seconds: float) -> None:
-        """Wait without a slot, and come back into one."""
+        """Wait without a slot, then get one again."""
         self._slots.leave(attempt.thread, attempt.work.definition.name)
         attempt.thread, attempt.has_slot = None, False
         await asyncio.sleep(seconds)
@@ -295,7 +295,7 @@ class ActivityExecutor:
         limit = asyncio.timeout_at(until)
         try:
             async with limit:
-                if work.needs_secrets and context.secrets is None:  # else its verifier has them
+                if work.needs_secrets and context.secrets is None:  # otherwise its verifier has resolved them
                     context.enter(await secrets_of(work, arguments, self._provider))
                 async with context.watched(work.options.heartbeat_timeout_ms):
                     if self._middleware:
@@ -330,7 +330,7 @@ class ActivityExecutor:
         try:
             raw = work.definition.values.encode(result)
             if secrets is not None:
-                raw = secrets.redactor.json(raw)  # what does not fit its type any more fails the step
+                raw = secrets.redactor.json(raw)  # a value that no longer fits its type fails the step
             if len(raw) > self._most_bytes:
                 codec.bounded(raw, self._most_bytes, f"the result of activity {work.definition.name!r}")
             if secrets is not None or type(result) is not work.definition.signature.plain_result:
@@ -344,7 +344,7 @@ class ActivityExecutor:
 
 
 def _verified(work: Work, found: Found) -> Outcome:
-    """Return the outcome of an attempt in which the function was not called, by what its verifier has found."""
+    """Return the outcome of an attempt that did not call the function, from what its verifier has found."""
     step = work.step
     if found.error is None:
         return ActivitySucceeded(step.step_id, step.logical_attempt_id, found.result or NULL, confirmed_by="verifier")
@@ -353,7 +353,7 @@ def _verified(work: Work, found: Found) -> Outcome:
 
 
 async def secrets_of(work: Work, arguments: dict[str, Any], provider: SecretProvider | None) -> ResolvedSecrets:
-    """Return the secrets of an attempt, resolved: those among its arguments, and those that its options name."""
+    """Return the resolved secrets of an attempt: those among its arguments, and those that its options name."""
     references = (*references_in(arguments), *work.options.secrets)
     return await resolve_secrets(provider, references, SecretScope(work.tenant, work.environment))
 
@@ -365,7 +365,7 @@ def unfit_options(step: OpenStep, problem: InvalidInput) -> ActivityErrored:
 
 
 class _Attempt(Struct, eq=False):
-    """One attempt, from when it is asked for until it is over."""
+    """One attempt, from the request for it until it is over."""
 
     work: Work
     name: str
@@ -382,7 +382,7 @@ class _Attempt(Struct, eq=False):
     context: ActivityContext | None = None
 
     def begin(self) -> None:
-        """Begin, now that there is a slot."""
+        """Begin, with the slot that it was given."""
         self.has_slot = True
         self._pool.add(self)
 
@@ -392,18 +392,18 @@ class _Attempt(Struct, eq=False):
         return self._now + round(waited_s * 1_000_000)
 
     def cancel(self, slots: Slots) -> None:
-        """Give it up, whether it has begun or not."""
+        """Abandon it, whether it has begun or not."""
         self.is_given_up = True
         if self.context is not None:
             self.context.close_streams()
         if self.task is not None:
             self.task.cancel()
-        elif self.has_slot and not self.has_begun:  # nothing of it will ever run, not even what frees its slot
+        elif self.has_slot and not self.has_begun:  # none of its code will ever run, not even to free its slot
             slots.give_back()
 
 
 class _ComingBack:
-    """An attempt that waits for a slot once more."""
+    """An attempt that waits for a slot again."""
 
     def __init__(self, slot: "asyncio.Future[None]") -> None:
         self.slot = slot
@@ -411,7 +411,7 @@ class _ComingBack:
         self.has_slot = False
 
     def begin(self) -> None:
-        """Go on, with the slot that is there now."""
+        """Continue, with the slot that it was given."""
         self.has_slot = True
         if not self.slot.done():
             self.slot.set_result(None)
@@ -422,13 +422,13 @@ def _is_left_for_later(problem: BaseException) -> bool:
     try:
         if isinstance(problem, BaseExceptionGroup):
             return problem.subgroup(CompleteLater) is not None
-    except RecursionError:  # a group that deep is a mistake
+    except RecursionError:  # a group nested that deeply is a mistake
         return False
     return isinstance(problem, CompleteLater)
 
 
 def _is_the_engines(problem: BaseException, attempt: "_Attempt") -> bool:
-    """Return whether it was not the activity that raised this, but the engine that cancelled it."""
+    """Return whether the engine raised this by cancelling the activity, and not the activity itself."""
     return isinstance(problem, asyncio.CancelledError | GeneratorExit) and attempt.is_given_up
 
 
@@ -437,7 +437,7 @@ def _has_time_left(deadline: float | None, after_s: float = 0.0) -> bool:
 
 
 def _deadline(work: Work, now: Instant) -> float | None:
-    """Return when, by the loop's clock, the step is to be done whatever the attempt, or None."""
+    """Return the time, by the loop's clock, at which the step must be done, whatever the attempt; or None."""
     limit_ms = work.options.schedule_to_close_ms
     if limit_ms is None:
         return None
@@ -446,7 +446,7 @@ def _deadline(work: Work, now: Instant) -> float | None:
 
 
 def _result_schema(definition: ActivityDefinition) -> dict[str, Any] | None:
-    """Return what is recorded of the type of a result that is reported later; None if it may be anything."""
+    """Return the recorded type of a result that is reported later; None if it may be anything."""
     if definition.name == CALLBACK or definition.signature.result_type is Any:
         return None
     _, schema = definition.signature.schemas()
@@ -454,7 +454,7 @@ def _result_schema(definition: ActivityDefinition) -> dict[str, Any] | None:
 
 
 def _until(work: Work, now: Instant) -> Instant | None:
-    """Return when an attempt that began now is to be done, or None."""
+    """Return when an attempt that began now must be done, or None."""
     limits = []
     if work.options.timeout_ms is not None:
         limits.append(now + work.options.timeout_ms * 1_000)

@@ -1,7 +1,7 @@
 """Heartbeats: they report to the store that activities are still running, and their progress.
 
-All heartbeats of a node are sent together, in at most one call a second. A job from a queue gets one every third of its
-visibility time-out, until the store answers that this node has lost it: its step is closed, or another node has
+All heartbeats of a node are sent together, in at most one call per second. A job from a queue gets one every third of
+its visibility time-out, until the store answers that this node has lost it: its step is closed, or another node has
 acquired it. Finished jobs get heartbeats as well, so that no node executes them again before their run has recorded the
 outcome.
 """
@@ -35,7 +35,7 @@ class Heartbeats:
         self._visible_ms = visible_ms
         self._on_lost = on_lost
         self.kept: dict[Key, Heartbeat] = {}
-        """The jobs that are kept from others."""
+        """The jobs that are kept invisible to other nodes."""
         self.unsent: dict[Key, Heartbeat] = {}
         """The progress that the store does not have yet."""
         self._round_at = 0.0
@@ -46,19 +46,19 @@ class Heartbeats:
         return self._visible_ms / 3_000
 
     def keep(self, beat: Heartbeat) -> None:
-        """Keep a job that was taken, from now on."""
+        """Keep a job that was acquired, from now on."""
         if not self.kept:
             self._round_at = asyncio.get_running_loop().time() + self._period_s
             self._something.set()
         self.kept[beat.run_id, beat.step_id] = beat
 
     def let_go(self, run_id: str, step_id: str) -> None:
-        """Say nothing more about a step."""
+        """Send no more heartbeats for a step."""
         self.kept.pop((run_id, step_id), None)
         self.unsent.pop((run_id, step_id), None)
 
     def send(self, beat: Heartbeat) -> None:
-        """Send a heartbeat soon. Details that were not sent yet stand unless there are new ones."""
+        """Send a heartbeat soon. Unsent details are kept unless there are new ones."""
         key = (beat.run_id, beat.step_id)
         before = self.unsent.get(key)
         details: Details = before.details if before is not None and beat.details is UNSET else beat.details
@@ -66,13 +66,13 @@ class Heartbeats:
         self._something.set()
 
     async def flush(self, keys: Iterable[Key] | None = None) -> None:
-        """Send the details that there are now, of these steps or of all."""
+        """Send the current details of these steps, or of all."""
         if self.unsent:
             chosen = [self.unsent.get(key) for key in (keys if keys is not None else self.unsent)]
             await self._send_now([beat for beat in chosen if beat is not None and beat.details is not UNSET])
 
     async def catch_up(self) -> None:
-        """Send heartbeats of what is kept at once, if they are overdue: before another node takes the jobs."""
+        """Send overdue heartbeats of kept jobs immediately, before another node acquires the jobs."""
         loop = asyncio.get_running_loop()
         if self.kept and loop.time() > self._round_at + self._period_s:
             await self._send_now(list(self.kept.values()))
@@ -94,7 +94,7 @@ class Heartbeats:
             await asyncio.sleep(min(REST_S, self._period_s / 2))
 
     async def _wait(self) -> None:
-        """Wait until there is a heartbeat to send, or until it is time for those of what is kept."""
+        """Wait until there is a heartbeat to send, or until those of kept jobs are due."""
         while not self.unsent:
             self._something.clear()
             left_s = self._round_at - asyncio.get_running_loop().time()

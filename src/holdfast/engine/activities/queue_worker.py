@@ -45,13 +45,13 @@ from holdfast.store.types import CALL_LIMITS
 DELIVER = 500
 RETRY_S = 0.2
 AVOIDED_S = 10.0
-"""For how long a worker takes no jobs of an activity of which it could not open one: it lacks a key."""
+"""For how long a worker takes no jobs of an activity after it could not decrypt one of them for lack of a key."""
 
 logger = logging.getLogger("holdfast.queues")
 
 
 class QueueWorker:
-    """Carries out the jobs of some queues on one node."""
+    """Executes the jobs of some queues on one node."""
 
     def __init__(
         self,
@@ -66,7 +66,9 @@ class QueueWorker:
         *,
         takes_runs: bool = True,
     ) -> None:
-        """Calls that have a limit are for the nodes of their queue, or if they have none for those that take runs."""
+        """Calls that have a limit go to the nodes of their queue or, if they have no queue, to the nodes that take
+        runs.
+        """
         self._node = node
         self._store = store
         self._registry = registry
@@ -75,7 +77,7 @@ class QueueWorker:
         can_take_limited = bool(self._limited_queues) and CALL_LIMITS not in store.capabilities.lacking
         self._takes_limited = can_take_limited and bool(registry.activity_names())
         self.is_taking = bool(self._queues) or self._takes_limited
-        """Whether there may be anything here to take."""
+        """Whether there may be any jobs to take here."""
         self._limited_first = False
         self._ask_limited_at: Instant | None = None
         self._visible_ms = visible_ms
@@ -87,18 +89,18 @@ class QueueWorker:
         self.heartbeats = Heartbeats(node, store, visible_ms, self.cancel)
         self._outcomes: list[tuple[Job, ActivityOutcome]] = []
         self.jobs: dict[tuple[str, str], Job] = {}
-        """The jobs that are carried out here, by run and step."""
+        """The jobs that are executed here, by run and step."""
         self._notified = asyncio.Event()
         self._to_report = asyncio.Event()
         self._reporting: list[asyncio.Task[None]] = []
         self._is_stopping = False
         self.is_held = takes_runs
-        """Whether nothing is taken yet: the node has still to try the runs that its former life has left."""
+        """Whether it takes no jobs yet: the node has first to try the runs that its previous process has left."""
         self._taking: asyncio.Future[list[Job]] | None = None
         self._unbegun: list[Job] = []
         self._unknown_jobs_seen = 0
         self._avoided: dict[str, float] = {}
-        """Activities whose jobs are not taken for now, by name, with when they are again."""
+        """Activities whose jobs are not taken for now, by name, with the time from which they are taken again."""
 
     def use_artifacts(self, access: ArtifactAccess) -> None:
         """Let activities keep artifacts there."""
@@ -109,7 +111,7 @@ class QueueWorker:
         self._executor.streams = StreamAccess(sender)
 
     def start(self, key: str) -> "list[asyncio.Task[None]]":
-        """Begin to work, with the store's key for tokens, and return what is to be cancelled in the end."""
+        """Begin to work, with the store's key for tokens, and return the tasks that are to be cancelled in the end."""
         self._executor.key = key
         loops = {"heartbeats": self.heartbeats.run}
         if self._limited_queues:
@@ -126,13 +128,13 @@ class QueueWorker:
             raise
 
     def notify(self) -> None:
-        """Say that there may be something to take; or, once the node is stopping, nothing left to report."""
+        """Signal that there may be jobs to take or, once the node is stopping, that there is nothing left to report."""
         self._notified.set()
         if self._is_stopping:
             self._to_report.set()
 
     def _notice_free_slot(self) -> None:
-        """Look for jobs again, now that there is a slot. A node that takes none is not woken up for each activity."""
+        """Look for jobs again, as there is a free slot. A node that takes no jobs is not woken up for each activity."""
         if self.is_taking or self._is_stopping:
             self.notify()
 
@@ -142,7 +144,7 @@ class QueueWorker:
         self.notify()
 
     def expect_limited(self) -> None:
-        """Note that calls with a limit are in the queues, also if no activity here has one any more."""
+        """Note that calls with a limit are in the queues, even if no activity here has a limit any more."""
         if self._limited_queues:
             self._takes_limited = self.is_taking = True
             self.notify()
@@ -153,17 +155,17 @@ class QueueWorker:
             self._executor.cancel(run_id, step_id)
 
     def let_go(self, run_id: str, step_id: str) -> None:
-        """Let go of a step that is known here to be closed, without waiting for the store to say so."""
+        """Let go of a step that is known here to be closed, without waiting for the store to report it."""
         self.heartbeats.let_go(run_id, step_id)
         self.cancel(run_id, step_id)
 
     @property
     def busy(self) -> int:
-        """How many jobs are under way."""
+        """How many jobs are running."""
         return self._executor.busy
 
     def drain(self) -> "list[asyncio.Task[None]]":
-        """Take nothing more, and return what ends once all that is under way has ended and was reported."""
+        """Take no more jobs. Return tasks that end once every running job has ended and its outcome was reported."""
         self._is_stopping = True
         for work in self._executor.withdraw():
             job = self.jobs.pop((work.run_id, work.step.step_id))
@@ -173,9 +175,9 @@ class QueueWorker:
         return self._reporting
 
     async def release(self) -> None:
-        """Give back the jobs that were taken and never begun, also those of a take that is still under way."""
+        """Return jobs that were acquired but never begun, including those of an acquisition still in progress."""
         if self._taking is not None:
-            with suppress(StoreError):  # it was given nothing then, or what becomes visible again by itself
+            with suppress(StoreError):  # then no jobs, or only such as become visible again by themselves
                 self._unbegun += await self._taking
             self._taking = None
         if self._unbegun:
@@ -183,11 +185,11 @@ class QueueWorker:
             self._unbegun = []
 
     def stop(self) -> None:
-        """Cancel the jobs that are under way; they become visible again when their time-out is over."""
+        """Cancel the running jobs. They become visible again when their time-out is over."""
         self._executor.cancel_all()
 
     async def end(self, timeout_s: float) -> int:
-        """Wait for what was given up, so long at most; return how many activities have ignored it."""
+        """Wait up to this time for cancelled activities; return how many have ignored their cancellation."""
         return await self._executor.end(timeout_s)
 
     # --- taking
@@ -196,7 +198,7 @@ class QueueWorker:
         is_over = False
         while not is_over:
             try:
-                self._notified.clear()  # before the call: a notification may come while it is under way
+                self._notified.clear()  # before the call: a notification may arrive during it
                 if self._is_stopping:
                     await self.release()
                     is_over = True
@@ -209,12 +211,12 @@ class QueueWorker:
                 await asyncio.sleep(RETRY_S)
 
     async def _take(self) -> bool:
-        """Take what there is room for, and return whether there may be more at once."""
+        """Take as many jobs as there is room for, and return whether there may be more right now."""
         limit, activities = self._slots.free, self._takable()
         if limit == 0 or not activities or not self.is_taking:
             return False
         await self.heartbeats.catch_up()
-        # A task of its own: what it has taken is known even if this one is cancelled meanwhile.
+        # A task of its own, so that the acquired jobs are known even if this task is cancelled meanwhile.
         self._taking = asyncio.ensure_future(self._acquire(activities, limit))
         jobs = self._unbegun = await asyncio.shield(self._taking)
         self._taking = None
@@ -227,14 +229,14 @@ class QueueWorker:
             for job in jobs:
                 if codec.holds_sealed(job.input):
                     continue
-                if (job.run_id, job.step_id) not in unreported:  # else no other node took it, and it is done
+                if (job.run_id, job.step_id) not in unreported:  # otherwise no other node took it, and it is done
                     self._start(job, now)
             if self._unbegun:
                 await self._return_sealed(self._unbegun)
         return len(jobs) == limit
 
     async def _acquire(self, activities: Sequence[str], limit: int) -> list[Job]:
-        """Acquire jobs with limits and without, in turns those first."""
+        """Acquire jobs with limits and jobs without. Which of them come first alternates."""
         self._limited_first = not self._limited_first
         jobs: list[Job] = []
         for is_limited in (self._limited_first, not self._limited_first):
@@ -244,7 +246,7 @@ class QueueWorker:
             try:
                 jobs += await acquire(activities, limit - len(jobs))
             except StoreError:
-                if not jobs:  # else what was acquired is begun first
+                if not jobs:  # otherwise the acquired jobs are begun first
                     raise
                 logger.exception("node %s could not acquire jobs; retrying", self._node)
         return jobs
@@ -257,12 +259,12 @@ class QueueWorker:
         jobs, self._ask_limited_at = await self._store.acquire_limited_jobs(
             self._node, self._limited_queues, activities, limits, limit, self._visible_ms
         )
-        if not jobs and self._ask_limited_at is None and not limits:  # until a run here has such a call
+        if not jobs and self._ask_limited_at is None and not limits:  # until a run here makes such a call
             self._takes_limited, self.is_taking = False, bool(self._queues)
         return jobs
 
     def _takable(self) -> Sequence[str]:
-        """Return the activities whose jobs are taken now."""
+        """Return the activities whose jobs may be taken now."""
         names = self._registry.activity_names()
         if self._avoided:
             now = asyncio.get_running_loop().time()
@@ -271,7 +273,7 @@ class QueueWorker:
         return names
 
     async def _return_sealed(self, jobs: Sequence[Job]) -> None:
-        """Leave jobs whose input cannot be opened here to other nodes. No attempt of them has begun."""
+        """Leave jobs whose input cannot be decrypted here to other nodes. No attempt of them has begun."""
         until = asyncio.get_running_loop().time() + AVOIDED_S
         for job in jobs:
             self._avoided[job.activity] = until
@@ -283,7 +285,7 @@ class QueueWorker:
         await self.release()
 
     async def _now(self) -> Instant:
-        """Return the store's time, however long that takes: what was taken is not forgotten."""
+        """Return the store's time, however long that takes: acquired jobs must not be forgotten."""
         while True:
             try:
                 return await self._store.now()
@@ -291,7 +293,7 @@ class QueueWorker:
                 await asyncio.sleep(RETRY_S)
 
     async def _idle(self) -> None:
-        """Sleep until a job becomes visible, or until it is notified: also when a slot has become free."""
+        """Sleep until a job becomes visible or a notification arrives. A free slot notifies as well."""
         if self._slots.free == 0 or self._is_stopping:
             await self._notified.wait()
             return
@@ -319,7 +321,7 @@ class QueueWorker:
             return
 
     def _note_unknown_jobs(self) -> None:
-        """Report once that jobs are left to others. A single look may only have come before the jobs."""
+        """Log once that jobs are left to other nodes. One look is not enough: it may only have come before the jobs."""
         self._unknown_jobs_seen += 1
         if self._unknown_jobs_seen == 2:
             names = ", ".join(self._queues)
@@ -333,7 +335,7 @@ class QueueWorker:
         self.jobs[job.run_id, job.step_id] = job
         self.heartbeats.keep(_heartbeat(job))
         definition = self._registry.activities.get(job.activity)
-        assert definition is not None  # only known ones are taken
+        assert definition is not None  # only jobs of known activities are acquired
         try:
             options = decode_options(job.options) if bytes(job.options) != b"null" else ActivityOptions()
         except InvalidInput as problem:
@@ -392,7 +394,7 @@ class QueueWorker:
             key = (job.run_id, job.step_id)
             if self.jobs.get(key) is job:
                 del self.jobs[key]
-            if isinstance(answer, Refused):  # the run has ended, or is gone: no turn waits for it
+            if isinstance(answer, Refused):  # the run has ended, or was deleted: no turn waits for it
                 logger.info("run %s takes no outcome of %s: %s", job.run_id, job.step_id, answer.error)
                 self.heartbeats.let_go(*key)
 
@@ -408,7 +410,7 @@ def _heartbeat(job: Job, details: Details = UNSET) -> Heartbeat:
 
 
 def _step(job: Job, retry: Retry) -> OpenStep:
-    """Return the step as its run has it, or will have it when it gets this attempt's message."""
+    """Return the step as its run has it, or will have it after this attempt's message."""
     lost = job.engine_attempt_id - job.queued_attempt_id if job.queued_attempt_id else 0
     step = OpenStep(
         job.step_id,
@@ -427,14 +429,14 @@ def _step(job: Job, retry: Retry) -> OpenStep:
 
 
 def outcome_message(work: Work, outcome: Outcome, now: Instant) -> Message:
-    """Return the message that carries an outcome to a run, which is made durable before."""
+    """Return the message that delivers an outcome to a run. The outcome is made durable first."""
     step = work.step
     token = retry_token(step.step_id, step.engine_attempt_id)
     return activity_completed(work.run_id, step.step_id, token, _outcome(step, outcome), now, step.opened_at)
 
 
 def _outcome(job: Job | OpenStep, outcome: Outcome | ErrorInfo) -> ActivityOutcome:
-    """Return an outcome as it is sent, with the attempt that it is of."""
+    """Return an outcome in the form in which it is sent, with its attempt."""
     logical, engine = job.logical_attempt_id, job.engine_attempt_id
     sent = ActivityOutcome(logical_attempt_id=logical, engine_attempt_id=engine)
     match outcome:
@@ -450,6 +452,6 @@ def _outcome(job: Job | OpenStep, outcome: Outcome | ErrorInfo) -> ActivityOutco
 
 def _message(job: Job, outcome: ActivityOutcome, now: Instant, node: str) -> Message:
     token = retry_token(job.step_id, job.engine_attempt_id)
-    if job.idempotency_key is not None:  # for an operator who may be asked about the attempt
+    if job.idempotency_key is not None:  # for an operator who may have to decide about the attempt
         outcome = replace(outcome, node=node)
     return activity_completed(job.run_id, job.step_id, token, outcome, now, job.scheduled_at)

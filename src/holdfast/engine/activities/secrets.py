@@ -4,7 +4,7 @@ Environment variables (`env://PREFIX_`) and folders of files (`file:///run/secre
 them, are built in. Other providers are packages with an entry point in the group `holdfast.secrets`, named like the
 scheme of their addresses: a function that takes the address and returns a `SecretProvider`.
 
-Nothing is cached: each attempt requests what it needs, once, for the tenant and environment of its run.
+Nothing is cached: each attempt requests the secrets that it needs once, for the tenant and environment of its run.
 """
 
 import asyncio
@@ -27,7 +27,8 @@ ENTRY_POINTS = "holdfast.secrets"
 class EnvironmentSecrets:
     """Secrets in environment variables of the node: `stripe/key` is SECRET_STRIPE_KEY with the prefix SECRET_.
 
-    Only variables with the prefix are read. `{tenant}` and `{environment}` in the prefix are those of the run.
+    Only variables with the prefix are read. `{tenant}` and `{environment}` in the prefix are replaced by those of the
+    run.
     """
 
     def __init__(self, prefix: str = "SECRET_", environ: Mapping[str, str] | None = None) -> None:
@@ -52,7 +53,8 @@ class FileSecrets:
     """Secrets in files of a folder: `stripe/key` is the file `key` in its folder `stripe`.
 
     One line break at the end of a file is not part of the value. `{tenant}` and `{environment}` in the path of the
-    folder are those of the run. A file outside the folder, reached by a link, is refused. Files are read each time.
+    folder are replaced by those of the run. A file outside the folder, reached by a link, is refused. Files are read
+    each time.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -70,7 +72,7 @@ _PATH_PART = re.compile(r"(?!\.{1,2}$)[^/\\\x00]+")
 
 
 def _filled(template: str, scope: SecretScope, allowed: re.Pattern[str]) -> str:
-    """Return a template for the tenant and the environment; raise if two of them could give the same."""
+    """Fill in a template for the tenant and the environment; raise if two of them could give the same text."""
 
     def part(found: re.Match[str]) -> str:
         value: str = getattr(scope, found[1])
@@ -103,7 +105,9 @@ def _read(folder: Path, ref: str) -> str:
 
 
 def open_provider(address: str | SecretProvider) -> SecretProvider:
-    """Return the provider that an address names, such as `env://SECRET_` or `file:///run/secrets`, or that is given."""
+    """Return the provider for an address such as `env://SECRET_` or `file:///run/secrets`, or the given provider
+    itself.
+    """
     if not isinstance(address, str):
         return _provider(address)
     scheme, separator, rest = address.partition("://")
@@ -134,7 +138,7 @@ def _provider(given: Any) -> SecretProvider:
 async def resolve_secrets(
     provider: SecretProvider | None, references: Iterable[Secret], scope: SecretScope
 ) -> ResolvedSecrets:
-    """Return the values of secrets, from one call of the provider; raise what fails the attempt."""
+    """Return the values of secrets with one call of the provider; raise the error that fails the attempt."""
     names = sorted({reference.name for reference in references})
     if len(names) > SECRETS:
         raise InvalidInput(f"an activity is given {len(names)} secrets; the most is {SECRETS}")
@@ -142,7 +146,7 @@ async def resolve_secrets(
         return ResolvedSecrets({})
     if provider is None:
         raise SecretsUnavailable("there is no provider of secrets: give App(secrets=…), or set HOLDFAST_SECRETS")
-    if not scope.tenant or not scope.environment:  # never resolved for another tenant than the run's
+    if not scope.tenant or not scope.environment:  # never resolved for a tenant other than the run's
         raise SecretsUnavailable("the job does not name its run's tenant and environment: an older version has put it")
     found = await _asked(provider, names, scope)
     return ResolvedSecrets({name: _checked(name, found) for name in names})
@@ -154,7 +158,7 @@ async def _asked(provider: SecretProvider, names: list[str], scope: SecretScope)
             found: Any = await provider.resolve(names, scope)
     except (SecretNotFound, SecretsUnavailable):
         raise
-    except (Exception, SystemExit) as problem:  # its text may hold what no history may hold
+    except (Exception, SystemExit) as problem:  # its text may contain what no history may contain
         raise _failed(provider, f"failed with {type(problem).__qualname__}", names) from None
     if not isinstance(found, Mapping):
         raise _failed(provider, f"answered with a {type(found).__qualname__}", names)

@@ -1,6 +1,6 @@
-"""The slots in which a node executes activities, and the threads for those that are not async.
+"""The slots in which a node executes activities, and the threads for activities that are not async.
 
-A caller that requests a slot gets one at once or waits. A function in a thread cannot be interrupted: if it is
+A caller that requests a slot gets one immediately or waits. A function in a thread cannot be interrupted: if it is
 abandoned, it keeps its slot until it returns.
 """
 
@@ -18,26 +18,26 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 THREADS = "holdfast-activity"
-"""What the names of threads begin with that carry out activities."""
+"""The prefix of the names of threads that execute activities."""
 
 THREADS_OF_LOOP = min(32, (os.cpu_count() or 1) + 4)
-"""How many threads an event loop has for what is not async, as `asyncio` has them by default."""
+"""How many threads an event loop has for code that is not async: the default of `asyncio`."""
 
 logger = logging.getLogger("holdfast.activities")
 
 
 class Waiting(Protocol):
-    """What waits for a slot."""
+    """A caller that waits for a slot."""
 
     is_given_up: bool
 
     def begin(self) -> None:
-        """Begin, with the place that is there now. It is given back by `Slots.leave`."""
+        """Begin, with the slot that is free now. `Slots.leave` returns the slot."""
         ...
 
 
 class Slots:
-    """So many places."""
+    """A fixed number of slots."""
 
     def __init__(self, most: int) -> None:
         self._left = most
@@ -47,11 +47,11 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """How many more could begin at once."""
+        """How many more callers could begin now."""
         return self._left
 
     def ask(self, waiting: Waiting) -> None:
-        """Let it begin, now or when its turn comes."""
+        """Let a caller begin, now or when its turn comes."""
         if self._left:
             self._left -= 1
             waiting.begin()
@@ -59,7 +59,7 @@ class Slots:
             self._waiting.append(waiting)
 
     def give_back(self) -> None:
-        """Free a slot, and give it to what has waited for longest."""
+        """Free a slot, and give it to the caller that has waited the longest."""
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.is_given_up:
@@ -69,11 +69,11 @@ class Slots:
         self.on_free()
 
     def run(self, call: Callable[[], Any]) -> "Future[Any]":
-        """Begin to carry out a call in a thread."""
+        """Start a call in a thread."""
         return self._threads.submit(partial(copy_context().run, _called, call))
 
     def leave(self, thread: "Future[Any] | None", activity: str) -> None:
-        """Take a place back; if a thread still works in it, when that is done."""
+        """Take a slot back. If a thread still works in it, wait until that is done."""
         if thread is None or thread.done():
             self.give_back()
             return
@@ -84,38 +84,38 @@ class Slots:
     def _leave_at_last(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.call_soon_threadsafe(self.give_back)
-        except RuntimeError:  # the loop is closed: the node is gone, and its places with it
+        except RuntimeError:  # the loop is closed: the node has ended, and its slots with it
             return
 
     def close(self) -> None:
-        """Let go of the threads, without waiting for what they do."""
+        """Release the threads, without waiting for their work."""
         self._waiting.clear()
         self._threads.close()
 
 
 class DaemonExecutor(ThreadPoolExecutor):
-    """An executor whose threads the process does not wait for, also not for what `asyncio.to_thread` has begun."""
+    """An executor with threads that do not keep the process alive. This includes calls of `asyncio.to_thread`."""
 
     def __init__(self) -> None:
-        super().__init__(max_workers=1)  # which is never used: it makes threads that the process waits for
+        super().__init__(max_workers=1)  # The base class's pool is never used: its threads keep the process alive.
         self._daemons = _Threads(THREADS_OF_LOOP)
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        """Begin to carry out a call in a thread."""
+        """Start a call in a thread."""
         return self._daemons.submit(partial(function, *args, **kwargs))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls. Nothing waits for those that are under way."""
+        """Accept no more calls, and do not wait for running ones."""
         self._daemons.close()
 
 
 class _Threads:
-    """Threads that the process does not wait for: those of an executor would keep it until they return."""
+    """Threads that do not keep the process alive, unlike those of an executor."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._made = 0
-        self._idle = threading.Semaphore(0)  # an upper bound once all are made, when it is not needed any more
+        self._idle = threading.Semaphore(0)  # an upper bound once all threads exist, when it is not needed any more
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._is_closed = False
 
@@ -141,7 +141,7 @@ class _Threads:
             _carry_out(*asked)
             del asked
             self._idle.release()
-        self._calls.put(None)  # for the next one
+        self._calls.put(None)  # for the next thread
 
 
 def _carry_out(future: "Future[Any]", call: Callable[[], Any]) -> None:
@@ -151,7 +151,7 @@ def _carry_out(future: "Future[Any]", call: Callable[[], Any]) -> None:
         result = call()
     except BaseException as problem:  # whatever it is, it is the activity's outcome
         future.set_exception(problem)
-        del future  # this frame is in the traceback: else they would know each other
+        del future  # this frame is in the traceback: otherwise they would form a reference cycle
     else:
         future.set_result(result)
 
@@ -159,5 +159,5 @@ def _carry_out(future: "Future[Any]", call: Callable[[], Any]) -> None:
 def _called(call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except StopIteration as problem:  # no future can carry it; from a coroutine it comes like this too
+    except StopIteration as problem:  # no future can carry it; a coroutine would raise it as a RuntimeError, too
         raise RuntimeError("an activity raised StopIteration") from problem

@@ -24,9 +24,9 @@ from holdfast.store.validation import lacks
 LINGER_S = 0.02
 RETRY_S = 0.2
 BUFFER_BYTES = 4 * SEGMENT_BYTES
-"""How many bytes a writer has in memory before it waits for the store."""
+"""How many bytes a writer buffers before it waits for the store."""
 BUFFER_CHUNKS = 2 * SEGMENT_CHUNKS
-"""How many chunks at most: code that only writes lets others have their turn by then."""
+"""The maximum number of buffered chunks. Code that only writes yields to others by then."""
 
 WRITERS_AT_ONCE = 200
 
@@ -34,7 +34,7 @@ logger = logging.getLogger("holdfast.streams")
 
 
 class StreamSender:
-    """Sends what the activities of one node write."""
+    """Sends the stream chunks of one node's activities."""
 
     def __init__(self, store: Store, node: str, most_bytes: int) -> None:
         self.store = store
@@ -45,12 +45,12 @@ class StreamSender:
         self._task: asyncio.Task[None] | None = None
 
     def check(self) -> None:
-        """Raise if the store keeps no streams."""
+        """Raise if the store does not support streams."""
         if STREAMS in self.store.capabilities.lacking:
             raise lacks(self.store, STREAMS, "a stream")
 
     def send(self, writer: "ActivityStream", *, is_urgent: bool) -> None:
-        """Send what a writer has, soon or at once."""
+        """Send what a writer has buffered, soon or immediately."""
         self._waiting[writer] = None
         if is_urgent:
             self._urgent.set()
@@ -58,7 +58,7 @@ class StreamSender:
             self._task = asyncio.create_task(self._work(), name="streams")
 
     def close(self) -> None:
-        """Send nothing any more."""
+        """Stop sending."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -163,7 +163,7 @@ class ActivityStream(Stream):
         self._loop.call_soon_threadsafe(lambda: self._sender.send(self, is_urgent=True))
 
     async def flush(self) -> None:
-        """Wait until all that was written is durable, or cannot be."""
+        """Wait until everything that was written is durable, or cannot become so."""
         self.is_flushing = True
         while self.has_more and self._problem is None:
             self._sender.send(self, is_urgent=True)
@@ -172,17 +172,17 @@ class ActivityStream(Stream):
 
     @property
     def has_more(self) -> bool:
-        """Whether something is to be sent."""
+        """Whether there are chunks to send."""
         return bool(self._chunks) or self._closes or self._resumes
 
     @property
     def is_urgent(self) -> bool:
-        """Whether not to wait for more."""
+        """Whether its chunks should be sent without waiting for more."""
         is_full = self._size >= SEGMENT_BYTES or len(self._chunks) >= SEGMENT_CHUNKS
         return is_full or self._closes or self.is_flushing
 
     def take(self) -> StreamAppend:
-        """Return what to send next."""
+        """Return the chunks to send next."""
         if self._resumes:
             self._under_way = 0
             return replace(self._template, resumes=True)
@@ -198,8 +198,8 @@ class ActivityStream(Stream):
         return replace(given, closes=closes) if closes else given
 
     def settle(self, given: StreamAppend, answer: Appended | Refused) -> None:
-        """Note that what was taken is durable, or why it never will be."""
-        if self._problem is not None:  # it was given up meanwhile
+        """Note that the taken chunks are durable, or why they never will be."""
+        if self._problem is not None:  # the stream was closed meanwhile
             return
         if isinstance(answer, Refused):
             self.fail(answer.error)

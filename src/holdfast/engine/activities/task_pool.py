@@ -1,10 +1,10 @@
 """A pool of tasks that execute activities one after the other, as long as none of them has to wait.
 
-A task executes the next activity when it has finished the one before. An activity that waits keeps its task, and the
+A task executes the next activity when it has finished the previous one. An activity that waits keeps its task, and the
 activities behind it get other tasks: a few at first, then twice as many each time that all of them are busy.
 
-This is a special path, and `TaskPool.add` is its only entry. A task for each activity would cost a run of three steps
-5 % more instructions; `python -m bench --only paths` measures it again.
+This is a special path, and `TaskPool.add` is its only entry. A task for each activity would cost a run of three steps 5
+% more instructions; `python -m bench --only paths` measures it again.
 
 Activities do not notice each other. If an activity has changed its task (it has set a context variable, or ignored a
 cancellation of the task), that task ends, and the next activity gets a new one.
@@ -18,21 +18,21 @@ from contextvars import copy_context
 from typing import Any, Generic, Protocol, TypeVar
 
 FEW = 4
-"""How many tasks there are at first: so many activities run side by side, even if each waits only for a moment."""
+"""How many tasks there are at first. This many activities run concurrently, even if each waits only for a moment."""
 
 IN_A_ROW = 100
-"""How many activities one task carries out before it yields the loop to others."""
+"""How many activities one task executes before it yields to the loop."""
 
 
 class PooledWork(Protocol):
-    """What is carried out in a task of the pool. `task` is that one, from when the work begins until it is over."""
+    """Work for a task of the pool. `task` is set from the start of the work until it is over."""
 
     is_given_up: bool
     task: "asyncio.Task[None] | None"
 
     @property
     def name(self) -> str:
-        """What the task is called meanwhile."""
+        """The name of the task meanwhile."""
         ...
 
 
@@ -40,25 +40,25 @@ P = TypeVar("P", bound=PooledWork)
 
 
 class TaskPool(Generic[P]):
-    """Carries out what is added, each piece as soon as those before it have begun."""
+    """Executes what is added. Each item starts as soon as those before it have started."""
 
     def __init__(self, carry_out: Callable[[P], Coroutine[Any, Any, None]]) -> None:
         self._carry_out = carry_out
         self._waiting: deque[P] = deque()
         self._context = copy_context()
-        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself would let go of those that wait
-        self._opened = 0  # tasks since the last look; while work waits there are some, and another look comes
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds only weak references to tasks that wait
+        self._opened = 0  # tasks since the last look; while work waits there are some, and another look follows
 
     def add(self, work: P) -> None:
-        """Carry this out soon. Nothing of it runs before the caller yields to the loop."""
+        """Execute this soon. None of it runs before the caller yields to the loop."""
         self._waiting.append(work)
         if self._opened < FEW:
             self._open(1)
 
     async def end(self, timeout_s: float) -> int:
-        """Wait for activities that were cancelled, so long at most; return how many have ignored it.
+        """Wait up to this time for cancelled activities; return how many have ignored their cancellation.
 
-        Those are abandoned, as a thread is: the loop does not wait for them when it ends.
+        Those are abandoned, like threads: the loop does not wait for them when it ends.
         """
         tasks = [task for task in self._tasks if not task.done()]
         if not tasks:
@@ -79,7 +79,7 @@ class TaskPool(Generic[P]):
         self._opened += number
 
     def _look(self) -> None:
-        """Open more tasks if those that there are have all been taken."""
+        """Open more tasks if all existing ones are busy."""
         opened, self._opened = self._opened, 0
         if self._waiting:
             self._open(min(2 * opened, len(self._waiting)))

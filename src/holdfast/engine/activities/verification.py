@@ -1,12 +1,12 @@
 """Verifiers: they ask the external system whether the effect of a keyed step has happened.
 
 The verifier is the first part of an attempt: the node or queue worker that would call the function calls the verifier
-before. It takes arguments of the activity by name, has the activity's context, and a time limit of its own. It only
+first. It takes arguments of the activity by name, has the activity's context, and a time limit of its own. It only
 reads, so a node that stops returns the attempt as if it had not begun.
 
-A verifier that returns something else than a verdict, raises, or returns a result that does not fit the activity counts
-as indeterminate, with the reason. One that raises or times out is retried first, as its policy says: an external system
-that restarts is no question for an operator.
+A verifier that returns anything but a verdict, raises, or returns a result that does not fit the activity counts as
+indeterminate, with the reason. One that raises or times out is retried first, according to its policy: a restart of an
+external system needs no decision of an operator.
 """
 
 import asyncio
@@ -58,19 +58,19 @@ RunInThread = Callable[[Callable[[], Any]], "Future[Any]"]
 
 
 class Found(Struct, frozen=True):
-    """What a verification leads to: a result, or an error. Without both, the function is to be called."""
+    """The conclusion of a verification: a result or an error. If it has neither, the function is to be called."""
 
     result: Raw | None = None
     error: ErrorInfo | None = None
     failure: str = ""
-    """The code of the error by which the verifier itself failed: it may be asked again."""
+    """The code of the error by which the verifier itself failed, so that it may be asked again."""
 
 
 CALL = Found()
 
 
 def before_asking(work: Work) -> Found | None:
-    """Return what follows without a verifier; None if the activity has one."""
+    """Return the conclusion for an activity without a verifier; None if the activity has one."""
     if work.definition.verifier is not None:
         return None
     step, effect = work.step, work.step.effect
@@ -78,14 +78,14 @@ def before_asking(work: Work) -> Found | None:
     error = effect.error
     is_known = error is not None and error.code not in reconciliation.UNKNOWN_CODES and not effect.was_in_doubt
     if effect.is_last_look and is_known:
-        return Found(error=reconciliation.not_completed(error))  # the function's own word
+        return Found(error=reconciliation.not_completed(error))  # the function itself has reported this
     last = "" if error is None else f"; the last attempt ended with {error}"
     words = f"whether step {step.step_id!r} has had its effect is not known, and the activity has no verifier{last}"
     return Found(error=reconciliation.indeterminate(words))
 
 
 async def ask(work: Work, enter: Enter, in_thread: RunInThread, encode: Encode, redact: Redact) -> Found:
-    """Ask the verifier of an activity, and return what follows. `enter` resolves the secrets among the arguments."""
+    """Ask the verifier of an activity, and return the conclusion. `enter` resolves the secrets among the arguments."""
     definition, step = work.definition, work.step
     assert isinstance(step.body, StepStarted)
     assert definition.verifier is not None
@@ -97,7 +97,7 @@ async def ask(work: Work, enter: Enter, in_thread: RunInThread, encode: Encode, 
         try:
             async with limit:
                 said = await (call() if definition.verifier.is_async else asyncio.wrap_future(in_thread(call)))
-                if inspect.isawaitable(said):  # of a lambda that calls an async function
+                if inspect.isawaitable(said):  # a lambda that calls an async function returns an awaitable
                     said = await said
         except TimeoutError:
             if limit.expired():
@@ -106,7 +106,7 @@ async def ask(work: Work, enter: Enter, in_thread: RunInThread, encode: Encode, 
             raise
     except (asyncio.CancelledError, GeneratorExit):
         raise
-    except BaseException as problem:  # whatever a verifier raises is for the operator
+    except BaseException as problem:  # whatever a verifier raises is shown to the operator
         raised = error_info(problem, redact=redact)
         words = f"the verifier raised {raised}"
         return Found(error=reconciliation.indeterminate(words), failure=raised.code)
@@ -114,7 +114,7 @@ async def ask(work: Work, enter: Enter, in_thread: RunInThread, encode: Encode, 
 
 
 def delay_before_asking_again_ms(work: Work, found: Found, asked: int, fraction: float) -> int | None:
-    """Return how long to wait before a verifier that has failed so often is asked again; None if it is not."""
+    """Return how long to wait before a verifier that has failed this often is asked again; None if it is not."""
     if not found.failure:
         return None
     assert work.definition.verifier is not None

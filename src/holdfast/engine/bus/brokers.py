@@ -1,7 +1,7 @@
 """Brokers: NATS JetStream and Redis Streams. Both store what they acknowledge.
 
-NATS: the event is published to the subject `SUBJECT.EVENT_TYPE`, with its id as `Nats-Msg-Id`, by which a stream drops
-duplicates within its window. The operator creates the stream: if none takes the subject, nothing is acknowledged.
+NATS: the event is published to the subject `SUBJECT.EVENT_TYPE`, with its id as `Nats-Msg-Id`, so that a stream drops
+duplicates within its window. The operator creates the stream: if no stream has the subject, nothing is acknowledged.
 
 Redis: the event is appended to the stream with the fields `id`, `type`, `subject`, `sequence` and `event`.
 
@@ -23,7 +23,7 @@ GetSecret = Callable[[], Awaitable[str]]
 
 
 class NatsTarget:
-    """A subject of a NATS server, kept by a stream."""
+    """A subject of a NATS server that a stream stores."""
 
     def __init__(self, sink: Sink, get_secret: GetSecret) -> None:
         try:
@@ -43,7 +43,7 @@ class NatsTarget:
         self._opening = asyncio.Lock()
 
     async def send(self, events: Sequence[OutgoingEvent]) -> None:
-        """Publish one event after the other, each when the one before it is stored."""
+        """Publish the events one by one, each after the previous one is stored."""
         for sent, event in enumerate(events):
             headers = {"Nats-Msg-Id": event.event_id, "Content-Type": CONTENT_TYPE}
             try:
@@ -67,7 +67,7 @@ class NatsTarget:
 
     async def _open(self) -> None:
         async def pass_over(problem: Exception) -> None:
-            """Take no notice: what fails is noticed where it is sent."""
+            """Ignore the problem: a failure is noticed by the call that sends."""
 
         options: dict[str, Any] = {}
         if self._get_secret is not None:
@@ -113,7 +113,7 @@ class RedisTarget:
         self._client: Any = None
 
     async def send(self, events: Sequence[OutgoingEvent]) -> None:
-        """Append the events in one round trip. After an error it is not known which arrived: all are sent again."""
+        """Append the events in one round trip. After an error it is unknown which arrived: all are sent again."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 pipeline = (await self._connected()).pipeline(transaction=True)

@@ -1,9 +1,9 @@
 """A relay: sends the entries of the outbox for one sink, in order for each run, and settles them.
 
-It runs under the sink's host lock, so usually one relay works for a sink. Nothing depends on that: an entry is deleted
-after its events have arrived, and only if it is unchanged, so a relay that crashes or is overtaken sends some events
-twice and loses none. Runs take turns, whatever their backlog. After a failure, nothing of that run is sent before its
-retry is due.
+It runs under the sink's host lock, so usually one relay works for a sink. Correctness does not depend on that: an entry
+is deleted after its events have arrived, and only if it is unchanged, so a relay that crashes or is overtaken sends
+some events twice and loses none. Runs take turns, whatever their backlog. After a failure, nothing of that run is sent
+before its retry is due.
 
 While the node executes runs, its relays send at most `relay_events_s` events per second: runs have priority.
 """
@@ -51,16 +51,16 @@ PAGE_ENTRIES = 200
 
 PAGE_EVENTS = 100
 PAGE_BYTES = 1024 * 1024
-"""How much of a history is read at a time."""
+"""How many bytes of a history are read at a time."""
 
 AHEAD_EVENTS = 1_000
-"""How many events of the runs of a page are read by one query. Longer histories are read one by one."""
+"""How many events are read by one query for all runs of a page. Longer histories are read one by one."""
 
 RUNS_AT_ONCE = 8
-"""For how many runs events are sent at the same time."""
+"""For how many runs events are sent concurrently."""
 
 SETTLE_S = 1.0
-"""How often, at least, what has arrived is settled. An event that is being sent may take longer."""
+"""The longest time between two settlements of what has arrived, unless sending one event takes longer."""
 
 START = (-1, 0)
 LAST = 2**61
@@ -69,7 +69,7 @@ logger = logging.getLogger("holdfast.bus")
 
 
 class BusCounts:
-    """What the relays of a process have done, by sink."""
+    """What the relays of a process have sent, by sink."""
 
     def __init__(self) -> None:
         self.delivered: Counter[str] = Counter()
@@ -78,28 +78,28 @@ class BusCounts:
 
 
 class _Outcome(Struct):
-    """What became of the entries of one run."""
+    """The result of sending the entries of one run."""
 
     settlements: list[OutboxSettlement]
     delivered: int = 0
     failure: str = ""
     is_rejected: bool = False
     is_unread: bool = False
-    """Whether the history could not be read, which says nothing of the sink."""
+    """Whether the history could not be read, which is no evidence against the sink."""
 
 
 class _Gap(SendFailed):
-    """An event is missing in a history. That is never given up: what is behind it waits until it is there."""
+    """An event is missing in a history. It is never skipped: the events behind it wait until it is there."""
 
 
 def _is_down(outcomes: Sequence[_Outcome]) -> bool:
-    """Return whether nothing has arrived, and not because of what was sent or could not be read."""
+    """Return whether nothing has arrived, for reasons other than the content of the events or an unreadable history."""
     is_up = any(each.delivered or each.is_rejected or each.is_unread or not each.failure for each in outcomes)
     return bool(outcomes) and not is_up
 
 
 def _following(events: Sequence[Event], after: int, until: int) -> list[Event]:
-    """Return those of a run's events that follow one another from after one number to another."""
+    """Return the consecutive events of a run from one number (exclusive) to another."""
     found = list[Event]()
     for event in events:
         if event.run_seq == after + 1 and after < until:
@@ -136,7 +136,7 @@ class Relay:
         self._is_late = False
 
     async def work(self, held: HeldLock) -> None:
-        """Send what there is, and then what comes, until the sink is gone or paused, or this is cancelled."""
+        """Send the existing entries, then new ones, until the sink is deleted or paused, or this is cancelled."""
         try:
             while True:
                 self.wake.clear()
@@ -168,15 +168,15 @@ class Relay:
             await target.close()
 
     async def _target_of(self, sink: Sink) -> Target:
-        """Return the target of the sink as it is now."""
+        """Return the target of the sink in its current configuration."""
         if self._target is None or self._target[0] != sink:
             await self._close()
             self._target = sink, self._open_target(sink)
         return self._target[1]
 
     async def _round(self, status: SinkStatus, now: Instant) -> Instant | None:
-        """Send one page of entries. Return when to go on: 0 is at once, and None when something new comes."""
-        limit = 1 if status.failures else PAGE_ENTRIES  # a sink that failed is tried with one run
+        """Send one page of entries. Return when to continue: 0 means immediately, None when a new entry arrives."""
+        limit = 1 if status.failures else PAGE_ENTRIES  # after a failure a sink is tried with one run
         began, next_at = self._after, None
         while True:
             page = await self._store.find(OutboxQuery(sink=self.name, after=self._after, limit=limit))
@@ -186,7 +186,7 @@ class Relay:
             if groups:
                 break
             if page:
-                self._after = (page[-1].number, LAST)  # never into the middle of a run
+                self._after = (page[-1].number, LAST)  # never in the middle of a run
             elif self._after == START:
                 return next_at
             elif began == START:
@@ -196,7 +196,7 @@ class Relay:
                 self._after, began = START, START
         found = await self._store.find(SinkQuery(name=self.name))
         if not found or found[0].number != status.number or found[0].sink.is_paused:
-            return 0  # what was read may be for another sink of this name, which sends it elsewhere
+            return 0  # these entries may belong to another sink of this name, which sends them elsewhere
         status = found[0]
         last = await self._send_page(status, groups, now)
         self._after = (page[-1].number if last is groups[-1] else last[0].number, LAST)
@@ -205,9 +205,10 @@ class Relay:
     async def _send_page(
         self, status: SinkStatus, groups: Sequence[list[OutboxEntry]], now: Instant
     ) -> list[OutboxEntry]:
-        """Send what there is of some runs, one after the other, and settle it; return the last that was sent.
+        """Send the events of some runs, run by run, and settle them; return the last entries that were sent.
 
-        The rest is left for the next time if the sink is slow, so that what has arrived is soon settled, or down.
+        If the sink is slow, the rest waits for the next round, so that arrived events are settled soon; also if it is
+        down.
         """
         sink = status.sink
         target = await self._target_of(sink)
@@ -246,7 +247,7 @@ class Relay:
         return sent[0]
 
     async def _read_ahead(self, sink: Sink, groups: Sequence[Sequence[OutboxEntry]]) -> dict[str, list[Event]]:
-        """Return the next events of the runs of a page, by one query, as far as they fit into one."""
+        """Return the next events of the runs of a page, as many as fit into one query."""
         places, room = list[tuple[str, int]](), AHEAD_EVENTS
         for group in groups:
             count = group[-1].to_seq - group[0].from_seq + 1
@@ -271,7 +272,7 @@ class Relay:
         ahead: Mapping[str, Sequence[Event]],
         until: float,
     ) -> _Outcome:
-        """Send the entries of one run, up to the first event that cannot be sent, or until it takes too long."""
+        """Send the entries of one run, up to the first event that cannot be sent, or until the time is up."""
         outcome = _Outcome([])
         time = asyncio.get_running_loop().time
         for entry in group:
@@ -309,9 +310,9 @@ class Relay:
     async def _failed(
         self, sink: Sink, entry: OutboxEntry, after: int, outcome: _Outcome, *, may_end: bool
     ) -> OutboxSettlement:
-        """Return what becomes of an entry of which the events up to `after` were sent.
+        """Return the settlement of an entry whose events up to `after` were sent.
 
-        It is retried, or given up if it may be.
+        It is retried, or becomes a dead letter if it may.
         """
         has_advanced = after >= entry.from_seq
         attempts = 1 if has_advanced else entry.attempts + 1
@@ -331,10 +332,10 @@ class Relay:
     async def _read(
         self, sink: Sink, entry: OutboxEntry, after: int, ahead: Sequence[Event]
     ) -> tuple[int | None, list[OutgoingEvent]]:
-        """Return the next events of an entry that the sink wants, and the number of the last that was read.
+        """Return the next events of an entry that the sink wants, and the number of the last event that was read.
 
-        They are taken from what was read `ahead`, as far as that goes without a gap. None for a run that was deleted.
-        Raise `_Gap` at a gap, which is never skipped.
+        They are taken from `ahead`, as far as that has no gap. The number is None for a run that was deleted. Raise
+        `_Gap` at a gap, which is never skipped.
         """
         limit = min(PAGE_EVENTS, entry.to_seq - after)
         if entry.number == 0:
@@ -368,7 +369,7 @@ class Relay:
         groups: Sequence[list[OutboxEntry]],
         now: Instant,
     ) -> None:
-        """Raise the alerts that follow from a page."""
+        """Raise the alerts that result from a page."""
         alerts = [
             alert_of("BUS_DEAD_LETTER", 2, item.letter.detail, run_id=item.letter.run_id, sink=sink.name, of=now)
             for item in items

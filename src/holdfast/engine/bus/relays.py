@@ -1,8 +1,8 @@
 """The relays of one node: one for each stored sink, under the sink's host lock.
 
 The sinks are read from the store when the node starts, when it is notified, and every `safety_poll_s`. Without sinks a
-node does nothing else here. A relay is woken up by commits of its own node and by the store's notifications. A node
-whose commits are relayed by others notifies them, a few times a second at most.
+node does nothing else here. A relay is woken up by commits of its own node and by the store's notifications. If other
+nodes relay a node's commits, it notifies them, at most a few times per second.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from holdfast.store.port import Store, Turn
 from holdfast.store.queries import SinkQuery, pages
 
 LOOK_S = 0.5
-"""How often at most a node looks for new sinks because it was notified."""
+"""The shortest time between two looks for new sinks after notifications."""
 
 NUDGE_S = 0.2
-"""How often at most a node notifies others of its commits."""
+"""The shortest time between two notifications of others about commits."""
 
 LOCK_PREFIX = "bus/"
 
@@ -64,7 +64,7 @@ class Relays:
         self._end_observing: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Begin, with the sinks that are stored."""
+        """Begin, with the stored sinks."""
         self._task = asyncio.create_task(self._run(), name="relays")
 
     def cancel(self) -> None:
@@ -75,7 +75,7 @@ class Relays:
             self._nudge.cancel()
 
     async def stop(self) -> None:
-        """End every relay, and wait until it has given up its lock."""
+        """End every relay, and wait until it has released its lock."""
         self.cancel()
         await asyncio.gather(*self._tasks(), return_exceptions=True)
 
@@ -84,7 +84,7 @@ class Relays:
         return tasks if self._task is None else [self._task, *tasks]
 
     async def declare(self, sinks: Sequence[Sink]) -> None:
-        """Store sinks of the app's code, where they are not stored like that. Whether one is paused stays as it is."""
+        """Store sinks of the app's code that are not stored as declared. Paused sinks stay paused."""
         stored = {status.sink.name: status.sink for status in await find_sinks(self._store)} if sinks else {}
         for sink in sinks:
             known = stored.get(sink.name)
@@ -117,7 +117,7 @@ class Relays:
             listener.close()
 
     def _observe(self, *, is_wanted: bool) -> None:
-        """Be called after each commit here, or no longer: without a relay a commit costs nothing."""
+        """Start or stop observing commits here: without a relay, a commit costs nothing."""
         if is_wanted and self._end_observing is None:
             self._end_observing = observer_of(self._store).subscribe(self._committed)
         elif not is_wanted and self._end_observing is not None:
@@ -125,7 +125,7 @@ class Relays:
             self._end_observing = None
 
     def _keep(self, sinks: Sequence[SinkStatus]) -> None:
-        """Have a relay for each sink that can be served here, and none for others."""
+        """Run a relay for each sink that can be served here, and none for others."""
         for name in [name for name, (_, _, task) in self._running.items() if task.done()]:
             del self._running[name]
         wanted = {status.sink.name: status.sink for status in sinks if not status.sink.is_paused}
@@ -154,7 +154,7 @@ class Relays:
     async def _serve(self, name: str, duty: HostDuty) -> None:
         try:
             await duty.run()
-        except HoldfastError:  # the next look at the sinks begins it again
+        except HoldfastError:  # the next look at the sinks starts it again
             logger.exception("the relay of sink %s failed and is restarted", name)
 
     def _target_of(self, sink: Sink) -> Target:
@@ -166,7 +166,7 @@ class Relays:
         return open_target(sink, secret, self._store.now, self._registry.projections)
 
     def _pace(self, events: int) -> float:
-        """Return how long a relay pauses after so many events: not at all while the node has nothing else to do."""
+        """Return how long a relay pauses after this many events; 0 while the node has nothing else to do."""
         return 0.0 if self._is_at_rest() else events / self._options.relay_events_s
 
     def _committed(self, turns: Sequence[Turn]) -> None:
@@ -193,7 +193,7 @@ async def find_sinks(store: Store, query: SinkQuery | None = None) -> list[SinkS
 
 
 def _under_the_seal(store: Store) -> Store:
-    """Return the store whose values are as they are stored: what is encrypted there is not opened."""
+    """Return the store that returns values as they are stored, with encrypted values unopened."""
     inner: Store | None = store
     while inner is not None:
         if isinstance(inner, SealingStore):

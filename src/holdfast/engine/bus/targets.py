@@ -1,7 +1,8 @@
 """Targets of a relay: a webhook, a broker, or a function of the app.
 
-A target sends the events of one run, in order, and returns when they are stored or handled there. If it fails it raises
-`SendFailed`, which says how many of them have certainly arrived. It never follows instructions of the other side.
+A target sends the events of one run, in order, and returns when the other side has stored or handled them. If it fails
+it raises `SendFailed` with the number of events that have certainly arrived. It never follows instructions of the other
+side.
 """
 
 import asyncio
@@ -19,11 +20,11 @@ from holdfast.engine.bus.webhook import SendFailed, Webhook
 GetSecret = Callable[[], Awaitable[str]]
 Now = Callable[[], Awaitable[Instant]]
 Projection = Callable[[list[dict[str, Any]]], Any]
-"""A function that gets the events of one run, as CloudEvents, in order."""
+"""A function that receives the events of one run, as CloudEvents, in order."""
 
 
 class Target(Protocol):
-    """The other side of a sink."""
+    """The receiving side of a sink."""
 
     async def send(self, events: Sequence[OutgoingEvent]) -> None:
         """Send events of one run, in order; raise `SendFailed` unless all have arrived."""
@@ -42,7 +43,7 @@ class ProjectionTarget:
         self._timeout_s = timeout_s
 
     async def send(self, events: Sequence[OutgoingEvent]) -> None:
-        """Call the function with the events. One that waits for too long is cancelled."""
+        """Call the function with the events. A call that takes too long is cancelled."""
         bound = asyncio.timeout(self._timeout_s)
         try:
             async with bound:

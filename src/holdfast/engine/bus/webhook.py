@@ -1,12 +1,12 @@
-"""A webhook: signed requests to an address that a user has chosen, and that is not trusted.
+"""A webhook: signed requests to an address that a user has chosen and that is not trusted.
 
 Requests are signed according to Standard Webhooks: `webhook-id`, `webhook-timestamp`, and `webhook-signature` with
-HMAC-SHA256 over both and the body. The receiver rejects what is unsigned or old, and recognises duplicates by the id.
+HMAC-SHA256 over both and the body. The receiver rejects unsigned or old requests, and recognises duplicates by the id.
 
 The address may lead anywhere, and its name may resolve to a different address each time. So the name is resolved here,
 every address is checked, and the connection goes to an address that was checked. Addresses that are private, local, or
 otherwise not public are refused, unless the sink allows them. Redirects are not followed. Time and size are bounded,
-and of the response only the status counts.
+and only the status of the response counts.
 """
 
 import asyncio
@@ -24,18 +24,18 @@ import h11
 from msgspec import Struct
 
 ANSWER_BYTES = 64 * 1024
-"""How much of an answer is read. One that is larger ends the connection."""
+"""How much of a response is read. A larger response ends the connection."""
 
 IDLE_CONNECTIONS = 8
 REJECTED = frozenset({400, 413, 415, 422})
-"""Answers that say: this event, whenever it is sent, is not taken."""
+"""Statuses by which the receiver rejects this event, whenever it is sent."""
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _KEY_PREFIX = "whsec_"
 
 
 class SendFailed(Exception):
-    """Not all events were sent. `is_rejected`: the other side refuses the next one as such, whenever it is sent."""
+    """Not all events were sent. `is_rejected`: the receiver rejects the next event itself, whenever it is sent."""
 
     def __init__(self, detail: str, sent: int = 0, *, is_rejected: bool = False) -> None:
         super().__init__(detail)
@@ -45,7 +45,7 @@ class SendFailed(Exception):
 
 
 class Answer(Struct, frozen=True):
-    """What became of a request."""
+    """The result of a request."""
 
     is_success: bool
     detail: str = ""
@@ -59,7 +59,7 @@ class _Connection(Struct):
 
 
 class _NotPublic(Exception):
-    """A name leads to an address that a webhook may not reach."""
+    """A name resolves to an address that a webhook may not reach."""
 
 
 class Webhook:
@@ -77,7 +77,7 @@ class Webhook:
         self._idle: list[_Connection] = []
 
     async def post(self, event_id: str, body: bytes, secret: str, timestamp: int) -> Answer:
-        """Send one event, and return what became of it. It never raises for what the other side does."""
+        """Send one event, and return the result. It never raises because of what the other side does."""
         headers = {
             "host": self._host_header,
             "content-type": "application/cloudevents+json; charset=utf-8",
@@ -94,7 +94,7 @@ class Webhook:
             return Answer(is_success=False, detail=f"no answer within {self._timeout_s:g} s")
         except _NotPublic as problem:
             return Answer(is_success=False, detail=str(problem))
-        except (OSError, EOFError, ValueError, h11.ProtocolError) as problem:  # names that are none are values
+        except (OSError, EOFError, ValueError, h11.ProtocolError) as problem:  # invalid names raise ValueError
             return Answer(is_success=False, detail=f"{type(problem).__name__}: {problem}"[:300])
         if 200 <= status < 300:
             return Answer(is_success=True)
@@ -103,13 +103,13 @@ class Webhook:
         return Answer(is_success=False, detail=f"the answer is {status}", is_rejected=status in REJECTED)
 
     def close(self) -> None:
-        """Close the connections that are kept."""
+        """Close the open connections."""
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.writer.transport.abort()
 
     async def _exchange(self, headers: dict[str, str], body: bytes) -> int:
-        """Send a request and return the status, on a connection that is there; if that is closed, on a new one."""
+        """Send a request and return the status, on an open connection or, if that was closed, on a new one."""
         while self._idle:
             kept = self._idle.pop()
             with suppress(OSError, EOFError, h11.RemoteProtocolError):  # it was closed meanwhile
@@ -139,7 +139,7 @@ class Webhook:
                 connection.writer.transport.abort()
 
     async def _read(self, connection: _Connection) -> tuple[int, bool]:
-        """Return the status of the answer, and whether it was read whole."""
+        """Return the status of the response, and whether the response was read completely."""
         status, size = 0, 0
         while True:
             event = connection.protocol.next_event()
@@ -178,7 +178,7 @@ class Webhook:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address is one of the public internet, also of those that stand for another one."""
+    """Return whether an address is on the public internet. An address that embeds another is judged by both."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
@@ -194,7 +194,7 @@ def is_public(address: str) -> bool:
 
 
 def signature(secret: str, event_id: str, timestamp: int, body: bytes) -> str:
-    """Return the signature of a request. A key that begins with whsec_ is base64; any other is its bytes."""
+    """Return the signature of a request. A key with the prefix whsec_ is base64; any other is used as bytes."""
     key = secret.encode()
     if secret.startswith(_KEY_PREFIX):
         with suppress(binascii.Error, ValueError):

@@ -1,1 +1,1 @@
-"""What is sent to runs: signals, operators' commands, operations on tasks."""
+"""Messages to runs: signals, operators' commands, operations on tasks."""

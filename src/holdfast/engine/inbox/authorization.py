@@ -34,13 +34,13 @@ from holdfast.store.port import LoadedRun, RunHead, Store
 from holdfast.store.types import load_each
 
 OVERRIDE = "runs:override"
-"""The scope to skip tasks and waits, which ask others for an answer."""
+"""The scope that allows skipping tasks and waits that ask other people for an answer."""
 
 CHECK_SIGNALS = 500
-"""How many signals are looked up at once."""
+"""How many signals are looked up in one call."""
 
 _OF_ANY_SIZE = Limits(signal_payload_bytes=2**62)
-"""For checking the form alone: the store bounds the size."""
+"""For checks of the form alone: the store enforces the limits on size."""
 
 logger = logging.getLogger("holdfast.access")
 
@@ -54,7 +54,7 @@ class ControlRequest(Struct, frozen=True, kw_only=True):
     """A request to a run, for the authoriser: a command, or SIGNAL, TASK, UPDATE, START or QUERY.
 
     - `caller`: the sender, as the service has authenticated it. None for code of this process.
-    - `actor`: who decides: the caller, or the person for whom an administrator acts.
+    - `actor`: the person who decides: the caller, or the person on whose behalf an administrator acts.
     - `name`: the name of the signal, the operation on a task, the update, the workflow or the query.
     - `payload`: its payload; for SKIP_STEP the result that the workflow will get.
     - `step_kind`: the kind of the step: activity, timer, signal, task, child or update. Empty if it does not exist yet.
@@ -67,7 +67,7 @@ class ControlRequest(Struct, frozen=True, kw_only=True):
     tenant: str
     """The tenant of the run."""
     command: ControlName | SentName
-    """What is asked."""
+    """What is requested."""
     step_id: str | None = None
     """The step that the command is about."""
     actor: str = ""
@@ -81,11 +81,11 @@ class ControlRequest(Struct, frozen=True, kw_only=True):
 
 Verdict = bool | str
 Authoriser = Callable[[ControlRequest], Verdict | Awaitable[Verdict]]
-"""Returns True, or False, or the reason of a refusal. What it raises is raised to the sender, and nothing is sent."""
+"""Returns True, False, or the reason of a refusal. What it raises is raised to the sender, and nothing is sent."""
 
 
 class Permissions:
-    """Asks the app's authoriser about requests to runs of one store, and records what it refuses."""
+    """Asks the app's authoriser about requests to runs of one store, and records its refusals."""
 
     __slots__ = ("_authoriser", "_ids", "_store", "is_needed")
 
@@ -97,7 +97,7 @@ class Permissions:
         """Whether there is an authoriser. Without one no check refuses anything."""
 
     async def objection(self, request: ControlRequest) -> str:
-        """Return the authoriser's reason to refuse a request, or nothing."""
+        """Return the authoriser's reason to refuse a request, or ""."""
         if self._authoriser is None:
             return ""
         answer = self._authoriser(request)
@@ -144,7 +144,7 @@ class Permissions:
         if not objection:
             return
         what = f"{request.command} {request.name}" + (f" of run {request.run_id}" if request.run_id else "")
-        if caller is None:  # otherwise the service logs it, with all that it knows
+        if caller is None:  # otherwise the service logs it, with everything that it knows
             logger.warning("refused: who=%r what=%r why=%r", request.actor, what, objection)
         details = {"run_id": request.run_id, "command": request.command, "name": request.name, "actor": request.actor}
         raise NotPermitted(f"{what}: {objection}", **details)
@@ -152,14 +152,14 @@ class Permissions:
     # --- signals, operations on tasks, and updates
 
     async def check_signals(self, requests: Sequence[SignalRequest], caller: Caller | None) -> list[CallerError | None]:
-        """Return for each request why it is refused, or None. For a run that does not exist the store answers."""
+        """Return for each request the error that refuses it, or None. If the run does not exist, the store answers."""
         answers: list[CallerError | None] = []
         for start in range(0, len(requests), CHECK_SIGNALS):
             answers += await self._check_batch(requests[start : start + CHECK_SIGNALS], caller)
         return answers
 
     async def check_signal(self, request: SignalRequest, caller: Caller | None) -> None:
-        """Raise the reason if one request is refused."""
+        """Raise the error if one request is refused."""
         [problem] = await self._check_batch([request], caller)
         if problem is not None:
             raise problem
@@ -185,13 +185,13 @@ class Permissions:
                 answers[index] = _not_permitted(asked, objection)
                 refused.append(self._record(request, asked, objection))
         if refused:
-            await self._store.deliver(refused)  # a run that has finished in the meantime takes nothing
+            await self._store.deliver(refused)  # a run that has finished meanwhile accepts nothing
         return answers
 
     async def check_first_signal(
         self, request: SignalRequest, queued: RunQueued, run_id: str | None, caller: Caller | None
     ) -> None:
-        """Raise the reason if a signal may not come with the start of a run; nothing is started then.
+        """Raise the error if a signal may not come with the start of a run; nothing is started then.
 
         The refusal is recorded in the run of this id if it exists already, and in the log otherwise.
         """
@@ -210,7 +210,7 @@ class Permissions:
         [run] = await self._store.load([run_id]) if run_id is not None else [None]
         if run is not None and (run.head.plan_id, run.head.tenant) == (asked.workflow, asked.tenant):
             await self._store.deliver([self._record(request, asked, objection)])
-        elif caller is None:  # otherwise the service logs it, with all that it knows
+        elif caller is None:  # otherwise the service logs it, with everything that it knows
             what = f"{asked.command} {asked.name} with the start of {asked.workflow}"
             logger.warning("refused: who=%r what=%r why=%r", asked.actor, what, objection)
         raise _not_permitted(asked, objection)

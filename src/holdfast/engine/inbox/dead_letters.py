@@ -10,7 +10,7 @@ from holdfast.store.queries import DeadLetterQuery
 
 
 class DeadLetterHandle:
-    """One dead letter, and what can be done with it: requeue the message, or drop it."""
+    """One dead letter, and the operations on it: requeue the message, or drop it."""
 
     __slots__ = ("_store", "record")
 
@@ -26,11 +26,11 @@ class DeadLetterHandle:
             return None
 
     async def requeue(self, *, actor: str = "") -> None:
-        """Put the message back into its run's inbox, due now. A message that cannot be read: `InvalidInput`."""
+        """Put the message back into its run's inbox, due now. Raise `InvalidInput` if the message cannot be read."""
         await settle_dead_letter(self._store, self.record.letter_id, "requeue", actor)
 
     async def drop(self, *, actor: str = "") -> None:
-        """Record that the message is never going to be handled."""
+        """Record that the message will never be handled."""
         await settle_dead_letter(self._store, self.record.letter_id, "drop", actor)
 
 

@@ -28,7 +28,7 @@ from holdfast.store.outgoing import refused_letter
 from holdfast.store.port import RunHead, Turn
 
 KNOWN_RUNS = 10_000
-"""Of how many runs is remembered which workflow they are of."""
+"""For how many runs the workflow is cached."""
 
 RUN_AGE_S = 60.0
 PUBLISHED_AGE_S = 5.0
@@ -41,11 +41,11 @@ class Declared(Protocol):
 
     @property
     def is_entity(self) -> bool:
-        """Whether its runs take any number of signals a minute."""
+        """Whether its runs accept any number of signals per minute."""
         ...
 
     def check(self, name: str, payload: Raw) -> str | None:
-        """Raise if a signal does not fit; return a warning for the sender, or None."""
+        """Raise if a signal does not match; return a warning for the sender, or None."""
         ...
 
 
@@ -62,7 +62,7 @@ class DeclaredByCode:
         return self._definition.is_entity
 
     def check(self, name: str, payload: Raw) -> str | None:
-        """Raise `InvalidInput` if the payload does not fit the type."""
+        """Raise `InvalidInput` if the payload does not match the type."""
         definition = self._definition
         decoder = definition.signal_decoders.get(name)
         if decoder is None:
@@ -95,7 +95,7 @@ class DeclaredInStore:
         return self._published.is_entity
 
     def check(self, name: str, payload: Raw) -> str | None:
-        """Raise `InvalidInput` if the payload does not fit the schema."""
+        """Raise `InvalidInput` if the payload does not match the schema."""
         published = self._published
         schema = published.signals.get(name)
         if schema is None:
@@ -110,7 +110,7 @@ class DeclaredInStore:
 
 
 def verdict_of(declared: Declared | None, request: SignalRequest) -> CallerError | str | None:
-    """Return why a signal does not fit a declaration, or a warning for its sender, or None."""
+    """Return the error if a signal does not match a declaration, or a warning for its sender, or None."""
     try:
         return None if declared is None else declared.check(request.name, request.payload)
     except CallerError as problem:
@@ -123,7 +123,7 @@ def _unfit(name: str, where: str, reason: str) -> InvalidInput:
 
 
 def _check_name(workflow: str, version: str, signals: Iterable[str], allows_others: bool, name: str) -> str | None:
-    """Raise `NotFound` if the workflow declares other names only; return a warning if it allows others."""
+    """Raise `NotFound` if the workflow only declares other names; return a warning if it allows undeclared ones."""
     declared = sorted(signals)
     if not declared or name in declared:
         return None
@@ -134,7 +134,7 @@ def _check_name(workflow: str, version: str, signals: Iterable[str], allows_othe
 
 
 def published(definition: WorkflowDefinition, limit: RunLimit | None = None) -> WorkflowDeclaration:
-    """Return what is published of a workflow with this limit."""
+    """Return the declaration to publish for a workflow with this limit."""
     return WorkflowDeclaration(
         plan_id=definition.name,
         plan_version=definition.version,
@@ -147,7 +147,7 @@ def published(definition: WorkflowDefinition, limit: RunLimit | None = None) -> 
 
 
 class Declarations:
-    """What workflows declare, for one process."""
+    """The declarations of workflows, cached for one process."""
 
     def __init__(self, store: port.Store, workflows: Mapping[port.Plan, WorkflowDefinition]) -> None:
         self._store = store
@@ -159,17 +159,17 @@ class Declarations:
         self._found: dict[port.Plan, tuple[Declared | None, float]] = {}
 
     async def publish(self, limits: Mapping[str, WorkflowLimit]) -> None:
-        """Publish what the workflows that are registered here declare, with their limits by name."""
+        """Publish the declarations of the workflows that are registered here, with their limits by name."""
         if self._workflows:
             bounds = {name: limited.limit for name, limited in limits.items()}
             known = self._workflows.values()
             await self._store.publish_definitions([published(each, bounds.get(each.name)) for each in known])
 
     async def check(self, requests: Sequence[SignalRequest]) -> list[CallerError | str | None]:
-        """Return for each signal why it does not fit, or a warning for the sender, or None.
+        """Return for each signal the error that refuses it, or a warning for the sender, or None.
 
-        Before one is refused, its run is looked up: the run that is remembered may have been deleted, and its id used
-        again by another workflow.
+        Before a signal is refused, its run is looked up again: the cached run may have been deleted, and its id reused
+        by another workflow.
         """
         remembered = {request.run_id for request in requests if request.run_id in self._plans}
         declared = await self.of_runs([request.run_id for request in requests])
@@ -188,7 +188,7 @@ class Declarations:
         return [self._verdict_on(request, declared) for request in requests]
 
     def _verdict_on(self, request: SignalRequest, declared: Mapping[str, Declared | None]) -> CallerError | str | None:
-        """Return the verdict on a signal from outside of runs. The run of a lock takes none: its parent releases it."""
+        """Return the verdict on a signal from outside of runs. A lock's run accepts none: its parent releases it."""
         known = self._plans.get(request.run_id)
         if known is not None and is_lock(known[0][0]):
             problem = (
@@ -199,7 +199,7 @@ class Declarations:
         return verdict_of(declared[request.run_id], request)
 
     def is_entity(self, run_id: str) -> bool:
-        """Return whether a run, whose signal has just been checked, takes any number of them a minute."""
+        """Return whether a run, for which a signal was just checked, accepts any number of signals per minute."""
         known = self._plans.get(run_id)
         declared = None if known is None else self._of_plan(known[0])
         return declared is not None and declared.is_entity
@@ -207,7 +207,8 @@ class Declarations:
     async def of_runs(
         self, run_ids: Iterable[str], new: Mapping[str, port.Plan] | None = None
     ) -> dict[str, Declared | None]:
-        """Return what the workflows of these runs declare; None where that is nothing, or there is no such run.
+        """Return the declarations of these runs' workflows; None if a workflow declares nothing or the run does not
+        exist.
 
         `new` are runs that are about to be created.
         """
@@ -218,7 +219,7 @@ class Declarations:
         return {run_id: self._of_plan(plans.get(run_id)) for run_id in run_ids}
 
     def remember(self, new: port.NewRun) -> None:
-        """Remember the workflow of a run that cannot be looked up yet: the transaction that creates it is open."""
+        """Cache the workflow of a run that cannot be looked up yet, because the transaction that creates it is open."""
         if len(self._uncommitted) >= KNOWN_RUNS:
             self._uncommitted.clear()
         self._uncommitted.add(new.run_id)
@@ -268,17 +269,17 @@ class Declarations:
 
 
 def has_signals(turns: Sequence[Turn]) -> bool:
-    """Return whether one of the turns has a signal for another run that a workflow sends."""
+    """Return whether one of the turns sends a signal from its workflow to another run."""
     return any(turn.sends and any(map(_is_signal, turn.sends)) for turn in turns)
 
 
 async def without_unfit_signals(
     declarations: Declarations, turns: Sequence[Turn], heads: Sequence[RunHead], now: Instant
 ) -> list[Turn]:
-    """Return turns without the signals that do not fit what their targets declare; each becomes a dead letter.
+    """Remove the signals that do not match the declarations of their targets; each becomes a dead letter.
 
     A target in another tenant, project or environment is left to the store, which refuses it like a run that does not
-    exist: the sender learns nothing of what it declares.
+    exist: the sender learns nothing about its declaration.
     """
     new = {new.run_id: (new.plan_id, new.plan_version) for turn in turns for new in turn.starts}
     declared = await declarations.of_runs([s.run_id for turn in turns for s in turn.sends if _is_signal(s)], new)

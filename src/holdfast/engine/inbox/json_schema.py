@@ -44,7 +44,7 @@ class SchemaCheck:
         self._names = frozenset(_property_names(schema))
 
     def misfit(self, payload: bytes) -> tuple[str, str] | None:
-        """Return where a payload does not fit and why, in words made from the schema alone; None if it fits."""
+        """Return where a payload does not fit and why, in words taken from the schema alone; None if it fits."""
         try:
             value = msgspec.json.decode(payload)
             problem = next(iter(self._validator.iter_errors(value)), None)
@@ -82,7 +82,7 @@ def _property_names(schema: Any) -> Iterator[str]:
 
 @cache
 def _validator_class() -> Any:
-    """Return what validates: of JSON Schema 2020-12, but an integer is written without a point, as msgspec has it."""
+    """Return the validator class for JSON Schema 2020-12; an integer has no decimal point, as in msgspec."""
     from jsonschema import Draft202012Validator, validators
 
     types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)

@@ -1,8 +1,8 @@
-"""Sending operators' commands: their form, the authoriser, the inbox and, with `wait`, the recorded decision.
+"""Sends operators' commands: checks their form, asks the authoriser, delivers, and with `wait` awaits the decision.
 
 The core decides what a command does when the run takes its next turn (`holdfast.core.operator_commands`). A command
-that the authoriser refuses is sent too, as a refusal, so that it is recorded in the run's history. Commands that create
-another run are in `engine/start/forks.py`.
+that the authoriser refuses is delivered too, as a refusal, so that it is recorded in the run's history. Commands that
+create another run are in `engine/start/forks.py`.
 """
 
 from collections.abc import Callable
@@ -28,14 +28,14 @@ from holdfast.store import port
 from holdfast.store.validation import id_of_request
 
 OF_A_STEP: frozenset[ControlName] = frozenset({"RETRY_STEP", "SKIP_STEP"})
-"""The commands that are about one step of a run."""
+"""The commands that address one step of a run."""
 
 
 class OperatorCommand(Struct, frozen=True, kw_only=True):
     """A command to a run. With a `signal_id` a retry is recognised.
 
-    `result` is what the workflow gets from a step that is skipped. With `raise_failure` a run that is resumed gets the
-    error of the failed step that has paused it. `may_override` is set here, for a caller who may skip tasks and waits.
+    `result` is what the workflow gets from a skipped step. With `raise_failure` a resumed run gets the error of the
+    failed step that has paused it. `may_override` is set here, for a caller who may skip tasks and waits.
     """
 
     name: ControlName
@@ -66,7 +66,7 @@ class OperatorCommand(Struct, frozen=True, kw_only=True):
             raise problem
 
     def request(self, run_id: str, refusal: str = "") -> SignalRequest:
-        """Return the signal that carries the command, or the refusal of it."""
+        """Return the signal that carries the command, or its refusal."""
         if refusal:
             signal_id = refusal_id(self.signal_id, ("", self.name, self.actor), refusal)
             return control_request(
@@ -103,7 +103,7 @@ class CommandSender:
     async def send(self, run_id: str, command: OperatorCommand, caller: Caller | None, *, wait: bool) -> None:
         """Send a command. It is durable when this returns; with `wait`, the run has decided.
 
-        A rejection by the run is `Conflict`, with the reason; one by the authoriser is `NotPermitted`.
+        A rejection by the run raises `Conflict`, with the reason; one by the authoriser raises `NotPermitted`.
         """
         command = self.checked(command)
         kind = ""
@@ -128,18 +128,18 @@ class CommandSender:
             await self._check_resumed(run_id, command)
 
     async def permitted(self, run_id: str, command: OperatorCommand, caller: Caller | None) -> SignalRequest:
-        """Return the signal that carries a command, once the authoriser has permitted it. Raise `NotPermitted`."""
+        """Return the signal that carries a command if the authoriser permits it; otherwise raise `NotPermitted`."""
         command = self.checked(command)
         await self.authorise(run_id, command, "", caller)
         return self._request(run_id, command, caller)
 
     def checked(self, command: OperatorCommand) -> OperatorCommand:
-        """Return the command with an id, so that it can be sent again after a lost answer without doing it twice."""
+        """Return the command with an id, so that it can be sent again after a lost answer without a second effect."""
         command.check()
         return replace(command, signal_id=id_of_request(self._store, command.signal_id, self._ids))
 
     async def _check_resumed(self, run_id: str, command: OperatorCommand) -> None:
-        """Raise `Conflict` if failed steps keep the run paused, as the run itself decides and records."""
+        """Raise `Conflict` if failed steps keep the run paused; the run itself decides and records the same."""
         snapshot = (await head_of(self._store, run_id)).snapshot
         objection = objection_to_resume(snapshot.failed_step_ids) if snapshot is not None else ""
         if objection:
@@ -148,11 +148,11 @@ class CommandSender:
     async def _check_retried(
         self, run_id: str, command: OperatorCommand, answer: port.Accepted | port.Duplicate, after: int
     ) -> None:
-        """Raise `Conflict` if the run has refused to retry a step already, or is certain to."""
+        """Raise `Conflict` if the run has already refused to retry a step, or certainly will."""
         decision, _ = await find_event(self._store, run_id, after, _decision_by(answer))
         if decision is None:
             history = await read_since_rotation(self._store, await head_of(self._store, run_id))
-            decision = next(filter(_decision_by(answer), history), None)  # it may have decided in the meantime
+            decision = next(filter(_decision_by(answer), history), None)  # it may have decided meanwhile
         if decision is not None:
             _check_verdict(run_id, command, decision)
             return
@@ -206,7 +206,7 @@ class CommandSender:
     def _request(
         self, run_id: str, command: OperatorCommand, caller: Caller | None, refusal: str = ""
     ) -> SignalRequest:
-        """Return the signal that carries a command, or the refusal of it, with its entry of the audit log."""
+        """Return the signal that carries a command, or its refusal, with the entry for the audit log."""
         audit = audit_entry(
             caller,
             self._ids.new_id,
@@ -220,7 +220,7 @@ class CommandSender:
     async def deliver(
         self, run_id: str, command: OperatorCommand, caller: Caller | None, refusal: str = ""
     ) -> port.Accepted | port.Duplicate:
-        """Put a command, or the refusal of it, into the inbox of its run."""
+        """Put a command, or its refusal, into the inbox of its run."""
         [answer] = await self._store.deliver([self._request(run_id, command, caller, refusal)])
         if isinstance(answer, port.Refused):
             raise answer.error
@@ -228,7 +228,7 @@ class CommandSender:
 
 
 def _decision_by(answer: port.Accepted | port.Duplicate) -> Callable[[Event], bool]:
-    """Return what recognises the event that records the decision about a command."""
+    """Return a predicate that recognises the event with the decision about a command."""
     assert answer.result is not None
     cause = signal_uuid(answer.result.signal_storage_key)
 

@@ -22,9 +22,9 @@ from holdfast.store.queries import DeadLetterQuery, pages
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
-    """What happened to a signal that was accepted. `consumed_at_event` is the run_seq of the event that consumed it.
+    """What happened to an accepted signal. `consumed_at_event` is the run_seq of the event that consumed it.
 
-    A signal that could not be read was dead-lettered for it; its `accepted_at` is not known any more.
+    A signal that could not be read became a dead letter; its `accepted_at` is no longer known.
     """
 
     status: Literal["accepted", "consumed", "expired", "dead-lettered"]
@@ -34,7 +34,7 @@ class Receipt(Struct, frozen=True, kw_only=True):
 
 
 class Unconsumed(Struct, frozen=True, kw_only=True):
-    """A signal that waits in a run's mailbox, and for how long it has."""
+    """A signal in a run's mailbox, and how long it has waited there."""
 
     name: str
     signal_id: str
@@ -47,8 +47,8 @@ class Unconsumed(Struct, frozen=True, kw_only=True):
 async def receipt_of(
     store: port.Store, run_id: str, name: str, signal_id: str, storage_key: str | None = None
 ) -> Receipt:
-    """Return the receipt of a signal: the one with this storage key, else the last with this name and id."""
-    head = await head_of(store, run_id)  # before the mailbox: of a run that has ended, what is left there stays there
+    """Return the receipt of a signal: the one with this storage key, otherwise the last with this name and id."""
+    head = await head_of(store, run_id)  # before the mailbox, which no longer changes once the run has ended
     wanted = None if storage_key is None else signal_uuid(storage_key)
     found = None
     query = port.MailboxQuery(run_id=run_id, name=name, signal_id=signal_id, consumed=True)
@@ -66,7 +66,7 @@ async def receipt_of(
 
 
 async def _consumed(store: port.Store, signal: Signal, run_seq: int, *, is_finished: bool) -> Receipt:
-    """Return the receipt of a signal that a turn has taken: for a wait, or because it fitted none."""
+    """Return the receipt of a signal that a turn has taken, for a wait or because it matched none."""
     events = await store.read_events(signal.run_id, after=run_seq - 1, limit=1)
     body = events[0].data if events else None
     if not isinstance(body, e.SignalDeadLettered):
@@ -102,7 +102,7 @@ async def _dead(store: port.Store, run_id: str, name: str, signal_id: str, id_: 
 async def mailbox_of(store: port.Store, run_id: str) -> list[Unconsumed]:
     """Return the signals that no wait has taken, oldest first."""
     heads = await store.find(port.RunQuery(run_ids=(run_id,), limit=1))
-    if not heads and not heads.unreadable:  # it is not loaded, for what cannot be read in its mailbox
+    if not heads and not heads.unreadable:  # a damaged mailbox can keep a run from being loaded
         raise no_such_run(run_id)
     found = [concealed(signal) async for signal in _mailbox(store, port.MailboxQuery(run_id=run_id))]
     now = await store.now()
@@ -121,7 +121,7 @@ async def mailbox_of(store: port.Store, run_id: str) -> list[Unconsumed]:
 
 
 async def open_waits(store: port.Store, run_id: str | None, name: str | None) -> AsyncIterator[Wait]:
-    """Iterate over the open waits of a run, for a name, or all, ordered by run and step."""
+    """Iterate over the open waits of a run or of all, with a name or any, ordered by run and step."""
     query = port.WaitQuery(run_id=run_id, name=name, limit=PAGE)
     async for page in pages(store.find, query, lambda wait: (wait.run_id, wait.step_id)):
         page.log("waits")
@@ -130,7 +130,7 @@ async def open_waits(store: port.Store, run_id: str | None, name: str | None) ->
 
 
 PAGE = 1_000
-"""How many rows are asked for at a time."""
+"""How many rows are read at a time."""
 
 
 async def _mailbox(store: port.Store, query: port.MailboxQuery) -> AsyncIterator[Signal]:

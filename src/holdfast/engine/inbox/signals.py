@@ -20,13 +20,13 @@ from holdfast.store import port, validation
 from holdfast.store.joined import JoinedStore
 
 DELIVER_SIGNALS = 500
-"""How many signals are delivered by one call at most."""
+"""The maximum number of signals that one call delivers."""
 
 
 class FirstSignal(TypedDict):
-    """A signal that comes with the start of a run. With a `signal_id` it can be sent again without harm.
+    """A signal that comes with the start of a run. With a `signal_id` it can safely be sent again.
 
-    `actor` is who sends it, for the authoriser.
+    `actor` is the sender, for the authoriser.
     """
 
     name: str
@@ -36,7 +36,7 @@ class FirstSignal(TypedDict):
 
 
 class Outgoing(FirstSignal):
-    """A signal to a run, as one of many."""
+    """A signal to a run, as part of a batch."""
 
     run_id: str
     step_id: NotRequired[str | None]
@@ -44,12 +44,12 @@ class Outgoing(FirstSignal):
 
 
 class SignalSender:
-    """Sends signals through one store. It checks them against the types that workflows declare."""
+    """Sends signals through one store, after checking them against the types that workflows declare."""
 
     def __init__(
         self, store: port.Store, registry: Registry, permissions: Permissions, expect: Callable[[], None]
     ) -> None:
-        """`expect` is called right before something is delivered, so that the node of this process is ready for it."""
+        """`expect` is called right before a delivery, so that the node of this process is ready for it."""
         self._store = store
         self._values = registry.values
         self._permissions = permissions
@@ -66,12 +66,12 @@ class SignalSender:
         caller: Caller | None,
         joined: JoinedStore | None = None,
     ) -> AcceptedSignalResult:
-        """Send a signal, together with others that are being sent; or alone, in a transaction of the caller's.
+        """Send a signal, batched with others that are being sent; or alone, in a transaction of the caller.
 
         Raise the error if it is refused.
         """
         if definition is not None and not definition.signals:
-            warning = None  # it declares nothing, and takes any signal
+            warning = None  # it declares nothing, and accepts any signal
         else:
             declared = None if definition is None else DeclaredByCode(definition)
             [verdict] = [verdict_of(declared, request)] if declared else await self.declarations.check([request])
@@ -85,7 +85,7 @@ class SignalSender:
             request = replace(request, is_unlimited=True)
         if self._permissions.is_needed:
             await self._permissions.check_signal(request, caller)
-        validation.require_for_signals(self._store, [request])  # others in its batch are none of its concern
+        validation.require_for_signals(self._store, [request])  # otherwise others in its batch would fail with it
         if joined is None:
             answer = await self._batcher.ask(request)
         else:
@@ -117,7 +117,7 @@ class SignalSender:
         return answers
 
     async def _check_declared(self, answers: list[Any], caller: Caller | None) -> dict[int, str]:
-        """Replace each request that does not fit its declaration by its answer; return warnings for others."""
+        """Replace each request that does not match its declaration by its answer; return warnings for others."""
         requests = [(index, each) for index, each in enumerate(answers) if isinstance(each, SignalRequest)]
         verdicts = await self.declarations.check([request for _, request in requests])
         warnings: dict[int, str] = {}
@@ -140,9 +140,9 @@ class SignalSender:
         caller: Caller | None,
         joined: JoinedStore | None = None,
     ) -> list[AcceptedSignalResult | CallerError]:
-        """Return the answers to signals that do not fit what their workflows declare: mostly the reason.
+        """Return the answers to signals that do not match what their workflows declare: usually the error.
 
-        One that was accepted before gets its first answer: that the declaration has changed since does not make its
+        A signal that was accepted before gets its first answer: a declaration that has changed since does not make its
         retry a new signal. So the store is asked to accept nothing new.
         """
         asked = [place for place, (request, _) in enumerate(unfit) if request.signal_id is not None]
@@ -163,14 +163,14 @@ class SignalSender:
         return [known.get(place, problem) for place, (_, problem) in enumerate(unfit)]
 
     async def stop(self) -> None:
-        """Cancel the deliveries that are under way; their outcome is then unknown."""
+        """Cancel the running deliveries; their outcome is then unknown."""
         await self._batcher.stop()
 
     async def _deliver(self, requests: list[SignalRequest]) -> Sequence[port.Delivered | Exception]:
-        """Deliver signals that were sent at the same time; return what became of each."""
+        """Deliver signals that were sent at the same time; return the result of each."""
         if self._store.capabilities.conditional_batch or len({each.signal_id is None for each in requests}) == 1:
             return await self._deliver_batch(requests)
-        # Those with an id will be refused together, and the others must not be refused with them.
+        # Signals with an id are refused together. Signals without one must not be refused with them.
         without_id = iter(await self._deliver_batch([each for each in requests if each.signal_id is None]))
         with_id = iter(await self._deliver_batch([each for each in requests if each.signal_id is not None]))
         return [next(without_id if each.signal_id is None else with_id) for each in requests]
@@ -184,7 +184,7 @@ class SignalSender:
 
 
 def request_of(item: Outgoing, values: Values) -> SignalRequest:
-    """Return an item of a batch as a request; raise `InvalidInput` if it is none."""
+    """Return an item of a batch as a request; raise `InvalidInput` if it is malformed."""
     fields: Any = item
     if not isinstance(fields, dict) or not {"run_id", "name"} <= fields.keys() <= Outgoing.__annotations__.keys():
         known = ", ".join(sorted(Outgoing.__annotations__))
@@ -197,12 +197,12 @@ def request_of(item: Outgoing, values: Values) -> SignalRequest:
 
 
 def _shape(given: Any) -> str:
-    """Return what a value that should be a dict has, without showing payloads."""
+    """Describe the shape of a value that should be a dict, without showing payloads."""
     return f"one of {', '.join(map(str, given))}" if isinstance(given, dict) and given else f"a {type(given).__name__}"
 
 
 def first_signal(run_id: str, signal: FirstSignal, values: Values) -> SignalRequest:
-    """Return the signal that comes with the start of a run; raise `InvalidInput` if it is none."""
+    """Return the signal that comes with the start of a run; raise `InvalidInput` if it is malformed."""
     fields: Any = signal
     if not isinstance(fields, dict) or not {"name"} <= fields.keys() <= FirstSignal.__annotations__.keys():
         problem = f"with_signal is a dict of name, payload, signal_id and actor; name is needed; not {_shape(fields)}"
@@ -219,7 +219,7 @@ def result_of(answer: port.Delivered) -> AcceptedSignalResult:
 
 
 def audited(request: SignalRequest, caller: Caller | None, ids: Ids) -> SignalRequest:
-    """Return a signal with its entry for the audit log; it has none if code in this process sends it."""
+    """Return a signal with its entry for the audit log. A signal from code in this process has none."""
     return replace(request, audit=audit_entry(caller, ids.new_id, actor=request.actor, subject=request.name))
 
 

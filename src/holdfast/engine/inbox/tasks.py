@@ -34,19 +34,19 @@ from holdfast.store.validation import check_page, id_of_request
 
 PAGE_EVENTS = 500
 PAGE_BYTES = 4 * 1024 * 1024
-"""How much of a history is read at a time."""
+"""How many bytes of a history are read at a time."""
 
 LOOK_EVENTS = 10_000
-"""How many events of a run one page of a task's history looks at."""
+"""How many events of a run are examined for one page of a task's history."""
 
 LOOK_TASKS = 2_000
-"""How many tasks are looked at in one go for words in them."""
+"""How many tasks are searched for text in one call."""
 
 _ERRORS: dict[str, type[CallerError]] = {error.code: error for error in (Conflict, InvalidInput, NotPermitted)}
 
 
 class TaskView(Task, frozen=True, kw_only=True):
-    """A task as it stands. It is overdue if it is open after its due date."""
+    """The current state of a task. It is overdue if it is open after its due date."""
 
     is_overdue: bool = False
 
@@ -89,9 +89,9 @@ class Tasks:
         after: str = "",
         limit: int = 100,
     ) -> Views:
-        """Return tasks in the order of their ids, from behind `after`; with an actor, only those that concern them.
+        """Return tasks ordered by id, from behind `after`; with an actor, only those that concern them.
 
-        Each word of `text` is looked for in names and payloads; it is the one filter that no index serves.
+        Each word of `text` is searched in names and payloads; it is the only filter without an index.
         """
         query = TaskQuery(
             run_id=run_id,
@@ -115,20 +115,20 @@ class Tasks:
         return found
 
     async def find(self, query: TaskQuery) -> Found[TaskView]:
-        """Return a page of the tasks that a query names."""
+        """Return a page of the tasks that match a query."""
         found = await self._store.find(query)
         now = await self._store.now()
         return Found((_view(task, now) for task in found), found.cursor, found.unreadable, found.as_of)
 
     async def get(self, task_id: str, *, actor: Actor | None = None) -> TaskView:
-        """Return one task; for an actor whom it does not concern it does not exist: `NotFound`."""
+        """Return one task. Raise `NotFound` if there is none, or it does not concern the actor."""
         task = await self._task(task_id)
         if actor is not None and not actor.is_admin and not is_effective(task.assignee, task.roles, actor):
             raise _no_such_task(task_id)
         return _view(task, await self._store.now())
 
     async def history(self, task_id: str, *, actor: Actor | None = None) -> Events:
-        """Return the events of a task's step, in order, with what was refused."""
+        """Return the events of a task's step, in order, including refused requests."""
         found: list[Event] = []
         following: int | None = 0
         while following is not None:
@@ -145,7 +145,7 @@ class Tasks:
         limit: int = PAGE_EVENTS,
         most_bytes: int = PAGE_BYTES,
     ) -> tuple[Events, int | None]:
-        """Return a page of the history after an event of the run, and the cursor of the next page, if there is more."""
+        """Return a page of the history after an event of the run, and the cursor of the next page, if there is one."""
         task = await self.get(task_id, actor=actor)
         found: list[Event] = []
         size, looked = 0, 0
@@ -193,7 +193,7 @@ class Tasks:
     async def complete(
         self, task_id: str, answer: Any = None, *, actor: Actor, operation_id: str | None = None
     ) -> TaskView:
-        """Answer a task. The first answer stands; later ones get `Conflict` with `completed_by` and `completed_at`."""
+        """Answer a task. The first answer counts; later ones get `Conflict` with `completed_by` and `completed_at`."""
         return await self._do(task_id, "complete", actor, operation_id, answer=self._registry.values.encode(answer))
 
     async def comment(self, task_id: str, text: str, *, actor: Actor, operation_id: str | None = None) -> TaskView:
@@ -233,7 +233,7 @@ class Tasks:
         return await self.get(task_id)
 
     def _check_answer(self, task: Task, request: TaskRequest) -> None:
-        """Refuse an answer that does not fit before anything is stored, if its form was asked for in this process."""
+        """Refuse an answer that does not match before anything is stored, if its form was requested in this process."""
         if is_of_engine(task.step_id):
             given = read_answer(request.answer)
             if given.answer == "happened":
@@ -278,7 +278,7 @@ class Tasks:
 
 
 def _target_of(event: Event) -> str | None:
-    """Return the step that a refused request was about."""
+    """Return the step that a refused request addressed."""
     return event.data.target_step_id if isinstance(event.data, e.SignalRejected) else None
 
 

@@ -13,13 +13,13 @@ from holdfast.core.bus import BusAlert, alert_of
 from holdfast.errors import HoldfastError
 
 MOST_WAITING = 1_000
-"""How many alerts wait at most; of more, the oldest are dropped."""
+"""The maximum number of waiting alerts. Beyond it, the oldest are dropped."""
 
 logger = logging.getLogger("holdfast.bus")
 
 
 class AlertForwarder:
-    """Puts alerts on the bus, one batch after the other."""
+    """Puts alerts on the bus, batch by batch."""
 
     def __init__(self, raise_alerts: Callable[[Sequence[BusAlert]], Awaitable[int]]) -> None:
         self._raise_alerts = raise_alerts

@@ -44,29 +44,29 @@ from holdfast.store.port import HostLock, NodePlans, Plan, RunHead, RunQuery, Si
 
 BOUNDS = Bounds()
 TRIES = 3
-"""How often a run is read that does not rest. One that goes on all the time is not stuck."""
+"""How often a run that keeps changing is read. A run that makes progress all the time is not stuck."""
 
 AT_ONCE = 4
-"""How many runs are read at the same time: as many as a store has connections, unless configured otherwise."""
+"""How many runs are read concurrently: the default number of a store's connections."""
 
 RECENT_US = 15 * 60_000_000
 LISTED_ROWS = 1_000
-"""How many runs and tasks are read to see whether their rows can be: the newest runs, and the first tasks."""
+"""How many runs and tasks are read to check that their rows are readable: the newest runs, and the first tasks."""
 
 LOOKED_ROWS = 10_000
-"""Among how many of the newest runs those are looked for that do others again."""
+"""How many of the newest runs are searched for reruns of others."""
 
 GOES_ON = "unfinished_runs_can_go_on"
 
 FAILED_S = 3_600.0
-"""How long ago runs have failed that are named."""
+"""The age in seconds up to which failed runs are reported."""
 
 Progress = Callable[[int, int], None]
-"""Called with how many runs have been read, of how many."""
+"""Called with the number of runs read so far, and the total."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """What was found. `looked` is false if the store could not be looked at."""
+    """The findings. `looked` is false if the store could not be examined."""
 
     store: str
     looked: bool
@@ -76,7 +76,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 class Picture(Struct, frozen=True, kw_only=True):
-    """What the checks look at."""
+    """The data that the checks examine."""
 
     facts: Facts
     stats: Stats
@@ -88,7 +88,7 @@ class Picture(Struct, frozen=True, kw_only=True):
     sinks: tuple[SinkStatus, ...] = ()
 
     def since(self, instant: Instant) -> str:
-        """Say how long ago that was."""
+        """Return how long ago that was, as text."""
         return time_words(self.now - instant)
 
 
@@ -101,7 +101,7 @@ async def examine(
     thorough: bool = False,
     progress: Progress = lambda done, of: None,
 ) -> Report:
-    """Examine a store. `clock` is this machine's; `shown` is what the store is called."""
+    """Examine a store. `clock` is this machine's; `shown` is the display name of the store."""
     skew = await _skew(store, clock, bounds)
     facts = await store.health(bounds, thorough=thorough)
     missing = frozenset(each.plan for each in await store.find_orphaned(int(bounds.late_s * 1_000)))
@@ -130,7 +130,7 @@ async def examine(
 
 
 def report_of(shown: str, findings: Iterable[Finding], **more: Any) -> Report:
-    """Return the report that has these findings."""
+    """Return the report with these findings."""
     found = tuple(findings)
     fields = {"looked": True, **more}
     return Report(store=shown, is_fine=all(each.level != "wrong" for each in found), findings=found, **fields)
@@ -149,7 +149,7 @@ def _versions(facts: Facts) -> Finding:
 
 
 async def _skew(store: Store, clock: Clock, bounds: Bounds) -> Finding:
-    """Compare the store's time with this machine's; the answer was on its way for some time."""
+    """Compare the store's time with this machine's, allowing for the time that the answer took."""
     before, there, after = clock.now(), await store.now(), clock.now()
     skew = max(before - there, there - after, 0)
     if skew >= bounds.skew_s * SECOND:
@@ -224,7 +224,7 @@ def _untaken(picture: Picture) -> Iterator[Finding]:
 
 
 def _waiting_for_places(picture: Picture, kind: Untaken) -> Iterator[Finding]:
-    """Judge calls that wait for a place under their limit: as it should be, if there is a node that would take them."""
+    """Judge calls that wait for a place under their limit: that is normal if there is a node that would take them."""
     queue = shown_queue(kind.queue)
     what = f"call of {kind.activity} waits" if kind.jobs == 1 else f"calls of {kind.activity} wait"
     sentence = f"{kind.jobs} {what} for a place under the limit, the oldest for {picture.since(kind.since)}"
@@ -320,7 +320,7 @@ CHECKS: tuple[tuple[str, Callable[[Picture], Iterable[Finding]], str], ...] = (
     ("dead letters", _letters, "there is none that is not settled"),
     ("mailboxes", _mailbox, "no signal has waited for long"),
 )
-"""Each with what is said if it finds nothing."""
+"""Each check, with the text for a check that finds nothing."""
 
 
 _WHEN_MENDED = "`holdfast run show RUN-ID` shows why; when that is fixed, `holdfast run bulk resume SEARCH`"
@@ -334,11 +334,11 @@ _TO_RESUME = {
     "PoisonTurn": "each of its turns crashed the process of the node: see those logs, fix the cause, then "
     "`holdfast run resume RUN-ID` to try once more, or `holdfast run terminate RUN-ID`",
 }
-"""What to do about runs that were paused with this code."""
+"""The advice for runs that were paused with this code."""
 
 
 async def _unreadable(store: Store, picture: Picture) -> list[Finding]:
-    """Name the rows of lists that are damaged. Runs that are read in full are named there."""
+    """Report damaged rows in lists. Damage in runs that are read in full is reported there."""
     found: list[Finding] = []
     bounds, read = picture.bounds, {*dict(picture.facts.suspects), *picture.facts.sample}
     advice = "see when a backup has it whole; what can be read is listed, and goes on"
@@ -361,7 +361,7 @@ _TO_RETRY = (
 
 
 async def _paused(store: Store, picture: Picture) -> list[Finding]:
-    """Name the runs that an error has paused, and no operator."""
+    """Report the runs that were paused by an error, not by an operator."""
     if not picture.stats.runs.get(PAUSED):
         return [fine("paused runs", "there is none")]
     heads = await store.find(RunQuery(status=PAUSED, newest=True, limit=LISTED_ROWS))
@@ -391,9 +391,9 @@ FAILED_STEP = "a failed step: STEPS"
 
 
 def _cause_of_pause(head: RunHead) -> tuple[str, str, str] | None:
-    """Return the code of the error that has paused a run, the words for it, and those that find it; None if none has.
+    """Return the code of the error that has paused a run, its description, and a search text; None if no error has.
 
-    What an operator has paused may have failed before: that is another matter.
+    A run that an operator has paused may have failed before, which is not the cause.
     """
     snapshot = head.snapshot
     if snapshot is None or snapshot.last_error is None:
@@ -411,20 +411,20 @@ def _cause_of_pause(head: RunHead) -> tuple[str, str, str] | None:
 
 
 def _steps_of(heads: list[RunHead]) -> str:
-    """Name the steps that have failed, the most frequent first."""
+    """List the steps that have failed, the most frequent first."""
     counts = Counter(step for head in heads if head.snapshot for step in head.snapshot.failed_step_ids)
     return ", ".join(step for step, _ in counts.most_common(3)) + (" and others" if len(counts) > 3 else "")
 
 
 def _filled(advice: str, heads: list[RunHead], search: str) -> str:
-    """Return an advice as it can be typed: with the id of a run, and with what finds all of them."""
+    """Return advice that can be typed as it is: with the id of a run, and with the search that finds all of them."""
     return advice.replace("RUN-ID", heads[0].run_id).replace("SEARCH", search)
 
 
 async def _retrying(store: Store, picture: Picture) -> Finding:
-    """Name the activities that fail and are tried again, and with what."""
+    """Report the activities that fail and are being retried, with their errors."""
     heads: list[RunHead] = []
-    for status in (RUNNING, PAUSED):  # by their index: without a status all runs that have finished would be read
+    for status in (RUNNING, PAUSED):  # by status, which has an index: otherwise all finished runs would be read
         heads += await store.find(RunQuery(status=status, retrying=True, newest=True, limit=LISTED_ROWS))
     if not heads:
         return fine("retries", "no activity is tried again")
@@ -444,7 +444,7 @@ async def _retrying(store: Store, picture: Picture) -> Finding:
 
 
 async def _failed(store: Store, picture: Picture) -> list[Finding]:
-    """Name the runs that have failed of late and were not done again, by what they failed with."""
+    """Report the runs that have failed recently and were not rerun, by their errors."""
     since = picture.now - round(FAILED_S * SECOND)
     heads = await store.find(RunQuery(status=FAILED, finished_from=since, newest=True, limit=LISTED_ROWS))
     more = "at least " if len(heads) >= LISTED_ROWS else ""
@@ -473,7 +473,7 @@ async def _failed(store: Store, picture: Picture) -> list[Finding]:
 
 
 async def _done_again(store: Store, since: Instant) -> frozenset[str]:
-    """Return the tags of the runs that were started since then to do others again, or to go on with them."""
+    """Return the tags of the runs that were started since then to rerun or continue others."""
     found: list[RunHead] = []
     for kind in (RETRY_TAG, FORK_TAG):
         query = RunQuery(text=kind, created_from=since, newest=True, limit=LISTED_ROWS, look=LOOKED_ROWS)
@@ -482,7 +482,7 @@ async def _done_again(store: Store, since: Instant) -> frozenset[str]:
 
 
 async def _overdue(store: Store, picture: Picture) -> Finding:
-    """Count the tasks that should have been answered."""
+    """Count the overdue tasks."""
     tasks = await store.find(TaskQuery(status="OPEN", due_before=picture.now, limit=LISTED_ROWS))
     if not tasks:
         return fine("tasks", "none is overdue")
@@ -500,14 +500,14 @@ async def _overdue(store: Store, picture: Picture) -> Finding:
 
 
 def _whose(task: Task) -> str:
-    """Say for whom a task is."""
+    """Return whom a task is for, as text."""
     if task.assignee is not None:
         return f"of {task.assignee}"
     return f"for {' or '.join(task.roles)}" if task.roles else "for everybody"
 
 
 async def _takeovers(store: Store, picture: Picture) -> list[Finding]:
-    """Name the nodes that ended without stopping of late: another one has their runs."""
+    """Report the nodes that recently ended without stopping; other nodes have taken over their runs."""
     found = await find_takeovers(store, picture.now - RECENT_US, LISTED_ROWS)
     if not found:
         return [fine("takeovers", "no node has gone on with runs of another one of late")]
@@ -549,7 +549,7 @@ def _runs_were(count: int) -> str:
 
 
 async def _runs(store: Store, picture: Picture, progress: Progress) -> tuple[int, list[Finding]]:
-    """Read the suspects and the sample, and return how many could be read, and what was found."""
+    """Read the suspects and the sample; return how many could be read, and the findings."""
     suspects = dict(picture.facts.suspects)
     run_ids = list(dict.fromkeys([*suspects, *picture.facts.sample]))
     findings: list[Finding] = []
@@ -580,7 +580,7 @@ async def _runs(store: Store, picture: Picture, progress: Progress) -> tuple[int
 async def _views(
     store: Store, run_ids: list[str], bounds: Bounds, progress: Progress
 ) -> AsyncIterator[tuple[str, RunView | StoreCorrupt | None]]:
-    """Read runs, a few at a time: a server may be far away."""
+    """Read runs, a few concurrently: a server may be far away."""
     for start in range(0, len(run_ids), AT_ONCE):
         some = run_ids[start : start + AT_ONCE]
         for found in zip(some, await asyncio.gather(*(_view(store, run_id, bounds) for run_id in some)), strict=True):
@@ -593,33 +593,33 @@ async def _view(store: Store, run_id: str, bounds: Bounds) -> RunView | StoreCor
         [run] = await store.load([run_id])
         if run is None or run.head.version > bounds.sample_events:
             return None
-        return concealed(await view_of(store, run_id, tries=TRIES))  # without keys, sealed values count as equal
+        return concealed(await view_of(store, run_id, tries=TRIES))  # without keys, encrypted values count as equal
     except StoreCorrupt as damage:
         return damage
 
 
 def _rests_in_code(view: RunView) -> bool:
-    """Return whether a run waits for the next signal or update in its own code (`wait_until`), which no step names.
+    """Return whether a run waits for the next signal or update in its own code (`wait_until`), which is not a step.
 
-    What has arrived for it already must make it ready.
+    A message that has already arrived must make it ready.
     """
     try:
         state = state_of(view.run_id, view.events)
     except RunError:
-        return False  # another invariant says so
+        return False  # another invariant reports it
     is_between_steps = all(step.kind == "update" for step in state.open_steps.values())
     return state.status is RUNNING and is_between_steps and not view.messages
 
 
 def _in_vain(view: RunView) -> list[str]:
-    """Say what a suspect waits for that will never come: there is no job and no unfinished child of it.
+    """Return what a suspect waits for that will never come: a step without a job and without an unfinished child.
 
-    That was so when the run had the version that it has now, and nothing of it has changed since.
+    That was the case at the run's present version, and nothing of it has changed since.
     """
     try:
         steps = state_of(view.run_id, view.events).open_steps.values()
     except RunError:
-        return []  # another invariant says so
+        return []  # another invariant reports it
     if view.is_finished or view.is_in_hand or view.ready_at is not None or any(step.is_detached for step in steps):
         return []
     in_queues = [f"step {step.step_id!r} has no job in the queue {step.queue!r}" for step in steps if step.queue]

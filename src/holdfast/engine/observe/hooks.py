@@ -18,7 +18,7 @@ logger = logging.getLogger("holdfast.hooks")
 
 
 class RunHooks:
-    """The hooks of an app, and their calls that are under way."""
+    """The hooks of an app, and their running calls."""
 
     def __init__(self, registry: Registry) -> None:
         self._on_failed, self._on_paused = registry.on_failed, registry.on_paused
@@ -28,7 +28,7 @@ class RunHooks:
         return bool(self._on_failed or self._on_paused)
 
     def notice(self, events: Iterable[Event]) -> None:
-        """Call the hooks for events that are durable now. They run beside what the node does."""
+        """Call the hooks for events that are now durable. They run concurrently with the node's work."""
         for event in events:
             if isinstance(event.data, e.RunFailed):
                 self._call(self._on_failed, event.run_id, _words(event.data.error))
@@ -48,7 +48,7 @@ async def _call(hook: RunHook, run_id: str, why: str) -> None:
         answer = hook(run_id, why)
         if inspect.isawaitable(answer):
             await answer
-    except Exception:  # a mistake in a hook is no mistake of the run
+    except Exception:  # an error in a hook is not an error of the run
         logger.exception("the hook %s failed for run %s", getattr(hook, "__qualname__", hook), run_id)
 
 

@@ -28,8 +28,8 @@ from holdfast.store.port import Store
 
 _runs = logging.getLogger("holdfast.runs")
 
-# What moves a cursor, ends a line, turns text around, or is no character at all: C0, DEL, C1, the marks and overrides
-# of writing direction, the separators of lines and paragraphs, and halves of surrogate pairs.
+# Characters that move a cursor, end a line, reverse text, or are not characters at all: C0, DEL, C1, the marks and
+# overrides of writing direction, the separators of lines and paragraphs, and halves of surrogate pairs.
 _UNSEEN = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff"
 _CONTROL = re.compile(f"[\x00-\x1f{_UNSEEN}]")
 _IN_JSON = re.compile(f"[{_UNSEEN}]")
@@ -39,7 +39,7 @@ _OWN = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"messag
 
 
 def place() -> dict[str, Any]:
-    """Return where in which run the caller is, as far as it is in one."""
+    """Return the run and step of the caller, as far as it is in one."""
     program = current_program()
     if program is not None:
         return {"run_id": program.run_id, "workflow": program.definition.name}
@@ -52,7 +52,7 @@ def place() -> dict[str, Any]:
 class SecretFilter(logging.Filter):
     """Redacts records that are logged inside an activity: the values of its secrets. For handlers and loggers.
 
-    `App.logger` and the formatters of Holdfast redact by themselves.
+    `App.logger` and the formatters of Holdfast redact on their own.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -62,20 +62,20 @@ class SecretFilter(logging.Filter):
 
 
 def redact_record(record: logging.LogRecord) -> None:
-    """Redact a record, if it is made inside an activity that has secrets."""
+    """Redact a record if it is made inside an activity that has secrets."""
     redactor = current_redactor()
     if redactor is None:
         return
     try:
         text = record.getMessage()
-    except Exception:  # the handler would write message and arguments as they are to the standard error
+    except Exception:  # otherwise the handler would write the message and arguments unredacted to the standard error
         text = f"{record.msg!r} with arguments that do not fit: {record.args!r}"
     record.msg, record.args = redactor.text(text), None
     if record.exc_info and record.exc_info[0] is not None:
         error = record.exc_text or _FORMATTER.formatException(record.exc_info)
         redacted = redactor.text(error)
         if redacted != error:
-            record.exc_text, record.exc_info = redacted, None  # what formats it anew would show the values
+            record.exc_text, record.exc_info = redacted, None  # formatting it again would show the values
     elif record.exc_text:
         record.exc_text = redactor.text(record.exc_text)
     if record.stack_info:
@@ -86,7 +86,7 @@ def redact_record(record: logging.LogRecord) -> None:
 
 
 def _redacted_field(redactor: Redactor, value: Any) -> Any:
-    """Return what was given as `extra`: as it is, or redacted."""
+    """Return a value that was given as `extra`, redacted if necessary."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
@@ -106,7 +106,7 @@ _FORMATTER = logging.Formatter()
 
 
 class _InPlace(logging.Filter):
-    """Adds to each record where it was made, and drops those that are made while a history is replayed."""
+    """Adds its run and step to each record, and drops records that are made while a history is replayed."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         program = current_program()
@@ -122,7 +122,7 @@ _IN_PLACE = _InPlace()
 
 
 def logger_of(app: str) -> logging.Logger:
-    """Return the log of an app: `holdfast.app.` and its name."""
+    """Return the logger of an app: `holdfast.app.` and its name."""
     logger = logging.getLogger(f"holdfast.app.{app}")
     if _IN_PLACE not in logger.filters:
         logger.addFilter(_IN_PLACE)
@@ -130,12 +130,12 @@ def logger_of(app: str) -> logging.Logger:
 
 
 def escaped(text: str) -> str:
-    """Return a text as one line whose control characters can be seen, and do nothing."""
+    """Return a text as one line in which control characters are visible and have no effect."""
     return _CONTROL.sub(_seen, text)
 
 
 def escaped_json(text: str) -> str:
-    """Return JSON in which the control characters that it would let through are written as escapes."""
+    """Return JSON in which the control characters that it would allow are escaped."""
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -145,7 +145,7 @@ def _seen(found: re.Match[str]) -> str:
 
 
 class PlainFormatter(logging.Formatter):
-    """Writes each record as one line that its message cannot break, and a traceback below it, indented."""
+    """Writes each record as one line that its message cannot break, with the traceback indented below it."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -203,7 +203,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_events(events: Iterable[Event]) -> None:
-    """Log the failures and retries among events that are durable now."""
+    """Log the failures and retries among events that are now durable."""
     for event in events:
         log = _LOGGED.get(type(event.data))
         if log is not None:
@@ -226,7 +226,7 @@ def log_dead_letters(letters: Iterable[DeadLetter]) -> None:
 def _retried(event: Event) -> None:
     body = event.data
     assert isinstance(body, e.StepRetried)
-    if body.reason == e.NOT_BEGUN:  # no attempt has failed: a node has stopped before it, or somebody asked for it now
+    if body.reason == e.NOT_BEGUN:  # no attempt has failed: a node stopped before it began, or someone requested it now
         return
     when = f"again at {format_instant(body.due_at)}" if body.due_at is not None else "again now"
     attempt = (event.engine_attempt_id or 1) - 1
@@ -287,7 +287,7 @@ _LOGGED: dict[type[e.Body], Callable[[Event], None]] = {
     e.RunPaused: _run_paused,
 }
 LOGGED = frozenset(_LOGGED)
-"""The events that leave a line in the log, by the types of their bodies."""
+"""The types of event bodies that are logged."""
 
 
 def describe_work(workflows: list[str], options: NodeOptions) -> str:

@@ -1,13 +1,13 @@
 """Metrics of a process, counted where every operation passes: at the store.
 
-An `ObservedStore` passes every verb on, and counts. It counts once for each call, that is, once for a whole batch of
-turns or signals; reading the counts costs nothing there. Other parts may subscribe to commits: event streams learn at
-once what happens here, and traces which runs have finished. What a store cannot guard is also refused here, for every
-class of store.
+An `ObservedStore` forwards every verb, and counts. It counts once per call, that is, once for a whole batch of turns or
+signals, and reading the counts adds no cost there. Other parts may subscribe to commits: event streams learn
+immediately what happens here, and traces learn which runs have finished. Requests that a store cannot serve are also
+refused here, for every class of store.
 
 **The write latency budget** is how long a write may take before operators are alerted (LAT-1). Every write is measured.
 A write that has not been answered within the budget counts at that moment, whether it is answered later, fails, or
-never ends. One in ten seconds is logged and becomes an alert; all are counted.
+never ends. At most one in ten seconds is logged and becomes an alert; all are counted.
 """
 
 import asyncio
@@ -46,27 +46,27 @@ from holdfast.store.proxy import StoreProxy
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 3.0, 5.0, 10.0, 30.0)
 BUDGET_MS = 3_000
-"""How long a write may take before operators are to know of it, unless the node's options say otherwise."""
+"""How long a write may take before operators are alerted, unless the node's options differ."""
 
 QUIET_S = 10.0
-"""How long after a line in the log, and an alert, there is no other."""
+"""The pause after a log line and an alert before the next one."""
 
 RECENT_S = 3_600.0
 """How long a node publishes that its writes were over the budget."""
 
 MOST_ALERTS = 100
-"""So many alerts are kept until a service asks for them."""
+"""How many alerts are kept until a service asks for them."""
 
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 logger = logging.getLogger("holdfast.node")
 
 CommitObserver = Callable[[Sequence[Turn]], None]
-"""Called with the turns that were committed here, before anything else is done about them."""
+"""Called with the turns that were committed here, before anything else is done with them."""
 
 
 class Histogram:
-    """How values are spread: how many are at most as large as each bound, and their sum."""
+    """The distribution of values: how many are at most as large as each bound, and their sum."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -82,7 +82,7 @@ class Histogram:
 
 
 class Counts:
-    """What a process has done so far."""
+    """The counters of a process."""
 
     def __init__(self) -> None:
         self.runs_created = 0
@@ -98,7 +98,7 @@ class Counts:
         self.runs_claimed = 0
         self.renewals = 0
         self.on_dead_letter: Callable[[DeadLetter], None] = lambda letter: None
-        """Called for each dead letter that a turn has left."""
+        """Called for each dead letter of a turn."""
 
     def add(self, turns: Sequence[Turn]) -> None:
         """Count turns that were committed together."""
@@ -119,7 +119,7 @@ class Counts:
 
 
 class LateWrites(Struct, frozen=True):
-    """What a node publishes of the writes that took longer than its budget, within the last hour."""
+    """The writes within the last hour that took longer than the budget, as a node publishes them."""
 
     count: int
     slowest_ms: int
@@ -127,7 +127,7 @@ class LateWrites(Struct, frozen=True):
 
 
 class WriteAlert(Struct, frozen=True):
-    """An alert, and when it was raised, by the time of the event loop."""
+    """An alert, and the time of the event loop at which it was raised."""
 
     detail: str
     at_s: float
@@ -141,7 +141,7 @@ class WriteLatency:
         self.over_budget: Counter[str] = Counter()
         """How many writes took longer than the budget, by verb."""
         self.slowest_s = 0.0
-        """How long the slowest of them took, as far as they have ended."""
+        """How long the slowest completed one of them took."""
         self.alerts: deque[WriteAlert] = deque(maxlen=MOST_ALERTS)
         self.on_alert: Callable[[str], None] = lambda detail: None
         self._recent: deque[tuple[float, float]] = deque(maxlen=1_000)
@@ -149,11 +149,11 @@ class WriteLatency:
         self._unsaid = 0
 
     def measure(self, verb: str, items: int) -> "Write":
-        """Return a context in which a write is measured."""
+        """Return a context manager that measures a write."""
         return Write(self, verb, items)
 
     def recent(self) -> LateWrites | None:
-        """Return the writes of the last hour that were over the budget; None without any."""
+        """Return the writes of the last hour that were over the budget; None if there were none."""
         now = asyncio.get_running_loop().time()
         while self._recent and self._recent[0][0] < now - RECENT_S:
             self._recent.popleft()
@@ -163,7 +163,7 @@ class WriteLatency:
         return LateWrites(len(self._recent), max(slowest_ms, self.budget_ms), self.budget_ms)
 
     def _notice(self, verb: str, items: int, now: float) -> None:
-        """Take note of a write that is over the budget."""
+        """Record a write that is over the budget."""
         self.over_budget[verb] += 1
         if now < self._quiet_until:
             self._unsaid += 1
@@ -181,7 +181,7 @@ class WriteLatency:
 
 
 class Write:
-    """One write that is under way."""
+    """One write in progress."""
 
     __slots__ = ("_began", "_is_over", "_items", "_latency", "_loop", "_timer", "_verb", "took_s")
 
@@ -205,7 +205,7 @@ class Write:
         self.took_s = now - self._began
         self._timer.cancel()
         if self.took_s >= self._latency.budget_ms / 1_000:
-            if not self._is_over:  # the loop was held up, and comes to the timer only now
+            if not self._is_over:  # the loop was blocked, and runs the timer only now
                 self._notice()
             self._latency._ended(self.took_s, now)
 
@@ -218,7 +218,7 @@ class Write:
 
 
 class ObservedStore(StoreProxy):
-    """A store whose traffic is counted, and whose commits can be observed."""
+    """A store that counts its calls and lets others observe its commits."""
 
     def __init__(self, store: Store, budget_ms: int = BUDGET_MS) -> None:
         super().__init__(store)
@@ -227,14 +227,14 @@ class ObservedStore(StoreProxy):
         self.observers: tuple[CommitObserver, ...] = ()
         self.write_latency = WriteLatency(budget_ms)
         self.alerts = AlertForwarder(self.raise_alerts)
-        """What puts alerts of this process on the bus."""
+        """Puts alerts of this process on the bus."""
         self.write_latency.on_alert = lambda detail: self.alerts.note("WRITE_LATENCY_HIGH", 2, detail)
         self.counts.on_dead_letter = lambda letter: self.alerts.note(
             "DEAD_LETTER", 2, f"{letter.reason}: {letter.detail}", letter.run_id
         )
 
     def subscribe(self, observer: CommitObserver) -> Callable[[], None]:
-        """Call this observer after each commit, until the function that is returned is called."""
+        """Call this observer after each commit, until the returned function is called."""
         self.observers += (observer,)
 
         def end() -> None:
@@ -306,11 +306,11 @@ def _answer_word(answer: Delivered) -> str:
 
 
 def observed(store: Store, budget_ms: int = BUDGET_MS) -> Store:
-    """Return a store whose traffic is counted, and whose writes are measured against a budget."""
+    """Return a store that counts its calls and measures its writes against a budget."""
     return store if isinstance(store, ObservedStore) else ObservedStore(store, budget_ms)
 
 
 def observer_of(store: Store) -> ObservedStore:
-    """Return who observes a store that an app has opened."""
+    """Return the `ObservedStore` of a store that an app has opened."""
     assert isinstance(store, ObservedStore), "an app opens no store without observing it"
     return store
