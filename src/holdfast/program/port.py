@@ -15,7 +15,7 @@ from holdfast.program.outcomes import Received
 class EndDeferred(Exception):
     """The workflow's function has ended too early: updates are still being answered, and their effect would be lost.
 
-    A coroutine cannot go back, so this program cannot be used any more. The engine rebuilds it from the history, and
+    A coroutine cannot go back, so this program can no longer be used. The engine rebuilds it from the history, and
     defers the callback in which the function ended until the updates are answered.
     """
 
@@ -27,10 +27,10 @@ class EndDeferred(Exception):
 
 
 class WithForms(Protocol):
-    """A definition, as far as the engine needs it of a program."""
+    """The part of a definition that the engine needs from a program."""
 
     forms: dict[str, "msgspec.json.Decoder[Any]"]
-    """What decodes the answers of tasks, by their forms."""
+    """The decoders of task answers, by their forms."""
 
 
 @runtime_checkable
@@ -47,13 +47,13 @@ class Program(Protocol):
     """Whether it gets outcomes from a history, with more to come."""
 
     accepts_end: bool
-    """Whether the history that is replayed ends with a result or a failure: the program ends as it did then."""
+    """Whether the replayed history ends with a result or a failure: the program then ends as it did before."""
 
     problem: RunError | None
-    """Why the program cannot continue: its code raised what it did not handle. A cancellation takes it further."""
+    """Why the program cannot continue: its code did not handle an exception. A cancellation lets it continue."""
 
     known_markers: Mapping[str, Raw]
-    """The markers in the history that is replayed, with their values, by their steps: a patch, a rotation, a choice.
+    """The markers in the replayed history, with their values, by step: a patch, a rotation, a choice.
 
     Steps with an idempotency key are among them, with null: the function of the key is not called again. So are
     children, with the ids of their runs.
@@ -63,17 +63,19 @@ class Program(Protocol):
     """The run id and the number of rotations: differs for each part of a run between rotations."""
 
     def defer(self, deferred: Mapping[int, bool]) -> None:
-        """Defer these callbacks, and those in the history, until updates are answered; with whether each returned."""
+        """Defer these callbacks, and those in the history, until updates are answered; the values are whether each
+        returned.
+        """
         ...
 
     @property
     def takes_updates(self) -> bool:
-        """Whether an update would be answered before the next rotation or end, and its effect be kept."""
+        """Whether an update would be answered before the next rotation or end, and its effect kept."""
         ...
 
     @property
     def takes_signals(self) -> bool:
-        """Whether the effect of a signal that is received now would be kept."""
+        """Whether the effect of a signal received now would be kept."""
         ...
 
     lost_waits: frozenset[str]
@@ -105,10 +107,10 @@ class Program(Protocol):
     """The handlers of waits, by their steps."""
 
     kinds: dict[str, Any]
-    """The payload types of waits whose signals are checked before they are taken, by their steps."""
+    """The payload types of waits whose signals are checked before they are consumed, by step."""
 
     def misfit_of(self, step_id: str, payload: Raw) -> str | None:
-        """Return why a wait does not take this payload, or None. Called before it is recorded; never at replay."""
+        """Return why a wait does not accept this payload, or None. Called before it is recorded; never at replay."""
         ...
 
     def receive(self, step_id: str, payload: Raw) -> Received | None:
@@ -124,7 +126,7 @@ class Program(Protocol):
         ...
 
     def has_recorded_input(self, command: RunActivity | StartChild, recorded: Raw) -> bool:
-        """Return whether a step has the input that was recorded, whatever its JSON looks like; at replay only."""
+        """Return whether a step has the recorded input, regardless of its JSON formatting; at replay only."""
         ...
 
     def where(self, command: Command | None, event: Event | None = None) -> str:

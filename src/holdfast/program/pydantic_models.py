@@ -1,9 +1,9 @@
-"""Models of pydantic 2 as values: pydantic writes them, validates them and describes them.
+"""Models of pydantic 2 as values: pydantic serializes, validates and describes them.
 
 A model is stored as its own JSON: by alias, without computed fields. It is read with `model_validate_json`, so its
-validators run each time. What would be lost on that way is refused when a function with such a type is registered.
+validators run each time. A function with a type that would lose something that way is refused when it is registered.
 
-Nothing here imports pydantic. A program that has a model has imported it.
+Nothing here imports pydantic. A program that has a model has already imported it.
 """
 
 import sys
@@ -21,10 +21,10 @@ _encoder = msgspec.json.Encoder()
 _canonical = msgspec.json.Encoder(order="deterministic")
 
 SHOWN_ERRORS = 5
-"""How many errors of a model are in one message."""
+"""How many errors of a model one message shows."""
 
 _ECHOING = frozenset({"value_error", "assertion_error", "union_tag_invalid"})
-"""Errors whose message may show what was given."""
+"""Errors whose message may contain the input."""
 
 
 def _pydantic() -> Any:
@@ -45,7 +45,7 @@ def is_dataclass(kind: Any) -> bool:
 
 
 def to_plain(model: Any) -> Any:
-    """Return a model as JSON has it. Sets in it are sorted, so that every process writes them alike."""
+    """Return a model as plain JSON values. Sets in it are sorted, so that every process writes them alike."""
     try:
         plain = model.model_dump(mode="json", by_alias=True, round_trip=True)
     except Exception as problem:  # from a serializer
@@ -56,7 +56,7 @@ def to_plain(model: Any) -> Any:
 
 
 def _settled(plain: Any, python: Any) -> Any:
-    """Return plain values with sets sorted; a number that has no JSON stays one, so that it is refused."""
+    """Return plain values with sets sorted; a number that JSON cannot express stays, so that it is refused later."""
     if isinstance(python, float) and not isfinite(python):
         return python
     if isinstance(python, set | frozenset) and isinstance(plain, list):
@@ -69,12 +69,12 @@ def _settled(plain: Any, python: Any) -> Any:
 
 
 def of_plain(kind: Any, plain: Any) -> Any:
-    """Return what plain values mean as a model, or as a union with models. Raises `Misfit`."""
+    """Return the model, or the value of a union with models, that plain values represent. Raises `Misfit`."""
     adapter = _adapter(kind)
     try:
         return adapter.types.validate_json(_encoder.encode(plain))
-    except Exception as problem:  # also what a validator raises beside ValueError
-        # An error of validation shows what was given, so it is not kept as the cause.
+    except Exception as problem:  # including what a validator raises other than ValueError
+        # A validation error shows the input, so it is not kept as the cause.
         raise adapter.misfit(problem) from (None if hasattr(problem, "errors") else problem)
 
 
@@ -96,7 +96,7 @@ def is_union(kind: Any) -> bool:
 
 
 def schemas(kinds: Iterable[Any], taken: Iterable[str]) -> tuple[dict[Any, dict[str, Any]], dict[str, Any]]:
-    """Return the JSON Schema of each type, and the definitions that they refer to, with names that are not taken."""
+    """Return the JSON Schema of each type, and the definitions that they refer to, under names that are not taken."""
     kinds = list(kinds)
     if not kinds:
         return {}, {}
@@ -117,7 +117,7 @@ _REF = "#/$defs/{model}"
 
 
 def _renamed(schema: Any, names: dict[str, str]) -> Any:
-    """Return a schema that refers to other names."""
+    """Return a schema with its references renamed."""
     if not names:
         return schema
     if isinstance(schema, list):
@@ -144,7 +144,7 @@ def problem_of(kind: Any) -> str | None:
 
 
 class _AnyOf(type):
-    """The type of the types that stand for unions. msgspec takes whatever pydantic returns as an instance of them."""
+    """The type of the types that stand for unions. msgspec accepts whatever pydantic returns as an instance of them."""
 
     kind: Any
 
@@ -153,13 +153,13 @@ class _AnyOf(type):
 
 
 class _Adapter:
-    """What is known of a type: how pydantic reads it, and whether it holds sets."""
+    """What is known about a type: how pydantic reads it, and whether it contains sets."""
 
     def __init__(self, kind: Any) -> None:
         self.name = type_name(kind)
         self.types: Any = _pydantic().TypeAdapter(kind.kind if is_union(kind) else kind)
         self._nodes = list(_nodes(self.types.core_schema, "", {}))
-        # What is declared as Any may be a set as well, or a number that is not finite.
+        # A field declared as Any may also contain a set, or a number that is not finite.
         self.holds_sets = any(node["type"] in ("set", "frozenset", "any") for node, _, _ in self._nodes)
 
     def problems(self) -> Iterator[str]:
@@ -183,7 +183,7 @@ class _Adapter:
                 yield from _unreadable_fields(node["cls"])
 
     def misfit(self, problem: Exception) -> Misfit:
-        """Return an error of validation, with words that show nothing of the value beside those for its owner."""
+        """Return a validation error: a text for the owner of the value, and one that reveals nothing of the value."""
         describe = getattr(problem, "errors", None)
         if describe is None:
             text = f"a validator of {self.name} raised {type(problem).__name__}: {problem}"
@@ -217,7 +217,7 @@ def _adapter(kind: Any) -> _Adapter:
 def _nodes(schema: Any, where: str, config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
     """Iterate over the parts of a core schema, each with its field and the config of its model.
 
-    What has a serializer of its own is not looked into for bytes: its author has said how they are written.
+    A part with its own serializer is not searched for bytes: its author has defined how they are written.
     """
     if isinstance(schema, list | tuple):
         for part in schema:
@@ -238,7 +238,7 @@ def _nodes(schema: Any, where: str, config: dict[str, Any]) -> Iterator[tuple[di
 
 
 def _unreadable_fields(model: Any) -> Iterator[str]:
-    """Iterate over why fields of a model are not read under the names that they are written with."""
+    """Iterate over the reasons why fields of a model are not read under the names that they are written with."""
     config = model.model_config
     for name, field in model.model_fields.items():
         where = f"{model.__qualname__}.{name}"

@@ -1,7 +1,7 @@
 """Read-only code: queries, conditions, and handlers of signals.
 
 It runs on a loop that starts nothing: no task, no timer, no step. On the run's own loop it would change the run; on the
-node's, an activity would be executed for real.
+node's loop an activity would really be executed.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class _ReadOnlyLoop(DeterministicLoop):
 
 @contextmanager
 def read_only(what: str) -> Iterator[None]:
-    """Run code that is read-only. An exception that would end a task or the process is an error of the run."""
+    """Run code that is read-only. An exception that would end a task or the process becomes an error of the run."""
     with running(_ReadOnlyLoop(f"{what} would change something, and is read-only")):  # type: ignore[abstract]
         try:
             yield

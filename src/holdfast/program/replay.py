@@ -12,8 +12,8 @@ was delivered, as in a plan, the retry is delivered like an outcome.
 A start or a resumption that is directly followed by a pause with an error had no effect, because the program could not
 continue. It is kept, like an outcome, until the next resumption.
 
-Consecutive outcomes that were reported by token were recorded together, before the program got the first: the commands
-that it issued because of any of them follow after all of them.
+Consecutive outcomes that were reported by token were recorded together, before the program got the first one. So the
+commands that it issued because of any of them follow after all of them.
 
 During replay `replay` raises `NondeterminismError` at the first difference. At the end of the history the two are in
 step, and from then on `advance` returns the commands instead of comparing them.
@@ -37,30 +37,30 @@ from holdfast.program.port import EndDeferred, Program, WritesStreams
 from holdfast.program.source import origins
 
 SHOWN_CHARS = 1_000
-"""How much of an input an error shows."""
+"""How many characters of an input an error shows."""
 
 
 class Begin(Protocol):
-    """Makes the programs of a run."""
+    """Creates the programs of a run."""
 
     formers: tuple[FormerRun, ...]
-    """The runs that have recorded the first events of the history, if it is that of a fork."""
+    """The runs that recorded the first events of the history, if the run is a fork."""
 
     def __call__(self, event: Event) -> Program:
-        """Make the program that begins with this event: RunStarted, or ContinuedAsNew."""
+        """Create the program that begins with this event: RunStarted, or ContinuedAsNew."""
         ...
 
     def replace_input(self, event: Event) -> None:
-        """Take note of the input that a later start has given the run."""
+        """Note the input that a later start has given the run."""
         ...
 
     def reach(self, run_seq: int | None, program: Program | None) -> None:
-        """Let the program of a fork know of its run what it knew at this event; None: the history ends here."""
+        """Give the program of a fork what it knew of its run at this event; None means that the history ends here."""
         ...
 
 
 CONCERN_PROGRAM = frozenset(body for body in e.BODIES.values() if body.TO_PROGRAM is not None)
-"""The events that `advance` has to get; the others change nothing for a program."""
+"""The events that `advance` needs; the others change nothing for a program."""
 
 _ENDS = (e.RunCompleted, e.RunFailed)
 _REPORTED = frozenset(e.recording("outcome"))
@@ -102,7 +102,7 @@ class Replay:
         """The callbacks that wait for updates, by the seed of their program."""
 
     def defer(self, deferred: EndDeferred) -> None:
-        """Note that a function has ended too early, for the program that is rebuilt."""
+        """Note that a function has ended too early, for the program that will be rebuilt."""
         known = self.deferred.get(deferred.seed, {})
         self.deferred = {**self.deferred, deferred.seed: {**known, deferred.callback: deferred.returns}}
 
@@ -136,7 +136,7 @@ class Replay:
         for command in self.advance(event):
             if not self._comes_too_late(command):
                 if isinstance(command, c.RunActivity) and self._closed:
-                    self._closed.discard(command.step_id)  # a plan begins it anew
+                    self._closed.discard(command.step_id)  # a plan retries it
                 self._issued[c.command_key(type(command), getattr(command, "step_id", None))] = command
 
     def _note_closed(self, event: Event) -> None:
@@ -147,9 +147,9 @@ class Replay:
             self._closed.discard(event.step_id or "")  # an operator retries it
 
     def _comes_too_late(self, command: c.Command) -> bool:
-        """Return whether a command gives up a step that has ended meanwhile: the history has no event for that.
+        """Return whether a command cancels a step that has ended meanwhile: the history has no event for that.
 
-        It happens when a run is resumed: the program gets one by one the outcomes from the pause.
+        It happens when a run is resumed: the program gets the outcomes from the pause one by one.
         """
         return isinstance(command, c.CancelStep) and command.step_id in (self._closed or ())
 
@@ -160,12 +160,12 @@ class Replay:
     def advance(self, event: Event) -> list[c.Command]:
         """Take the next event of the run, and return the commands that the program issues because of it.
 
-        Raises `UnhandledError` if the program's code did: of the outcomes that a resumption delivers, after the last
-        one, because a cancellation among them takes the program further.
+        Raises `UnhandledError` if the program's code did not handle an exception. When a resumption delivers several
+        outcomes, it is raised after the last one, because a cancellation among them lets the program continue.
         """
         program = self.program
         if program is not None and not self._is_paused and type(event.data) in _HANDED_ON:
-            commands = program.handle(event)  # the usual event, on a short path
+            commands = program.handle(event)  # the common event, on a short path
         else:
             commands = self._advance(event)
             program = self.program
@@ -196,7 +196,7 @@ class Replay:
         return []
 
     def _take_outcome(self, event: Event) -> list[c.Command]:
-        """Hand an outcome to the program, at once or when the run is resumed."""
+        """Hand an outcome to the program, immediately or when the run is resumed."""
         kind = type(event.data)
         if kind in _SOME_WITHHELD and _is_withheld(event):
             return []
@@ -208,7 +208,7 @@ class Replay:
         return []
 
     def _take_decision(self, event: Event) -> list[c.Command]:
-        """Drop the failure of a step that an operator settles before it is delivered; deliver a later retry."""
+        """Drop the failure of a step if an operator retries or skips it before delivery; deliver a later retry."""
         assert isinstance(event.data, e.SignalAccepted)
         if event.data.name not in ("RETRY_STEP", "SKIP_STEP"):
             return []
@@ -263,18 +263,18 @@ class Replay:
             return self._begin_with(event)
         return self.program.handle(event) if self.program is not None else []
 
-    # --- comparing
+    # --- comparing commands with events
 
     def _compare(self, event: Event) -> None:
         kind = type(event.data)
         if isinstance(event.data, e.RunFailed) and event.data.timeout:
-            self._issued.pop(c.OF_THE_RUN, None)  # the program may have ended with it, after cleaning up, or not
+            self._issued.pop(c.OF_THE_RUN, None)  # the program may or may not have ended with it, after cleaning up
             return
         expected = c.COMMAND_OF.get(kind)
         if expected is None or self.program is None or _is_from_outside(event) or is_of_engine(event.step_id):
             follows_report, self._follows_report = self._follows_report, _is_reported(event)
-            if follows_report and self._follows_report:  # the commands because of them follow after all of them
-                if kind in e.OUTCOMES:  # it cannot give up a step that has ended, only one that is retried
+            if follows_report and self._follows_report:  # the commands caused by them follow after all of them
+                if kind in e.OUTCOMES:  # it cannot cancel a step that has ended, only one that is retried
                     self._issued.pop(c.command_key(c.CancelStep, event.step_id), None)
             elif self._issued and kind in e.OUTCOMES and not self._is_paused:
                 raise self._extra(event)
@@ -319,21 +319,21 @@ def event_key(event: Event) -> str:
 
 
 def _is_known_by_step(body: e.Body) -> bool:
-    """Return whether a program knows beforehand that its step is in the history: a marker, a child, a keyed step."""
+    """Return whether a program knows from the start that the history has its step: a marker, a child, a keyed step."""
     if isinstance(body, e.StepStarted):
         return body.idempotency_key is not None
     return isinstance(body, e.MarkerRecorded | e.ChildStarted)
 
 
 def _known_of(body: e.Body) -> Raw:
-    """Return what a program knows beforehand of a step: the value of a marker, the run of a child."""
+    """Return what a program knows from the start about a step: the value of a marker, the run of a child."""
     if isinstance(body, e.ChildStarted):
         return codec.encode(body.child_run_id)
     return body.value if isinstance(body, e.MarkerRecorded) else e.NULL
 
 
 def _is_stuck(event: Event, following: Event) -> bool:
-    """Return whether the program could not go on after a start or a resumption."""
+    """Return whether the program could not continue after a start or a resumption."""
     if type(event.data) is not e.RunStarted and type(event.data) is not e.RunResumed:
         return False
     return isinstance(following.data, e.RunPaused) and following.data.error is not None
@@ -341,11 +341,11 @@ def _is_stuck(event: Event, following: Event) -> bool:
 
 _SOME_WITHHELD = frozenset({e.UpdateAccepted, e.TaskCompleted})
 _HANDED_ON = frozenset(e.OUTCOMES) - _SOME_WITHHELD
-"""The outcomes that a program which is not paused gets whatever they say."""
+"""The outcomes that a program gets whatever their content, unless it is paused."""
 
 
 def _is_withheld(event: Event) -> bool:
-    """Return whether the program does not get it: an update that was refused, or the answer to the engine's task."""
+    """Return whether it is withheld from the program: a refused update, or the answer to the engine's task."""
     if isinstance(event.data, e.UpdateAccepted):
         return event.data.was_refused is True
     return is_of_engine(event.step_id)
@@ -357,7 +357,7 @@ def _is_reported(event: Event) -> bool:
 
 
 def _cancel_reason(event: Event) -> str | None:
-    """Return why a run was being cancelled when its history rotated; None if it was not."""
+    """Return why a run was being cancelled when its history rotated, or None."""
     if not isinstance(event.data, e.ContinuedAsNew):
         return None
     carried = decode(event.data.carried)

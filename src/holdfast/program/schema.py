@@ -13,7 +13,7 @@ import msgspec
 def json_schema(kind: Any, describe: Callable[[Any], dict[str, Any]] | None = None) -> dict[str, Any]:
     """Return the JSON Schema of a type; `describe` returns it for a class that msgspec does not know.
 
-    Raises `TypeError` for a type that has none.
+    Raises `TypeError` for a type without one.
     """
     schema = msgspec.json.schema(kind, schema_hook=describe)
     parts = list(parts_of(kind, set()))
@@ -31,7 +31,7 @@ def _is_enum(part: Any) -> bool:
 
 
 def parts_of(kind: Any, seen: set[int]) -> Iterator[Any]:
-    """Return the types that a type is made of, each once."""
+    """Return the types that a type is composed of, each once."""
     if id(kind) in seen:
         return
     seen.add(id(kind))
@@ -70,7 +70,7 @@ def _ordered(schema: Any, choices: Choices, fields: dict[str, list[str]]) -> Any
 
 
 def _as_declared(found: list[Any], title: str, choices: Choices) -> list[Any]:
-    """Return the choices in the order of the declaration that has exactly these, by preference one of this title."""
+    """Return the choices in the order of a declaration with exactly these, preferably one with this title."""
     for _, declared in sorted(choices, key=lambda each: each[0] != title):
         if sorted(map(repr, declared)) == sorted(map(repr, found)):
             return declared

@@ -1,8 +1,8 @@
-"""Secrets: references that workflows hand on and histories keep, and values that exist only inside an attempt.
+"""Secrets: references that workflows pass on and histories keep, and values that exist only inside an attempt.
 
-A `Secret` is a name. It is stored as `{"$secret": name}` wherever a value is: in arguments, options, results, signals,
-updates, tasks and states. It never holds its value. What an attempt of an activity has resolved is known by a context
-variable, and to nothing else; where there is none, `reveal` raises.
+A `Secret` is a name. It is stored as `{"$secret": name}` wherever a value can be: in arguments, options, results,
+signals, updates, tasks and states. It never holds its value. Only a context variable holds the values that an attempt
+of an activity has resolved; outside of an attempt `reveal` raises.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,14 +22,14 @@ from holdfast.program.schema import json_schema
 
 
 class _InvalidReference(InvalidInput, ValueError):
-    """As a `ValueError`, what decodes a reference with a wrong name reports it like any other misfit."""
+    """Because it is a `ValueError`, decoding a reference with a wrong name reports it like any other misfit."""
 
 
 _InvalidReference.code = InvalidInput.code
 
 
 class Secret(Struct, frozen=True, rename={"name": "$secret"}, forbid_unknown_fields=True):
-    """A reference to a secret, such as `Secret("stripe/key")`. Activities that are given it can read its value.
+    """A reference to a secret, such as `Secret("stripe/key")`. Activities that receive it can read its value.
 
     A name has parts, separated by `/`. No part may be empty, `.` or `..`.
     """
@@ -51,7 +51,7 @@ class Secret(Struct, frozen=True, rename={"name": "$secret"}, forbid_unknown_fie
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
         """Return how models of pydantic read and write a reference."""
-        schema = import_module("pydantic_core.core_schema")  # a program whose model has a reference has it
+        schema = import_module("pydantic_core.core_schema")  # a program with such a model has imported it
         to_plain = schema.plain_serializer_function_ser_schema(lambda secret: {"$secret": secret.name})
         return schema.no_info_plain_validator_function(_validated, serialization=to_plain)
 
@@ -64,10 +64,10 @@ class Secret(Struct, frozen=True, rename={"name": "$secret"}, forbid_unknown_fie
     def reveal(self) -> str:
         """Return the value, inside an activity that has the secret among its arguments or in its option `secrets`.
 
-        The value is redacted from what the activity returns, raises, reports and logs. For anything else the activity
-        is responsible.
+        The value is redacted from what the activity returns, raises, reports and logs. The activity is responsible for
+        everything else.
         """
-        if current_loop() is not None:  # also one for queries and handlers
+        if current_loop() is not None:  # includes the loop of queries and handlers
             raise NotDurable(f"the value of {self!r} is not for workflows: reveal it in an activity")
         resolved = _RESOLVED.get()
         if resolved is None:
@@ -109,7 +109,7 @@ class SecretProvider(Protocol):
 
 
 class ResolvedSecrets:
-    """The values that one attempt has, and how to redact them."""
+    """The values of one attempt, and how to redact them."""
 
     __slots__ = ("_is_over", "_values", "redactor")
 
@@ -130,7 +130,7 @@ class ResolvedSecrets:
         return self._values[secret.name]
 
     def close(self) -> None:
-        """Reveal nothing any more. What goes on all the same, in a thread or a task, is still redacted."""
+        """Stop revealing values. The output of a thread or a task that is still running continues to be redacted."""
         self._is_over = True
         self._values.clear()
 
@@ -139,18 +139,18 @@ _RESOLVED: ContextVar[ResolvedSecrets | None] = ContextVar("holdfast_secrets", d
 
 
 def enter_secrets(resolved: ResolvedSecrets) -> "Token[ResolvedSecrets | None]":
-    """Let what the caller calls from now on reveal these values."""
+    """Allow everything that the caller calls from now on to reveal these values."""
     return _RESOLVED.set(resolved)
 
 
 def leave_secrets(token: "Token[ResolvedSecrets | None]") -> None:
-    """End what `enter_secrets` began."""
+    """Revert `enter_secrets`."""
     _RESOLVED.reset(token)
 
 
 @contextmanager
 def revealed(values: Mapping[str, str]) -> Iterator[None]:
-    """Let secrets have these values inside the context."""
+    """Give secrets these values inside the context."""
     resolved = ResolvedSecrets(values)
     token = enter_secrets(resolved)
     try:
@@ -162,7 +162,7 @@ def revealed(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def without_secrets() -> Iterator[None]:
-    """Reveal nothing inside the context: for code of workflows that is called where an activity may be the caller."""
+    """Reveal nothing inside the context: for workflow code that may be called from an activity."""
     token = _RESOLVED.set(None)
     try:
         yield
@@ -171,13 +171,13 @@ def without_secrets() -> Iterator[None]:
 
 
 def current_redactor() -> Redactor | None:
-    """Return what redacts the secrets of the attempt that the caller is in, or None where there are none."""
+    """Return the function that redacts the secrets of the current attempt, or None if it has none."""
     resolved = _RESOLVED.get()
     return None if resolved is None else resolved.redactor
 
 
 def references_in(value: Any) -> Iterator[Secret]:
-    """Return the references in decoded arguments, however deep they are."""
+    """Return the references in decoded arguments, at any depth."""
     if isinstance(value, Secret):
         yield value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Signals as a workflow sees them: waiting for one or for many, and sending them to other runs."""
+"""Signals from the view of a workflow: waiting for one or for many, and sending them to other runs."""
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -53,7 +53,7 @@ async def wait_signal(
 ) -> Any:
     """Wait for a signal and return its payload. An earlier one is returned at once. `TimeoutError` if none arrives.
 
-    - `timeout=0`: only look into the mailbox.
+    - `timeout=0`: only check the mailbox.
     - `on_timeout`: a function that is called instead of raising; its result is returned.
     - `condition`: evaluated once, at the start of the wait. If it is false, the call returns None without waiting.
     - `handler`: applied to the payload exactly once. Its result is recorded and returned; its exception is raised as
@@ -70,7 +70,7 @@ async def wait_signal(
     _check_plain("condition", condition)
     _check_plain("handler", handler)
     given: Any = on_timeout
-    if given is not None and not callable(given):  # seen here, and not when the time is over
+    if given is not None and not callable(given):  # raised here, not later when the time has passed
         raise InvalidInput(f"wait_signal: on_timeout is a function, not {given!r}", field="on_timeout")
     if on_timeout is not None and timeout is None:
         raise InvalidInput("wait_signal: on_timeout has no effect without a timeout", field="on_timeout")
@@ -106,8 +106,8 @@ def signals(
 ) -> "Signals[Any]":
     """Iterate over signals of a name in the order of acceptance: `async for vote in hf.signals("vote", Vote)`.
 
-    With a `timeout`, it ends that long after it was made, when it has returned every signal that was accepted in time.
-    It also ends when an operator skips the current wait. Otherwise it never ends.
+    With a `timeout`, the iteration ends that long after it was created, once it has returned every signal that was
+    accepted in time. It also ends when an operator skips the current wait. Otherwise it never ends.
     """
     program = require_program("signals")
     check_signal_name(name)
@@ -116,7 +116,7 @@ def signals(
 
 
 class Signals(AsyncIterator[T], Generic[T]):
-    """Signals of one name, one after the other. Between two of them no step is open, and nothing is lost."""
+    """Signals of one name, one after the other. Between two of them no step is open, and no signal is lost."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ def send_signal(
 ) -> AcceptedSignalResult:
     """Send a signal from inside a workflow: it is recorded with the turn, and delivered once.
 
-    The result has `accepted` False: the signal is not delivered yet, and the run may refuse it.
+    In the result `accepted` is False: the signal is not delivered yet, and the run may refuse it.
     """
     check_signal_name(name)
     step_id = program.name_step(f"send:{name}")
@@ -186,7 +186,7 @@ def send_signal(
 
 
 def granted(workflow: str) -> str:
-    """Return the signal by which a run of this workflow, a lock's, notifies its parent that it was admitted.
+    """Return the signal by which a run of this workflow (a lock's) notifies its parent that it was admitted.
 
     Nothing else can send it: the engine's own signals stay within a family.
     """
@@ -194,7 +194,9 @@ def granted(workflow: str) -> str:
 
 
 def send_granted(program: CoroutineProgram, parent_run_id: str, granted_to: str) -> None:
-    """Send a parent, from inside its child, that the child was admitted: to exactly the wait of this step."""
+    """Notify a parent, from inside its child, that the child was admitted: the signal goes to the wait of exactly this
+    step.
+    """
     step_id = program.name_step("granted")
     signal_id = sent_signal_id(program.run_id, step_id, program.definition.version)
     program.loop.check_open()
@@ -211,7 +213,7 @@ def send_granted(program: CoroutineProgram, parent_run_id: str, granted_to: str)
 
 
 async def wait_for_own(program: CoroutineProgram, name: str, timeout: float) -> None:
-    """Wait for a signal of the engine's own. Raise `TimeoutError` after so many seconds; if skipped, go on."""
+    """Wait for a signal of the engine. Raise `TimeoutError` after this many seconds; if skipped, continue."""
     with suppress(_Skipped):
         await _wait(program, program.name_step(name), name, Any, _until(program, timeout), None, "dead-letter")
 
@@ -219,7 +221,9 @@ async def wait_for_own(program: CoroutineProgram, name: str, timeout: float) -> 
 async def wait_granted(
     program: CoroutineProgram, step_id: str, workflow: str, timeout: timedelta | float | None
 ) -> bool:
-    """Wait until a child was admitted; False if an operator skips the wait. Raise `TimeoutError` after `timeout`."""
+    """Wait until a child was admitted; return False if an operator skips the wait. Raise `TimeoutError` after
+    `timeout`.
+    """
     try:
         await _wait(program, step_id, granted(workflow), Any, _until(program, timeout), None, "dead-letter")
     except _Skipped:
@@ -242,7 +246,7 @@ async def _wait(
     result_type = kind
     if handler is not None:
         result_type = handler.result_type
-        values.decoder(result_type, f"the result of the handler of signal {name!r}")  # which raises before it waits
+        values.decoder(result_type, f"the result of the handler of signal {name!r}")  # raises before the wait
         program.handlers[step_id] = handler
     if kind is not Any and on_misfit == "dead-letter":
         program.kinds[step_id] = kind
@@ -275,12 +279,12 @@ def _until(program: CoroutineProgram, timeout: timedelta | float | None) -> Inst
 
 
 def _kind(program: CoroutineProgram, name: str, kind: Any) -> Any:
-    """Return the type to read payloads as: the one that the workflow declares for the name, if it declares one."""
+    """Return the type to read payloads as: the one that the workflow declares for the name, if any."""
     declared = program.definition.signals.get(name)
     if declared is None:
         if kind is None:
             return Any
-        program.definition.values.decoder(kind, f"signal {name!r}")  # which raises, before anything is waited for
+        program.definition.values.decoder(kind, f"signal {name!r}")  # raises before the wait
         return kind
     if kind is not None and kind != declared:
         raise InvalidInput(f"signal {name!r} is declared as {declared!r}, and waited for as {kind!r}", field="kind")
@@ -294,7 +298,7 @@ def _check_plain(what: str, function: Any) -> None:
 
 
 def _is_taken(program: CoroutineProgram, step_id: str, condition: Callable[[], bool]) -> bool:
-    """Return the recorded choice, or make it and record it. A condition that raises records nothing."""
+    """Return the recorded choice, or make and record it. A condition that raises records nothing."""
     taken, skipped = f"{step_id}:taken", f"{step_id}:skipped"
     if program.is_replaying and (taken in program.known_markers or skipped in program.known_markers):
         is_taken = taken in program.known_markers

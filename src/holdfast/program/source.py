@@ -37,7 +37,7 @@ class Line:
 
 
 def calling_line() -> Line | str | None:
-    """Return the author's line that is running, or the one that made the task; only while a history is replayed."""
+    """Return the author's line that is running, or the one that created the task; only while a history is replayed."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename != _BOTTOM:
         if _is_the_authors(frame.f_code.co_filename):
@@ -47,7 +47,7 @@ def calling_line() -> Line | str | None:
 
 
 def awaiting_line(future: asyncio.Future[Any]) -> Line | str | None:
-    """Return the author's line in which a future is awaited, or the one that made the task which awaits it."""
+    """Return the author's line in which a future is awaited, or the one that created the task that awaits it."""
     for callback, _ in getattr(future, "_callbacks", None) or ():
         task = getattr(callback, "__self__", None)
         if isinstance(task, asyncio.Task):
@@ -72,12 +72,12 @@ def _awaited_by(awaitable: Any) -> Any:
         return awaitable.cr_await
     if isinstance(awaitable, AsyncGeneratorType):
         return awaitable.ag_await
-    # What `async for` awaits is a wrapper without a reference to its generator; the collector knows it.
+    # `async for` awaits a wrapper without a reference to its generator; the garbage collector knows it.
     return next((inner for inner in gc.get_referents(awaitable) if isinstance(inner, _SUSPENDED)), None)
 
 
 def raising_line(problem: BaseException) -> Line | None:
-    """Return the author's innermost line in an exception's traceback; of a group, that of its first member.
+    """Return the author's innermost line in an exception's traceback; for a group, that of its first member.
 
     A line of an installed library counts only if there is no other.
     """
@@ -112,9 +112,9 @@ def first_line(function: Callable[..., Any]) -> str:
 
 @contextmanager
 def origins() -> Iterator[None]:
-    """Let coroutines keep the line that made them: gathered ones have no other line of the author."""
+    """Let coroutines keep the line that created them: gathered ones have no other line of the author."""
     before = sys.get_coroutine_origin_tracking_depth()
-    sys.set_coroutine_origin_tracking_depth(max(2, before))  # the call of an activity is one frame of ours
+    sys.set_coroutine_origin_tracking_depth(max(2, before))  # the call of an activity adds one frame of ours
     try:
         yield
     finally:
@@ -131,5 +131,5 @@ def _is_the_authors(file: str) -> bool:
 
 
 def _is_installed(file: str) -> bool:
-    """Return whether a file belongs to an installed package, which may be the author's too."""
+    """Return whether a file belongs to an installed package, which may also be the author's."""
     return f"{sep}site-packages{sep}" in file or f"{sep}dist-packages{sep}" in file

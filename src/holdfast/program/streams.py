@@ -13,13 +13,13 @@ from holdfast.limits import STREAMS_PER_WRITER
 from holdfast.program.coroutine import CoroutineProgram, current_program
 
 SEGMENT_BYTES = 64 * 1024
-"""How many bytes of chunks are stored together, about."""
+"""The approximate number of bytes of chunks that are stored together."""
 
 SEGMENT_CHUNKS = 2_000
-"""How many chunks are stored together at most: readers decode all of them at once."""
+"""The maximum number of chunks that are stored together: readers decode all of them at once."""
 
 Write = tuple[str, bytes, bool]
-"""A chunk for a stream of this name, empty if there is none; and whether the stream is closed after it."""
+"""The name of a stream, a chunk (empty if there is none), and whether the stream is closed after it."""
 
 
 class Stream(ABC):
@@ -30,7 +30,7 @@ class Stream(ABC):
 
     @abstractmethod
     async def write(self, value: Any) -> None:
-        """Append a chunk: any value that can be a result. It waits if too many chunks are not durable yet."""
+        """Append a chunk: any value that can be a result. It waits if too many chunks are not yet durable."""
 
     @abstractmethod
     def write_blocking(self, value: Any) -> None:
@@ -42,7 +42,7 @@ class Stream(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the stream for its readers when all chunks are durable. After that nothing can be written."""
+        """Close the stream for its readers when all chunks are durable. After that nothing can be written to it."""
 
 
 class WorkflowStream(Stream):
@@ -96,7 +96,7 @@ def bounded_chunk(chunk: Raw, most_bytes: int, name: str) -> Raw:
 
 
 def chunks_of(writes: Iterable[Write]) -> tuple[StreamChunks, ...]:
-    """Return what a turn appends, the chunks of each stream in segments."""
+    """Return what a turn appends: the chunks of each stream in segments."""
     made: list[StreamChunks] = []
     by_name: dict[str, list[bytes]] = {}
     sizes: dict[str, int] = {}

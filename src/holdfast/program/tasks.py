@@ -1,8 +1,8 @@
 """Tasks for humans, from inside a workflow.
 
-The type of the answer becomes a form: its JSON Schema, which is stored with the task for user interfaces. Answers are
-checked against the type itself, by the program that created the task: its definition keeps the types of its forms by
-their schemas, each time it creates one.
+The type of the answer becomes a form: its JSON Schema, which is stored with the task for user interfaces. The program
+that created the task checks answers against the type itself: whenever it creates a task, its definition keeps the type
+by the schema of the form.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,18 +29,18 @@ T = TypeVar("T")
 Due = datetime | timedelta | None
 
 MOST_PEOPLE = 1_000
-"""A task asks fewer people than this."""
+"""The limit on the people of one task, exclusive."""
 
 
 class Escalation(Struct, frozen=True, kw_only=True):
-    """Where the engine moves a task that is still open after this time. Without roles it keeps its own."""
+    """Where the engine moves a task that is still open after this time. Without roles the task keeps its own."""
 
     after: timedelta
     """How long after the task was created."""
     roles: Sequence[str] = ()
-    """The roles that may answer from then on. Without any the task keeps its own."""
+    """The roles that may answer from then on. If empty, the task keeps its own."""
     assignee: str | None = None
-    """The person who gets it; None: the roles alone decide."""
+    """The person who gets it; if None, the roles alone decide."""
 
 
 @overload
@@ -121,7 +121,7 @@ async def task(
 
 
 class TaskDetails(Struct, frozen=True, kw_only=True):
-    """What a task is asked with, beside its name, its form and its payload."""
+    """What a task is created with, in addition to its name, its form and its payload."""
 
     roles: Sequence[str] = ()
     assignee: str | None = None
@@ -134,7 +134,7 @@ class TaskDetails(Struct, frozen=True, kw_only=True):
     of: int | None = None
 
     def check(self, name: str) -> None:
-        """Raise `InvalidInput` if a task of this name cannot be asked so."""
+        """Raise `InvalidInput` if a task of this name cannot be created with these details."""
         _check_names(name, self.roles, self.assignee)
         for field, text in (("route", self.route), ("task_type", self.task_type)):
             problem = None if text == "" else check_name(field, text)
@@ -149,7 +149,7 @@ class TaskDetails(Struct, frozen=True, kw_only=True):
         _escalated(name, self.escalate)
 
     def command(self, step_id: str, name: str, form: Raw, payload: Raw, now: Instant) -> c.AskHuman:
-        """Return the command that asks."""
+        """Return the command that creates the task."""
         return c.AskHuman(
             step_id=step_id,
             name=name,
@@ -167,14 +167,14 @@ class TaskDetails(Struct, frozen=True, kw_only=True):
         )
 
     def answer_of(self, answer: Raw, decoder: "msgspec.json.Decoder[Any]") -> Any:
-        """Return the answer; the list of all if several people are asked."""
+        """Return the answer, or the list of all answers if several people are asked."""
         if self.approvals == 1 and self.of is None:
             return codec.decode_with(decoder, answer)
         return [codec.decode_with(decoder, one) for one in codec.decode(answer, list[Raw])]
 
 
 def known_form(definition: WorkflowDefinition, name: str, form: Any) -> "tuple[Raw, msgspec.json.Decoder[Any]]":
-    """Return the JSON Schema of a form and its decoder, which the definition keeps to check answers."""
+    """Return the JSON Schema of a form and its decoder. The definition keeps the decoder to check answers."""
     schema, decoder = definition.form(name, form)
     definition.forms[_form_key(bytes(schema))] = decoder
     return schema, decoder
@@ -192,7 +192,7 @@ def _form_key(form: bytes) -> str:
 
 
 def check_with(forms: dict[str, "msgspec.json.Decoder[Any]"]) -> Callable[[Raw, Raw], None]:
-    """Return a check that raises for answers that do not fit; a form that is not among these takes anything."""
+    """Return a check that raises for answers that do not fit; a form that is not among these accepts anything."""
 
     def check(form: Raw, answer: Raw) -> None:
         decoder = forms.get(_form_key(bytes(form)))

@@ -1,12 +1,11 @@
 """The values of workflows and activities: how each type is stored as JSON and read back, and which types cannot be.
 
-Arguments are bound to the parameters of the function (`Signature`) and stored as a JSON object by name, so that people
-can read them, other languages can send them, and they can be checked against annotations. A value that does not fit
-raises.
+Arguments are bound to the parameters of the function (`Signature`) and stored as a JSON object by name. So people can
+read them, other languages can send them, and they can be checked against annotations. A value that does not fit raises.
 
-msgspec handles plain values, dataclasses, Structs and the usual types of the standard library. Models of pydantic are
-handled by pydantic. Any other type needs a `Converter`, which is passed to the app. A type that cannot be stored is
-refused when a function that uses it is registered, by `Values.checked`.
+msgspec handles plain values, dataclasses, Structs and the usual types of the standard library. Pydantic handles its
+models. Any other type needs a `Converter`, which is passed to the app. `Values.checked` refuses a type that cannot be
+stored when a function that uses it is registered.
 """
 
 import inspect
@@ -43,10 +42,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 KNOWN_TYPES = 1_024
-"""The decoders of so many types are kept."""
+"""How many types have their decoders cached."""
 
 _SURE = frozenset({Any, bool, int, float, str, bytes, None, type(None), object})
-"""Types that need no look."""
+"""Types that need no check."""
 
 
 class Converter(Generic[T]):
@@ -81,7 +80,7 @@ class Converter(Generic[T]):
 
 
 types_of_types = type
-"""`type` is an argument above."""
+"""needed because `type` is an argument above"""
 
 
 class Values:
@@ -98,16 +97,16 @@ class Values:
 
     def encode(self, value: object) -> Raw:
         """Return a value as JSON; raise `InvalidInput` if it cannot be stored."""
-        if type(value) is int or type(value) is bool:  # which can, and has no parts
+        if type(value) is int or type(value) is bool:  # always storable, and has no parts
             return Raw(self._encoders.in_order.encode(value))
         return codec.encode(value, self._encoders)
 
     def encode_plain(self, value: object) -> bytes:
-        """Return a value of plain kinds as JSON: texts, whole numbers and the like, which need no look."""
+        """Return a value of a plain kind as JSON: texts, whole numbers and the like, which need no check."""
         return self._encoders.in_order.encode(value)
 
     def encode_request(self, fields: Mapping[str, object], depth: int) -> bytes:
-        """Return what is asked of another process as JSON; raise `InvalidInput` for what JSON does not have."""
+        """Return a request to another process as JSON; raise `InvalidInput` for what JSON cannot express."""
         asked: dict[str, Raw] = {}
         for field, value in fields.items():
             try:
@@ -124,17 +123,17 @@ class Values:
         """Return the decoder of a type; raise `InvalidInput` if values of it cannot be stored."""
         try:
             known = self._decoders.get(kind)
-        except TypeError:  # something in it cannot be hashed
+        except TypeError:  # a part of it cannot be hashed
             return self.new_decoder(self.checked(kind, what))
         if known is None:
-            if len(self._decoders) >= KNOWN_TYPES:  # of code that makes types while it runs
+            if len(self._decoders) >= KNOWN_TYPES:  # from code that creates types while it runs
                 self._decoders.clear()
                 self._forms.clear()
             known = self._decoders[kind] = self.new_decoder(self.checked(kind, what))
         return known
 
     def new_decoder(self, checked: Any) -> "msgspec.json.Decoder[Any]":
-        """Return a decoder of a type that was checked."""
+        """Return a decoder of a type that was already checked."""
         return msgspec.json.Decoder(checked, dec_hook=self._of_plain)
 
     def form(self, kind: Any, what: str) -> "tuple[Raw, msgspec.json.Decoder[Any]]":
@@ -152,7 +151,7 @@ class Values:
 
         def describe(part: Any) -> dict[str, Any]:
             converter = self._converters.get(part)
-            anything = {"title": type_name(part)}  # msgspec takes an empty schema as none
+            anything = {"title": type_name(part)}  # msgspec treats an empty schema as none
             if part is object or converter is not None:
                 return (converter and converter.schema) or anything
             return models.setdefault(part, anything) or anything
@@ -161,21 +160,21 @@ class Values:
         if not models:
             return found
         models, definitions = pydantic_models.schemas(models, found.get("$defs", ()))
-        found = json_schema(checked, describe)  # again, now that the models are described, all of them together
+        found = json_schema(checked, describe)  # again, now that all the models are described together
         return found | {"$defs": found.get("$defs", {}) | definitions} if definitions else found
 
     # --- which types can be stored
 
     def checked(self, kind: Any, what: str) -> Any:
-        """Return the type as msgspec is to read it; raise `InvalidInput` if values of it cannot be stored.
+        """Return the type as msgspec should read it; raise `InvalidInput` if values of it cannot be stored.
 
-        `what` has the type: it begins the error.
+        `what` has the type: it begins the error message.
         """
         try:
             if kind in _SURE:
                 return kind
             known = self._adapted.get(kind)
-        except TypeError:  # something in it cannot be hashed
+        except TypeError:  # a part of it cannot be hashed
             known = None
         if known is not None:
             return known
@@ -226,7 +225,7 @@ class Values:
             raise InvalidInput(f"there are two converters of {name}", field="converters")
         try:
             is_native = not isinstance(i.type_info(converter.type), i.CustomType)
-        except (TypeError, NameError):  # one that msgspec knows and cannot read, such as an Enum of tuples
+        except (TypeError, NameError):  # a type that msgspec knows and cannot read, such as an Enum of tuples
             is_native = True
         if is_native:
             raise InvalidInput(
@@ -236,7 +235,7 @@ class Values:
             )
         self._converters[converter.type] = converter
 
-    # --- what msgspec calls for types that it does not know
+    # --- hooks that msgspec calls for types that it does not know
 
     def _to_plain(self, value: Any) -> Any:
         kind = type(value)
@@ -261,7 +260,7 @@ class Values:
                 raise Misfit(text, "", f"Expected `{type_name(kind)}`") from problem
         if pydantic_models.is_model(kind) or pydantic_models.is_union(kind):
             return pydantic_models.of_plain(kind, plain)
-        return plain  # for `object`; of any other type msgspec refuses it
+        return plain  # for `object`; msgspec refuses it for any other type
 
 
 def _failure(converter: Converter[Any], problem: Exception) -> str:
@@ -269,7 +268,7 @@ def _failure(converter: Converter[Any], problem: Exception) -> str:
 
 
 PLAIN_KINDS = (int, str, bool)
-"""Types whose own values fit them, and are decoded as they were encoded. A float may be no number."""
+"""Types whose own values fit them and are decoded as they were encoded. Not float, which may be NaN."""
 
 PLAIN = Values()
 """The values of code that has no app."""
@@ -314,7 +313,7 @@ class Signature:
                 kw_only=True,
                 forbid_unknown_fields=True,
             )
-        except TypeError as problem:  # a default that is shared and can be changed
+        except TypeError as problem:  # a default that is shared and mutable
             raise InvalidInput(f"{self.name}: a default value cannot be stored: {problem}") from problem
         self._decoder = values.new_decoder(self._model)
         self._positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
@@ -328,7 +327,7 @@ class Signature:
         found = [hints.get(name) for name in self.names]
         self._plain_kinds = found if all(kind in PLAIN_KINDS for kind in found) else None
         self.plain_result = self.result_type if self.result_type in PLAIN_KINDS else None
-        """The type of results that need no further check if it is theirs: what is encoded of them can be decoded."""
+        """The result type if its values need no further check: what is encoded of them can be decoded."""
 
     def __str__(self) -> str:
         return str(self._signature)
@@ -339,7 +338,7 @@ class Signature:
         if [*map(type, arguments.values())] == self._plain_kinds:
             try:
                 return Raw(self.values.encode_plain(arguments))
-            except ValueError:  # text that is no Unicode: the error below says which
+            except ValueError:  # text that is not valid Unicode: the error below names it
                 pass
         try:
             raw = self.values.encode(arguments)
@@ -349,7 +348,7 @@ class Signature:
         return raw
 
     def _unfit(self, arguments: dict[str, Any], problem: InvalidInput) -> InvalidInput:
-        """Return the error that says which argument cannot be stored, or does not fit its type."""
+        """Return the error that names the argument that cannot be stored, or does not fit its type."""
         for name, value in arguments.items():
             try:
                 raw = self.values.encode(value)
@@ -357,7 +356,7 @@ class Signature:
                     self._kinds[name].decode(raw)
             except InvalidInput as unfit:
                 return InvalidInput(f"argument {name!r} of {self.name}: {unfit.message}", field=name)
-            except (msgspec.MsgspecError, UnicodeError):  # the cause says it, with the path from the arguments on
+            except (msgspec.MsgspecError, UnicodeError):  # the cause says why, with the path within the arguments
                 reason = problem.__cause__ or problem
                 return InvalidInput(f"argument {name!r} of {self.name} does not fit: {reason}", field=name)
         return InvalidInput(f"{self.name}: {problem.message}")
@@ -386,9 +385,9 @@ class Signature:
         return {field.name: self.values.new_decoder(field.type) for field in msgspec.structs.fields(self._model)}
 
     def misfits(self, arguments: Mapping[str, Any], later: Container[str] = ()) -> Iterator[tuple[str, str]]:
-        """Yield the arguments that are missing, not known or of another type, each with the reason.
+        """Yield the arguments that are missing, unknown or of another type, each with the reason.
 
-        The values of those in `later` are not known yet.
+        The values of the arguments in `later` are not known yet.
         """
         for name in self.names:
             if name in self.required and name not in arguments:
@@ -406,7 +405,7 @@ class Signature:
                     yield name, f"argument {name!r} of {self.name} does not fit: {reason}{where and f' at {where}'}"
 
     def takes(self, kind: type) -> bool:
-        """Return whether values of this type may be among the arguments, also inside of others."""
+        """Return whether values of this type may be among the arguments, including nested ones."""
         return any(part is kind for hint in self.hints.values() for part in parts_of(hint, set()))
 
     def schemas(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -430,10 +429,10 @@ class Signature:
 
 
 def keywords_are_options(start: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Let the keywords of a function that starts runs be its options, beside the arguments of the workflow.
+    """Let the keywords of a function that starts runs be its options, in addition to the workflow's arguments.
 
-    A keyword that could be either, because a parameter of the workflow has the name of an option, is refused. With
-    `arguments`, which has the arguments by name, every keyword is an option.
+    A keyword that could be either, because a parameter of the workflow has the name of an option, is refused. If
+    `arguments` passes the arguments by name, every keyword is an option.
     """
     parameters = inspect.signature(start).parameters.values()
     options = frozenset(each.name for each in parameters if each.kind is each.KEYWORD_ONLY) - {"arguments"}
@@ -465,7 +464,7 @@ def _refuse_ambiguous(args: tuple[Any, ...], kwargs: Mapping[str, Any], options:
 
 
 def named(arguments: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a workflow that are given by name, beside no others."""
+    """Return the arguments of a workflow that are given by name, without positional ones."""
     given: Any = arguments
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise InvalidInput(f"arguments has the arguments of the workflow by name: {arguments!r}", field="arguments")
@@ -500,13 +499,13 @@ def _arguments(kind: Any) -> Iterator[Any]:
 
 
 def _adapted(kind: Any) -> Any:
-    """Return a type with unions that msgspec cannot read as a type that pydantic reads, if there is a model in them."""
+    """Return a type whose unions that msgspec cannot read are ones that pydantic reads, if they contain a model."""
     kind = getattr(kind, "__value__", kind)  # of an alias
     origin, arguments = get_origin(kind), get_args(kind)
     if not any(map(pydantic_models.is_model, _arguments(kind))):
         return kind
     if origin is Annotated and _is_union(arguments[0]) and pydantic_models.is_union(_adapted(arguments[0])):
-        return pydantic_models.union_of(kind, get_args(arguments[0]))  # with what it is annotated by
+        return pydantic_models.union_of(kind, get_args(arguments[0]))  # with its annotations
     if _is_union(kind):
         others = [one for one in arguments if one is not type(None)]
         if len(others) > 1 and any(map(pydantic_models.is_model, others)):
@@ -524,7 +523,7 @@ _COLLECTIONS = ("builtins", "collections.abc")
 
 
 def _parts(node: Any, where: str, seen: set[int]) -> Iterator[tuple[Any, str]]:
-    """Iterate over the parts of a type as msgspec describes it, each with the fields that lead to it."""
+    """Iterate over the parts of a type as msgspec describes it, each with the path of fields that leads to it."""
     if id(node) in seen:
         return
     seen.add(id(node))

@@ -1,14 +1,14 @@
 """Stops a program that blocks its thread: `while True: pass` in one workflow must not take the whole node with it.
 
-A program runs on its node's thread, so one that never returns would block every other run, and the lease with them. A
-`Watch` (`loop.py`) runs a piece of the program while one daemon thread watches it. That thread sleeps while nothing is
-watched. Otherwise it wakes up every tick and counts; it reads no clock, so a process that was suspended is not blamed
-for it. A piece that runs for longer than its bound is logged, with its present line, and `Overdue` is raised inside it,
-again at every tick, for code that catches it. The piece ends with `RunawayWorkflow`.
+A program runs on its node's thread, so one that never returns would block every other run, and the renewal of the
+lease. A `Watch` (`loop.py`) runs a piece of the program while one daemon thread watches it. That thread sleeps while
+nothing is watched. Otherwise it wakes up every tick and counts; it reads no clock, so a process that was suspended is
+not blamed for it. A piece that runs for longer than its bound is logged, with its current line, and `Overdue` is raised
+inside it, again at every tick, for code that catches it. The piece ends with `RunawayWorkflow`.
 
-One call of C code (`time.sleep`) cannot be interrupted before it returns: it is logged at once, and stopped after that.
-A call that holds the interpreter lock (a regular expression that backtracks) blocks the watchdog as well, and is not
-noticed. Code that always catches everything is logged but cannot be stopped.
+One call of C code (`time.sleep`) cannot be interrupted before it returns: it is logged immediately, and stopped after
+it returns. A call that holds the interpreter lock (a regular expression that backtracks) blocks the watchdog as well,
+and is not noticed. Code that always catches everything is logged but cannot be stopped.
 
 A strike may hit Python code between acquiring a lock and entering the block that releases it, and then the lock is
 never released: one inside a logging handler can silence the log for ever, one inside the tracer of `coverage` stops
@@ -16,8 +16,7 @@ every thread. Up to Python 3.13 code that uses `with` on a lock of the interpret
 for some ticks while its innermost code belongs to a module that takes locks in other ways (`DELICATE`), or is about to
 enter a `with`. That makes it rare, but not impossible, because the thread may go on between the check and the strike.
 
-The interpreter lets one thread raise in another, but not at a certain place. So nothing may be raised outside the
-piece:
+The interpreter lets one thread raise in another, but not at a chosen place. So nothing may be raised outside the piece:
 
 1. A thread is struck only under the lock, and only while its watch is in `watched`.
 2. To leave, a watch first removes itself. At most two strikes can reach it after that: one that is pending, and one
@@ -41,23 +40,23 @@ from types import FrameType
 from typing import Protocol
 
 TICK_S = 0.1
-"""The interval of the watchdog, while something runs. A bound is accurate to two ticks."""
+"""The interval of the watchdog while something runs. A bound is accurate to two ticks."""
 
 DELICATE = frozenset({"coverage", "logging", "threading"})
 """Packages whose Python code takes locks outside of a `with`, or implements them."""
 
 MOST_DELICATE_TICKS = 20
-"""For how many ticks such code is left alone after its bound. A log handler may be what blocks."""
+"""How many ticks such code is left alone after its bound. A log handler may be what blocks."""
 
 logger = logging.getLogger("holdfast.watchdog")
 
 
 class Overdue(KeyboardInterrupt):
-    """Raised in a program that blocks. asyncio lets it through any task, like every interrupt."""
+    """Raised in a program that blocks. asyncio lets it pass through any task, like every interrupt."""
 
 
 class Watched(Protocol):
-    """A piece of a program that runs: for how many ticks it has and may, and where it was when it was struck."""
+    """A running piece of a program: how many ticks it has run and may run, and where it was when it was struck."""
 
     run_id: str
     workflow: str
@@ -67,7 +66,7 @@ class Watched(Protocol):
 
 
 class Watchdog:
-    """The thread that watches, and what it watches: at most one piece of a program in each thread."""
+    """The thread that watches, and what it watches: at most one piece of a program per thread."""
 
     def __init__(self, tick_s: float = TICK_S) -> None:
         self.tick_s = tick_s
@@ -89,7 +88,7 @@ class Watchdog:
                 self.thread.start()
 
     def strike(self, thread_id: int) -> None:
-        """Raise `Overdue` in a thread, in place of one that is pending there."""
+        """Raise `Overdue` in a thread, replacing one that is pending there."""
         _set_async_exc(thread_id, _OVERDUE)
 
     def _run(self) -> None:
@@ -98,13 +97,13 @@ class Watchdog:
             if not self.watched:
                 self._sleep()
             if self.bell.wait(self.tick_s):
-                self.bell.clear()  # a watch saw it asleep when it no longer was: that is no tick
+                self.bell.clear()  # a watch believed it asleep when it no longer was: this is no tick
             else:
                 self._tick()
 
     def _sleep(self) -> None:
         self.is_asleep = True
-        if not self.watched:  # read after the line above; a watch does it in the other order
+        if not self.watched:  # read after the line above; a watch does it in the opposite order
             self.bell.wait()
         self.is_asleep = False
         self.bell.clear()
@@ -127,7 +126,7 @@ class Watchdog:
 
 
 def _is_delicate(thread_id: int, watch: Watched) -> bool:
-    """Return whether to strike the thread later, because of the code that it executes."""
+    """Return whether to delay the strike because of the code that the thread is executing."""
     if watch.ticks > watch.most_ticks + MOST_DELICATE_TICKS:
         return False
     frame = sys._current_frames().get(thread_id)
@@ -137,9 +136,9 @@ def _is_delicate(thread_id: int, watch: Watched) -> bool:
 
 
 def _is_entering(frame: FrameType) -> bool:
-    """Return whether a strike would be raised right after a `with` has called `__enter__`, and so leave a lock locked.
+    """Return whether a strike would be raised right after a `with` has called `__enter__`, leaving a lock locked.
 
-    From Python 3.14 on the call is an instruction of its own. A strike is raised at the next call or backward jump.
+    From Python 3.14 on the call is a separate instruction. A strike is raised at the next call or backward jump.
     """
     if not _CALLS_ENTER:
         return False
@@ -159,7 +158,7 @@ def _enters(code: list[dis.Instruction], at: int) -> bool:
 
 
 def _locate(thread_id: int) -> tuple[str, str]:
-    """Return where a thread is, and its stack, for people."""
+    """Return where a thread is, and its stack, for a log message."""
     frame: FrameType | None = sys._current_frames().get(thread_id)
     if frame is None:
         return " in a thread that has ended", ""

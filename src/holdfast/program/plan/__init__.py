@@ -1,1 +1,1 @@
-"""Plans: workflows that are data. A document names steps and what each depends on; an interpreter runs it."""
+"""Plans: workflows that are data. A document names steps and their dependencies; an interpreter runs it."""

@@ -1,8 +1,8 @@
 """A plan that is ready to run: its steps, their dependencies, and its problems.
 
 A `PlanDefinition` is made from the exact bytes of a document, and is identified by their hash. What does not depend on
-an installation is validated when it is made: unknown dependencies, cycles, references to values that the plan does not
-have. `problems_here` validates the rest: whether activities and workflows exist, and whether arguments fit them.
+an installation is validated when it is created: unknown dependencies, cycles, references to values that the plan does
+not have. `problems_here` validates the rest: whether activities and workflows exist, and whether arguments fit them.
 """
 
 from collections import OrderedDict
@@ -30,24 +30,24 @@ from holdfast.program.plan.text import Place, PlanProblem, keys_of
 from holdfast.program.values import PLAIN, Signature, Values
 
 LAST_PLANS = 16
-"""How many plans are kept in memory that no run in memory uses."""
+"""How many plans that no run in memory uses are kept in memory."""
 
 _OWN_DATA = frozenset({"when", "for_each", "compensate"})
-"""The fields of a step whose references are filled by themselves."""
+"""The fields of a step whose references are filled separately."""
 
 SHOWN_STEPS = 10
 """How many steps of a cycle an error shows."""
 
 
 class Installed(Protocol):
-    """What a registry has that a plan may ask for."""
+    """What a registry provides that a plan may use."""
 
     activities: dict[str, ActivityDefinition]
     workflows: dict[tuple[str, str], Any]
 
 
 class PlanCache:
-    """Plans in memory, by their hashes: those that are in use, and the last ones."""
+    """Plans in memory, by hash: those that are in use, and the most recent ones."""
 
     def __init__(self) -> None:
         self._used: WeakValueDictionary[str, PlanDefinition] = WeakValueDictionary()
@@ -61,7 +61,7 @@ class PlanCache:
         return found
 
     def keep(self, definition: "PlanDefinition") -> None:
-        """Keep a plan for a while, also if no run uses it."""
+        """Keep a plan for a while, even if no run uses it."""
         self._used[definition.sha256] = self._last[definition.sha256] = definition
         self._last.move_to_end(definition.sha256)
         while len(self._last) > LAST_PLANS:
@@ -69,7 +69,7 @@ class PlanCache:
 
 
 class PlanStep:
-    """A step of a plan, and its place among the others, which are known by their positions."""
+    """A step of a plan and its position; other steps are referred to by their positions."""
 
     __slots__ = (
         "consumes",
@@ -90,26 +90,28 @@ class PlanStep:
         self.has_when = step.when is not True
         self.on_failure = "fail" if on_failure == "pause" and step.kind != "activity" else on_failure
         self.depends_on: tuple[int, ...] = ()
-        """What has to end before it begins, named or implied by references."""
+        """What has to end before the step begins: dependencies that are named or implied by references."""
         self.data: frozenset[int] = frozenset()
-        """Those of them whose output it cannot do without."""
+        """The dependencies whose output it cannot do without."""
         self.consumes: frozenset[int] = frozenset()
-        """Those of them whose output, status or error it refers to."""
+        """The dependencies whose output, status or error it refers to."""
         self.uses: dict[str, frozenset[int]] = {}
-        """The same by what refers to them: `when`, `for_each`, `compensate`; and `input` for all other fields."""
+        """The same by the field that refers to them: `when`, `for_each`, `compensate`; and `input` for all other
+        fields.
+        """
         self.dependents: list[int] = []
         self.inline: PlanDefinition | None = None
-        """The plan that stands in the step itself."""
+        """The plan that is written in the step itself."""
 
     @property
     def used_by_items(self) -> frozenset[int]:
-        """Those of what it consumes that it needs as long as items of it are under way."""
+        """The consumed steps whose results it needs as long as its items are running."""
         nothing = frozenset[int]()
         return self.uses.get("input", nothing) | self.uses.get("compensate", nothing)
 
 
 class PlanDefinition:
-    """A plan, checked. Making one of a document that is wrong raises `PlanInvalid`, with every problem."""
+    """A validated plan. Creating one from an invalid document raises `PlanInvalid`, with every problem."""
 
     def __init__(self, body: bytes, values: Values = PLAIN) -> None:
         parsed = read_plan(body)
@@ -142,7 +144,7 @@ class PlanDefinition:
 
     @property
     def fingerprint(self) -> str:
-        """What distinguishes it from another plan of the same name and version: its hash."""
+        """The hash, which distinguishes it from another plan of the same name and version."""
         return self.sha256
 
     # --- structure
@@ -166,7 +168,7 @@ class PlanDefinition:
                 self.steps[other].dependents.append(compiled.position)
 
     def _connect(self, compiled: PlanStep) -> Iterator[PlanProblem]:
-        """Find out what a step depends on."""
+        """Determine the dependencies of a step."""
         step, at, here = compiled.step, self._parsed.problem, ("steps", compiled.position)
         found: dict[int, None] = {}
         for number, name in enumerate(step.depends_on):
@@ -207,7 +209,7 @@ class PlanDefinition:
         compiled.data, compiled.consumes = frozenset(data), frozenset().union(*uses.values())
 
     def _read_inline(self, compiled: PlanStep, document: dict[str, Any]) -> Iterator[PlanProblem]:
-        """Read the plan that stands in a step, and compare what it is given with what it takes."""
+        """Read the plan that is written in a step, and compare what it is given with what it takes."""
         at, here = self._parsed.problem, ("steps", compiled.position)
         try:
             compiled.inline = PlanDefinition(bytes(codec.encode(document)), self.values)
@@ -217,7 +219,7 @@ class PlanDefinition:
             return
         given = {} if compiled.step.input is UNSET or compiled.step.input is None else compiled.step.input
         if not isinstance(given, dict):
-            return  # a reference: it is checked when it is known
+            return  # a reference: it is checked when its value is known
         for name, declared in compiled.inline.plan.inputs.items():
             if name not in given and declared.is_required:
                 yield at(f"plan {compiled.inline.name!r} needs the input {name!r}", *here, "input")
@@ -254,7 +256,7 @@ class PlanDefinition:
                     yield place, f"{place[0]} is a reference such as ${{steps.load.output}}, not {value[:100]!r}"
 
     def _objection(self, compiled: PlanStep, place: Place, expression: Expression) -> str | None:
-        """Return why an expression cannot stand at a place of a step, or None."""
+        """Return why an expression cannot be used at a place in a step, or None."""
         step = compiled.step
         for path in expression.paths:
             root = path[0]
@@ -292,7 +294,7 @@ class PlanDefinition:
         self.of_output = frozenset(consumes)
 
     def _cycles(self) -> Iterator[PlanProblem]:
-        """Yield a cycle with its path, if there is one: take away what can run until nothing can."""
+        """Yield a cycle with its path, if there is one: remove whatever can run until nothing can."""
         left = [len(compiled.depends_on) for compiled in self.steps]
         dependents: list[list[int]] = [[] for _ in self.steps]
         for compiled in self.steps:
@@ -311,7 +313,7 @@ class PlanDefinition:
         at = next(position for position, count in enumerate(left) if count)
         seen: dict[int, int] = {}
         path: list[int] = []
-        while at not in seen:  # each of those that are left waits for another of them
+        while at not in seen:  # each of the remaining steps waits for another of them
             seen[at] = len(path)
             path.append(at)
             at = next(other for other in self.steps[at].depends_on if left[other])
@@ -322,12 +324,12 @@ class PlanDefinition:
 
     @cached_property
     def counts(self) -> list[int]:
-        """How many others each step waits for."""
+        """How many other steps each step waits for."""
         return [len(compiled.depends_on) for compiled in self.steps]
 
     @cached_property
     def consumers(self) -> list[int]:
-        """How many others refer to each step; one more if the plan's output needs it."""
+        """How many other steps refer to each step; one more if the plan's output needs it."""
         found = [0] * len(self.steps)
         for compiled in self.steps:
             for other in compiled.consumes:
@@ -339,11 +341,11 @@ class PlanDefinition:
 
     @cached_property
     def last(self) -> frozenset[int]:
-        """The steps that no other depends on."""
+        """The steps that no other step depends on."""
         return frozenset(compiled.position for compiled in self.steps if not compiled.dependents)
 
     def needed_after(self, done: Collection[str]) -> set[str]:
-        """Return the steps whose results a run needs in which these steps need not be done again."""
+        """Return the steps whose results are needed by a run in which these steps need not run again."""
         wanted = self.of_output if self.plan.output is not UNSET else self.last
         needed = {self.steps[position].step.id for position in wanted}
         needed |= {compiled.step.id for compiled in self.steps if compiled.step.compensate is not None}
@@ -353,7 +355,7 @@ class PlanDefinition:
             needed |= {self.steps[other].step.id for field in fields for other in compiled.uses.get(field, ())}
         return needed
 
-    # --- what is asked of an installation
+    # --- what is required of an installation
 
     def problems_here(
         self,
@@ -361,9 +363,9 @@ class PlanDefinition:
         activities_elsewhere: Collection[str] = (),
         workflows_elsewhere: Collection[tuple[str, str]] = (),
     ) -> list[PlanProblem]:
-        """Return what this plan asks for that is not there, or that does not fit.
+        """Return what this plan requires that is missing or does not fit.
 
-        Whether arguments fit what only other nodes have is not known here.
+        Whether arguments fit activities that only other nodes have is not known here.
         """
         self._elsewhere = frozenset(activities_elsewhere)
         self._workflows_elsewhere = frozenset(workflows_elsewhere)
@@ -468,7 +470,7 @@ class PlanDefinition:
         result = signature.schemas()[1]
         return {"type": "array", "items": result} if step.for_each is not None else schema_at(result, names)
 
-    # --- starting and showing
+    # --- starting a run, and showing the plan
 
     def check_inputs(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs of a run, with defaults; raise `InvalidInput` if one is missing or does not fit."""
@@ -505,13 +507,13 @@ class PlanDefinition:
         return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
     def needs(self) -> frozenset[str]:
-        """Return the activities that a run may ask for."""
+        """Return the activities that a run may require."""
         named = {step.activity for step in self.plan.steps if step.activity is not UNSET}
         undone = {step.compensate.activity for step in self.plan.steps if step.compensate is not None}
         return frozenset(str(name) for name in named | undone)
 
     def graph(self) -> Graph:
-        """Return the steps and what each of them depends on."""
+        """Return the steps and the dependencies of each."""
         return Graph(kind="plan", nodes=tuple(self._node(compiled) for compiled in self.steps))
 
     def _node(self, compiled: PlanStep) -> GraphNode:
@@ -546,7 +548,7 @@ def invalid(problems: "list[PlanProblem] | tuple[PlanProblem, ...]") -> PlanInva
 
 
 def check_plan(body: bytes, here: Installed | None = None) -> tuple[PlanDefinition | None, list[PlanProblem]]:
-    """Return the plan that a text holds, if it is one; and every problem of it, also those of an installation."""
+    """Return the plan that a text holds, if it is valid, and all its problems, including those of an installation."""
     try:
         definition = PlanDefinition(body)
     except PlanInvalid as problem:
@@ -555,19 +557,19 @@ def check_plan(body: bytes, here: Installed | None = None) -> tuple[PlanDefiniti
 
 
 def workflow_signature(here: Installed, name: str, version: str | None) -> Signature | None:
-    """Return the signature of a workflow, of this version or the last; None if there is none."""
+    """Return the signature of this version of a workflow, or of the last version; None if there is none."""
     found = [one for (known, of), one in here.workflows.items() if known == name and version in (None, of)]
     definition: WorkflowDefinition | None = found[-1] if found else None
     return None if definition is None else definition.signature
 
 
 def _is_meant(names: tuple[str, str | None], workflow: tuple[str, str]) -> bool:
-    """Return whether a step that names a workflow, and perhaps a version, means this one."""
+    """Return whether a step that names a workflow, and perhaps a version, refers to this one."""
     return names[0] == workflow[0] and names[1] in (None, workflow[1])
 
 
 def templates_in(value: Any, place: Place = ()) -> Iterator[tuple[Place, Template | str]]:
-    """Yield the templates in a value, with their places; in place of one that cannot be read, the reason."""
+    """Yield the templates in a value, with their places; for one that cannot be read, the reason instead."""
     pending = [(place, value)]
     while pending:
         at, part = pending.pop()
@@ -584,13 +586,13 @@ def templates_in(value: Any, place: Place = ()) -> Iterator[tuple[Place, Templat
 
 
 def is_reference(text: str) -> bool:
-    """Return whether a text is one reference, and nothing else."""
+    """Return whether a text is exactly one reference."""
     if not is_template(text):
         return False
     try:
         parts = parse_template(text).parts
     except InvalidInput:
-        return True  # what is wrong with it is reported by itself
+        return True  # its problem is reported separately
     return len(parts) == 1 and isinstance(parts[0], Expression)
 
 

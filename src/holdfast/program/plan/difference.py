@@ -13,7 +13,7 @@ _OF_STEPS = frozenset({"steps", "version"})
 
 
 class FieldChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A field that differs. A side that does not have it is left out."""
+    """A field that differs. A side that lacks the field is omitted."""
 
     field: str
     before: Raw | UnsetType = UNSET
@@ -28,7 +28,7 @@ class StepChange(Struct, frozen=True, kw_only=True):
 
 
 class PlanDifference(Struct, frozen=True, kw_only=True):
-    """What is new, gone and different. The order of steps in the document means nothing, and is not compared."""
+    """What was added, removed and changed. The order of steps in the document has no meaning, and is not compared."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
@@ -54,7 +54,7 @@ def difference(before: Plan, after: Plan) -> PlanDifference:
 
 
 def _written(part: Plan | Step) -> dict[str, Any]:
-    """Return the fields as a document would have them; of a plan without its steps."""
+    """Return the fields in their document form; for a plan, without its steps."""
     found: dict[str, Any] = {}
     for name in part.__struct_fields__:
         value = getattr(part, name)

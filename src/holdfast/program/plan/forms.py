@@ -1,7 +1,7 @@
 """Forms of tasks that a plan describes by a JSON Schema: answers are validated against it.
 
-A form is part of a plan, which may come from anyone. So it may not refer to schemas elsewhere, nor use regular
-expressions, which can take any time to match.
+A form is part of a plan, which may come from an untrusted source. So it may neither refer to schemas elsewhere nor use
+regular expressions, which can take unbounded time to match.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ _REFUSED = frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef", "$i
 
 @cache
 def _jsonschema() -> Any:
-    return import_module("jsonschema")  # only where it is used: it is slow to import
+    return import_module("jsonschema")  # imported only where it is used, because the import is slow
 
 
 def problems_of_form(form: Any, place: Place) -> Iterator[tuple[Place, str]]:
-    """Yield what is wrong with a form, each with its place."""
+    """Yield the problems of a form, each with its place."""
     pending = [(place, form, False)]
     while pending:
         at, part, has_names = pending.pop()
@@ -45,7 +45,7 @@ def problems_of_form(form: Any, place: Place) -> Iterator[tuple[Place, str]]:
 
 
 class FormDecoder:
-    """Decodes an answer, and checks it against a form."""
+    """Decodes an answer, and validates it against a form."""
 
     def __init__(self, schema: Any) -> None:
         self._check = _jsonschema().Draft202012Validator(schema)
@@ -61,7 +61,7 @@ class FormDecoder:
 
 
 def form_of(schema: Raw, forms: dict[str, Any]) -> Raw:
-    """Return a form as it is stored with a task, after its decoder is among those of the definition."""
+    """Return a form as it is stored with a task, after adding its decoder to those of the definition."""
     key = codec.value_digest(schema)
     if key not in forms:
         forms[key] = FormDecoder(codec.decode(schema, object))

@@ -28,7 +28,7 @@ InputType = Literal["any", "string", "integer", "number", "boolean", "array", "o
 
 KINDS: tuple[str, ...] = get_args(StepKind)
 
-_ID = r"^[A-Za-z_][A-Za-z0-9_-]{0,99}$(?!\n)"  # `$` alone would take a line break at the end
+_ID = r"^[A-Za-z_][A-Za-z0-9_-]{0,99}$(?!\n)"  # `$` alone would accept a trailing line break
 
 Id = Annotated[str, Meta(pattern=_ID, description="letters, digits, _ and -, up to 100 of them, without a first digit")]
 Text = Annotated[str, Meta(max_length=4_000)]
@@ -37,11 +37,11 @@ Reference = Annotated[str, Meta(min_length=4, description="a reference such as $
 
 
 class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A part of a plan. A field that it does not have is refused."""
+    """A part of a plan. Unknown fields are refused."""
 
 
 class RetryPolicy(_Part, frozen=True, kw_only=True):
-    """How often something is tried again, and how long to wait before that."""
+    """How often something is retried, and how long to wait before that."""
 
     max_attempts: Annotated[int, Meta(ge=0, lt=2**31)] = 10
     initial_ms: Annotated[int, Meta(ge=0, le=DURATION_MS)] = 1_000
@@ -52,12 +52,12 @@ class RetryPolicy(_Part, frozen=True, kw_only=True):
     count_lost: bool = True
 
     def as_retry(self) -> Retry:
-        """Return it as activities have it."""
+        """Return it as the retry policy of activities."""
         return Retry(**asdict(self))
 
 
 class PlanInput(_Part, frozen=True, kw_only=True):
-    """What a run of the plan is given, under a name. It is required unless it has a default, or `required` is false."""
+    """An input of a run of the plan, by name. It is required unless it has a default, or `required` is false."""
 
     type: InputType = "any"
     description: Text = ""
@@ -71,7 +71,7 @@ class PlanInput(_Part, frozen=True, kw_only=True):
 
 
 class Compensation(_Part, frozen=True, kw_only=True):
-    """The activity that undoes a step which has succeeded. Its input may refer to `output`, the step's own."""
+    """The activity that undoes a step that has succeeded. Its input may refer to `output`, the step's own."""
 
     activity: str
     input: dict[str, Any] = {}
@@ -89,7 +89,7 @@ class Approval(_Part, frozen=True, kw_only=True):
 
 
 class Step(_Part, frozen=True, kw_only=True):
-    """A step: one of activity, signal, task, sleep, workflow and plan, and when it runs."""
+    """A step: an activity, signal, task, sleep, workflow or plan, and when it runs."""
 
     id: Id
     activity: str | UnsetType = UNSET
@@ -98,7 +98,7 @@ class Step(_Part, frozen=True, kw_only=True):
     sleep: Seconds | Reference | UnsetType = UNSET
     workflow: str | UnsetType = UNSET
     plan: str | dict[str, Any] | UnsetType = UNSET
-    """A registered plan by its id; or a plan itself, or a reference to one that an earlier step has made."""
+    """A registered plan by its id, a plan itself, or a reference to one that an earlier step has created."""
 
     description: Text = ""
     depends_on: tuple[str, ...] = ()
@@ -114,10 +114,10 @@ class Step(_Part, frozen=True, kw_only=True):
     idempotency_key: str | None = None
     secrets: Annotated[tuple[str, ...], Meta(max_length=SECRETS)] = ()
     version: str | None = None
-    """The version of the workflow or plan; without one, that which was registered last."""
+    """The version of the workflow or plan; if None, the one that was registered last."""
 
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None
-    """The hash of the plan's text, which is refused if it has another."""
+    """The expected hash of the plan's text, which is refused if it has another."""
 
     on_failure: OnFailure | None = None
     compensate: Compensation | None = None
@@ -128,12 +128,12 @@ class Step(_Part, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> StepKind:
-        """What kind of step it is."""
+        """The kind of the step."""
         return next(kind for kind in get_args(StepKind) if getattr(self, kind) is not UNSET)
 
     @property
     def target(self) -> Any:
-        """What it runs, waits for or starts."""
+        """What the step runs, waits for or starts."""
         return getattr(self, self.kind)
 
 
@@ -148,13 +148,13 @@ class Plan(_Part, frozen=True, kw_only=True):
     inputs: dict[Id, PlanInput] = {}
     steps: Annotated[tuple[Step, ...], Meta(min_length=1, max_length=PLAN_STEPS)]
     output: Any = UNSET
-    """The result of a run, with references; without it, the output of each step that no other depends on."""
+    """The result of a run, with references; if omitted, the output of each step that no other step depends on."""
 
     on_failure: OnFailure = "fail"
-    """What follows when a step fails that has no `on_failure` of its own."""
+    """What follows when a step without its own `on_failure` fails."""
 
     retry: RetryPolicy | None = None
-    """How often a step that has failed is begun anew, as a new logical attempt. Its own `retry` is used up before."""
+    """How often a failed step is retried as a new logical attempt. Its own `retry` is exhausted first."""
 
     requires_approval: bool | Approval = False
 
@@ -169,13 +169,13 @@ OF_KIND: dict[str, frozenset[str]] = {
     "workflow": frozenset("input timeout version".split()),
     "plan": frozenset("input timeout version sha256".split()),
 }
-"""The fields that only steps of some kinds have."""
+"""The fields that only some kinds of steps have."""
 
 _OF_SOME_KIND = frozenset().union(*OF_KIND.values())
 
 
 class ParsedPlan(Struct, frozen=True):
-    """A text that was read: the plan, if its fields are right, and every problem."""
+    """The result of reading a text: the plan, if its fields are valid, and every problem."""
 
     plan: Plan | None
     problems: tuple[PlanProblem, ...]
@@ -187,7 +187,7 @@ class ParsedPlan(Struct, frozen=True):
 
 
 def problem_at(lines: dict[Place, int], message: str, place: Place) -> PlanProblem:
-    """Return a problem at a place, with the line of it, or of what it stands in."""
+    """Return a problem at a place, with its line or that of the enclosing value."""
     line, inner = None, place
     while line is None and lines:
         line = lines.get(inner)
@@ -201,7 +201,7 @@ def read_plan(body: bytes) -> ParsedPlan:
     """Read the text of a plan."""
     try:
         value, lines = read_text(body)
-        codec.encode(value)  # which refuses what cannot be stored, such as lone surrogates
+        codec.encode(value)  # refuses what cannot be stored, such as lone surrogates
     except UnreadablePlan as problem:
         return ParsedPlan(None, (problem.problem,), {})
     except InvalidInput as problem:
@@ -213,7 +213,7 @@ def read_plan(body: bytes) -> ParsedPlan:
 
 
 def _fields(value: Any, lines: dict[Place, int]) -> Iterator[PlanProblem]:
-    """Yield what is wrong with the fields of a document: one problem for each step, and one for the rest."""
+    """Yield the problems of a document's fields: one problem for each step, and one for the rest."""
     if not isinstance(value, dict):
         yield problem_at(lines, "a plan is an object with the fields plan, version and steps", ())
         return
@@ -233,7 +233,7 @@ def _fields(value: Any, lines: dict[Place, int]) -> Iterator[PlanProblem]:
 
 
 def _convert(value: Any, kind: type[Struct], place: Place, lines: dict[Place, int]) -> Iterator[PlanProblem]:
-    """Yield why a value is not of this type: every problem of a mapping, with its fields one by one."""
+    """Yield why a value is not of this type: every problem of a mapping, for each of its fields."""
     for _ in range(PROBLEMS_OF_ONE):
         try:
             msgspec.convert(value, kind)
@@ -262,7 +262,7 @@ def _convert(value: Any, kind: type[Struct], place: Place, lines: dict[Place, in
 
 
 PROBLEMS_OF_ONE = 10
-"""How many problems of one step are looked for."""
+"""The maximum number of problems that are reported for one step."""
 
 _REQUIRED = frozenset({"id", "plan", "version"})
 _UNKNOWN = re.compile(r"Object contains unknown field `(.{1,200}?)`")
@@ -270,7 +270,7 @@ _UNQUOTED = re.compile(r"Expected `str`, got `(int|float|bool)`")
 
 
 def _similar(name: str, kind: type[Struct]) -> str:
-    """Return a hint at the field that was probably meant."""
+    """Return a hint with the field that was probably meant."""
     found = get_close_matches(name, [field.encode_name for field in fields(kind)], 1)
     return f"; did you mean `{found[0]}`?" if found else ""
 
@@ -281,7 +281,7 @@ def _choices(keys: list[str | int]) -> str:
 
 
 def _keys(where: str) -> Iterator[str | int]:
-    """Yield the keys of a path as msgspec writes it: `.steps[0].retry`."""
+    """Yield the keys of a path in msgspec's notation: `.steps[0].retry`."""
     for name, number in re.findall(r"\.([^.\[]+)|\[([0-9.]+)\]", where):
         if name:
             yield name
@@ -305,7 +305,7 @@ def _names(value: dict[str, Any], lines: dict[Place, int]) -> Iterator[PlanProbl
 
 
 def _step_fields(step: dict[str, Any], place: Place, lines: dict[Place, int]) -> Iterator[PlanProblem]:
-    """Yield what is wrong with a step whose fields have the right types."""
+    """Yield the problems of a step whose fields have the right types."""
     kinds = [kind for kind in KINDS if kind in step]
     if len(kinds) != 1:
         found = f"and this has {' and '.join(kinds)}" if kinds else "and this has none"

@@ -1,17 +1,17 @@
 """The interpreter of plans: outcomes in, commands out.
 
 A `PlanProgram` is one run of a plan. It issues the same commands as code does, so a plan's history is like any other.
-What an outcome costs depends on what waits for that step, not on the size of the plan: each step counts what it still
-waits for, and those that wait for nothing any more are begun in the order of the plan.
+The cost of an outcome depends on what waits for that step, not on the size of the plan: each step counts what it still
+waits for, and steps that wait for nothing any more are begun in the order of the plan.
 
 **Recorded decisions.** A condition, the items of a `for_each`, and why a step failed before it began are recorded as
-markers. Replay reads them; it evaluates none of them again.
+markers. Replay reads them and evaluates none of them again.
 
-**Ids.** A step's id is that of the document; `load[3]` is an item of a `for_each`. What belongs to a step is named
+**Ids.** A step's id is the one in the document; `load[3]` is an item of a `for_each`. What belongs to a step is named
 after it: `load:approval`, `load:timeout`, `load:retry2`, `load:plan`, `load:compensate`. No id of a step has a colon.
 
-**Rotation.** The history is rotated when it is long and that pays: at least as many steps have ended as are carried
-over. Open steps go on. The cursor holds what is needed to go on, and nothing of the document.
+**Rotation.** The history is rotated when it is long and rotation pays: at least as many steps have ended as are carried
+over. Open steps continue. The cursor holds what is needed to continue, and nothing of the document.
 """
 
 import heapq
@@ -49,16 +49,16 @@ from holdfast.program.plan.references import key_text
 from holdfast.program.secrets import Secret
 
 PENDING, OPEN, SUCCESS, FAILED, GIVEN, UNMET, BLOCKED = range(7)
-"""How a step stands: GIVEN is skipped by an operator; UNMET by its condition; BLOCKED because another has failed."""
+"""The status of a step. GIVEN: skipped by an operator; UNMET: skipped by its condition; BLOCKED: another has failed."""
 
 SHOWN_AS = {SUCCESS: "SUCCESS", FAILED: "FAILED", GIVEN: "SKIPPED", UNMET: "SKIPPED", BLOCKED: "SKIPPED"}
 _LETTERS = "POSFGUB"
 
 DONE = "$done"
-"""The key in the input of a run that does another one again: what steps have given there, by their ids."""
+"""The key in the input of a run that redoes another one: the results of its steps, by their ids."""
 
 KEPT_FOR_ONE = 4
-"""How many results a rotation may write down again for each step that has ended: so all rotations together are linear.
+"""How many results a rotation may write again for each step that has ended, so that all rotations together are linear.
 
 Open and failed steps cost more: there may be at most as many as have ended.
 """
@@ -68,16 +68,16 @@ _OF_RUN = -1
 
 
 class _Open(Struct, array_like=True, gc=False):
-    """What an open step is for: a step of the plan, or an item of it, or something that belongs to it."""
+    """What an open step is for: a step of the plan, an item of it, or something that belongs to it."""
 
     position: int
     item: int = -1
     role: str = ""
-    """Empty for the step itself; or approval, timeout, retry, plan, compensate."""
+    """Empty for the step itself; otherwise approval, timeout, retry, plan or compensate."""
 
 
 class StepResult(Struct, array_like=True, gc=False):
-    """What is kept of a step that has ended, while something refers to it."""
+    """What is kept of a step that has ended, as long as something refers to it."""
 
     output: Raw = NULL
     error: ErrorInfo | None = None
@@ -85,7 +85,7 @@ class StepResult(Struct, array_like=True, gc=False):
 
 
 class _Each(Struct, array_like=True):
-    """The items of a `for_each` that is under way."""
+    """The items of a `for_each` that is running."""
 
     items: list[Any]
     outputs: list[Raw]
@@ -96,7 +96,7 @@ class _Each(Struct, array_like=True):
 
 
 class _Undo(Struct, array_like=True, gc=False):
-    """A compensation that would run if the run failed: of which step, and with which input."""
+    """A compensation that would run if the run failed: its step and its input."""
 
     path: str
     position: int
@@ -104,7 +104,7 @@ class _Undo(Struct, array_like=True, gc=False):
 
 
 class _Cursor(Struct, omit_defaults=True):
-    """Where a run stands, for the history after a rotation. Steps are known by their positions."""
+    """The position of a run, for the history after a rotation. Steps are identified by their positions."""
 
     inputs: Raw = NULL
     statuses: str = ""
@@ -121,14 +121,14 @@ class _Cursor(Struct, omit_defaults=True):
     is_cancelled: bool = False
     is_approved: bool = False
     done: dict[str, StepResult] = {}
-    """What steps have given that a run which is done again here need not do again, by their ids."""
+    """The results of steps that a redone run need not run again, by their ids."""
     failed: dict[str, None] = {}
-    """The activities that have failed and may be begun anew: by an operator, or by the policy of the plan."""
+    """The failed activities that may be retried, by an operator or by the policy of the plan."""
     version: int = 1
 
 
 class _Done(Struct, rename={"done": DONE}):
-    """The input of a run that does another one again, as far as it is not the inputs."""
+    """The part of the input of a redone run that is not the plan's inputs."""
 
     done: dict[str, StepResult]
 
@@ -137,7 +137,7 @@ class PlanProgram:
     """One run of a plan."""
 
     stream_writes = None
-    """It writes to no streams: only its activities do."""
+    """A plan writes to no streams: only its activities do."""
 
     def __init__(
         self,
@@ -168,20 +168,20 @@ class PlanProgram:
         self._commands: list[c.Command] = []
         self._ready: list[int] = []
         self._touched: list[int] = []
-        """The steps of which items have ended, or may begin."""
+        """The steps with items that have ended or may begin."""
         self._decoded: dict[int, Any] = {}
         self._inputs: Any = None
         self._steps = self._bytes = self._ended = self._taken = 0
         self._not_before = 0
         self._is_done = self._is_rotating = self._is_ending = False
         self._returned_early: dict[str, Raw] = {}
-        """What has ended well in the outcomes that are being taken one by one."""
+        """Successful results among outcomes that are being taken one by one."""
         self._at = _Cursor()
         self._status = bytearray(len(definition.steps))
         self._left = list(definition.counts)
         self._unfinished = len(definition.steps)
 
-    # --- for the engine
+    # --- called by the engine
 
     def handle(self, event: Event) -> list[c.Command]:
         """Take an outcome, begin what is ready, and return the commands."""
@@ -208,9 +208,9 @@ class PlanProgram:
         return not self._is_done
 
     def arranged(self, outcomes: list[Event]) -> list[Event]:
-        """Return outcomes in the order in which they were recorded, but what an operator has decided comes first.
+        """Return outcomes in the order in which they were recorded, but with an operator's decisions first.
 
-        A failed step that was settled during a pause is not begun anew by its timer, which went off before that.
+        Then a failed step that was settled during a pause is not retried by its timer, which fired before that.
         """
         ended = (e.StepCompleted, e.ChildCompleted)
         self._returned_early = {
@@ -235,7 +235,7 @@ class PlanProgram:
         return error_info(NotFound(f"run {self.run_id} takes no update {name!r}: it is a plan"))
 
     def query(self, name: str, arguments: Raw) -> Raw:
-        """Answer the query `plan`: how many steps stand how."""
+        """Answer the query `plan`: the number of steps in each status."""
         if name != "plan":
             raise NotFound(f"run {self.run_id} answers no query {name!r}; it answers ['plan']")
         words = {PENDING: "PENDING", OPEN: "RUNNING", **SHOWN_AS}
@@ -245,7 +245,7 @@ class PlanProgram:
         return codec.encode({**msgspec_ref(self.definition.ref), "steps": counts})
 
     def has_recorded_input(self, command: c.RunActivity | c.StartChild, recorded: Raw) -> bool:
-        """Return whether a step has the input that was recorded, whatever its JSON looks like."""
+        """Return whether a step has the recorded input, regardless of its JSON formatting."""
         return bytes(command.input) == bytes(recorded) or bool(decoded(command.input) == decoded(recorded))
 
     def where(self, command: c.Command | None, event: Event | None = None) -> str:
@@ -253,12 +253,12 @@ class PlanProgram:
         return f" at plan {self.definition.name} {self.definition.version} ({self.definition.sha256[:12]})"
 
     def close(self) -> None:
-        """Let go of what the run has kept."""
+        """Release what the run has kept."""
         self._is_done = True
         self._at = _Cursor()
         self._decoded.clear()
 
-    # --- beginning, and rotation
+    # --- start, and rotation
 
     def _begin(self, event: Event) -> None:
         if isinstance(event.data, e.ContinuedAsNew):
@@ -293,7 +293,7 @@ class PlanProgram:
         return [position for position in range(len(left)) if status[position] == PENDING and left[position] <= 0]
 
     def _go_on(self) -> None:
-        """Begin what is ready, or rotate before that; and end the run when nothing is left."""
+        """Begin what is ready, or rotate before that; end the run when nothing is left."""
         if self._rotates():
             return
         while not self._is_ending:
@@ -326,7 +326,7 @@ class PlanProgram:
         return True
 
     def _is_worth_it(self) -> bool:
-        """Return whether the history is long, and a rotation pays; at replay, whether the history has one."""
+        """Return whether the history is long and a rotation pays; at replay, whether the history has one."""
         if self.is_replaying:
             return True
         size, limits = self._bytes + 2 * EVENT_BYTES * self._steps, self._limits
@@ -344,7 +344,7 @@ class PlanProgram:
             for position, (left, all_) in enumerate(zip(self._left, counts, strict=True))
             if left != all_ and self._status[position] == PENDING
         }
-        return Raw(msgspec.json.encode(at))  # of values that were checked before
+        return Raw(msgspec.json.encode(at))  # values that were checked before
 
     # --- beginning a step
 
@@ -373,7 +373,7 @@ class PlanProgram:
             self._start(compiled)
 
     def _is_wanted(self, compiled: PlanStep) -> bool:
-        """Evaluate the condition of a step, once; settle the step if it does not hold."""
+        """Evaluate the condition of a step, once; settle the step if the condition is false."""
         step, marker = compiled.step, f"{compiled.step.id}:when"
         if marker in self.known_markers:
             value = codec.decode(self.known_markers[marker], object)
@@ -427,7 +427,7 @@ class PlanProgram:
             self._release(other)
 
     def _items_of(self, compiled: PlanStep) -> list[Any] | None:
-        """Return the items of a step, which are recorded; None if the step has failed because there are none."""
+        """Return the items of a step, which are recorded; None if the step has failed because it has none."""
         marker = f"{compiled.step.id}:items"
         if marker in self.known_markers:
             items = decoded(self.known_markers[marker])
@@ -448,7 +448,7 @@ class PlanProgram:
         return None
 
     def _run_items(self, position: int) -> None:
-        """Begin as many items as may be under way at once; settle the step after the last one."""
+        """Begin as many items as may run concurrently; settle the step after the last one."""
         each, compiled = self._at.each.get(position), self.definition.steps[position]
         if each is None:
             return
@@ -466,10 +466,10 @@ class PlanProgram:
             self._settle(position, status, result, compiled.used_by_items)
 
     def _run(self, compiled: PlanStep, item: int, attempt: int = 1) -> None:
-        """Open a step, or fail it: its input may not be what is needed."""
+        """Open a step, or fail it if its input does not fit."""
         path = self._path(compiled, item)
         if path in self._at.done:
-            self._mark(f"{path}:done", "done", None)  # for those who look at the run
+            self._mark(f"{path}:done", "done", None)  # shown to observers of the run
             self._succeed(compiled.position, item, self._at.done.pop(path))
             return
         marker = f"{path}:failed" if attempt == 1 else f"{path}:failed~{attempt}"
@@ -481,7 +481,7 @@ class PlanProgram:
             self._misfit(compiled.position, item, message)
 
     def _objection(self, marker: str, make: Callable[[], None]) -> str | None:
-        """Do what needs an input, and return None; or why the input cannot be made, which is recorded."""
+        """Do what needs an input, and return None; or return why the input cannot be computed, which is recorded."""
         if marker in self.known_markers:
             message = str(decoded(self.known_markers[marker]))
         else:
@@ -519,7 +519,7 @@ class PlanProgram:
     def _activity(
         self, path: str, name: str, input: Raw, changes: dict[str, Any], key: str | None = None, attempt: int = 1
     ) -> c.RunActivity:
-        """Return the command that runs an activity, with its own options where the plan names none."""
+        """Return the command that runs an activity, with the activity's own options where the plan sets none."""
         definition = self._here.activities.get(name)
         if definition is not None and not self.is_replaying:
             for _, reason in definition.signature.misfits(decoded(input)):
@@ -618,7 +618,7 @@ class PlanProgram:
         self._limit_time(compiled, path, item)
 
     def _run_plan(self, compiled: PlanStep, path: str, item: int, data: Mapping[str, Any], attempt: int) -> None:
-        """Have the text of the plan kept in the store; a run of it is started when it is."""
+        """Have the text of the plan stored; a run of it is started after that."""
         step = compiled.step
         made = fill(step.plan, data) if isinstance(step.plan, str) and is_reference(step.plan) else step.plan
         if isinstance(made, str) and not (isinstance(step.plan, str) and is_reference(step.plan)):
@@ -683,7 +683,7 @@ class PlanProgram:
         return data
 
     def _shown(self, position: int) -> dict[str, Any]:
-        """Return a step that has ended, as references see it."""
+        """Return a step that has ended, in the form that references see."""
         known = self._decoded.get(position)
         if known is None:
             result = self._at.results.get(position) or StepResult()
@@ -703,7 +703,7 @@ class PlanProgram:
         return self._at.open.pop(event.step_id or "", None)
 
     def _close_timer(self, opened: _Open) -> None:
-        """Stop the clock of a step that has ended."""
+        """Cancel the timer of a step that has ended."""
         timer = f"{self._path(self.definition.steps[opened.position], opened.item)}:timeout"
         if self._at.open.pop(timer, None) is not None:
             self._commands.append(c.CancelStep(step_id=timer))
@@ -738,11 +738,11 @@ class PlanProgram:
 
     def _note_failed(self, step_id: str, attempt: int) -> None:
         self._at.failed[step_id] = None
-        if attempt > 1:  # by the policy of the plan, or by an operator
+        if attempt > 1:  # retried by the policy of the plan, or by an operator
             self._at.attempts[step_id] = attempt
 
     def _tries_again(self, opened: _Open, step_id: str, error: ErrorInfo) -> bool:
-        """Begin a failed activity anew, by the policy of the plan: as the next logical attempt, after a while."""
+        """Retry a failed activity by the policy of the plan: as the next logical attempt, after a delay."""
         policy = self.definition.plan.retry
         if policy is None or opened.role or self.definition.steps[opened.position].step.activity is UNSET:
             return False
@@ -757,7 +757,7 @@ class PlanProgram:
         return True
 
     def _skipped(self, event: Event) -> None:
-        """Take what an operator has decided instead of an outcome."""
+        """Take the decision of an operator instead of an outcome."""
         opened = self._pop(event)
         if opened is None:
             position = self._reopen(event.step_id or "")
@@ -780,10 +780,10 @@ class PlanProgram:
         else:
             self._settle(opened.position, GIVEN, result)
 
-    # --- failed steps that an operator settles
+    # --- failed steps that an operator retries or skips
 
     def _retried(self, event: Event) -> None:
-        """Take a failed step back that an operator has begun anew."""
+        """Reopen a failed step that an operator has retried."""
         assert isinstance(event.data, e.SignalAccepted)
         step_id = event.data.target_step_id or ""
         position = self._reopen(step_id) if event.data.name == "RETRY_STEP" else None
@@ -792,14 +792,14 @@ class PlanProgram:
             self._steps += 1
 
     def _reopen(self, step_id: str) -> int | None:
-        """Take back that a step has failed, and what followed for other steps; None if it has not."""
+        """Undo the failure of a step and what followed for other steps; return None if it has not failed."""
         at = self._at
         if step_id not in at.failed or step_id not in self.definition.by_id or self._is_ending:
             return None
         del at.failed[step_id]
         position = self.definition.by_id[step_id].position
         timer = f"{step_id}:retry{at.attempts.get(step_id, 1)}"
-        if at.open.pop(timer, None) is not None:  # it was to be begun anew later
+        if at.open.pop(timer, None) is not None:  # a later retry was scheduled
             self._commands.append(c.CancelStep(step_id=timer))
         elif self._status[position] == FAILED:
             self._status[position] = OPEN
@@ -810,7 +810,7 @@ class PlanProgram:
         return position
 
     def _reconsider(self, position: int) -> None:
-        """Take back what was skipped because of a step; all that waits for it waits again."""
+        """Undo what was skipped because of a step; everything that depends on it waits again."""
         steps, status, waiting = self.definition.steps, self._status, list[int]()
         found = [position]
         while found:
@@ -904,7 +904,7 @@ class PlanProgram:
             self._settle(position, SUCCESS, result)
 
     def _note_undo(self, compiled: PlanStep, compensate: Compensation, item: int, result: StepResult) -> str | None:
-        """Note how a step would be undone; or return why that cannot be."""
+        """Record how to undo a step; or return why that is impossible."""
         path = self._path(compiled, item)
 
         def note() -> None:
@@ -928,7 +928,7 @@ class PlanProgram:
         self._touched.append(position)
 
     def _misfit(self, position: int, item: int, message: str) -> None:
-        """Fail a step whose input cannot be made; or skip it, if an operator has skipped the answer that it needs."""
+        """Fail a step whose input cannot be computed; skip it if an operator has skipped the answer that it needs."""
         if not self._lacks_answer(self.definition.steps[position].data):
             self._fail(position, item, ErrorInfo("InvalidInput", message))
         elif item >= 0:
@@ -942,7 +942,7 @@ class PlanProgram:
         return any(step.kind in ("signal", "task") or step.requires_approval is not False for step in given)
 
     def _fail(self, position: int, item: int, error: ErrorInfo) -> None:
-        """Settle a step that has failed, and what follows for the run."""
+        """Settle a step that has failed, and apply the consequences for the run."""
         compiled = self.definition.steps[position]
         path = self._path(compiled, item)
         if compiled.on_failure != "continue":
@@ -960,9 +960,9 @@ class PlanProgram:
     def _settle(
         self, position: int, status: int, result: StepResult | None = None, uses: frozenset[int] | None = None
     ) -> None:
-        """Note that a step has ended, and begin to count down what waits for it.
+        """Note that a step has ended, and count down what waits for it.
 
-        `uses` are the steps whose results it has kept until now, if it has not kept all that it consumes.
+        `uses` are the steps whose results it has kept until now, if these are not all that it consumes.
         """
         at, compiled = self._at, self.definition.steps[position]
         self._status[position] = status
@@ -974,19 +974,19 @@ class PlanProgram:
         left = self._left
         for other in compiled.dependents:
             if self._status[other] != PENDING:
-                continue  # it was begun when this step had failed, before an operator began this one anew
+                continue  # it was begun when this step had failed, before an operator retried this one
             if status in (FAILED, BLOCKED) or (status == UNMET and position in self.definition.steps[other].data):
                 at.blocked[other] = position
             left[other] -= 1
             if not left[other]:
                 heapq.heappush(self._ready, other)
-        if status != BLOCKED and compiled.step.id not in at.failed:  # otherwise it may be reconsidered, or begun anew
+        if status != BLOCKED and compiled.step.id not in at.failed:  # otherwise it may be reconsidered or retried
             for other in compiled.consumes if uses is None else uses:
                 self._release(other)
         at.blocked.pop(position, None)
 
     def _release(self, position: int) -> None:
-        """Forget a result that nothing refers to any more."""
+        """Drop a result that nothing refers to any more."""
         left = self._at.consumers.get(position)
         if left is not None and left > 1:
             self._at.consumers[position] = left - 1
@@ -1022,7 +1022,7 @@ class PlanProgram:
         self._is_done = True
 
     def _stop(self, failure: ErrorInfo | None, on_failure: str = "fail") -> None:
-        """Begin to end the run: give up what is open; and compensate, if that is wanted."""
+        """Begin to end the run: cancel what is open, and compensate if that is wanted."""
         at = self._at
         for step_id, opened in at.open.items():
             self._commands.append(c.CancelStep(step_id=step_id))
@@ -1039,7 +1039,7 @@ class PlanProgram:
             at.undo.clear()
 
     def _note_completed(self, compiled: PlanStep, item: int, result: Raw) -> None:
-        """Have a step undone that has ended, although the plan goes no further with it."""
+        """Record the compensation of a step that has ended, although the plan does not continue from it."""
         if compiled.step.compensate is not None:
             message = self._note_undo(compiled, compiled.step.compensate, item, StepResult(result))
             if message is not None:
@@ -1083,7 +1083,7 @@ class PlanProgram:
 
 
 def _with_problems(failure: ErrorInfo | None, problems: list[ErrorInfo]) -> ErrorInfo:
-    """Return the error of a run, with what could not be undone."""
+    """Return the error of a run, including what could not be undone."""
     first = failure or ErrorInfo("RunCancelled", "the run was cancelled")
     if not problems:
         return first
@@ -1099,7 +1099,7 @@ APPROVAL_FORM = codec.encode(
         "additionalProperties": False,
     }
 )
-"""The form of the task in which a run or a step is approved."""
+"""The form of the task that approves a run or a step."""
 
 _Runner = Callable[[PlanProgram, PlanStep, str, int, Mapping[str, Any], int], None]
 
@@ -1130,7 +1130,7 @@ _ON_EVENT: dict[type[e.Body], Callable[[PlanProgram, Event], None]] = {
 
 
 def msgspec_ref(ref: PlanRef) -> dict[str, str]:
-    """Return a reference as people see it."""
+    """Return a reference as it is shown to people."""
     return {"plan_id": ref.plan_id, "plan_version": ref.plan_version, "sha256": ref.sha256}
 
 
@@ -1142,7 +1142,7 @@ def _settled_by(outcome: Event) -> str | None:
 
 
 def _begun_by(outcome: Event) -> str:
-    """Return the step that is begun anew because of an outcome, by the policy of the plan; or an empty text."""
+    """Return the step that is retried by the plan's policy because of an outcome, or an empty text."""
     step_id, _, part = (outcome.step_id or "").partition(PART_MARK)
     return step_id if part.startswith("retry") else ""
 
@@ -1157,7 +1157,7 @@ def _object(input: Raw) -> dict[str, Any]:
 
 
 def _is_true(value: Any) -> bool:
-    """Return whether a value counts as true, as JMESPath has it: false, null and what is empty do not."""
+    """Return whether a value counts as true by the rules of JMESPath: false, null and empty values do not."""
     return value is not None and value is not False and value != "" and value != [] and value != {}
 
 
@@ -1180,7 +1180,7 @@ def _short(error: ErrorInfo) -> ErrorInfo:
 
 
 def _packed(statuses: bytearray) -> str:
-    """Return statuses as runs of the same one: `S120F1P9879`."""
+    """Return statuses run-length encoded: `S120F1P9879`."""
     parts, position, size = [], 0, len(statuses)
     while position < size:
         status = statuses[position]

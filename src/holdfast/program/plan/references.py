@@ -1,11 +1,12 @@
 """References in the texts of a plan: `${steps.load.output.rows}`.
 
-What stands between the braces is JMESPath, over `inputs`, `steps.ID.output`, `steps.ID.status`, `steps.ID.error`, and
-in a step with `for_each` over `item` and `index`. A text that is one reference has the value's type; references among
-other text are put in as text. `$${` is `${` itself.
+The text between the braces is JMESPath over `inputs`, `steps.ID.output`, `steps.ID.status`, `steps.ID.error`, and in a
+step with `for_each`, over `item` and `index`. A text that is exactly one reference has the value's type; references
+within other text are inserted as text. `$${` is `${` itself.
 
-An expression gets only the steps that it names, so its cost does not grow with the plan. Plans may come from anyone,
-and a short expression can build a value of any size: what an evaluation visits and builds is counted and bounded.
+An expression gets only the steps that it names, so its cost does not grow with the plan. Plans may come from untrusted
+sources, and a short expression can build a value of any size: what an evaluation visits and builds is counted and
+bounded.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,7 @@ from holdfast.limits import EXPRESSION_CHARS, EXPRESSION_STEPS, EXPRESSION_VISIT
 
 ROOTS = frozenset({"inputs", "steps", "item", "index", "output"})
 OF_STEP = ("output", "status", "error", "artifact_refs")
-"""What an expression may ask of a step."""
+"""The fields of a step that an expression may refer to."""
 
 
 class Expression(Struct, frozen=True):
@@ -34,7 +35,8 @@ class Expression(Struct, frozen=True):
     text: str
     parsed: Any
     paths: tuple[tuple[str, ...], ...]
-    """What it names at the root: `("inputs", "day")`, `("steps", "load", "output", "rows")`, as far as names go."""
+    """The paths from the root: `("inputs", "day")`, `("steps", "load", "output", "rows")`, as far as names go.
+    """
 
     is_path: bool
     """Whether it is only a path of names, without a condition, an index or a function."""
@@ -66,7 +68,7 @@ class Template(Struct, frozen=True):
         return tuple(part for part in self.parts if isinstance(part, Expression))
 
     def evaluate(self, data: Mapping[str, Any]) -> Any:
-        """Return the value: of the one reference, or else a text."""
+        """Return the value of a single reference, or otherwise a text."""
         if len(self.parts) == 1 and isinstance(self.parts[0], Expression):
             return self.parts[0].evaluate(data)
         return "".join(part if isinstance(part, str) else _as_text(part.evaluate(data)) for part in self.parts)
@@ -88,7 +90,7 @@ def _as_text(value: Any) -> str:
 
 
 def is_template(text: str) -> bool:
-    """Return whether a text holds a reference, or something that has to be unescaped."""
+    """Return whether a text holds a reference or something that has to be unescaped."""
     return "${" in text
 
 
@@ -119,7 +121,7 @@ def parse_template(text: str) -> Template:
 
 
 def _end_of(text: str, position: int) -> int:
-    """Return where the brace is that ends an expression: not inside quotes, nor one of the expression's own."""
+    """Return the position of the brace that ends an expression, ignoring braces in quotes and nested ones."""
     depth, quote = 0, ""
     while position < len(text):
         char = text[position]
@@ -142,7 +144,7 @@ def _end_of(text: str, position: int) -> int:
 
 @lru_cache(maxsize=20_000)
 def parse_expression(text: str) -> Expression:
-    """Return a compiled expression; raise `InvalidInput` if it is none, or names what a plan does not have."""
+    """Return a compiled expression; raise `InvalidInput` if it is invalid or names what a plan does not have."""
     if len(text) > EXPRESSION_CHARS:
         raise InvalidInput(f"an expression has at most {EXPRESSION_CHARS} characters, not {len(text)}")
     try:
@@ -178,11 +180,11 @@ _TRANSPARENT = frozenset(
     "comparator or_expression and_expression not_expression function_expression multi_select_list multi_select_dict"
     " key_val_pair".split()
 )
-"""Expressions whose parts are all applied to what the whole is applied to. Of others that is only the first part."""
+"""Expressions that evaluate all their parts against their own input. Others do so only with the first part."""
 
 
 def _named(node: Any) -> Iterator[tuple[str, ...]]:
-    """Yield the paths of names that begin at the root. Inside of projections, names belong to elements."""
+    """Yield the paths of names that begin at the root. Names inside projections belong to elements."""
     pending = [node]
     while pending:
         node = pending.pop()
@@ -202,7 +204,7 @@ def _named(node: Any) -> Iterator[tuple[str, ...]]:
 
 
 def _leading(node: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return the first part of a chain of dots, and the names from there on, as far as they are names."""
+    """Return the first part of a chain of dots, and the names after it, up to the first part that is not one."""
     parts = [node]
     while parts[0]["type"] == "subexpression":
         parts = [*parts[0]["children"], *parts[1:]]
@@ -224,14 +226,14 @@ def _is_path(node: Any) -> bool:
 
 
 class _Functions(Functions):  # type: ignore[misc]
-    """The functions of JMESPath. Those that make texts are bounded before they make one."""
+    """The functions of JMESPath. Functions that build texts are bounded before they build one."""
 
     def __init__(self, charge: Any, spend: Any) -> None:
         self._charge = charge
         self._spend = spend
 
     def call_function(self, function_name: str, resolved_args: list[Any]) -> Any:
-        """Call a function, which visits its arguments uncounted: they are counted before."""
+        """Call a function. It visits its arguments uncounted, so they are counted before."""
         for argument in resolved_args:
             if isinstance(argument, str):
                 self._spend(len(argument) // 8)
@@ -252,7 +254,7 @@ class _Functions(Functions):  # type: ignore[misc]
 
 
 class _Interpreter(TreeInterpreter):  # type: ignore[misc]
-    """Evaluates one expression, and counts."""
+    """Evaluates one expression, and counts the work."""
 
     def __init__(self) -> None:
         super().__init__(Options(custom_functions=_Functions(self.charge, self._spend)))
@@ -264,19 +266,19 @@ class _Interpreter(TreeInterpreter):  # type: ignore[misc]
         return super().visit(node, *args, **kwargs)
 
     def visit_multi_select_list(self, node: Any, value: Any) -> Any:
-        """Build a list, which may hold a value many times."""
+        """Build a list, which may contain a value many times."""
         made = super().visit_multi_select_list(node, value)
         self.charge(made)
         return made
 
     def visit_multi_select_dict(self, node: Any, value: Any) -> Any:
-        """Build an object, which may hold a value many times."""
+        """Build an object, which may contain a value many times."""
         made = super().visit_multi_select_dict(node, value)
         self.charge(made)
         return made
 
     def charge(self, value: Any) -> None:
-        """Count the parts of a value, as often as they stand in it, and the length of its texts."""
+        """Count the parts of a value, with repetitions, and the length of its texts."""
         pending = [value]
         while pending:
             part = pending.pop()

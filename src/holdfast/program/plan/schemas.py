@@ -1,9 +1,9 @@
-"""JSON Schemas of activities, as far as a plan needs them: the types that a value may have."""
+"""JSON Schemas of activities, as far as a plan needs them: the possible types of a value."""
 
 from typing import Any
 
 MOST_STEPS = 100
-"""How far a schema is followed: one that refers to itself has no end."""
+"""The maximum number of steps by which a schema is followed: one that refers to itself has no end."""
 
 
 def schema_at(schema: dict[str, Any] | None, path: tuple[str | None, ...]) -> dict[str, Any] | None:
@@ -22,7 +22,7 @@ def schema_at(schema: dict[str, Any] | None, path: tuple[str | None, ...]) -> di
 
 
 def types_of(schema: dict[str, Any] | None) -> frozenset[str] | None:
-    """Return the JSON types that a schema allows, or None if any."""
+    """Return the JSON types that a schema allows, or None if it allows any."""
     if schema is None:
         return None
     pending, found, steps = [schema], set[str](), 0

@@ -1,10 +1,10 @@
-"""The text of a plan, JSON or YAML, as plain values; and where in the text each of them stands.
+"""The text of a plan, JSON or YAML, as plain values, with the position of each value in the text.
 
-The text may come from anyone, so nothing in it is executed, and everything is bounded: its size, how deep it is nested,
-and how many values it holds. Keys that stand twice are refused, because readers differ in which of them counts.
+The text may come from an untrusted source, so nothing in it is executed, and everything is bounded: its size, its
+nesting depth, and its number of values. Duplicate keys are refused, because readers differ in which of them counts.
 
 YAML is read by the rules of JSON: strings, numbers, `true`, `false`, `null`, lists and mappings. `no` and `2026-01-28`
-are texts. Anchors, aliases, tags and merge keys are refused: what stands in a plan is what is executed.
+are texts. Anchors, aliases, tags and merge keys are refused: what is written in a plan is what is executed.
 """
 
 import json
@@ -23,7 +23,7 @@ Place = tuple[Key, ...]
 
 
 class PlanProblem(Struct, frozen=True, order=True):
-    """One thing that is wrong with a plan: where, by a JSON Pointer; what; and the line, if the text is YAML."""
+    """A problem in a plan: its place as a JSON Pointer, a description, and the line if the text is YAML."""
 
     place: str
     message: str
@@ -31,7 +31,7 @@ class PlanProblem(Struct, frozen=True, order=True):
 
 
 class UnreadablePlan(Exception):
-    """The text is no JSON and no YAML that a plan may be written in."""
+    """The text is neither JSON nor the YAML that is allowed in a plan."""
 
     def __init__(self, message: str, place: Place = (), line: int | None = None) -> None:
         super().__init__(message)
@@ -44,13 +44,13 @@ def pointer(place: Place) -> str:
 
 
 def keys_of(pointer: str) -> Place:
-    """Return the keys that a JSON Pointer names; numbers are places in lists."""
+    """Return the keys that a JSON Pointer names; numbers are positions in lists."""
     keys = (part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
     return tuple(int(key) if key.isdigit() else key for key in keys)
 
 
 def read_text(body: bytes) -> tuple[Any, dict[Place, int]]:
-    """Return the value of a text, and the line of each value in it; JSON has none. Raise `UnreadablePlan`."""
+    """Return the value of a text, and the line of each value in it (none for JSON). Raise `UnreadablePlan`."""
     if len(body) > PLAN_BYTES:
         raise UnreadablePlan(f"the plan has {len(body)} bytes; the most is {PLAN_BYTES}")
     try:
@@ -100,7 +100,7 @@ def _refuse_constant(name: str) -> Any:
 
 @cache
 def _yaml() -> Any:
-    return import_module("yaml")  # only where it is used: it is slow to import
+    return import_module("yaml")  # imported only where it is used, because the import is slow
 
 
 _PLAIN = {
@@ -193,7 +193,7 @@ class _Builder:
             top.key = event.value
             return
         self._note(line)
-        self._put(_scalar_of(event.value) if event.implicit[0] else event.value)  # else it stands in quotes
+        self._put(_scalar_of(event.value) if event.implicit[0] else event.value)  # otherwise it is quoted
 
     def _put(self, value: Any) -> None:
         if not self._open:
@@ -208,7 +208,7 @@ class _Builder:
 
 
 def _scalar_of(text: str) -> Any:
-    """Return a scalar without quotes: as JSON has it, or else a text."""
+    """Return an unquoted scalar: as JSON has it, or otherwise a text."""
     if text in _PLAIN:
         return _PLAIN[text]
     if _INTEGER.fullmatch(text):
