@@ -1,8 +1,8 @@
 """Durable agents of the OpenAI Agents SDK: each model call and each tool call is a step of the run.
 
 The loop of the SDK runs in the workflow, with copies of the agent and of the agents that it hands off to. Their models
-and tools are steps, and only the activities of those steps perform I/O. A recorded call is never repeated, and never
-paid for again. The tracing and the retries of the SDK are off: Holdfast does both.
+and tools are steps, and only the activities of those steps perform I/O. A recorded call is never repeated or paid for
+again. The tracing and the retries of the SDK are off: Holdfast does both.
 """
 
 from copy import copy
@@ -52,14 +52,15 @@ Context = TypeVar("Context")
 _settings = TypeAdapter(ModelSettings)
 _response = TypeAdapter(ModelResponse)
 _LOCAL = (ComputerTool, LocalShellTool, ShellTool, ApplyPatchTool, CustomTool)
-"""Tools that the SDK itself carries out in the process of its loop, which is the workflow here."""
+"""Tools that the SDK itself executes in the process of its loop, which here is the workflow."""
 
 
 class DurableAgent(Generic[Context]):
     """An agent whose runs are part of the workflow that calls `run`; so are those of the agents that it hands off to.
 
     It registers the activities `NAME.model` and `NAME.tool` with the app; `model` and `tool` are their options, such as
-    `retry`, `timeout` and `queue`. With `stream` the text of the model is written to a stream of that name as it comes.
+    `retry`, `timeout` and `queue`. With `stream` the text of the model is written to a stream of that name as it
+    arrives.
     """
 
     def __init__(
@@ -75,9 +76,10 @@ class DurableAgent(Generic[Context]):
         model: dict[str, Any] | None = None,
         tool: dict[str, Any] | None = None,
     ) -> None:
-        """`approvals` is who decides about tool calls that need an approval; without it they are interruptions.
+        """`approvals` is who decides about tool calls that need an approval; without it they become interruptions.
 
-        `provider` finds models by their names, and is OpenAI's without it. `context_type` checks what tools get.
+        `provider` finds models by name; the default is OpenAI's. `context_type` validates the context that tools
+        receive.
         """
         self.agent = agent
         self.name = name or agent.name
@@ -90,7 +92,9 @@ class DurableAgent(Generic[Context]):
         self._durable = self._copies()[agent.name]
 
     async def run(self, prompt: Any, *, context: Any = None, **options: Any) -> RunResult:
-        """Run the agent in a workflow; `options` are those of `Runner.run`. Elsewhere it runs without being durable."""
+        """Run the agent in a workflow; `options` are those of `Runner.run`. Outside a workflow it runs without being
+        durable.
+        """
         config = replace(options.pop("run_config", None) or RunConfig(), tracing_disabled=True)
         if config.model is not None:
             raise InvalidInput("the models of a durable agent are those of its agents", field="model")
@@ -114,12 +118,12 @@ class DurableAgent(Generic[Context]):
             result = await self._play(state, run_config=config, **again)
         return result
 
-    # --- in the workflow
+    # --- called in the workflow
 
     async def _play(self, prompt: Any, **options: Any) -> RunResult:
         try:
             return await Runner.run(self._durable, prompt, **options)
-        except UserError as problem:  # a tool without an answer for its failure fails the run, as any step does
+        except UserError as problem:  # a tool that does not handle its failure fails the run, as any step does
             if isinstance(problem.__cause__, ActivityFailed):
                 raise problem.__cause__ from None
             raise
@@ -150,13 +154,13 @@ class DurableAgent(Generic[Context]):
             return outcome.result
 
         prepare = getattr(getattr(tool.on_invoke_tool, "_invoke_tool_impl", None), "__agents_prepare_arguments__", None)
-        if prepare is not None:  # by which the SDK decides whether a call needs an approval
+        if prepare is not None:  # with it the SDK decides whether a call needs an approval
             vars(invoke)["__agents_prepare_arguments__"] = prepare
         durable = copy(tool)
         durable.on_invoke_tool = with_function_tool_failure_error_handler(invoke, lambda tool, error, text: None)
-        return copy(durable)  # which binds what handles failures to this tool
+        return copy(durable)  # it binds what handles failures to this tool
 
-    # --- in activities
+    # --- called in activities
 
     async def _request(self, agent: str, asked: dict[str, Any]) -> Any:
         known = self._known(agent)
@@ -175,11 +179,11 @@ class DurableAgent(Generic[Context]):
         model = known.model if isinstance(known.model, Model) else self._found(known.model)
         with final_refusals():
             response = await (self._streamed(model, arguments) if self._stream else model.get_response(**arguments))
-        # As it came: the names of its fields, and none that was not set, for it is sent to the model again.
+        # As received, with its field names and without unset fields, because it is sent to the model again.
         return _response.dump_python(response, mode="json", by_alias=True, exclude_unset=True)
 
     async def _streamed(self, model: Model, arguments: dict[str, Any]) -> ModelResponse:
-        """Ask the model, and write its text to the stream as it comes."""
+        """Call the model, and write its text to the stream as it arrives."""
         out, items = stream(self._stream), list[Any]()
         async for event in model.stream_response(**arguments):
             if event.type == "response.output_text.delta":
@@ -237,7 +241,7 @@ _RETRIES = "a durable agent leaves retries to its steps: DurableAgent(…, model
 
 
 def _reachable(agent: Agent[Any]) -> dict[str, Agent[Any]]:
-    """Return an agent and all that it hands off to, by name; raise `InvalidInput` for what cannot be durable."""
+    """Return an agent and all agents it hands off to, by name; raise `InvalidInput` for what cannot be durable."""
     found: dict[str, Agent[Any]] = {}
     waiting = [agent]
     while waiting:
@@ -259,7 +263,7 @@ def _check(agent: Agent[Any]) -> None:
     for tool in agent.tools:
         if isinstance(tool, _LOCAL):
             raise InvalidInput(f"tool {tool.name!r} of agent {agent.name!r} is run by the SDK: make it a function")
-        inner: Any = getattr(tool, "_agent_instance", None)  # an agent as a tool, which is one step
+        inner: Any = getattr(tool, "_agent_instance", None)  # an agent as a tool, which is a single step
         asks = [each.name for each in getattr(inner, "tools", ()) if getattr(each, "needs_approval", False)]
         if asks:
             problem = f"tool {asks[0]!r} of agent {inner.name!r} needs an approval, and that agent is a tool"
@@ -290,7 +294,7 @@ def _handoff_to(handoff: Agent[Any] | Handoff[Any, Any], copies: dict[str, Agent
 
 
 def _recordable(result: Any, tool: FunctionTool) -> Any:
-    """Return the result of a tool as the SDK gives it to a model: values of JSON, and the text of anything else."""
+    """Return the result of a tool as the SDK gives it to a model: JSON values, and anything else as text."""
     plain = (str, int, float, list, dict, ToolOutputText, ToolOutputImage, ToolOutputFileContent)
     if result is None or isinstance(result, plain) or tool.output_json_schema is not None:
         return to_jsonable_python(result)
@@ -313,7 +317,7 @@ def _name_of(tool: Tool) -> str:
 
 
 class _OutputSchema(AgentOutputSchemaBase):
-    """The form of an agent's output, as a model sees it."""
+    """The schema of an agent's output, as a model sees it."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._schema = schema
@@ -336,7 +340,7 @@ class _OutputSchema(AgentOutputSchemaBase):
 
 
 class _DurableModel(Model):
-    """The model of an agent in the workflow, where it opens nothing: its activity asks it."""
+    """The model of an agent in the workflow. It opens nothing: its activity calls the model."""
 
     def __init__(self, steps: AgentSteps, agent: str) -> None:
         self._steps = steps
@@ -373,7 +377,7 @@ class _DurableModel(Model):
 
 
 def _described_tool(tool: Tool) -> dict[str, Any]:
-    """Return what is recorded of a tool: another description of it is another question."""
+    """Return what is recorded about a tool: a changed description changes the request."""
     described: dict[str, Any] = {"name": _name_of(tool)}
     if isinstance(tool, FunctionTool):
         described |= {"description": tool.description, "schema": tool.params_json_schema}

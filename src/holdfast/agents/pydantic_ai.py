@@ -1,8 +1,8 @@
 """Durable agents of Pydantic AI: each model call and each tool call is a step of the run.
 
-The agent's loop runs in the workflow, and only what performs I/O is an activity: a recorded call is never repeated, and
-never paid for again. The adapter uses the hooks that the library provides: a wrapper around the model, one around the
-tools, stable ids, and a handler for tool calls that need an approval.
+The agent's loop runs in the workflow, and only what performs I/O is an activity. A recorded call is never repeated or
+paid for again. The adapter uses the hooks that the library provides: a wrapper around the model, one around the tools,
+stable ids, and a handler for tool calls that need an approval.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -51,7 +51,8 @@ class DurableAgent(Generic[Deps, Output]):
     """An agent whose runs are part of the workflow that calls `run`.
 
     It registers the activities `NAME.model` and `NAME.tool` with the app; `model` and `tool` are their options, such as
-    `retry`, `timeout` and `queue`. With `stream` the text of the model is written to a stream of that name as it comes.
+    `retry`, `timeout` and `queue`. With `stream` the text of the model is written to a stream of that name as it
+    arrives.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class DurableAgent(Generic[Deps, Output]):
         self._capability: _Durability[Deps] = _Durability(self, approvals)
 
     async def run(self, prompt: Any = None, *, deps: Any = None, **options: Any) -> AgentRunResult[Output]:
-        """Run the agent in a workflow; `options` are those of `Agent.run`. Elsewhere it runs without being durable."""
+        """Run the agent in a workflow; `options` are those of `Agent.run`. Outside a workflow it runs without being
+        durable.
+        """
         if options.get("model") is not None:
             raise InvalidInput("the model of a durable agent is that of the agent", field="model")
         if current_program() is None:
@@ -86,17 +89,17 @@ class DurableAgent(Generic[Deps, Output]):
         capabilities: Sequence[Any] = (*(options.pop("capabilities", None) or ()), self._capability)
         return await self.agent.run(prompt, deps=deps, capabilities=capabilities, **options)
 
-    # --- in the workflow
+    # --- called in the workflow
 
     async def request(self, messages: list[ModelMessage], settings: ModelSettings | None, parameters: Any) -> Any:
-        """Ask the model, as a step."""
+        """Call the model, as a step."""
         given = _without_times(ModelMessagesTypeAdapter.dump_python(messages, mode="json"))
         asked = to_jsonable_python(_parameters.dump_python(parameters, mode="json"))
         answer = await self._steps.model(given, to_jsonable_python(settings), asked)
         return _response.validate_json(to_json(answer))
 
     async def call(self, name: str, arguments: dict[str, Any], ctx: RunContext[Deps]) -> Any:
-        """Call a tool, as a step that has its name."""
+        """Call a tool, as a step with the tool's name."""
         about = {"call": ctx.tool_call_id, "retry": ctx.retry, "approved": ctx.tool_call_approved, "step": ctx.run_step}
         deps = self._deps.dump_python(ctx.deps, mode="json")
         step = self._steps.tool.options(name=f"{self.name}.{name}")
@@ -107,7 +110,7 @@ class DurableAgent(Generic[Deps, Output]):
             raise ApprovalRequired
         return outcome.result
 
-    # --- in activities
+    # --- called in activities
 
     async def _request(self, messages: Any, settings: Any, parameters: Any) -> Any:
         given = ModelMessagesTypeAdapter.validate_python(messages)
@@ -162,7 +165,7 @@ def _text_of(event: Any) -> str:
 
 
 def _without_times(messages: Any) -> Any:
-    """Return what a model is asked without the times at which it was written: they differ at each replay."""
+    """Return the messages to a model without their timestamps, which differ at each replay."""
     for message in messages:
         if message["kind"] == "request":
             message.pop("timestamp", None)
@@ -172,7 +175,7 @@ def _without_times(messages: Any) -> Any:
 
 
 class _Durability(AbstractCapability[Deps]):
-    """What a run of the agent gets."""
+    """The capability that is added to a run of the agent."""
 
     def __init__(self, agent: DurableAgent[Deps, Any], approvals: Approvals | None) -> None:
         self._agent = agent
@@ -207,7 +210,7 @@ class _Durability(AbstractCapability[Deps]):
 
 
 class _Ready(Struct, frozen=True):
-    """What can be awaited and is there already. A program that is dropped meanwhile leaves nothing of it behind."""
+    """An awaitable whose value is already there. A program that is dropped meanwhile leaves nothing of it behind."""
 
     value: Any = None
 
@@ -217,7 +220,7 @@ class _Ready(Struct, frozen=True):
 
 
 class _DurableModel(WrapperModel):
-    """The model in the workflow, where it opens nothing: its activity asks it."""
+    """The model in the workflow. It opens nothing: its activity calls the model."""
 
     def __init__(self, model: Model, agent: DurableAgent[Any, Any]) -> None:
         super().__init__(model)

@@ -1,7 +1,7 @@
 """What the adapters share: an agent's steps, approvals as tasks, and which errors of a provider are final.
 
 An adapter registers the activities `NAME.model` and `NAME.tool`. The agent's loop runs in the workflow and calls them.
-Everything that is specific to a library is in the module of its adapter.
+Everything specific to a library is in the module of its adapter.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ from holdfast.errors import InvalidInput
 from holdfast.program.tasks import task
 
 _TEMPORARY = frozenset({408, 409, 425, 429})
-"""Answers of a provider to a request that may succeed later, among those that blame the request."""
+"""Statuses that blame the request, but for a request that may succeed later."""
 
 
 class Approval(Struct, frozen=True):
@@ -55,7 +55,7 @@ class Approvals(Struct, frozen=True, kw_only=True):
 
 
 class ToolOutcome(Struct, frozen=True):
-    """What a tool call came to: its result, or what the model gets instead."""
+    """The outcome of a tool call: its result, or what the model gets instead."""
 
     result: Any = None
     text: str = ""
@@ -74,7 +74,7 @@ class AgentSteps:
         model: dict[str, Any] | None,
         tool: dict[str, Any] | None,
     ) -> None:
-        """Register `request`, which asks the model, and `execute`, which calls a tool, with the options of each."""
+        """Register `request`, which calls the model, and `execute`, which calls a tool, with the options of each."""
         if not name:
             raise InvalidInput("a durable agent has a name, which its steps begin with: Agent(…, name=…)", field="name")
         self.model: Activity[..., Any] = app.activity(name=f"{name}.model", **(model or {}))(request)
@@ -83,7 +83,7 @@ class AgentSteps:
 
 @contextmanager
 def final_refusals() -> Iterator[None]:
-    """Within it, what the provider of a model refuses for good is not asked again.
+    """Inside this context, a final refusal by the provider of a model is not retried.
 
     The errors of the libraries have a `status_code`. The step waits as long as the provider asks for (`Retry-After`).
     """
@@ -102,7 +102,7 @@ def final_refusals() -> Iterator[None]:
 
 
 def _retry_after_s(problem: BaseException | None) -> float | None:
-    """Return how long the provider wants to be left alone, if it says so in seconds."""
+    """Return how many seconds the provider wants to be left alone, if it gives a number."""
     while problem is not None:
         headers = getattr(getattr(problem, "response", None), "headers", None)
         text = str(headers.get("retry-after", "")) if headers is not None else ""

@@ -18,17 +18,17 @@ from holdfast.service.operations.runs import RunOutcome
 T = TypeVar("T")
 
 RETRY = Retry(max_attempts=5, initial_ms=100, most_ms=5_000, jitter=0.5)
-"""How often what failed on its way is tried again: whatever changes something carries an id, but `tokens.create`."""
+"""The retry policy for failed requests: everything that changes something carries an id, except `tokens.create`."""
 
 WAIT_S = 20.0
-"""How long one request waits for a run to finish; then the next one does."""
+"""How long one request waits for a run to finish, before the next one is sent."""
 
 
 class Client:
     """Calls a service by its address, or an app in this process.
 
-    Failed requests are sent again. Requests that change something have an id, yours or a new one, so that a repeated
-    request counts once. Errors are those of `holdfast.errors`.
+    Failed requests are sent again. Requests that change something carry an id, yours or a new one, so that a repeated
+    request takes effect once. Errors are those of `holdfast.errors`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Client:
     ) -> None:
         """`token` is sent to a service; `principal` is the caller, in process. `transport` is httpx's, for tests.
 
-        `converters` are those of the app; in process they are known.
+        `converters` are those of the app; in process the client knows them.
         """
         self._values = to.registry.values if isinstance(to, App) else Values(converters)
         over: Transport = (
@@ -74,7 +74,7 @@ class Client:
         self.artifacts = resources.Artifacts(self._calls)
 
     async def result(self, run_id: str, kind: Any = Any) -> Any:
-        """Wait for a run to finish; return what it returned, as this type, or raise `RunFailed` or `RunCancelled`."""
+        """Wait for a run to finish; return its result, as this type, or raise `RunFailed` or `RunCancelled`."""
         while not (outcome := await self.runs.result(run_id, wait_s=WAIT_S)).is_finished:
             pass
         return parse_value(outcome, kind, self._values)
@@ -93,7 +93,7 @@ class Client:
 
 
 def parse_value(outcome: RunOutcome, kind: Any = Any, values: Values = PLAIN) -> Any:
-    """Return what a finished run returned, as this type, or raise why it did not."""
+    """Return the result of a finished run, as this type, or raise why it has none."""
     if outcome.error is None:
         return values.decode(outcome.result, kind)
     if outcome.error.code == RunCancelled.code:

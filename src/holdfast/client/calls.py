@@ -15,13 +15,13 @@ from holdfast.service.live.sse import Parser, Piece
 from holdfast.service.registry import Operation
 
 IDS = ("request_id", "signal_id", "update_id", "operation_id")
-"""By which a service recognises that something was asked before."""
+"""The fields by which a service recognises a repeated request."""
 
 ONCE = frozenset({"tokens.create"})
-"""What has no id, so that asking again would do it again."""
+"""Operations without an id, so that repeating the request would repeat its effect."""
 
 REFUSED = (InternalError, StoreCorrupt)
-"""Errors of a service that a retry does not help against."""
+"""Errors of a service that a retry cannot resolve."""
 
 LONGEST_WAIT_S = 60.0
 
@@ -36,7 +36,7 @@ class Calls:
         self._rng = rng
 
     async def call(self, operation: Operation, fields: dict[str, Any], kind: Any = None) -> Any:
-        """Return the answer, as its own type or another; raise the refusal, or what keeps it from being asked."""
+        """Return the answer, as its own type or another; raise the refusal, or the error that prevented the request."""
         asked = self._with_ids(operation, fields)
         attempt = 1
         while True:
@@ -54,7 +54,7 @@ class Calls:
     async def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncGenerator[Any, None]:
         """Yield the typed events of an event stream. If the connection breaks, continue where it broke.
 
-        Of a run, its events, to its end. Of lists, pairs: what it is about, and how it is now.
+        For a run these are its events, up to its end. For lists they are pairs: the subject and its current state.
         """
         is_of_run = "after" in operation.request_type.__struct_fields__
         asked, attempt = dict(fields), 1
@@ -82,7 +82,7 @@ class Calls:
             attempt += 1
 
     async def download(self, operation: Operation, fields: dict[str, Any]) -> AsyncGenerator[bytes, None]:
-        """Return bytes as they come. A download that breaks is begun again by the caller: nothing of it is kept."""
+        """Return bytes as they arrive. The caller has to restart a download that breaks: nothing of it is kept."""
         async with aclosing(self._transport.stream(operation, fields)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -96,7 +96,7 @@ class Calls:
         fresh = {name: self._ids.new_id() for name in IDS if name in known and operation.verb == "POST"}
         if fields.get("run_id") and not fields.get(
             "reuse"
-        ):  # which recognises a start as well, also one of another process
+        ):  # the run id recognises a repeated start as well, also from another process
             fresh.pop("request_id", None)
         asked = {**fresh, **fields}
         if operation.name == "signals.send_many":
@@ -104,7 +104,7 @@ class Calls:
         return asked
 
     def _pause_s(self, error: HoldfastError, attempt: int) -> float | None:
-        """Return how long to wait before the next try, or None if there is none."""
+        """Return the delay before the next attempt, or None if there is none."""
         if not isinstance(error, EngineError | RateLimited) or isinstance(error, REFUSED):
             return None
         if self._retry.max_attempts and attempt >= self._retry.max_attempts:

@@ -20,7 +20,7 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def needed(operation: Operation) -> tuple[str, ...]:
-    """Return the fields that an operation cannot do without."""
+    """Return the required fields of an operation."""
     fields = msgspec.structs.fields(operation.request_type)
     return tuple(field.name for field in fields if field.required)
 
@@ -54,7 +54,7 @@ def method_of(operation: Operation) -> Callable[..., Any]:
 
 
 def sync_method_of(operation: Operation) -> Callable[..., Any]:
-    """Return the method that calls an operation and waits."""
+    """Return the method that calls an operation and blocks until it is answered."""
     name = operation.name.partition(".")[2]
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -68,18 +68,18 @@ def sync_method_of(operation: Operation) -> Callable[..., Any]:
 
 
 def iterate(stream: AsyncGenerator[Any, None], run: Run) -> Iterator[Any]:
-    """Return what comes, each when it is asked for, to code without an event loop."""
+    """Return an iterator for code without an event loop, which requests each item when it is needed."""
     try:
         while True:
             try:
                 yield run(anext(stream))  # type: ignore[arg-type]
             except StopAsyncIteration:
                 return
-    finally:  # who breaks off a loop has read enough, and the server need not know of them any longer
+    finally:  # a caller that breaks off the loop has read enough, and the server can drop the stream
         closing = stream.aclose()
         try:
             run(closing)
-        except (RuntimeError, HoldfastError):  # the client was closed before, and its connections with it
+        except (RuntimeError, HoldfastError):  # the client was closed before, along with its connections
             closing.close()
 
 
@@ -100,7 +100,7 @@ def _methods(resource: str, make: Callable[[Operation], Callable[..., Any]]) -> 
 
 
 RESOURCES = tuple(dict.fromkeys(each.resource for each in {**OPERATIONS, **STREAMED, **DOWNLOADS}.values()))
-"""What operations are about, in the order of declaration."""
+"""The subjects of operations, in the order of declaration."""
 
 for _resource in RESOURCES:
     globals()[_resource.title()] = type(_resource.title(), (_Resource,), _methods(_resource, method_of))

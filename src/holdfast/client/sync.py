@@ -2,7 +2,7 @@
 
 `SyncClient` has every operation as a method, over HTTP or in process; in process it also returns typed runs. It is
 thread-safe. It belongs to one process: after a fork (gunicorn, multiprocessing) the child opens its own connections at
-its next call, and leaves the inherited ones to the parent. May not: be used in a thread that runs an event loop,
+its next call, and leaves the inherited ones to the parent. It may not be used in a thread that runs an event loop,
 because it would block that loop.
 """
 
@@ -39,20 +39,20 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 CONNECTION = NodeOptions(takes_runs=False, relays=False)
-"""What is open in process where no node is asked for: it starts runs and looks at them, and others do the work."""
+"""What is opened in process without `node`: it starts and reads runs, and other nodes execute them."""
 
 _Asked = SimpleQueue[Callable[[], None] | None]
-"""Functions to be called in the thread of a caller; None when there are no more."""
+"""Functions to call in the thread of the caller; None when there are no more."""
 
 _clients: "WeakSet[SyncClient]" = WeakSet()
-"""Those that the end of the process closes, if nothing else did."""
+"""The clients to close at the end of the process, if nothing else has closed them."""
 
 _inherited: list[Any] = []
-"""What a fork has left in this process: nothing of it is closed here, not even by the garbage collector."""
+"""What a fork has left in this process. Nothing of it is closed here, not even by the garbage collector."""
 
 
 class _LoopThread:
-    """An event loop in a thread of its own, with a client that is open in it."""
+    """An event loop in its own thread, with an open client."""
 
     def __init__(self, enter: Callable[[AsyncExitStack], Coroutine[Any, Any, Client]]) -> None:
         self.pid = os.getpid()
@@ -86,9 +86,9 @@ class _LoopThread:
             await self._ending.wait()
 
     def call(self, work: Coroutine[Any, Any, T], asked: "_Asked | None" = None) -> T:
-        """Run a coroutine in the loop, in the context of the caller, and return what it returns.
+        """Run a coroutine in the loop, in the context of the caller, and return its result.
 
-        Functions that are `asked` for meanwhile are called here, in the thread of the caller.
+        Functions that are put into `asked` meanwhile are called here, in the thread of the caller.
         """
         assert self._loop is not None
         try:
@@ -108,7 +108,7 @@ class _LoopThread:
                 raise _closed() from problem
             except TimeoutError:
                 if future.done():
-                    raise  # it is the work's own
+                    raise  # raised by the work itself
                 if self._is_closed.is_set():
                     raise _closed() from None
             except BaseException:
@@ -116,7 +116,7 @@ class _LoopThread:
                 raise
 
     def close(self) -> None:
-        """Close everything that is open, and wait for it. An error of the node is raised."""
+        """Close everything that is open, and wait for that. An error of the node is raised."""
         if self._loop is not None and self._ending is not None and not self._is_closed.is_set():
             self._loop.call_soon_threadsafe(self._ending.set)
         self._thread.join()
@@ -133,7 +133,7 @@ def _closed() -> EngineError:
 
 
 class _Resource:
-    """A resource of the client that is open at the time of a call."""
+    """A resource of the client that is open when the method is called."""
 
     def __init__(self, client: "SyncClient", name: str) -> None:
         self._client = client
@@ -152,7 +152,7 @@ class SyncRun(Generic[R]):
         self._handle = handle
 
     def result(self) -> R:
-        """Wait for the run to finish; return what it returned, or raise `RunFailed` or `RunCancelled`."""
+        """Wait for the run to finish; return its result, or raise `RunFailed` or `RunCancelled`."""
         return self._call(lambda run: run.result())
 
     def status(self) -> RunStatus:
@@ -273,7 +273,7 @@ class SyncClient:
         self.lists = resources.SyncLists(_Resource(self, "lists"), self._run)
         self.artifacts = resources.SyncArtifacts(_Resource(self, "artifacts"), self._run)
         if isinstance(to, str):
-            Client(to, **options)  # an address that is none is refused here
+            Client(to, **options)  # an invalid address is refused here
 
     # --- runs of an app in this process
 
@@ -329,7 +329,7 @@ class SyncClient:
         self.close()
 
     def _open(self) -> _LoopThread:
-        """Return the loop of this process, which is made when it is first needed."""
+        """Return the loop of this process, which is created when it is first needed."""
         refuse_inside("SyncClient", "call a child, wait for a signal, or make it an activity")
         if asyncio._get_running_loop() is not None:
             raise InvalidInput("a SyncClient would block the event loop of this thread: await the methods of Client")
@@ -355,7 +355,7 @@ class SyncClient:
         return thread.call(work())
 
     def _call_beside(self, connection: Any, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        """Call a function with a connection, or None. What it does with the connection is done here, in this thread."""
+        """Call a function with a connection, or None. Its use of the connection runs here, in this thread."""
         if connection is None:
             return self._call(lambda: work(None))
         thread, asked = self._open(), _Asked()
@@ -385,7 +385,7 @@ def _answer(answer: "Future[Any]", function: Callable[[], Any]) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    """Close what is still open when the process ends: a thread that the interpreter stops gives nothing back."""
+    """Close what is still open when the process ends: a thread that the interpreter stops releases nothing."""
     for client in [*_clients]:
         with suppress(HoldfastError):
             client.close()

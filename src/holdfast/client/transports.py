@@ -1,4 +1,4 @@
-"""Transports of a client: over HTTP, or in its own process. Both have the same interface."""
+"""Transports of a client: over HTTP, or within its own process. Both have the same interface."""
 
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
@@ -22,14 +22,14 @@ _reader = msgspec.json.Decoder(Problem)
 
 
 class Unreachable(EngineError):
-    """The service did not answer: it is away, or the way to it is."""
+    """The service did not answer: it is down, or the network is."""
 
 
 class Transport(Protocol):
     """Carries requests to the service that answers them."""
 
     async def call(self, operation: Operation, fields: dict[str, Any]) -> bytes:
-        """Return the answer as JSON, or raise the error that was answered."""
+        """Return the answer as JSON, or raise the error in the answer."""
         ...
 
     def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncGenerator[bytes, None]:
@@ -37,12 +37,12 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Give back every resource."""
+        """Release all resources."""
         ...
 
 
 class InProcess:
-    """Asks an app that has a node or a connection open in this event loop."""
+    """Calls an app that has a node or a connection open in this event loop."""
 
     def __init__(self, app: App, principal: Principal) -> None:
         self._service = make_service(app)
@@ -80,12 +80,12 @@ class InProcess:
 
 
 class Http:
-    """Calls a service by its address. The time-out is in addition to the time that a request asks to wait."""
+    """Calls a service by its address. The timeout is added to the time that a request asks to wait."""
 
     def __init__(
         self, address: str, token: str | None, timeout_s: float, transport: Any = None, values: Values = PLAIN
     ) -> None:
-        import httpx  # here: a caller in process does not wait for it
+        import httpx  # imported here, so that a caller in process does not pay for it
 
         try:
             is_address = address.startswith(("http://", "https://")) and bool(httpx.URL(address).host)
@@ -111,7 +111,7 @@ class Http:
         self._timeout_s = timeout_s
         self._failure = httpx.HTTPError
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        is_secret = address.startswith("https://")  # certificates are read only where some are checked
+        is_secret = address.startswith("https://")  # certificates are loaded only where they are checked
         self._http = httpx.AsyncClient(
             base_url=address, headers=headers, timeout=timeout_s, transport=transport, verify=is_secret
         )
@@ -149,9 +149,9 @@ class Http:
 
 
 def _request(operation: Operation, fields: dict[str, Any], values: Values) -> dict[str, Any]:
-    """Return what is asked as REST has it."""
+    """Return the request in its REST form."""
     text = encoded(fields, values)
-    if not operation.has_body:  # an address has no types: as a text, a value may fit that does not
+    if not operation.has_body:  # an address has no types: as a text, a value may fit that otherwise does not
         binder_of(operation).from_json(text)
     rest, path = dict(fields), operation.path
     for field in operation.path_fields:
@@ -169,12 +169,12 @@ def _request(operation: Operation, fields: dict[str, Any], values: Values) -> di
 
 
 def encoded(fields: dict[str, Any], values: Values = PLAIN) -> bytes:
-    """Return a request as JSON; raise `InvalidInput` for a value that JSON does not have, such as NaN."""
+    """Return a request as JSON; raise `InvalidInput` for a value that JSON cannot express, such as NaN."""
     return values.encode_request(fields, BODY_DEPTH)
 
 
 def _text(value: Any) -> str | list[str]:
-    """Return a value as a parameter of an address; of many values, one parameter each."""
+    """Return a value as a query parameter; for several values, one parameter each."""
     plain = msgspec.to_builtins(value)
     if isinstance(plain, list | tuple):
         return [each if isinstance(each, str) else msgspec.json.encode(each).decode() for each in plain]
@@ -182,7 +182,7 @@ def _text(value: Any) -> str | list[str]:
 
 
 def error_of(status: int, body: bytes) -> HoldfastError:
-    """Return the error that a service has answered with, of its own type; one that is not known by its status."""
+    """Return the error in the answer of a service, as its own type; an unknown one by its status."""
     try:
         problem = _reader.decode(body)
     except msgspec.MsgspecError:
