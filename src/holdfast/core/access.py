@@ -26,11 +26,11 @@ _TOKEN = re.compile(rf"({PREFIX}([0-9a-f]{{16}})_([0-9a-f]{{64}}))([0-9a-f]{{8}}
 
 
 class AccessToken(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A token as it is stored. `role` and `scopes` are what it permits, `roles` are its bearer's for tasks.
+    """A token as it is stored. `role` and `scopes` are what it permits; `roles` are its bearer's roles for tasks.
 
-    Without a tenant it is valid for all of them; without a project or an environment, for all of its tenant. A session
-    is a token of a browser, made from the token `session_of`, and valid for as long as that one. `created_by` is the id
-    of the token that made it, or the name of the person, if that is known by other means.
+    Without a tenant it is valid for all tenants; without a project or an environment, for all of its tenant. A session
+    is a browser's token. It is made from the token `session_of` and valid for as long as that one. `created_by` is the
+    id of the token that made it, or the name of the person, if that is known by other means.
     """
 
     token_id: str
@@ -63,7 +63,7 @@ def write_token(token_id: str, secret: str) -> str:
 
 
 def read_token(text: str) -> tuple[str, str] | None:
-    """Return id and secret of a well-formed token, or None. The checksum is no secret: it only saves a look-up."""
+    """Return the id and the secret of a well-formed token, or None. The checksum is not secret: it saves a look-up."""
     found = _TOKEN.fullmatch(text) if len(text) == TOKEN_CHARS else None
     if found is None or f"{crc32(found[1].encode()):08x}" != found[4]:
         return None
@@ -71,18 +71,18 @@ def read_token(text: str) -> tuple[str, str] | None:
 
 
 def digest_of(secret: str) -> str:
-    """Return the digest of a secret, which is stored in its place."""
+    """Return the digest of a secret; it is stored instead of the secret."""
     return sha256(secret.encode()).hexdigest()
 
 
 def is_secret_of(token: AccessToken | None, secret: str) -> bool:
-    """Return whether this is the token's secret, in constant time, also if there is no such token."""
+    """Return whether this is the token's secret. It takes constant time, even if there is no such token."""
     known = token.digest if token is not None else "0" * 64
     return compare_digest(known, digest_of(secret)) and token is not None
 
 
 def merge_tokens(kept: AccessToken, given: AccessToken) -> AccessToken:
-    """Return the merged record of a token: the first revocation and the last use; the rest from the stored one."""
+    """Return the merged record of a token: the first revocation, the last use, and the rest as stored."""
     revoked = min(
         (token for token in (kept, given) if token.revoked_at is not None),
         key=lambda token: token.revoked_at or 0,

@@ -1,45 +1,45 @@
-"""Admission: how many runs of a workflow may be under way, and what happens to a start beyond that.
+"""Admission: how many runs of a workflow may be under way, and what happens to further starts.
 
 Every workflow (a `plan_id`, whatever its versions) has one *admission queue*. A store keeps it as follows.
 
 **Room.** A run that is created with an `AdmissionRequest` is *admitted* when there is room: fewer than `at_once` runs
 are inside, fewer than `per_key` of them have its tenant and key, and fewer than `starts` runs have started within the
-last `period_ms` or are admitted and have yet to start. It is *inside* until it has finished, and leaves with that
-commit. Until it is admitted it is *queued*: its messages are held back, so it is not ready and has no owner. Signals
-make it ready as they do any run, and one of them may cancel it: then it leaves the queue with that commit.
+last `period_ms` or are admitted and have yet to start. It is *inside* until the commit that finishes it. Until it is
+admitted it is *queued*: its messages are held back, so it is not ready and has no owner. Signals make it ready, like
+any run, and may cancel it: then it leaves the queue with that commit.
 
-**Order.** Among the queued runs that have room, tenants take turns: the next tenant is the one whose name follows, by
-code points and in a circle, the tenant of the run that was admitted last. Among the runs of that tenant, the one with
-the lowest `rank` is next, then the one that was created first. `create` enqueues a new run behind those, admits the
-run that is next, if there is one, and returns whether it was the new one.
+**Order.** Tenants take turns among the queued runs that have room, round robin in the order of their names by code
+points, beginning after the tenant of the run that was admitted last. Among the runs of one tenant, the one with the
+lowest `rank` is next, then the one that was created first. `create` enqueues a new run behind those, admits the next
+run, if there is one, and returns whether it was the new one.
 
-**Runs that are held**, by an approval that they require or until an instant at which they start, are not in the queue
-and take no place. When such a run is released, the turn that would start it queues it instead (`Turn.admission`), with
-the limits of that moment, as if it were created then; what starts it is held back until it is admitted. It was
-acknowledged long ago, so the policy `reject` queues it. (Of a run that is released and one that is created in the same
-microsecond, either may be first.)
+**Held runs**, which require an approval or start at a later instant, are not in the queue and take no place. When such
+a run is released, the turn that would start it queues it instead (`Turn.admission`), with the current limits, as if it
+were created then; the message that starts it is held back until the run is admitted. It was acknowledged long ago, so
+the policy `reject` queues it. (If one run is released and another created in the same microsecond, either may be
+first.)
 
-**Limits** are not stored. The caller passes them as its code has them now, so a change applies to queued runs too.
+**Limits** are not stored. The caller passes the limits that its code has now, so a change applies to queued runs too.
 
 **Starts.** The rate bounds the commits by which runs start (RunStarted), not the moments of admission: the node that
-starts an admitted run may be late or gone. So a run that was admitted under a rate is *starting*, and uses one of the
-`starts` without an instant, until it has started; then the instant of that commit counts. (A run that ends without
+starts an admitted run may be late or gone. So a run that was admitted under a rate is *starting*: it uses one of the
+`starts` without an instant until it has started; then the instant of that commit counts. (A run that ends without
 having started counts as started at its end.) Whatever is late or crashes, no window of one period holds more than
-`starts`: when the last of its runs was admitted, the others were starting, or had started within that window.
+`starts`: when the last of its runs was admitted, the others were starting or had started within that window.
 
 **Policies.** `queue` is the above. `reject` refuses a run that would be queued. `delay` is `queue` for a workflow
 that has a rate and no other limit.
 
-**Atomicity.** All of one queue fits one row or one object: the counts inside by tenant and key, the queued runs, the
+**Atomicity.** A whole queue fits one row or one object: the counts inside by tenant and key, the queued runs, the
 last tenant, the starting runs, and the last `starts` instants of the limit that was used last. A store whose
 atomicity is one object reserves the place in the queue first and creates the run after it. A place whose run does
 not exist or has finished (after a crash, or by a node of an older version) is freed when `admit` finds queued runs
-and can admit none. So there may be fewer runs inside than allowed for a while, and never more. Finding the next run
+and can admit none. So there may be fewer runs inside than allowed for a while, but never more. Finding the next run
 must cost no more for a thousand queued runs, or for a thousand full keys, than for one.
 
-**Where the rule stands.** `decide_admission` and `rejection` are the rule. The stores in memory and on SQLite call
-them over what two small queries return, and write what follows in the same transaction. On PostgreSQL functions say
-the same in SQL, and `store/postgres/admission.py` says why; a test compares each store with this file.
+**Implementation.** `decide_admission` and `rejection` are the rule. The memory and SQLite stores apply them to the
+results of two small queries, and write the decision in the same transaction. PostgreSQL implements the same rule in
+SQL functions; `store/postgres/admission.py` explains why. A test compares each store with this file.
 """
 
 from collections.abc import Iterable, Sequence
@@ -60,7 +60,7 @@ Id = TypeVar("Id")
 class RunLimit(Struct, frozen=True, kw_only=True):
     """What a workflow allows: runs inside, runs inside for one key of one tenant, and starts within any period.
 
-    Beyond it a start is queued (`queue`, and `delay` for a rate alone) or rejected.
+    Further starts are queued (`queue`, and `delay` for a rate alone) or rejected.
     """
 
     at_once: int | None = None
@@ -76,7 +76,7 @@ NEVER = INTEGER_LIMIT
 
 
 class AdmissionRequest(Struct, frozen=True, kw_only=True):
-    """What a run brings to be admitted: the limit that its caller knows, its key, and its priority."""
+    """The terms on which a run is admitted: the limit that its caller knows, its key, and its priority."""
 
     limit: RunLimit
     key: str = ""
@@ -86,15 +86,15 @@ class AdmissionRequest(Struct, frozen=True, kw_only=True):
 def rank(priority: int, now: Instant) -> Instant:
     """Return a queued run's rank; the lowest is admitted first. A higher priority counts as having been queued earlier.
 
-    So a run that has waited long enough is first in the end, whatever the priorities of the others are.
+    So every run eventually becomes first if it waits long enough, whatever the priorities of the others are.
     """
     return now - priority * PRIORITY_AGE_MS * 1_000
 
 
 def nth_last_start(last_starts: Sequence[Instant], limit: RunLimit, starting: int = 0) -> Instant | None:
-    """Return the start that must be a period ago before another run may start, or None if there were too few.
+    """Return the start that must be a period ago before another run may start, or None if there were too few starts.
 
-    `last_starts` are in order. `starting` is how many more runs are admitted and have yet to start.
+    `last_starts` are in order. `starting` is the number of admitted runs that have yet to start.
     """
     back = (limit.starts or 0) - starting
     return last_starts[-back] if 0 < back <= len(last_starts) else None
@@ -103,7 +103,7 @@ def nth_last_start(last_starts: Sequence[Instant], limit: RunLimit, starting: in
 def free_slot(limit: RunLimit, now: Instant, nth_last: Instant | None = None, starting: int = 0) -> Instant:
     """Return the first instant, from now on, at which the rate allows another start.
 
-    `nth_last` is what `nth_last_start` returns. If the starting runs are all that the rate allows, it is `NEVER`.
+    `nth_last` is what `nth_last_start` returns. If the starting runs use up the rate, the result is `NEVER`.
     """
     if limit.starts is None:
         return now
@@ -113,7 +113,7 @@ def free_slot(limit: RunLimit, now: Instant, nth_last: Instant | None = None, st
 
 
 class QueueState(Struct, frozen=True, kw_only=True):
-    """What a store keeps of one admission queue besides its runs."""
+    """What a store keeps about an admission queue besides its runs."""
 
     inside: int = 0
     last_tenant: str = ""
@@ -131,23 +131,23 @@ class QueuedRun(Struct, Generic[Id], frozen=True, kw_only=True):
 
 
 class AdmissionDecision(Struct, Generic[Id], frozen=True):
-    """The run that is next, if one has room but for the rate, and from when on the rate allows it."""
+    """The next run, if one has room apart from the rate, and the instant from which the rate allows it."""
 
     run: QueuedRun[Id] | None
     free_at: Instant
 
     def next_at(self, now: Instant) -> Instant | None:
-        """Return when to call again even if no run leaves; None: there is no use in it."""
+        """Return when to call again even if no run leaves, or None if that would be useless."""
         return None if self.run is None or self.free_at == NEVER else max(self.free_at, now)
 
 
 def decide_admission(
     state: QueueState, queued: Iterable[QueuedRun[Id]], limit: RunLimit, now: Instant
 ) -> AdmissionDecision[Id]:
-    """Decide which run is admitted next. This is the rule of all stores; the header of this file says it in words.
+    """Decide which run is admitted next. All stores follow this rule; the header of this file states it in words.
 
-    `queued` are in order of creation. A store may leave out runs that cannot be next: of each tenant all but the first
-    that has room, and of the tenants all but the first in the order of names and the first behind `last_tenant`.
+    `queued` are in order of creation. A store may omit runs that cannot be next: for each tenant, all but the first
+    with room; among tenants, all but the first by name and the first after `last_tenant`.
     """
     is_full = limit.at_once is not None and state.inside >= limit.at_once
     with_room = [] if is_full else [run for run in queued if limit.per_key is None or run.of_key < limit.per_key]
@@ -168,8 +168,8 @@ def rejection(
 
 
 def overloaded(plan_id: str, free_at: Instant, now: Instant, limit: RunLimit = NO_LIMIT) -> Overloaded:
-    """Return the refusal of a start. Only a rate knows when there is room again; otherwise the hint is a constant."""
-    if free_at == NEVER:  # one that starts now makes room after a period
+    """Return the refusal of a start. Only a rate predicts when there is room; otherwise the hint is a constant."""
+    if free_at == NEVER:  # a run that starts now makes room after a period
         free_at = now + limit.period_ms * 1_000
     retry_after_ms = -(-(free_at - now) // 1_000) or OVERLOAD_RETRY_MS
     return Overloaded(

@@ -1,8 +1,8 @@
-"""Search attributes: typed values of a run by which it is found. They are stored in clear, beside the history.
+"""Search attributes: typed values by which a run is found. They are stored unencrypted, next to the history.
 
-An app declares the type of each name. So a misfit is refused before anything is stored, in the process that has the
-code, and a workflow that replays gets the same answer as the first time: nothing depends on what a store held then.
-An index row has the kind of its value, so two apps that declare a name differently do not mix their values.
+An app declares the type of each name. So a value of another type is refused before anything is stored, in the process
+that has the code, and a replayed workflow gets the same answer as the first time: it does not depend on the contents
+of a store. An index row has the kind of its value, so two apps that declare a name differently do not mix their values.
 
 The parts of a run's business reference are attributes too, of type str and named `reference.PART`.
 """
@@ -26,13 +26,13 @@ RowKind = Literal["s", "n", "b", "t"]
 """How a value is compared: as text, as a number, as a truth value, or as an instant."""
 
 REFERENCE = "reference."
-"""Begins the names of the attributes that hold the parts of a business reference."""
+"""The prefix of attributes that hold the parts of a business reference."""
 
 RESERVED = frozenset({"created_at", "finished_at", "status", "workflow", "tag", "reference", "run_id", "tenant"})
-"""Names that runs have already."""
+"""Names that are taken by the fields of a run."""
 
 EXACT = 2**53
-"""Whole numbers are below this, as in JSON: every reader, also a page, has them exactly."""
+"""Whole numbers are below this, as in JSON: every reader, also JavaScript in a browser, has them exactly."""
 
 _NAME = pattern(r"[a-z][a-z0-9_]{0,62}")
 _PART = pattern(r"[A-Za-z][A-Za-z0-9_]{0,62}")
@@ -51,7 +51,7 @@ Row = tuple[str, RowKind, str | float]
 
 
 def declared_types(types: Mapping[Any, Any]) -> dict[str, AttributeType]:
-    """Return what an app declares, by name: str, int, float, bool, datetime or list[str]."""
+    """Return the types that an app declares, by name: str, int, float, bool, datetime or list[str]."""
     given_types: object = types
     if not isinstance(given_types, Mapping):
         text = f'attributes are types by name, such as {{"region": str}}, not {given_types!r}'
@@ -79,19 +79,19 @@ def declared_types(types: Mapping[Any, Any]) -> dict[str, AttributeType]:
 
 
 def to_values(given: Mapping[str, Any], types: Mapping[str, AttributeType]) -> Attributes:
-    """Return what a run is started with, or raise `InvalidInput`."""
+    """Return the attributes that a run is started with, or raise `InvalidInput`."""
     if not isinstance(given, Mapping):
         raise InvalidInput(f"attributes are a dict of names and values, not {given!r}", field="attributes")
     return {name: to_value(name, value, types) for name, value in given.items()}
 
 
 def to_changes(given: Mapping[str, Any], types: Mapping[str, AttributeType]) -> dict[str, Value | None]:
-    """Return what a workflow changes; None takes an attribute away."""
+    """Return the changes that a workflow makes; None removes an attribute."""
     return {name: None if value is None else to_value(name, value, types) for name, value in given.items()}
 
 
 def to_value(name: str, value: Any, types: Mapping[str, AttributeType]) -> Value:
-    """Return a value of the type that is declared for its name. An instant may be text, as in ISO 8601."""
+    """Return a value of the type that is declared for its name. An instant may be given as ISO 8601 text."""
     declared = types.get(name)
     if declared is None:
         known = ", ".join(sorted(types)) or "none"
@@ -137,7 +137,7 @@ def changed(attributes: Mapping[str, Value], changes: Mapping[str, Value | None]
 
 
 def rows_of(attributes: Mapping[str, Value]) -> list[Row]:
-    """Return the index rows of a run's attributes. A list has one for each of its texts."""
+    """Return the index rows of a run's attributes. A list has one row for each of its texts."""
     return [(name, kind, item) for name, value in attributes.items() for kind, item in items_of(value)]
 
 
@@ -157,14 +157,14 @@ def items_of(value: Value) -> Iterator[tuple[RowKind, str | float]]:
 
 
 def plain(value: Value) -> str | int | float | bool | list[str] | datetime:
-    """Return a value as programs and callers have it."""
+    """Return a value as programs and callers see it."""
     if isinstance(value, At):
         return datetime_of(value.at)
     return list(value) if isinstance(value, tuple) else value
 
 
 def instant_in(text: str) -> At | None:
-    """Return the instant that a text names, in ISO 8601; without a time zone it is UTC."""
+    """Return the instant of an ISO 8601 text. Without a time zone it is in UTC."""
     try:
         moment = datetime.fromisoformat(text)
         moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

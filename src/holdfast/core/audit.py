@@ -1,7 +1,7 @@
-"""The audit log: what callers have changed, who they were, and when. Entries are appended, and never changed.
+"""The audit log: what callers have changed, who they were, and when. Entries are appended and never changed.
 
-An entry belongs to a caller: a request to the service, a command of `holdfast`, or an authenticated client. What code
-in the engine's own process does without a caller is in the histories of runs, and has no entry.
+An entry belongs to a caller: a request to the service, a `holdfast` command, or an authenticated client. Actions of
+code in the engine's own process have no caller and no entry; they are in the histories of runs.
 
 Stores write the entry of a start, a signal, a command, an update, an operation on a task, a settled dead letter, a
 token or a deletion in the same commit as the change. An entry that concerns nothing in the store (a failed sign-in) is
@@ -23,9 +23,9 @@ DETAIL_CHARS = 500
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One thing that a caller has done. The store sets `at` and, for an operation on a run, its tenant and the like.
+    """One action of a caller. The store sets `at` and, for an operation on a run, its tenant, project and environment.
 
-    `operation` is the name of the operation, such as `runs.cancel`; `subject` what it concerned, such as the name of a
+    `operation` is the name of the operation, such as `runs.cancel`; `subject` is its object, such as the name of a
     signal or the id of a task or token. `by` is the caller's token, `actor` the person whom the caller named.
     """
 
@@ -46,10 +46,10 @@ class AuditEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """The sender of a request, as a service has authenticated it. Without a tenant it sees all tenants.
+    """The sender of a request, as authenticated by a service. Without a tenant it sees all tenants.
 
-    `scopes` of None are all scopes. `token_id` identifies the caller; it is empty if access is open. `operation` is the
-    requested operation, and `correlation_id` the id of the request in logs.
+    If `scopes` is None it has all scopes. `token_id` identifies the caller; it is empty if access is open. `operation`
+    is the requested operation, and `correlation_id` the id of the request in logs.
     """
 
     name: str
@@ -84,7 +84,7 @@ def audit_entry(
     detail: str = "",
     outcome: str = "done",
 ) -> AuditEntry | None:
-    """Return the audit log's entry about a request; None if it comes from code in this process."""
+    """Return the audit log entry for a request, or None if it comes from code in this process."""
     if caller is None or not caller.operation:
         return None
     return AuditEntry(
@@ -103,7 +103,7 @@ def audit_entry(
 
 
 def audit_row(entry: AuditEntry) -> tuple[Any, ...]:
-    """Return what an entry is found by, one value for each column, and the entry itself."""
+    """Return the values of the search columns, one for each, and the entry itself."""
     token_id = None if entry.by is None else entry.by.token_id
     place = (entry.tenant, entry.project, entry.environment)
     return entry.at, entry.entry_id, *place, entry.run_id, entry.actor, token_id, entry.operation, encode_text(entry)

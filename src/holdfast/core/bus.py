@@ -1,15 +1,15 @@
-"""The event bus: what leaves the store by itself, to whom, and in which form (BUS-1).
+"""The event bus: which events are pushed from the store, to which sinks, and in which form (BUS-1).
 
-The store comes first. A commit that appends events to a history writes, for each *sink* that wants them, one *entry* of
-the outbox: a run, and from which to which `run_seq`. A relay reads the entries of a sink, sends the events, and settles
-the entries. So what a sink has yet to get is exactly what the outbox holds for it: that is its watermark, it survives
-any crash, and a sink that is away costs a run nothing.
+The store comes first. A commit that appends events to a history writes one outbox *entry* for each *sink* that
+subscribes to them: a run and a range of `run_seq`. A relay reads the entries of a sink, sends the events, and settles
+the entries. So the outbox holds exactly the events that a sink has yet to receive. This is the sink's watermark: it
+survives any crash, and an unavailable sink costs a run nothing.
 
-* Delivery is at least once. A duplicate is recognised by its id, which is the event's.
+* Delivery is at least once. Consumers recognise a duplicate by its id, which is the id of the event.
 * Events of one run arrive in order, each for the first time after the one before it. Between runs there is no order.
-* An entry that cannot be delivered is retried with growing pauses, and the later events of its run wait behind it.
-  After `max_attempts` it becomes a dead letter of the bus, and the run's later events go on without it.
-* A sink that does not answer pauses as a whole; a sink that rejects one entry goes on with other runs.
+* An entry that cannot be delivered is retried with increasing delays, and the later events of its run wait behind it.
+  After `max_attempts` it becomes a dead letter of the bus, and the later events of the run are delivered without it.
+* If a sink does not answer, all of its deliveries pause. If it rejects one entry, those of other runs continue.
 
 *Alerts* are sent as the events of a run without an id, in order of their numbers, to sinks that ask for them.
 
@@ -43,18 +43,18 @@ ALERT_TYPE = "holdfast.Alert"
 
 ADDRESS_CHARS = 2_000
 FILTERS = 100
-"""How many workflows, and how many types of events, a sink may name."""
+"""The most workflows, and the most event types, that a sink may name."""
 
 DETAIL_CHARS = 500
 REJECTIONS = 3
-"""How often a sink may reject an entry as such before it is a dead letter: to ask more often would change nothing."""
+"""How often a sink may reject an entry itself before it becomes a dead letter: more attempts would change nothing."""
 
 _SCHEMES = {"webhook": ("http", "https"), "nats": ("nats", "tls"), "redis": ("redis", "rediss"), "projection": ("",)}
 _SUBJECT = re.compile(r"[\w.-]{1,200}")
 
 
 class Sink(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A destination of events: which events, where to, and how often delivery is retried.
+    """A destination of events: which events it gets, where they are sent, and how often delivery is retried.
 
     - `address`: a URL for a webhook, `nats://host:4222/SUBJECT` or `redis://host:6379/STREAM`. A projection is a
       function of the app and has none. It contains no password.
@@ -83,7 +83,7 @@ class Sink(Struct, frozen=True, kw_only=True, omit_defaults=True):
     timeout_ms: int = 10_000
     """How long one delivery may take."""
     max_attempts: int = 25
-    """After so many failures an event becomes a dead letter."""
+    """After this many failures an event becomes a dead letter."""
     first_ms: int = 1_000
     """The delay after the first failure; it doubles with each further one."""
     most_ms: int = 300_000
@@ -96,7 +96,7 @@ class Sink(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When it was added."""
 
     def wants(self, tenant: str | None, workflow: str) -> bool:
-        """Return whether it gets events of such a run."""
+        """Return whether it gets events of runs with this tenant and workflow."""
         return self.tenant in (None, tenant) and (not self.workflows or workflow in self.workflows)
 
     def wants_event(self, event_type: str) -> bool:
@@ -105,9 +105,9 @@ class Sink(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OutboxEntry(Struct, frozen=True, kw_only=True, gc=False):
-    """Events of one run that a sink has yet to get: those from one `run_seq` to another.
+    """Events of one run that a sink has yet to receive: those from one `run_seq` to another.
 
-    `number` is the store's own number of the run, in whose order entries are found. `at` is when it was written.
+    `number` is the store's own number of the run; entries are returned in this order. `at` is when it was written.
     """
 
     number: int
@@ -125,7 +125,7 @@ class OutboxEntry(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class BusDeadLetter(Struct, frozen=True, kw_only=True, gc=False):
-    """An entry of the outbox that was given up. `detail` never holds a payload."""
+    """An outbox entry whose delivery was abandoned. `detail` never holds a payload."""
 
     letter_id: str
     sink: str
@@ -139,7 +139,7 @@ class BusDeadLetter(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class OutboxSettlement(Struct, frozen=True, kw_only=True):
-    """What became of an entry: it is gone, but for the `rest` of it, or it is a dead letter."""
+    """The result of an entry: it is removed, except for the `rest` of it, or it becomes a dead letter."""
 
     entry: OutboxEntry
     rest: OutboxEntry | None = None
@@ -147,9 +147,9 @@ class OutboxSettlement(Struct, frozen=True, kw_only=True):
 
 
 class SinkProgress(Struct, frozen=True, kw_only=True):
-    """How a sink does: failures in a row, until when it is left alone, and how many events it has just got.
+    """The progress of a sink: consecutive failures, until when it is paused, and how many events it has just received.
 
-    `number` is that of the sink which got them. If one of the same name was made since, nothing is settled there.
+    `number` identifies the sink. If another sink was created under the same name since, nothing is settled there.
     """
 
     number: int | None = None
@@ -160,9 +160,9 @@ class SinkProgress(Struct, frozen=True, kw_only=True):
 
 
 class SinkStatus(Struct, frozen=True, kw_only=True):
-    """A sink and its status. `backlog` counts entries, up to a bound; `oldest_at` is that of the oldest counted.
+    """A sink and its status. `backlog` counts entries, up to a bound; `oldest_at` is that of the oldest one counted.
 
-    `number` is never that of another sink, also not of a later one with the same name.
+    `number` is never reused, not even for a later sink with the same name.
     """
 
     sink: Sink
@@ -187,7 +187,7 @@ class BusAlert(Struct, frozen=True, kw_only=True, omit_defaults=True):
     detail: str
     run_id: str = ""
     sink: str = ""
-    """The sink that it is about, which does not get it."""
+    """The sink that the alert is about. It does not get the alert."""
     raised_at: Instant = 0
     number: int = 0
 
@@ -195,7 +195,7 @@ class BusAlert(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class OutboxReplay(Struct, frozen=True):
     """Which events a sink gets again: all from an instant on, or those of one run from a `run_seq` on.
 
-    Runs are taken in order of their numbers, those after `after`, up to `limit`, and no more than `look` are examined.
+    Runs are replayed in order of their numbers, starting after `after`: at most `limit`, of at most `look` examined.
     """
 
     sink: str
@@ -218,7 +218,7 @@ class Replayed(Struct, frozen=True):
 
 
 def check_sink(sink: object) -> Sink:
-    """Return a sink, or raise `InvalidInput` if it could not be stored or not be used."""
+    """Return the sink, or raise `InvalidInput` if it could not be stored or used."""
     if not isinstance(sink, Sink):
         raise InvalidInput(f"a sink is a Sink, not {type(sink).__qualname__}", field="sink")
     try:
@@ -282,13 +282,13 @@ def _check_address(sink: Sink) -> None:
 
 
 def pause_ms(sink: Sink, failures: int, fraction: float) -> int:
-    """Return how long to pause after so many failures in a row: twice as long each time, less up to half of it."""
+    """Return the delay after this many consecutive failures: it doubles each time, and jitter takes up to half off."""
     full = min(sink.first_ms << min(failures - 1, 40), sink.most_ms)
     return max(1, int(full * (1.0 - fraction / 2)))
 
 
 def by_run(entries: Iterable[OutboxEntry]) -> list[list[OutboxEntry]]:
-    """Return entries by their runs, each run's in the order in which they are sent."""
+    """Return the entries grouped by run, in the order in which they are sent."""
     runs: dict[int, list[OutboxEntry]] = {}
     for entry in entries:
         runs.setdefault(entry.number, []).append(entry)
@@ -312,7 +312,7 @@ def letter_of(sink: Sink, entry: OutboxEntry, detail: str, now: Instant) -> BusD
 
 
 def alert_of(code: str, priority: int, detail: str, *, run_id: str = "", sink: str = "", of: object = "") -> BusAlert:
-    """Return an alert. What is raised again about the same thing (`of`) is the same alert."""
+    """Return an alert. Raising it again about the same thing (`of`) gives the same alert."""
     digest = sha256("|".join(map(str, ("alert", code, run_id, sink, of))).encode()).hexdigest()
     return BusAlert(
         alert_id=event_id(digest), code=code, priority=priority, detail=detail[:DETAIL_CHARS], run_id=run_id, sink=sink
@@ -340,7 +340,7 @@ class CloudEvent(Struct, frozen=True, kw_only=True):
 
 
 class OutgoingEvent(Struct, frozen=True):
-    """An event that is sent: its id and number, whose it is, and the CloudEvent as JSON."""
+    """An event to send: its id and number, its run, and the CloudEvent as JSON."""
 
     event_id: str
     sequence: int
@@ -413,7 +413,7 @@ def outgoing_alert(alert: BusAlert) -> OutgoingEvent:
 
 
 def first_missing(events: Sequence[Event], from_seq: int) -> int | None:
-    """Return the first `run_seq` that is missing among events that should follow each other; None without a gap."""
+    """Return the first missing `run_seq` among events that should be consecutive, or None if there is no gap."""
     for expected, event in enumerate(events, from_seq):
         if event.run_seq != expected:
             return expected

@@ -1,23 +1,23 @@
 """Limits on activities: how many calls may be under way, and how often they may begin, over all nodes.
 
-A limit has a name. A call of an activity that has one waits in a queue (`limited_queue`) with the limit's name and its
-key, and a node that has room for it acquires it there, in one transaction of the store that counts and decides.
+A limit has a name. A call of a limited activity waits in a queue (`limited_queue`) with the limit's name and its key.
+A node with capacity for the call acquires it there, in one transaction of the store that counts and decides.
 
 **A place** is held by each attempt from when a node acquires it until its outcome is delivered, its step is closed, or
-its node has been silent for the visibility time-out. So nothing has to give a place back, and none can be lost. An
-attempt whose time-out is over has lost its place: its heartbeat comes too late, whether or not another has it.
+its node has been silent for the visibility time-out. So places need not be released, and none can leak. When the
+time-out expires the attempt loses its place: its heartbeat is too late, whether or not another attempt has the place.
 
 **Room.** A call has room while fewer than `at_once` places of the limit are held, fewer than `per_key` of them by its
 tenant and key, fewer than `calls` attempts have begun within the last `period_ms`, and fewer than `key_calls` of its
-tenant and key within the last `key_period_ms`. Each attempt counts as begun when it is acquired, also if it is given
-back or its node is lost: whatever crashes, no window of one period holds more.
+tenant and key within the last `key_period_ms`. Each attempt counts as begun when it is acquired, even if it is
+returned or its node is lost: whatever crashes, no window of one period holds more.
 
-**Order.** The calls of one tenant and key are a *line*: the one that has been due longest is first. Tenants take
-turns, and so do the keys of each tenant: the next is the one whose name follows, by code points and in a circle, that
-of the last. A line without room is passed over. So none waits behind another's thousand calls.
+**Order.** The calls of one tenant and key form a *line*, and the one that has been due longest is first. Tenants take
+turns, and so do the keys of each tenant, round robin in the order of their names by code points. A line without room
+is skipped. So no call waits behind a thousand calls of another tenant or key.
 
-**Numbers** are not stored. The caller passes them as its code has them now; a name that it does not pass has none. A
-call keeps the name and key with which it was scheduled.
+**Numbers** are not stored. The caller passes the numbers that its code has now; a limit that it does not name has
+none. A call keeps the name and key with which it was scheduled.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,11 +33,11 @@ from holdfast.limits import DURATION_MS
 Id = TypeVar("Id")
 
 LIMITED = "limited:"
-"""What the names of queues begin with in which calls wait for a place. What follows is the queue of the activity."""
+"""The prefix of queues in which calls wait for a place. The rest of the name is the queue of the activity."""
 
 
 class CallLimit(Struct, frozen=True, kw_only=True):
-    """The numbers of a limit: attempts under way, and attempts that begin within any period; in all and of one key."""
+    """The numbers of a limit: attempts under way, and attempts that begin within any period, in total and per key."""
 
     at_once: int | None = None
     per_key: int | None = None
@@ -51,7 +51,7 @@ UNLIMITED = CallLimit()
 
 
 class LimitedBy(Struct, frozen=True, omit_defaults=True):
-    """By what a call is limited: the limit's name, and the call's key. It is stored with the options of its step."""
+    """The limit of a call: the limit's name and the call's key. It is stored with the options of the step."""
 
     name: str
     key: str = ""
@@ -65,7 +65,7 @@ _options = msgspec.json.Decoder(_Options)
 
 
 def limited_by(queue: str, options: Raw) -> LimitedBy | None:
-    """Return by what a call in this queue with these options is limited; None: it waits for no place."""
+    """Return the limit of a call in this queue with these options, or None if it does not wait for a place."""
     return _options.decode(options).limit if is_limited(queue) else None
 
 
@@ -77,26 +77,26 @@ class Line(Struct, Generic[Id], frozen=True, kw_only=True):
     first: Id
     inside: int = 0
     nth_last_begin: Instant | None = None
-    """When the attempt of this tenant and key began that must be a period ago before another one may."""
+    """The begin of the attempt of this tenant and key that must be a period ago before another one may begin."""
 
 
 class LimitState(Struct, frozen=True, kw_only=True):
-    """What a store knows of one limit besides its lines."""
+    """What a store knows about a limit besides its lines."""
 
     inside: int = 0
     nth_last_begin: Instant | None = None
-    """When the attempt began that must be a period ago before another one may."""
+    """The begin of the attempt that must be a period ago before another one may begin."""
 
 
 class CallDecision(Struct, Generic[Id], frozen=True):
-    """The line whose first call gets a place now; or None, and when the rates allow one, if calls wait for that."""
+    """The line whose first call gets a place now, or None. `free_at`: when the rates allow one, if calls wait."""
 
     line: Line[Id] | None
     free_at: Instant | None = None
 
 
 def limited_queue(queue: str) -> str:
-    """Return where calls wait for a place that are for this queue, or for nodes that take runs if it is empty."""
+    """Return the queue in which calls for this queue wait for a place. Empty: calls for the nodes that execute runs."""
     return LIMITED + queue
 
 
@@ -106,12 +106,12 @@ def is_limited(queue: str) -> bool:
 
 
 def shown_queue(queue: str) -> str:
-    """Return the queue that the author named, if it is one in which calls wait for a place."""
+    """Return the queue as its author named it, without the prefix of limited queues."""
     return queue.removeprefix(LIMITED)
 
 
 def in_turn(lines: Iterable[Line[Id]], last_tenant: str, last_keys: Mapping[str, str]) -> list[Line[Id]]:
-    """Return the lines in the order of their turns. `last_keys` are the keys that were served last, by tenant."""
+    """Return the lines in round-robin order. `last_keys` are the keys that were served last, by tenant."""
 
     def turn(line: Line[Id]) -> tuple[bool, str, bool, str]:
         last_key = last_keys.get(line.tenant)
@@ -121,9 +121,9 @@ def in_turn(lines: Iterable[Line[Id]], last_tenant: str, last_keys: Mapping[str,
 
 
 def decide_call(limit: CallLimit, state: LimitState, lines: Iterable[Line[Id]], now: Instant) -> CallDecision[Id]:
-    """Decide which call gets a place. This is the rule of all stores; the header of this file says it in words.
+    """Decide which call gets a place. All stores follow this rule; the header of this file states it in words.
 
-    `lines` are in the order of their turns, and no more of them is read than is needed.
+    `lines` are in the order of their turns. Only as many of them are read as needed.
     """
     if limit.at_once is not None and state.inside >= limit.at_once:
         return CallDecision(None)
@@ -137,7 +137,7 @@ def decide_call(limit: CallLimit, state: LimitState, lines: Iterable[Line[Id]], 
         if line_free_at <= now:
             return CallDecision(line)
         earliest = line_free_at if earliest is None else min(earliest, line_free_at)
-        if earliest == free_at:  # no line is free before
+        if earliest == free_at:  # no line can be free earlier
             break
     return CallDecision(None, earliest)
 

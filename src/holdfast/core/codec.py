@@ -3,12 +3,12 @@
 **User values** are encoded as JSON in their own order: dicts and fields are decoded as they were.
 Sets, which have no order, are sorted, so that every process writes them alike. Only `value_digest` uses the canonical
 form (keys sorted, no spaces): equal values have equal digests, however their JSON was written. A value that cannot be
-encoded, or does not fit the type it is read as, raises; it never falls back. NaN and the infinities have no JSON, so
-they are refused. Types that JSON does not know are left to `Encoders`, which have a function for them.
+encoded, or does not fit the type it is read as, raises an error; there is no fallback. NaN and the infinities have no
+JSON, so they are refused. `Encoders` have a function for types that JSON does not know.
 
 **Event bodies** carry the schema version of their type. `SCHEMA_VERSIONS` names the types whose version is past 1;
 `UPCASTERS[type, n]` turns the plain dict of version n into that of n + 1. A body of an unknown type, or of a newer
-version than this one knows, becomes an `UnknownBody`: it is preserved as it is and readers skip it.
+version than this one knows, becomes an `UnknownBody`: it is preserved unchanged and readers skip it.
 
 **Instants** are ISO 8601 in UTC with a fixed width, so that sorting the text sorts the time: signal keys on object
 storage depend on it.
@@ -34,14 +34,15 @@ from holdfast.limits import JSON_DEPTH
 T = TypeVar("T")
 
 SCHEMA_VERSIONS: dict[str, int] = {"ContinuedAsNew": 2}
-"""The present schema version of each event type; types that are not listed are at 1.
+"""The current schema version of each event type; types that are not listed are at 1.
 
-2 of ContinuedAsNew: it carries steps over. A rotation without steps is written as 1, which older versions can read.
+Version 2 of ContinuedAsNew carries steps over. A rotation without steps is written as 1, so that older versions can
+read it.
 """
 
 
 def unchanged(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return a body of which the next version has the same form."""
+    """Return a body unchanged: the next version has the same form."""
     return plain
 
 
@@ -50,7 +51,7 @@ UPCASTERS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 class Encoders:
-    """The encoders of values. `to_plain` is called for values of types that msgspec does not know, and for no other."""
+    """The encoders of values. `to_plain` is called only for values of types that msgspec does not know."""
 
     __slots__ = ("canonical", "in_order", "to_plain")
 
@@ -60,7 +61,7 @@ class Encoders:
         self.in_order = msgspec.json.Encoder(enc_hook=to_plain)
 
     def builtins_of(self, value: object) -> Any:
-        """Return a value as plain ones; raw JSON, which has no numbers that are not finite, as None."""
+        """Return a value as builtins. Raw JSON becomes None: it cannot contain numbers that are not finite."""
         return msgspec.to_builtins(value, enc_hook=self._or_none)
 
     def _or_none(self, value: Any) -> Any:
@@ -68,7 +69,7 @@ class Encoders:
 
 
 class Misfit(ValueError):
-    """Why a value is not of a type that is converted by code. `where` and `reason` show nothing of the value."""
+    """Why a value does not fit a type that is converted by code. `where` and `reason` reveal nothing of the value."""
 
     def __init__(self, message: str, where: str, reason: str) -> None:
         super().__init__(message)
@@ -81,8 +82,8 @@ _canonical = _PLAIN.canonical
 _encoder = _PLAIN.in_order
 _decoders = {name: msgspec.json.Decoder(body) for name, body in BODIES.items()}
 _plain = msgspec.json.Decoder()
-# A string from its first quote to its last, or to where the text ends: after a quote it always matches, so that no
-# byte is read twice, whatever a caller sends.
+# A string from its first quote to its last, or to the end of the text. It always matches after a quote, so no byte is
+# read twice, whatever a caller sends.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _UNSUPPORTED = re.compile(r"Encoding objects of type (\S+) is unsupported")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
@@ -90,23 +91,23 @@ _STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 _CHUNK = 64 * 1024
 
 SEAL = "$holdfast"
-"""The first key of a sealed value: what a codec of payloads has made of a value (`store/payloads.py`)."""
+"""The first key of a sealed value, which is the output of a payload codec (`store/payloads.py`)."""
 SEALED = b'{"$holdfast":['
-"""How a sealed value begins."""
+"""The prefix of a sealed value."""
 
 _UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 def encode(value: object, using: Encoders = _PLAIN, depth: int = JSON_DEPTH) -> Raw:
-    """Return the value as JSON, in its own order; raise `InvalidInput` if that would be another value."""
+    """Return the value as JSON, in its own order; raise `InvalidInput` if it would be decoded as another value."""
     if value is None:
         return NULL
     try:
-        raw = using.canonical.encode(value)  # which also refuses keys that are no text
-        # `in` would ask first whether what is looked for is a number, by way of an error: `find` does not.
-        if raw.find(b",") >= 0 and raw.find(b"{") >= 0:  # else there are no several keys, nor elements: no order
+        raw = using.canonical.encode(value)  # also refuses keys that are not text
+        # `find` is faster than `in`, which first tries to read its operand as a number and catches the error.
+        if raw.find(b",") >= 0 and raw.find(b"{") >= 0:  # else at most one key or element: no order
             raw = _in_given_order(using.in_order.encode(value), raw)
-        if raw.find(b"null") >= 0:  # a number that is not finite would be encoded as null, and decoded as None
+        if raw.find(b"null") >= 0:  # msgspec encodes numbers that are not finite as null
             _refuse_not_finite(using.builtins_of(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
         raise InvalidInput(_unstorable(value, problem)) from problem
@@ -116,12 +117,12 @@ def encode(value: object, using: Encoders = _PLAIN, depth: int = JSON_DEPTH) -> 
 
 
 def encode_text(value: object) -> str:
-    """Return a struct of ours as JSON text. It holds what was checked before; nothing is checked again."""
+    """Return one of our structs as JSON text. Its contents were checked before and are not checked again."""
     return _encoder.encode(value).decode()
 
 
 def bounded(raw: Raw, most_bytes: int, what: str, setting: str = "Limits.value_bytes") -> Raw:
-    """Return an encoded value, or raise `PayloadTooLarge` if it has more bytes than a history keeps in one."""
+    """Return an encoded value, or raise `PayloadTooLarge` if it has more bytes than a history keeps for one value."""
     size = len(raw)
     if size > most_bytes:
         raise PayloadTooLarge(
@@ -134,11 +135,11 @@ def bounded(raw: Raw, most_bytes: int, what: str, setting: str = "Limits.value_b
 
 
 def _in_given_order(given: bytes, canonical: bytes) -> bytes:
-    """Return the JSON in the order of the value, but for sets: they are as in its canonical form."""
-    if given == canonical or b"[" not in given:  # where there is no array, there is no set
+    """Return the JSON in the order of the value, except for sets: they are as in the canonical form."""
+    if given == canonical or b"[" not in given:  # without an array there is no set
         return given
     value, sorted_value = _plain.decode(given), _plain.decode(canonical)
-    if value == sorted_value:  # only the keys of dicts are in another order
+    if value == sorted_value:  # only the order of dict keys differs
         return given
     return _encoder.encode(_in_order_of(value, sorted_value))
 
@@ -150,12 +151,12 @@ def _in_order_of(given: Any, canonical: Any) -> Any:
         pairs = list(zip(given, canonical, strict=True))
         if all(_canonical.encode(one) == _canonical.encode(other) or _holds_set(one, other) for one, other in pairs):
             return [_in_order_of(one, other) for one, other in pairs]
-        return canonical  # a set: nothing in it has an order of its own
+        return canonical  # a set: its elements have no order
     return given
 
 
 def _holds_set(given: Any, canonical: Any) -> bool:
-    """Return whether two elements can be the same place of a list: something with a set in it, written in two ways."""
+    """Return whether two elements can be the same item of a list: a value that contains a set, in two orders."""
     if isinstance(given, dict) and isinstance(canonical, dict):
         return given.keys() == canonical.keys() and all(
             given[key] == canonical[key] or _holds_set(given[key], canonical[key]) for key in given
@@ -180,12 +181,12 @@ def decode(raw: Raw | bytes | str, kind: type[T]) -> T:
 
 
 def type_name(kind: Any) -> str:
-    """Return a type as an error names it."""
+    """Return the name of a type for an error."""
     return str(getattr(kind, "__qualname__", None) or kind)
 
 
 def decode_with(decoder: msgspec.json.Decoder[T], raw: Raw | bytes | str) -> T:
-    """Return the value that `raw` holds, as the type of the decoder. For values that are decoded often."""
+    """Return the value that `raw` holds, as the decoder's type. For values that are decoded often."""
     try:
         value = decoder.decode(raw)
     except _UNREADABLE as problem:
@@ -197,7 +198,7 @@ def decode_with(decoder: msgspec.json.Decoder[T], raw: Raw | bytes | str) -> T:
 
 
 def holds_sealed(raw: Raw | bytes) -> bool:
-    """Return whether JSON is a sealed value, or has one in it."""
+    """Return whether JSON is a sealed value or contains one."""
     return bytes(raw).find(SEALED) >= 0
 
 
@@ -207,14 +208,14 @@ def is_sealed(raw: Raw | bytes) -> bool:
 
 
 def refuse_sealed(raw: Raw | bytes | str) -> None:
-    """Raise `PayloadUnreadable` if a value is still sealed: a type that takes any field would be read from it."""
+    """Raise `PayloadUnreadable` if a value is still sealed: a type that accepts any field would be decoded from it."""
     text = raw.encode() if isinstance(raw, str) else bytes(raw)
     if text.startswith(SEALED):
         raise unreadable_payload()
 
 
 def unreadable_payload() -> PayloadUnreadable:
-    """Return the error of a value that is still sealed where its content is needed."""
+    """Return the error for a value that is still sealed where its content is needed."""
     return PayloadUnreadable(
         "a value is encrypted or kept elsewhere, and cannot be opened here: its key or its content is missing"
     )
@@ -226,8 +227,8 @@ def value_digest(raw: Raw) -> str:
 
 
 def check(raw: Any, field: str) -> InvalidInput | None:
-    """Return why raw JSON from outside cannot be kept, or None: it must be JSON, and not nested too deep."""
-    if raw is NULL:  # as in most messages
+    """Return why raw JSON from outside cannot be stored, or None: it must be JSON, and not nested too deep."""
+    if raw is NULL:  # most messages
         return None
     if type(raw) is not Raw:
         return InvalidInput(
@@ -253,7 +254,7 @@ def check_as(raw: Raw, kind: type) -> InvalidInput | None:
 
 
 INTEGER_LIMIT = 2**62
-"""No whole number that is stored is as large as this, or as small as its negative."""
+"""Every stored whole number is smaller than this, and larger than its negative."""
 
 
 def check_integer(field: str, value: Any, *, optional: bool = False) -> InvalidInput | None:
@@ -266,7 +267,7 @@ def check_integer(field: str, value: Any, *, optional: bool = False) -> InvalidI
 
 
 def is_deeper(text: bytes, most: int) -> bool:
-    """Return whether JSON is nested deeper than this, without decoding it: in one pass, which ends where it is."""
+    """Return whether JSON is nested deeper than this, without decoding it: one pass, which stops where it is."""
     if text.count(b"[") + text.count(b"{") <= most:
         return False
     steps = _STRING.sub(b"", text).translate(_STEPS, _NO_BRACKET)
@@ -285,7 +286,7 @@ def digest(raw: Raw | bytes) -> str:
 
 
 def number_of(text: str) -> int:
-    """Return a number of 56 bits that belongs to the text, and hardly to any other."""
+    """Return a 56-bit hash of the text."""
     return int.from_bytes(sha256(text.encode()).digest()[:7])
 
 
@@ -297,7 +298,7 @@ def encode_body(body: Body) -> str:
 
 
 def decode_body(event_type: str, version: int, text: str | bytes) -> Body:
-    """Return the body that `text` holds, brought up to this version's schema."""
+    """Return the body that `text` holds, upgraded to the current schema version."""
     decoder = _decoders.get(event_type)
     present = SCHEMA_VERSIONS.get(event_type, 1)
     try:
@@ -308,7 +309,7 @@ def decode_body(event_type: str, version: int, text: str | bytes) -> Body:
         if version == present:
             return decoder.decode(text)
         return _upcast(event_type, version, present, text)
-    except (*_UNREADABLE, LookupError, TypeError, AttributeError) as problem:  # the last three: from an upcaster
+    except (*_UNREADABLE, LookupError, TypeError, AttributeError) as problem:  # an upcaster raises the last three
         raise CorruptHistory(f"the body of a {event_type} (schema {version}) is unreadable: {problem}") from problem
 
 
@@ -364,7 +365,7 @@ def _upcast(event_type: str, version: int, present: int, text: str | bytes) -> B
 
 
 def explain_unfit(problem: BaseException) -> tuple[str, str]:
-    """Return where a value does not fit its type, and why, without showing any of the value."""
+    """Return where a value does not fit its type, and why, without revealing any of the value."""
     found = _WHERE.search(str(problem))
     if isinstance(problem.__cause__, Misfit):
         return f"{found[1] if found else ''}{problem.__cause__.where}", problem.__cause__.reason
@@ -407,7 +408,7 @@ def _format_second(second: int) -> str:
 
 
 def parse_instant(text: str) -> Instant:
-    """Return the instant that `text`, ISO 8601 with a zone, names."""
+    """Return the instant of an ISO 8601 text with a time zone."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as problem:

@@ -1,7 +1,7 @@
 """The commands of a program. A command is a request; `apply_commands` turns it into events.
 
-A program (code, flow or plan) has one task: given these outcomes, return the commands to issue. `RECORDED_AS` is the
-body of the event that records a command: replay compares the two.
+A program (code, flow or plan) has one task: to return the commands that follow from the given outcomes. `RECORDED_AS`
+is the body of the event that records a command: replay compares the two.
 """
 
 from typing import get_args
@@ -26,7 +26,7 @@ class RunActivity(Struct, frozen=True, kw_only=True, gc=False):
     idempotency_key: str | None = None
     options: Raw = NULL
     logical_attempt_id: int = 1
-    """Past 1 a step that has failed is begun anew, by a retry policy at plan level (ATT-2)."""
+    """Above 1, a retry policy at plan level starts a failed step again (ATT-2)."""
 
 
 class StartTimer(Struct, frozen=True, kw_only=True, gc=False):
@@ -110,7 +110,7 @@ class RecordMarker(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SetAttributes(Struct, frozen=True, kw_only=True, gc=False):
-    """Change search attributes of the run; None takes one away."""
+    """Change search attributes of the run; None removes one."""
 
     RECORDED_AS = e.AttributesSet
 
@@ -129,7 +129,7 @@ class CompleteUpdate(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CancelStep(Struct, frozen=True, kw_only=True, gc=False):
-    """Give up an open step."""
+    """Cancel an open step."""
 
     RECORDED_AS = e.StepCancelled
 
@@ -138,7 +138,7 @@ class CancelStep(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PauseRun(Struct, frozen=True, kw_only=True, gc=False):
-    """The program cannot be advanced; pause the run. The engine issues it, not the program, so replay has none."""
+    """Pause the run, because its program cannot be advanced. The engine issues it, so a replay never does."""
 
     error: ErrorInfo
 
@@ -146,10 +146,10 @@ class PauseRun(Struct, frozen=True, kw_only=True, gc=False):
 class ContinueAsNew(Struct, frozen=True, kw_only=True, gc=False):
     """Rotate the history: begin again with this input. Step ids stay unique in the whole run: none is used again.
 
-    Without `steps`, as code rotates, every step that is open is given up. With them these go on as they are, whether
-    open or failed: with their attempts, tokens, deadlines, jobs, tasks and children. Those that are left out are given
-    up. A program that carries steps can issue this at any time, and again with later steps: until `ContinuedAsNew` is
-    recorded it gets outcomes as before, and the last one counts.
+    Without `steps`, as in code workflows, all open steps are abandoned. With `steps`, these steps continue unchanged,
+    whether open or failed, with their attempts, tokens, deadlines, jobs, tasks and children; the others are abandoned.
+    A program that carries steps can issue this at any time, and again with later steps: until `ContinuedAsNew` is
+    recorded it gets outcomes as before, and the last command counts.
     """
 
     RECORDED_AS = e.ContinuedAsNew
@@ -158,7 +158,7 @@ class ContinueAsNew(Struct, frozen=True, kw_only=True, gc=False):
     updates: tuple[str, ...] = ()
     """The steps of updates that were accepted before the rotation and are answered after it."""
     steps: tuple[str, ...] | None = None
-    """The open and failed steps that go on."""
+    """The open and failed steps that continue."""
 
 
 class CompleteRun(Struct, frozen=True, kw_only=True, gc=False):
@@ -208,7 +208,7 @@ _ENDS = frozenset({CompleteRun, FailRun, CancelRun})
 COMMAND_OF: dict[type[e.Body], type[Command]] = {
     command.RECORDED_AS: command for command in get_args(Command) if command is not PauseRun
 }
-"""Which command of a program an event records, by the type of its body."""
+"""The command of a program that an event records, by the type of its body."""
 
 OF_THE_RUN = "\0run"
 """The key of a command that concerns no step. No step has it, because names hold no control characters."""
@@ -222,9 +222,9 @@ _PREFIXES: dict[type, str] = {
 
 
 def with_one_rotation(commands: list[Command]) -> list[Command]:
-    """Return commands that a program has issued for several outcomes, of which the last rotation counts, at the end.
+    """Return the commands that a program issued for several outcomes, with only the last rotation, at the end.
 
-    A program that has ended does not rotate any more.
+    A program that has ended does not rotate.
     """
     rotations = [command for command in commands if type(command) is ContinueAsNew and command.steps is not None]
     if not rotations:
@@ -234,5 +234,5 @@ def with_one_rotation(commands: list[Command]) -> list[Command]:
 
 
 def command_key(kind: type, step_id: str | None) -> str:
-    """Return the key of a command among those of its program: one step may be opened, given up and answered."""
+    """Return the key of a command within its program: one step may be opened, cancelled and answered."""
     return OF_THE_RUN if step_id is None else _PREFIXES.get(kind, "") + step_id

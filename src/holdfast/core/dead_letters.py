@@ -3,9 +3,9 @@
 * A message that cannot be handled is deferred: for one second, two, four, and so on, at most a minute, unless the
   limits say otherwise. When it has been deferred too often it becomes a dead letter, in the commit that would have
   deferred it once more.
-* A signal whose payload does not fit its wait becomes a dead letter at once.
+* A signal whose payload does not fit its wait becomes a dead letter immediately.
 * A message or signal that cannot be decoded becomes one when the store reads it.
-* What a run sent to another run, and that run refused, becomes a dead letter of the sender.
+* A message that another run refused becomes a dead letter of the sending run.
 """
 
 from hashlib import sha256
@@ -54,12 +54,12 @@ class Settled(Struct, frozen=True, gc=False):
 
 
 def letter_id(run_id: str, *parts: object) -> str:
-    """Return the id of a letter: derived from the message and, if that can become one again, from the time."""
+    """Return the id of a letter. It is derived from the message and, if that can become a letter again, the time."""
     return event_id(sha256("|".join(map(str, (run_id, "letter", *parts))).encode()).hexdigest())
 
 
 def unreadable_payload(name: str, signal_id: str) -> str:
-    """Return the detail of the letter of a signal whose payload cannot be read. The signal is found by it."""
+    """Return the detail of the letter for a signal with an unreadable payload. The signal is found by this text."""
     return f"the payload of signal {name!r}, {signal_id!r} cannot be read"
 
 
@@ -92,7 +92,7 @@ def signal_to_dead_letter(signal: Signal, node: str, now: Instant) -> DeadLetter
 def defer(
     message: Message, limits: Limits, reason: Reason, detail: str, node: str, now: Instant
 ) -> Message | DeadLetter:
-    """Return a message that could not be handled, due later; or as a dead letter, if it was deferred too often."""
+    """Return a message that could not be handled, due later, or as a dead letter if it was deferred too often."""
     if message.attempts >= limits.poison_retries:
         return to_dead_letter(message, reason, detail, node, now)
     policy = limits.dead_letters

@@ -1,11 +1,11 @@
 """What follows when a message reaches a run, or when its program issues commands.
 
-`decide` takes a state and a message from the world; `apply_commands` a state and the commands of the program. Both
+`decide` takes a state and a message from outside; `apply_commands` takes a state and the commands of the program. Both
 return a `Decision`: the events to append, the messages to leave in the run's own inbox, and the steps whose activities
-are dispatched when all of this is committed; or a `Refusal`, which has the error, and nothing changes.
+are dispatched after the commit; or a `Refusal` with the error, which changes nothing.
 
-A message that is stale (its step is closed, its token old) is decided with an empty `Decision`: it has been handled,
-and nothing follows. Duplicates are harmless for the same reason.
+A stale message (its step is closed, or its token old) gets an empty `Decision`: it has been handled, and nothing
+follows. Duplicates are harmless for the same reason.
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -47,13 +47,13 @@ Input = (
 
 
 def queue_run(run_id: str, queued: e.RunQueued, now: Instant, by: EngineRunRef) -> Decision:
-    """Decide that a new run exists, and leave it the message that will start it."""
+    """Create a new run, and leave it the message that will start it."""
     state = RunState(run_id=run_id, plan_version=queued.plan_version)
     writer = EventWriter(state, now, by)
     writer.write(queued)
     if queued.timeouts is not None:
         run_timeouts.schedule_execution(fold(state, writer.events), writer)
-    if queued.requires_approval:  # which leaves it that message
+    if queued.requires_approval:  # the approval leaves it that message
         return writer.decision()
     return writer.decision(messages=(start_message(run_id, now),))
 
@@ -105,12 +105,12 @@ def _on_message(state: RunState, message: m.Message, writer: EventWriter) -> Dec
 
 
 def _is_early(step: OpenStep, writer: EventWriter) -> bool:
-    """Return whether the step is due only later, by the time of this turn."""
+    """Return whether the step is not due yet at the time of this turn."""
     return step.due_at is not None and step.due_at > writer.now
 
 
 def _on_timer(step: OpenStep, message: m.Message, writer: EventWriter) -> Decision | Refusal:
-    """Fire, but never early: a message that is not due by this turn's time is left for later."""
+    """Fire a timer or a time-out, but never early: a message that is not due at this turn's time is left for later."""
     if step.due_at is None or (step.kind == "activity" and not step.is_detached):
         return NOTHING
     if _is_early(step, writer):
@@ -154,7 +154,7 @@ def _on_child(step: OpenStep, message: m.Message, writer: EventWriter) -> Decisi
 
 
 def _on_signal(state: RunState, signal: m.Signal, writer: EventWriter) -> Decision | Refusal:
-    """Deliver the signal to the oldest wait that it fits; without one it stays in the mailbox."""
+    """Deliver the signal to the oldest matching wait; without one it stays in the mailbox."""
     if state.status is not RUNNING:
         return NOTHING
     step = wait_for(state, signal)
@@ -180,7 +180,7 @@ def _on_signal(state: RunState, signal: m.Signal, writer: EventWriter) -> Decisi
 def wait_for(state: RunState, signal: m.Signal, but: Container[str] = ()) -> OpenStep | None:
     """Return the open wait that would take the signal: the one that it is addressed to, or the oldest of its name.
 
-    A wait takes nothing that was accepted after its deadline: it is about to time out. Only the store's time of
+    A wait takes no signal that was accepted after its deadline: it is about to time out. Only the store's time of
     acceptance decides, not the time of the turn or the clock of the node. `but` are waits that take other signals.
     """
     if signal.step_id is None and signal.suffix <= state.cursors.get(signal.name, ""):
@@ -206,14 +206,14 @@ def is_taken(state: RunState, step: OpenStep, signals: Iterable[m.Signal]) -> bo
 def _on_update(state: RunState, update: m.Update, writer: EventWriter) -> Decision | Refusal:
     """Accept an update. A run that has not started, or is paused, answers it later.
 
-    The step is named by the store's id: the sender's is unique only for as long as its acceptance is kept.
+    The step is named by the store's id, because the sender's is unique only as long as its acceptance is kept.
     """
     step_id = update_step_id(update.id)
     if state.status is RUNNING and step_id not in state.open_steps:
         refusal = update.refusal
         was_refused = None if refusal is UNSET else refusal is not None
         writer.write(e.UpdateAccepted(update.name, update.input, was_refused), step_id, 1, cause=update.id)
-        if isinstance(refusal, e.ErrorInfo):  # replay sees by the cause that it is not the program that answers
+        if isinstance(refusal, e.ErrorInfo):  # the cause shows replay that the program did not answer
             writer.write(e.UpdateCompleted(error=refusal), step_id, 1, cause=update.id)
     return writer.decision()
 
@@ -248,13 +248,13 @@ def _on_detached(state: RunState, outcome: m.ActivityDetached, writer: EventWrit
 
 
 def _on_outcome(state: RunState, message: m.Message, writer: EventWriter) -> Decision | Refusal:
-    """Record an outcome from another node: a success of any attempt; anything else only of the present or a later one.
+    """Record an outcome from another node: a success of any attempt; anything else only of the current or a later one.
 
-    A job that is acquired again counts attempts without a message to the run, so the step moves to the attempt made.
+    A job that is acquired again counts attempts without a message to the run, so the step moves on to that attempt.
     """
     step = state.open_steps.get(message.step_id or "")
     if step is not None and message.opened_at not in (0, step.opened_at):
-        return NOTHING  # it is of a deleted run that had this id
+        return NOTHING  # it belongs to a deleted run that had this id
     return _conclude(state, message.step_id or "", codec.decode(message.payload, m.ActivityOutcome), writer, None)
 
 
@@ -274,7 +274,7 @@ def _conclude(
         return reconciliation.on_success_of_closed(state, step_id, logical, attempt, outcome.result, writer, node)
     if step is None or (attempt < step.engine_attempt_id and not is_success):
         return NOTHING
-    if step.is_unresolved and not is_success:  # no attempt that is known of is under way
+    if step.is_unresolved and not is_success:  # no known attempt is under way
         return reconciliation.on_stray_outcome(step, attempt, outcome.error, writer)
     lost = max(attempt - step.engine_attempt_id, 0)
     if lost:
@@ -310,9 +310,9 @@ def _fail(
     cause: str | None = None,
     lost: int = 0,
 ) -> Decision:
-    """Retry by the policy and before the deadline, or give up. A job is queued again at once, visible when due.
+    """Retry by the policy and before the deadline, or fail the step. A job is requeued now and visible when due.
 
-    `lost` is how often a job was acquired before by nodes that did not report. `node` has made the attempt.
+    `lost` is how often nodes that never reported had acquired the job before. `node` made the attempt.
     """
     deadline = _options(step).deadline_of(step)
     uncounted = 0 if retry.count_lost else lost
@@ -338,7 +338,7 @@ def _give_up(step: OpenStep, error: e.ErrorInfo, writer: EventWriter, cause: str
 
 
 def _detach(step: OpenStep, outcome: m.ActivityDetached | m.ActivityOutcome, writer: EventWriter) -> Decision:
-    """Leave the step open until its outcome is reported, and bound how long that may take."""
+    """Leave the step open until its outcome is reported, within a time limit."""
     if step.is_detached:
         return NOTHING
     attempt, until = step.engine_attempt_id, outcome.until
@@ -362,7 +362,7 @@ def _fail_unreported(step: OpenStep, writer: EventWriter) -> None:
 def _on_node_lost(state: RunState, lost: m.NodeLost, writer: EventWriter) -> Decision | Refusal:
     """Dispatch the activity again, unless it was waiting for its next attempt: then no node was executing it.
 
-    The lost attempt may have begun, so it counts toward the bound of the policy. An attempt that waited for a node with
+    The lost attempt may have begun, so it counts toward the limit of the policy. An attempt that waited for a node with
     the activity has not begun, and begins now.
     """
     step = state.open_steps.get(lost.step_id)
@@ -386,7 +386,7 @@ def _on_node_lost(state: RunState, lost: m.NodeLost, writer: EventWriter) -> Dec
 
 
 def _on_returned(state: RunState, returned: m.ActivityReturned, writer: EventWriter) -> Decision | Refusal:
-    """Leave an attempt that has not begun to the next node, at once or when one has the activity. It does not count."""
+    """Leave an attempt that has not begun to the next node, now or when one has the activity. It does not count."""
     step = _running(state, returned.step_id, returned.logical_attempt_id)
     if step is None or step.engine_attempt_id != returned.engine_attempt_id or step.is_detached:
         return NOTHING
@@ -420,7 +420,7 @@ RECORDED_AS: dict[str, tuple[type[e.Body], ...]] = {
     m.TASK_SIGNAL: e.recording("task"),
     m.OUTCOME_SIGNAL: e.recording("outcome"),
 }
-"""The first event of the decision about an engine signal, by its name."""
+"""The first event of the decision about an engine signal, by the signal's name."""
 
 _MESSAGE_DECIDERS: dict[
     str, tuple[Callable[[OpenStep, m.Message, EventWriter], Decision | Refusal], tuple[str, ...]]
@@ -442,7 +442,7 @@ _NO_OPTIONS = len(e.NULL)
 def apply_commands(
     state: RunState, commands: Iterable[c.Command], now: Instant, by: EngineRunRef
 ) -> Decision | Refusal:
-    """Return what follows from these commands. Only a running program issues any."""
+    """Return what follows from these commands. Only a running program issues commands."""
     if state.status is not RUNNING:
         return Refusal(Conflict(f"run {state.run_id} is {state.status}; its program is not running"))
     writer = EventWriter(state, now, by)
@@ -542,7 +542,7 @@ def _set_attributes(state: RunState, command: c.SetAttributes, writer: EventWrit
 def _cancel_step(state: RunState, command: c.CancelStep, writer: EventWriter) -> None:
     step_id, body = command.step_id, e.StepCancelled(command.reason)
     opened = writer.opened.get(step_id)
-    if opened is not None:  # opened and given up in one turn
+    if opened is not None:  # opened and cancelled in one turn
         writer.write(body, step_id, opened.logical_attempt_id or 1, opened.engine_attempt_id, parent=opened.event_id)
         writer.dispatch[:] = [other for other in writer.dispatch if other != step_id]
     elif step_id in state.open_steps and step_id not in writer.opened:
@@ -574,7 +574,7 @@ def _continue_as_new(state: RunState, command: c.ContinueAsNew, writer: EventWri
     if state.timeouts is not None:
         run_timeouts.schedule_stretch(state, writer)
     if command.steps is None:
-        writer.events[-1] = replace(rotated, schema_version=1)  # which every version can read
+        writer.events[-1] = replace(rotated, schema_version=1)  # every version can read it
         writer.dispatch.clear()
     else:
         kept = frozenset(command.steps)

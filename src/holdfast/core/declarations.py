@@ -15,8 +15,8 @@ from holdfast.limits import DEFINITION_BYTES
 class WorkflowDeclaration(Struct, frozen=True, kw_only=True):
     """The declaration of a version of a workflow: the JSON Schema of the payload of each declared signal.
 
-    Where names are declared, others are refused, unless `allows_other_signals`. The runs of an entity take any
-    number of signals a minute. Runs that other apps start are held for approval, or queued, as the workflow says.
+    If names are declared, others are refused, unless `allows_other_signals`. The runs of an entity take any number of
+    signals per minute. Runs that other apps start are held for approval, or queued, as the workflow declares.
     """
 
     plan_id: str

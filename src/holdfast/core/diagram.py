@@ -1,4 +1,4 @@
-"""Draws the states of a run from the transition table, so that the page always agrees with the code.
+"""Draws the states of a run from the transition table, so that the page always matches the code.
 
 `python -m holdfast.core.diagram` prints the page; `make diagram` writes it to `docs/states.md`.
 """
@@ -17,7 +17,7 @@ the status of a run. Every other event leaves it as it is, and a finished run ta
 
 
 def states_page() -> str:
-    """Return the page: the diagram, and the same as a table."""
+    """Return the page: the diagram and a table of the same."""
     return "\n".join([_INTRODUCTION, *_diagram(), "", *_table(), ""])
 
 

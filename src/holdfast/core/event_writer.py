@@ -1,6 +1,6 @@
-"""Writing events: envelope, idempotency key, and the messages that go with them.
+"""Writing events: the envelope, the idempotency key, and the accompanying messages.
 
-Every decision of the core is written through an `EventWriter`; nothing else makes an event.
+Every decision of the core is written through an `EventWriter`; nothing else creates events.
 """
 
 from collections.abc import Sequence
@@ -48,14 +48,14 @@ class Refusal(Struct, frozen=True):
 NOTHING = Decision()
 
 _TYPES = {body: (name, body.KEYED_BY == "step") for name, body in BODIES.items()}
-"""The type of an event by that of its body, and whether a step keys it."""
+"""The event type for each body type, and whether its key contains a step."""
 
 
 class EventWriter(Struct, gc=False, eq=False):
     """Writes the events of one decision, with their keys, and collects its messages, dispatches and signals.
 
-    `opened` holds the first event of each step that this decision has opened, or None once it has given the step up.
-    `caller` is the caller of the service who caused the decision; every event of it names the caller.
+    `opened` holds the first event of each step that this decision has opened, or None once it has cancelled the step.
+    `caller` is the caller of the service who caused the decision; all of its events name the caller.
     """
 
     state: RunState
@@ -127,30 +127,30 @@ class EventWriter(Struct, gc=False, eq=False):
             self.close_reconciliation(step.effect.task)
 
     def close_reconciliation(self, task_step_id: str) -> None:
-        """Close the task in which an operator is asked about a step: the step is closed, or is tried again."""
+        """Close the task that asks an operator about a step: the step is closed or retried."""
         task = self.state.open_steps.get(task_step_id)
         if task is not None and task_step_id not in self.opened:
             self.opened[task_step_id] = None
             self.close(task, StepCancelled("the step is no longer unresolved"))
 
     def retry(self, step: OpenStep, body: StepRetried, cause: str | None = None) -> None:
-        """Write that an activity is dispatched again, as the next attempt."""
+        """Record that an activity is dispatched again, as the next attempt."""
         next_attempt = step.engine_attempt_id + 1
         self.write(body, step.step_id, step.logical_attempt_id, next_attempt, cause, step.opened_event_id)
 
     def fail(self, step: OpenStep, error: ErrorInfo, cause: str | None = None) -> None:
-        """Write that an activity has failed for good; where its options say so, the run is paused."""
+        """Record that an activity has failed permanently, and pause the run if its options say so."""
         if self.state.status is RUNNING and pauses(step, error):
             # First, so that the program gets the failure among the outcomes when the run is resumed.
             self.write(RunPaused(f"step {step.step_id!r} failed", failed_step_id=step.step_id), cause=cause)
         self.close(step, StepFailed(error), cause)
 
     def token(self, step_id: str) -> str:
-        """Return a waiting token that no other wait of this run has had."""
+        """Return a waiting token that is unique among the waits of this run."""
         return f"{step_id}@{self.state.version + len(self.events) + 1}"
 
     def schedule(self, kind: m.MessageType, step_id: str, token: str, due_at: Instant) -> None:
-        """Leave the run a message that is due later."""
+        """Schedule a message to the run."""
         self.messages.append(
             m.Message(
                 signal_id=f"{kind}:{token}",
@@ -165,8 +165,8 @@ class EventWriter(Struct, gc=False, eq=False):
         )
 
     def schedule_deadline(self, step_id: str, logical_attempt_id: int, options: Raw) -> None:
-        """Leave the run the message that ends a step which is opened now, if its time is bounded."""
-        if b'"schedule_to_close_ms"' not in bytes(options):  # without decoding them: most have none
+        """Schedule the message that ends a newly opened step at its deadline, if it has one."""
+        if b'"schedule_to_close_ms"' not in bytes(options):  # avoids decoding: most have none
             return
         limit_ms = step_options(options).schedule_to_close_ms
         if limit_ms is not None:
@@ -174,7 +174,7 @@ class EventWriter(Struct, gc=False, eq=False):
             self.schedule("TimerDue", step_id, token, self.now + limit_ms * 1_000)
 
     def decision(self, messages: tuple[m.Message, ...] = ()) -> Decision:
-        """Return the decision, with these messages before the ones that were scheduled."""
+        """Return the decision, with these messages before the scheduled ones."""
         if self.messages or messages or self.sends:
             return Decision((*self.events,), (*messages, *self.messages), (*self.dispatch,), (*self.sends,))
         return Decision(tuple(self.events), (), tuple(self.dispatch))
@@ -185,23 +185,23 @@ class EventWriter(Struct, gc=False, eq=False):
 
 
 def start_message(run_id: str, now: Instant, due_at: Instant | None = None) -> m.Message:
-    """Return the message that starts a run, at once or when it is due."""
+    """Return the message that starts a run, now or when it is due."""
     return m.Message(
         signal_id="start", run_id=run_id, type="InternalContinue", occurred_at=now, due_at=due_at, expected_version=1
     )
 
 
 def admitted_message(run_id: str, now: Instant) -> m.Message:
-    """Return the message that starts a run once it is admitted. Until then its store holds the message back."""
+    """Return the message that starts a run once it is admitted. Until then the store holds the message back."""
     return m.Message(signal_id=m.ADMITTED, run_id=run_id, type="InternalContinue", occurred_at=now, expected_version=1)
 
 
 def starts_run(message: m.Message) -> bool:
-    """Return whether a message starts a run that has not started. One that is about its mailbox does not."""
+    """Return whether a message starts a run that has not started. A message about its mailbox does not."""
     return message.type == "InternalContinue" and message.signal_id != m.MAILBOX
 
 
 def is_about_to_start(messages: Sequence[m.Message]) -> bool:
-    """Return whether messages start a run that was not queued for admission since it was released."""
+    """Return whether one of the messages starts a run that was not queued for admission since its release."""
     ids = [message.signal_id for message in messages if starts_run(message)]
     return bool(ids) and m.ADMITTED not in ids

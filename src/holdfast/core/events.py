@@ -1,14 +1,14 @@
 """Events: what has happened to a run, in order. They are appended and never change.
 
-An `Event` is an envelope around one typed body. `event_type` is the name of the body's class and is what the store
-and every other language read.
+An `Event` is an envelope around one typed body. `event_type` is the name of the body's class, which the store and
+every other language read.
 
-What an event of a type means for its run and its step stands on its body class, and nowhere else: which kind of step it
-opens or closes, from which status to which it leads, whether the program gets it. Those are the class attributes of
-`Body`. Every table of event types is derived from them when its module is imported, and `tools/event_tables.py` writes
-the page's. To add a kind of step, add the bodies that open and close it, with these attributes.
+The meaning of an event type for its run and its step is defined on its body class, and nowhere else: which kind of step
+it opens or closes, which status it leads to, and whether the program gets it. These are the class attributes of `Body`.
+Every table of event types is derived from them on import, and `tools/event_tables.py` generates the tables of the web
+page. To add a kind of step, add the bodies that open and close it, with these attributes.
 
-User values (inputs, results, payloads) are carried as raw JSON and never decoded here.
+User values (inputs, results, payloads) are kept as raw JSON and never decoded here.
 
 Events and bodies are hidden from the cyclic garbage collector (`gc=False`): they are frozen and refer to nothing that
 could refer back, and a node may hold very many of them.
@@ -39,7 +39,7 @@ class RunStatus(StrEnum):
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
 
-    # The same hash as Enum's own, without a Python call for every look-up in a table.
+    # Equal to Enum's hash, but without a Python call for every look-up in a table.
     __hash__ = str.__hash__
 
 
@@ -48,7 +48,7 @@ TERMINAL = frozenset({COMPLETED, FAILED, CANCELLED})
 _UNFINISHED = (PENDING, APPROVED, RUNNING, PAUSED)
 
 StepKind = Literal["activity", "timer", "signal", "task", "child", "update"]
-"""What a step can be. `signal` is a wait for one."""
+"""The kinds of steps. `signal` is a wait for a signal."""
 
 _EVERY_KIND: frozenset[StepKind] = frozenset(get_args(StepKind))
 
@@ -63,9 +63,9 @@ class ErrorInfo(Struct, frozen=True, omit_defaults=True, gc=False):
     traceback: str = ""
     cause: "ErrorInfo | None" = None
     bases: tuple[str, ...] = ()
-    """The names of the exception's base classes that say something, nearest first."""
+    """The names of the exception's informative base classes, nearest first."""
     retry_after_ms: int | None = None
-    """The delay before the next attempt, as the error asks for it."""
+    """The delay before the next attempt that the error asks for."""
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}" if self.message else self.code
@@ -77,7 +77,7 @@ class ArtifactRef(Struct, frozen=True, omit_defaults=True, gc=False):
     uri: str
     """Where the bytes are."""
     kind: str
-    """What it is, in your own words, such as `report`."""
+    """Its kind, in your own words, such as `report`."""
     sha256: str | None = None
     """The SHA-256 of the bytes in hex, if it is known."""
     size_bytes: int | None = None
@@ -87,14 +87,14 @@ class ArtifactRef(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class PlanSource(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Which body a run of a plan has: its hash, and where it came from."""
+    """The body of a plan that a run executes: its hash, and where it came from."""
 
     sha256: str
     uri: str = ""
 
 
 class EngineRunRef(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Who appended an event: the node, and the epoch of the lease under which it did."""
+    """The writer of an event: the node, and the epoch of its lease."""
 
     node: str
     epoch: int = 0
@@ -102,7 +102,7 @@ class EngineRunRef(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class CallerRef(Struct, frozen=True, omit_defaults=True, gc=False):
-    """The caller of the service: the id and the name of the token. The caller may act for another person, the actor."""
+    """A caller of the service: the id and name of its token. It may act for another person, the actor."""
 
     token_id: str
     name: str = ""
@@ -115,7 +115,7 @@ class Body(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     """How the idempotency key is formed. `step`: an event of a step, once per logical attempt (the canonical key).
 
     `run`: an event of the run, or one that may recur within an attempt. The id of the signal that caused it, or the
-    count of events of its type, takes the place of the step.
+    count of events of its type, replaces the step.
     """
 
     OPENS: ClassVar[StepKind | None] = None
@@ -125,7 +125,7 @@ class Body(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     """The field with the deadline of the step that it opens."""
 
     ASKS_OTHERS: ClassVar[bool] = False
-    """The step that it opens waits for an answer from outside: skipping it needs a permission of its own."""
+    """The step that it opens waits for an answer from outside: skipping it needs a separate permission."""
 
     CLOSES: ClassVar[frozenset[StepKind]] = frozenset()
     """The kinds of open steps that it closes."""
@@ -134,20 +134,20 @@ class Body(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     """How operators see a step that it has closed."""
 
     CHANGES: ClassVar[StepKind | None] = None
-    """The kind of open step that it changes, which stays open."""
+    """The kind of open step that it changes without closing it."""
 
     CLOSES_ALL: ClassVar[bool] = False
     """It closes every step that is open."""
 
     LEADS_FROM: ClassVar[tuple[RunStatus, ...]] = ()
     LEADS_TO: ClassVar[RunStatus | None] = None
-    """The statuses in which it can happen and the one that it leads to, if it changes the status of the run."""
+    """The statuses in which it can happen and the status that it leads to, if it changes the status of the run."""
 
     BEFORE_START: ClassVar[bool] = False
     """It can happen before the run has started, without changing its status. Other events need a run that has."""
 
     TO_PROGRAM: ClassVar[Literal["outcome", "control"] | None] = None
-    """`outcome`: the program gets it, once the run is not paused. `control`: it says when the program gets outcomes."""
+    """`outcome`: the program gets it once the run is not paused. `control`: it decides when outcomes are delivered."""
 
     RECORDS: ClassVar[Literal["control", "update", "task", "outcome"] | None] = None
     """The kind of engine signal whose decision it records, as the first event of that decision."""
@@ -156,13 +156,13 @@ class Body(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     """Callers on other nodes may wait for it, as they do for the end of a run and for decisions about tasks."""
 
     IS_WORK: ClassVar[bool] = False
-    """The run carries something out while the step that it opens is open. In other steps it only waits."""
+    """The run executes something while the step that it opens is open. In other steps it only waits."""
 
     LABEL: ClassVar[str] = ""
     """What people call a step of the kind that it opens."""
 
     TONE: ClassVar[Literal["plain", "good", "warn", "bad"]] = "plain"
-    """How people see it: it went well, it needs attention, it went wrong."""
+    """How it is shown to people: success, needs attention, failure."""
 
     by: CallerRef | None = None
 
@@ -177,14 +177,14 @@ class RunBody(Body, frozen=True):
 
 
 class RetryOf(Struct, frozen=True, omit_defaults=True, gc=False):
-    """The finished run that an operator retried: by which command, by whom and why."""
+    """The finished run that an operator retried, with the command, the operator and the reason."""
 
     run_id: str
     signal_id: str
     actor: str = ""
     reason: str = ""
     attempt: int = 2
-    """Which attempt the new run is: one more than the retried run was."""
+    """The number of the new run's attempt: one more than that of the retried run."""
 
 
 class ScheduleTick(Struct, frozen=True):
@@ -195,7 +195,7 @@ class ScheduleTick(Struct, frozen=True):
 
 
 class RunOrigin(Struct, frozen=True, omit_defaults=True, gc=False):
-    """How a run came about, as its program can ask for it: what `RunQueued` said, and when."""
+    """How a run was created, for its program to read: the contents of `RunQueued`, and when."""
 
     queued_at: Instant
     tenant: str = "default"
@@ -207,11 +207,11 @@ class RunOrigin(Struct, frozen=True, omit_defaults=True, gc=False):
     schedule: ScheduleTick | None = None
     retry_of: str | None = None
     attempt: int = 0
-    """Which attempt it is; 0: as its id says (`core/restarts.py`)."""
+    """The number of its attempt; 0: the one in its id (`core/restarts.py`)."""
 
 
 class FormerRun(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A run that has recorded the first events of another, up to this one, and what its program knew of itself."""
+    """A run that recorded the first events of another one, up to this event, and what its program knew of its run."""
 
     last_event: int
     run_id: str
@@ -222,44 +222,44 @@ class FormerRun(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class ForkedFrom(Struct, frozen=True, omit_defaults=True, gc=False):
-    """The run that a fork begins from, how many of its events are kept, and whose ids and random numbers it has."""
+    """The original run of a fork, how many of its events are kept, and the source of the ids and random numbers."""
 
     run_id: str
     run_seq: int
     seed: str = ""
     forked_at: Instant = 0
-    """From when the time-outs of the fork count."""
+    """The instant from which the time-outs of the fork count."""
     former: tuple[FormerRun, ...] = ()
-    """The runs that have recorded those events, the earliest first: `run_id`, and those that it was forked from."""
+    """The runs that recorded those events, earliest first: `run_id`, and the runs that it was forked from."""
 
     @property
     def formers(self) -> tuple[FormerRun, ...]:
-        """The same, of every fork: earlier versions did not write `former`."""
+        """The same for every fork: earlier versions did not write `former`."""
         return self.former or (FormerRun(self.run_seq, self.run_id),)
 
 
 class RunTimeouts(Struct, frozen=True, omit_defaults=True, gc=False):
-    """How long a run may take, in milliseconds; None: as long as it likes (`core/run_timeouts.py`)."""
+    """How long a run may take, in milliseconds; None: without limit (`core/run_timeouts.py`)."""
 
     execution_ms: int | None = None
-    """The whole run, from its creation, or from when it is to start."""
+    """The whole run, from its creation or scheduled start."""
     run_ms: int | None = None
-    """One stretch of it: from its start, or from where it began again."""
+    """One stretch of it: from its start or its last rotation."""
     cleanup_ms: int = 600_000
-    """How long it may clean up after one of these, before it is ended."""
+    """How long it may clean up after a time-out before it is ended."""
 
 
 class DebounceTerms(Struct, frozen=True, gc=False):
-    """For how long a debounced run waits for a later start, in milliseconds (`core/debounce.py`)."""
+    """How long a debounced run waits for a later start, in milliseconds (`core/debounce.py`)."""
 
     quiet_ms: int
     """From the last start of its key until the run starts."""
     at_most_ms: int
-    """From the first one: then it starts, whatever comes."""
+    """From the first one: then the run starts, even if more starts come."""
 
 
 class RunQueued(RunBody, frozen=True):
-    """The run exists. It holds everything that the start request said."""
+    """The run exists. The event holds everything in the start request."""
 
     plan_id: str
     plan_version: str
@@ -285,18 +285,18 @@ class RunQueued(RunBody, frozen=True):
     reference_key: str | None = None
     tags: tuple[str, ...] = ()
     priority: int = 0
-    """With what priority it is queued for admission when it is approved, or its time has come."""
+    """The priority with which it is queued for admission when it is approved or its start is due."""
     needs: int = 0
     """The level of the format that a node must understand to start it (`core/plans.py`)."""
     timeouts: RunTimeouts | None = None
     context: Raw = NULL
-    """What its starter knew and those who work for it should know: an object of texts (`core/run_context.py`)."""
+    """What its starter passes on to everything that works for the run: an object of texts (`core/run_context.py`)."""
     debounce: DebounceTerms | None = None
-    """Until it starts, a later start of the same key replaces its input and puts its start off."""
+    """Until it starts, a later start with the same key replaces its input and postpones its start."""
 
 
 class InputReplaced(RunBody, frozen=True):
-    """A later start of a debounced run, which has not begun: it begins with this input, and not before `start_at`."""
+    """A later start of a debounced run that has not begun: it begins with this input, and not before `start_at`."""
 
     BEFORE_START = True
     TO_PROGRAM = "control"
@@ -391,7 +391,7 @@ class RunFailed(RunBody, frozen=True):
 
     error: ErrorInfo
     timeout: str = ""
-    """`execution` or `run`, if a time-out ended it, and not the program."""
+    """`execution` or `run`, if a time-out ended the run and not its program."""
 
 
 class RunCancelled(RunBody, frozen=True):
@@ -408,7 +408,7 @@ class RunCancelled(RunBody, frozen=True):
 class ContinuedAsNew(RunBody, frozen=True):
     """The history rotates: replay starts here, with this input. The run, its inbox and its numbering stay.
 
-    `carried` is what the state before it held that is still true, so that a fold can begin here too.
+    `carried` is the part of the previous state that still holds, so that a fold can begin here too.
     """
 
     CLOSES_ALL = True
@@ -419,7 +419,7 @@ class ContinuedAsNew(RunBody, frozen=True):
 
 
 class SignalAccepted(RunBody, frozen=True):
-    """An operator's command was accepted. What it changes follows as events of its own."""
+    """An operator's command was accepted. Its effects follow as separate events."""
 
     BEFORE_START = True
     TO_PROGRAM = "control"
@@ -435,7 +435,7 @@ class SignalAccepted(RunBody, frozen=True):
 class SignalRejected(RunBody, frozen=True):
     """An operator's command was refused; or the authoriser refused a signal, an operation on a task or an update.
 
-    `name` is that of the command, such as `PAUSE`, or of what was sent, such as `SIGNAL approval`.
+    `name` is the name of the command, such as `PAUSE`, or of what was sent, such as `SIGNAL approval`.
     """
 
     BEFORE_START = True
@@ -473,8 +473,8 @@ NOT_BEGUN = "not begun"
 class StepRetried(RunBody, frozen=True):
     """An activity will be dispatched again within the same logical attempt: after a failure, or after a crash.
 
-    With the reason `NOT_BEGUN` a node gave the previous attempt back before it began: the node was stopping, or does
-    not have the activity. That attempt does not count toward the policy's bound. Without `due_at` the next attempt
+    With the reason `NOT_BEGUN` a node returned the previous attempt before it began: the node was stopping, or does
+    not have the activity. That attempt does not count toward the policy's limit. Without `due_at` the next attempt
     waits for a node that has the activity.
 
     Keyed like an event of the run, because it recurs and the engine's attempt is never part of a key.
@@ -488,15 +488,15 @@ class StepRetried(RunBody, frozen=True):
     due_at: Instant | None = None
     error: ErrorInfo | None = None
     uncounted: int = 0
-    """How many attempts before the next one do not count toward the bound: they were lost, and the policy forgives."""
+    """How many attempts before the next one do not count toward the limit: they were lost, and the policy allows it."""
     is_last_look: bool = False
     """The next attempt only asks the verifier of a keyed step: the function is not called again."""
     node: str = ""
-    """The node that made the attempt before, where the step has a key and the node is known."""
+    """The node that made the previous attempt, if the step has a key and the node is known."""
 
 
 class StepDetached(RunBody, frozen=True):
-    """An activity has ended without an outcome, which is reported later by token, before `until`.
+    """An activity has ended without an outcome. The outcome is reported later by token, before `until`.
 
     Keyed like `StepRetried`: it may recur, once for each attempt.
     """
@@ -505,13 +505,13 @@ class StepDetached(RunBody, frozen=True):
 
     until: Instant | None = None
     result_schema: dict[str, Any] | None = None
-    """What a result is like, as JSON Schema: for processes that do not have the activity. None if that is not known."""
+    """The JSON Schema of the result, for processes that do not have the activity. None if it is not known."""
 
 
 class StepUnresolved(RunBody, frozen=True):
     """It is not known whether the effect of a keyed step has happened: the step waits for an operator.
 
-    Keyed like `StepRetried`: it may recur. The task for the operator is opened by the next event.
+    Keyed like `StepRetried`: it may recur. The next event opens the task for the operator.
     """
 
     CHANGES = "activity"
@@ -519,19 +519,19 @@ class StepUnresolved(RunBody, frozen=True):
     TONE = "bad"
 
     error: ErrorInfo
-    """Why it is not known: the last words of the verifier, or what happened instead."""
+    """Why it is not known: the last answer of the verifier, or what happened instead."""
     was_called: bool = True
     """Whether the function may have been called in this attempt."""
     result: Raw | UnsetType = UNSET
-    """The result of this attempt, where it contradicts that of another one."""
+    """The result of this attempt, if it contradicts that of another one."""
     node: str = ""
 
 
 class StepSucceededLate(RunBody, frozen=True):
-    """An attempt of a keyed step has succeeded after it was given up, and a later one may have begun meanwhile.
+    """An abandoned attempt of a keyed step has succeeded, and a later one may have begun in the meantime.
 
-    While the step is open, the present attempt decides: its result must be the same. If the step is closed, this is a
-    diagnostic: the result differs from what was recorded, and does not replace it.
+    While the step is open, the current attempt decides: its result must be the same. If the step is closed, this is a
+    diagnostic: the result differs from the recorded one, and does not replace it.
     """
 
     RECORDS = "outcome"
@@ -554,7 +554,7 @@ class StepCompleted(Body, frozen=True):
 
 
 class StepFailed(Body, frozen=True):
-    """An activity failed for good, in this logical attempt."""
+    """An activity failed permanently, in this logical attempt."""
 
     CLOSES = frozenset({"activity"})
     CLOSED_AS = "FAILED"
@@ -618,7 +618,7 @@ class SignalWaiting(Body, frozen=True):
 class SignalReceived(Body, frozen=True):
     """A signal was consumed. `suffix` is the new cursor of its name; replay reads the payload from here.
 
-    Where the wait has a handler, `state_after` is what it returned, or else `error` what it raised.
+    If the wait has a handler, `state_after` is what it returned, or `error` what it raised.
     """
 
     CLOSES = frozenset({"signal"})
@@ -660,7 +660,7 @@ class SignalTimedOut(Body, frozen=True):
 
 
 class SignalSent(Body, frozen=True):
-    """The program sent a signal to a run, which gets it at most once, by its id."""
+    """The program sent a signal to a run. The run gets it at most once, by its id."""
 
     run_id: str
     name: str
@@ -670,7 +670,7 @@ class SignalSent(Body, frozen=True):
 
 
 class EscalationRule(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Where a task goes that is still open after so long. Without roles it keeps its own."""
+    """Who gets a task that is still open after this time. Without roles the task keeps its own."""
 
     after_ms: int
     roles: tuple[str, ...] = ()
@@ -701,7 +701,7 @@ class TaskCreated(Body, frozen=True):
 
 
 class TaskAssigned(RunBody, frozen=True):
-    """A task got another assignee, and other roles if there are some here. It may recur.
+    """A task got another assignee, and other roles if the event has any. It may recur.
 
     `action` is assign, claim, release or reassign; escalate if the engine did it.
     """
@@ -734,7 +734,7 @@ class TaskCommented(RunBody, frozen=True):
 
 
 class TaskAnswered(RunBody, frozen=True):
-    """One of several people has answered a task. After the last answer that is needed follows `TaskCompleted`."""
+    """One of several people has answered a task. `TaskCompleted` follows the last answer that is needed."""
 
     CHANGES = "task"
     RECORDS = "task"
@@ -807,18 +807,18 @@ class ChildFailed(Body, frozen=True):
 
 
 class MarkerRecorded(Body, frozen=True):
-    """A value that the program must find again on replay: a new id, a draw, a version flag."""
+    """A value that the program must get again on replay: a new id, a random number, a version flag."""
 
     name: str
     value: Raw = NULL
 
 
 PUBLISHED = "published"
-"""The name of a marker whose value a program has published: fields that are changed, and None for those taken away."""
+"""The name of a marker with values that a program has published: the changed fields, and None for removed ones."""
 
 
 class AttributesSet(Body, frozen=True):
-    """The program has changed search attributes of its run. None: the run does not have that one any more."""
+    """The program has changed search attributes of its run. None: the attribute was removed."""
 
     values: dict[str, Value | None]
 
@@ -863,10 +863,10 @@ BODIES: dict[str, type[Body]] = {
     for body in base.__subclasses__()
     if body not in (RunBody, UnknownBody)
 }
-"""Every known body by its event type."""
+"""All known bodies by event type."""
 
 OPENING: dict[type[Body], StepKind] = {body: body.OPENS for body in BODIES.values() if body.OPENS is not None}
-"""What kind of step an event opens, by the type of its body."""
+"""The kind of step that an event opens, by the type of its body."""
 
 CLOSING: dict[type[Body], frozenset[StepKind]] = {body: body.CLOSES for body in BODIES.values() if body.CLOSES}
 """The kinds of step that an event closes, by the type of its body."""
@@ -900,7 +900,7 @@ class Event(Struct, frozen=True, gc=False):
     run_seq: int
     """The position in the history of the run, from 1, without gaps."""
     event_id: str
-    """A UUID that is the same if the event is made again."""
+    """A UUID that stays the same if the event is written again."""
     event_type: str
     """The name of the type, such as `StepCompleted`."""
     step_id: str | None
@@ -914,9 +914,9 @@ class Event(Struct, frozen=True, gc=False):
     idempotency_key: str
     """64 hex digits that a repeated event shares with the first. The store keeps one of them."""
     emitted_at: Instant
-    """When the node made it, by its clock."""
+    """When the node created it, by the node's clock."""
     persisted_at: Instant
-    """When the store committed it, by the clock of the store."""
+    """When the store committed it, by the store's clock."""
     adapter_version: str
     """The form of the event, such as `holdfast/1`."""
     engine_run_ref: EngineRunRef

@@ -1,23 +1,23 @@
 """Forks: a run that begins with the recorded results of another, up to one of its events.
 
 Rules of this file:
-1. A history can be cut where a commit ended, because a crash after that commit leaves exactly this history, and it is
-   replayed. It can also be cut after its first event. Nothing is cut where a child is open, which reports to its own
-   parent, nor after the end of the run.
-2. The fork is a run of its own. Every event gets the key and the id that it has in a run of this id (EVT-4), and what
-   refers to them follows: parents of events, ids of tasks, and what rotations carry.
-3. Ids and draws of the program stay as they were recorded, so the fork keeps the seed of the run that it is from. While
-   what was recorded is replayed, the program knows of its run what it knew then (`FormerRun`).
-4. What was open is open again: activities are dispatched anew, with all the attempts of their policy; a keyed one is
-   verified first. Timers, deadlines, waits and tasks keep their instants. Progress of activities, outcomes that are
-   reported by token, and signals that were not consumed stay with the other run, except those that it had sent to
-   itself. So no cursor is copied: nothing that the fork's inbox accepts may fall behind what another run has consumed.
-5. An approval is of a run with its input. What was not approved waits for an approval of its own, and so does a run
-   with another input.
-6. A failed run is continued without the failures that have ended it. Outcomes that came in the commit of its end, or
-   after the failure, are kept: the fork begins as a run that was paused before they came, and its program gets them
-   when a node with its code resumes it. What is open and is answered to the failed run alone, a child or the holder of
-   a callback's token, is asked for again: the fork is from before that.
+1. A history can be cut at the end of a commit, because a crash after that commit leaves exactly this history, and it is
+   replayed. It can also be cut after its first event. It cannot be cut where a child is open, because a child reports
+   to its own parent, nor after the end of the run.
+2. The fork is a separate run. Every event gets the key and the id that it has in a run with this id (EVT-4), and all
+   references to them are changed too: parents of events, ids of tasks, and what rotations carry.
+3. The program's ids and random numbers stay as recorded, so the fork keeps the seed of the original run. While the
+   recorded part is replayed, the program sees the same facts about its run as it did then (`FormerRun`).
+4. Open steps are opened again: activities are dispatched anew, with all the attempts of their policy, and keyed ones
+   are verified first. Timers, deadlines, waits and tasks keep their instants. Progress of activities, outcomes that are
+   reported by token, and unconsumed signals stay with the original run, except signals that it had sent to itself. So
+   no cursor is copied: no signal that the fork's inbox accepts may fall behind what another run has consumed.
+5. An approval covers a run with its input. A fork of a run that was not yet approved needs its own approval, and so
+   does a fork with another input.
+6. A failed run is continued without the failures that ended it. Outcomes that arrived in the commit of its end, or
+   after the failure, are kept: the fork begins as a run that was paused before they arrived, and its program gets them
+   when a node with its code resumes it. Open steps that report only to the failed run (a child, or the holder of a
+   callback's token) are started again: the fork begins before them.
 """
 
 from collections.abc import Collection, Sequence
@@ -40,13 +40,13 @@ from holdfast.core.state import RunState, awaits_approval, retry_token, state_of
 from holdfast.errors import Conflict, InvalidInput
 
 FORKED = "forked"
-"""Why the activities that were open are dispatched again."""
+"""The reason for which open activities are dispatched again."""
 
 CONTINUED = "continued from where it failed"
-"""Why a fork begins paused, with outcomes that its program gets when it is resumed."""
+"""The reason of the pause of a fork whose program gets outcomes when it is resumed."""
 
 NOWHERE = ""
-"""The cursor of signals in what is copied: their inbox was another, and the fork's is empty."""
+"""The cursor of copied signals: they were in another inbox, and the fork's is empty."""
 
 _UUID = pattern(rb"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _CLOSES_CHILD = frozenset(body for body, kinds in e.CLOSING.items() if "child" in kinds)
@@ -55,27 +55,27 @@ _ACTS = {*e.OPENING, e.ContinuedAsNew, e.UpdateCompleted, e.SignalSent}
 
 
 class Kept(Struct, frozen=True):
-    """What a fork keeps of a history: events from its beginning, and outcomes that its program gets afterwards."""
+    """The part of a history that a fork keeps: its first events, and outcomes that its program gets afterwards."""
 
     events: Sequence[Event]
     outcomes: Sequence[Event] = ()
 
 
 class Fork(Struct, frozen=True):
-    """What a fork begins with."""
+    """The initial contents of a fork."""
 
     queued: e.RunQueued
     copied: int
-    """How many of the events are from the other run."""
+    """How many of the events are copied from the original run."""
     events: tuple[Event, ...]
     messages: tuple[Message, ...]
     state: RunState
     signals: tuple[SignalRequest, ...]
-    """What the other run had sent to itself and had not received."""
+    """The signals that the original run had sent to itself and had not received."""
 
 
 def find_cut(history: Sequence[Event], at: int) -> int:
-    """Return the last event, not after `at`, behind which a history can be cut."""
+    """Return the last event, at or before `at`, after which a history can be cut."""
     cut = 1
     children: set[str] = set()
     for event, following in zip(history, [*history[1:], None], strict=True):
@@ -94,17 +94,17 @@ def find_cut(history: Sequence[Event], at: int) -> int:
 
 
 def kept_until(history: Sequence[Event], cut: int) -> Kept:
-    """Return what is kept of a history that is cut after this event."""
+    """Return the part that is kept of a history that is cut after this event."""
     if find_cut(history, cut) != cut:
         raise Conflict(f"run {history[0].run_id} cannot be cut after event {cut}", run_id=history[0].run_id)
     return Kept(history[:cut])
 
 
 def kept_to_continue(history: Sequence[Event]) -> Kept:
-    """Return what is kept of a run to continue it: of a failed one, all but the failures that have ended it.
+    """Return what is kept of a run to continue it: for a failed run, all but the failures that ended it.
 
-    Where something was begun or sent after a step had failed, such as what undoes other steps, a signal or the answer
-    to an update, the workflow has handled the failure: then to forget it would forget what was done since.
+    If the workflow began or sent something after a step had failed, such as a compensation, a signal or the answer to
+    an update, it has handled the failure: forgetting the failure would also forget what was done since.
     """
     end = len(history) - 1
     if not isinstance(history[end].data, e.RunFailed):
@@ -116,15 +116,15 @@ def kept_to_continue(history: Sequence[Event]) -> Kept:
         elsewhere = _open_elsewhere(events_of(kept))
         if not elsewhere:
             return kept
-        # A child reports to its own parent, and a token of a callback is for the run that it was made in: the fork
-        # starts another child and asks again, and all that came since is left out.
+        # A child reports to its own parent, and a callback's token belongs to the run that made it: the fork starts
+        # another child and makes another token, and everything after that is left out.
         end = next(at for at, event in enumerate(history) if event.step_id in elsewhere)
         failures, place = set(), _last_outcome(history[:end])
     return Kept(history[:1])
 
 
 def failures_since_rotation(kept: Kept) -> list[int]:
-    """Return the places of the steps that have failed since the last rotation, and can be tried again in a fork."""
+    """Return the positions of the failures since the last rotation that a fork can retry."""
     failed: list[int] = []
     callbacks: set[str | None] = set()
     for place, event in enumerate(kept.events):
@@ -138,7 +138,7 @@ def failures_since_rotation(kept: Kept) -> list[int]:
 
 
 def without(kept: Kept, places: Collection[int]) -> Kept:
-    """Return what is kept without the failures at these places, and without what was given up because of them."""
+    """Return what is kept without the failures at these positions, and without the steps cancelled because of them."""
     events: list[Event] = []
     is_left_out = False
     for place, event in enumerate(kept.events):
@@ -149,7 +149,7 @@ def without(kept: Kept, places: Collection[int]) -> Kept:
 
 
 def has_handled_failure(history: Sequence[Event]) -> bool:
-    """Return whether a run has ended by a failure after which it has done more, such as undone other steps."""
+    """Return whether a run ended by a failure after which it did more, such as compensating other steps."""
     last = history[-1].data
     if not isinstance(last, e.RunFailed) or _last_failures(history):
         return False
@@ -166,7 +166,7 @@ def _gist_of(error: ErrorInfo) -> tuple[str, str]:
 
 
 def _last_failures(history: Sequence[Event]) -> set[int]:
-    """Return the places of the failures after which a failed run has begun nothing more and sent nothing."""
+    """Return the positions of the failures after which a failed run neither began nor sent anything."""
     bodies = [event.data for event in history]
     started = (body for body in bodies if isinstance(body, e.ChildStarted))
     locks = {child.child_run_id for child in started if is_lock(child.plan_id)}
@@ -177,13 +177,13 @@ def _last_failures(history: Sequence[Event]) -> set[int]:
             found.add(place)
         elif type(body) not in _ACTS or _is_retry(history[place]):
             continue
-        elif getattr(body, "run_id", None) not in locks:  # a lock is given back by a signal
+        elif getattr(body, "run_id", None) not in locks:  # a signal releases a lock
             break
     return found
 
 
 def _is_retry(event: Event) -> bool:
-    """Return whether an operator has begun a failed step anew by this event."""
+    """Return whether this event records an operator's retry of a failed step."""
     return isinstance(event.data, e.StepStarted) and event.caused_by_signal_id is not None
 
 
@@ -192,7 +192,7 @@ def _last_outcome(history: Sequence[Event]) -> int:
 
 
 def _open_elsewhere(history: Sequence[Event]) -> set[str]:
-    """Return the open steps whose outcome goes to this run, and not to a fork of it."""
+    """Return the open steps that report their outcome to this run and not to a fork of it."""
     steps = state_of(history[0].run_id, history).open_steps.values()
     return {step.step_id for step in steps if isinstance(step.body, e.ChildStarted) or _is_callback(step.body)}
 
@@ -202,7 +202,7 @@ def _is_callback(body: e.Body) -> bool:
 
 
 def _before(history: Sequence[Event], place: int) -> int:
-    """Return how many events come before an outcome and those that the program got with it, in one commit or pause."""
+    """Return how many events precede an outcome and those delivered along with it, in one commit or pause."""
     paused = [False] * len(history)
     for at, event in enumerate(history[:-1]):
         paused[at + 1] = _pauses(event.data) or (paused[at] and type(event.data) is not e.RunResumed)
@@ -212,7 +212,7 @@ def _before(history: Sequence[Event], place: int) -> int:
 
 
 def _pauses(body: e.Body) -> bool:
-    """Return whether a run is paused from here on: an operator's command comes before the pause that it leads to."""
+    """Return whether a run is paused from this event on: an operator's command precedes its pause."""
     return isinstance(body, e.RunPaused) or (isinstance(body, e.SignalAccepted) and body.name == "PAUSE")
 
 
@@ -221,7 +221,7 @@ def _comes_with(event: Event, following: Event) -> bool:
 
 
 def _outcomes_since(history: Sequence[Event], cut: int, failures: set[int]) -> list[Event]:
-    """Return the outcomes after a cut of steps that are open there, and a cancellation; without failures."""
+    """Return the outcomes after a cut for steps that are open at the cut, and a cancellation; without failures."""
     is_open = dict(state_of(history[0].run_id, history[:cut]).open_steps)
     has_timed_out = any(isinstance(history[place].data, e.RunTimedOut) for place in failures)
     kept: list[Event] = []
@@ -229,7 +229,7 @@ def _outcomes_since(history: Sequence[Event], cut: int, failures: set[int]) -> l
         kind = type(event.data)
         if place in failures or kind not in e.OUTCOMES:
             continue
-        if (step := is_open.pop(event.step_id or "", None)) is not None:  # which an operator may have retried since
+        if (step := is_open.pop(event.step_id or "", None)) is not None:  # an operator may have retried it since
             kept.append(replace(event, logical_attempt_id=event.logical_attempt_id and step.logical_attempt_id))
         elif kind is e.RunCancelRequested and not has_timed_out:
             kept.append(event)
@@ -237,7 +237,7 @@ def _outcomes_since(history: Sequence[Event], cut: int, failures: set[int]) -> l
 
 
 def events_of(kept: Kept) -> list[Event]:
-    """Return what is kept as one history: a pause comes before the outcomes that the program is to get afterwards."""
+    """Return what is kept as one history, with a pause before the outcomes that the program gets afterwards."""
     if not kept.outcomes:
         return list(kept.events)
     pause = replace(
@@ -263,9 +263,9 @@ def fork(
     input: Raw | None = None,
     retry: e.RetryOf | None = None,
 ) -> Fork:
-    """Return the run that begins with what is kept of another. `input` is instead of what the other run had.
+    """Return the run that begins with what is kept of another. `input` replaces the input of the original run.
 
-    With `retry` an operator does the other run again by it.
+    With `retry` the fork is an operator's retry of the original run.
     """
     source, first = kept.events[0].run_id, kept.events[0].data
     if not isinstance(first, e.RunQueued):
@@ -299,7 +299,7 @@ def fork(
 
 
 def attempt_of(run_id: str, queued: e.RunQueued) -> int:
-    """Return which attempt a run is: retries and restarts are counted, forks and debounced starts are not."""
+    """Return the number of a run's attempt. Retries and restarts count; forks and debounced starts do not."""
     if queued.retry_of is not None:
         return queued.retry_of.attempt
     if queued.forked_from is not None:
@@ -308,7 +308,7 @@ def attempt_of(run_id: str, queued: e.RunQueued) -> int:
 
 
 def _formers(run_id: str, queued: e.RunQueued, count: int) -> tuple[e.FormerRun, ...]:
-    """Return the runs that have recorded the first `count` events of a run."""
+    """Return the runs that recorded the first `count` events of a run."""
     earlier = () if queued.forked_from is None else queued.forked_from.formers
     retry_of = None if queued.retry_of is None else queued.retry_of.run_id
     own = e.FormerRun(count, run_id, attempt_of(run_id, queued), queued.parent_run_id, retry_of, queued.schedule)
@@ -317,7 +317,7 @@ def _formers(run_id: str, queued: e.RunQueued, count: int) -> tuple[e.FormerRun,
 
 
 def _sent_to_itself(history: Sequence[Event], formers: Sequence[e.FormerRun], run_id: str) -> list[SignalRequest]:
-    """Return the signals that a run had sent to itself and had not received: to replay does not send them again."""
+    """Return the signals that a run had sent to itself and not received: a replay does not send them again."""
     waiting: dict[tuple[str, str], SignalRequest | None] = {}
     for place, event in enumerate(history, 1):
         body = event.data
@@ -391,7 +391,7 @@ def _body(body: e.Body, ids: dict[str, str], queued: e.RunQueued, input: Raw | N
 
 
 def _open_again(state: RunState, writer: EventWriter) -> None:
-    """Write what goes on with the steps that are open, and schedule what they wait for."""
+    """Write the events that continue the open steps, and schedule their messages."""
     for step in state.open_steps.values():
         body = step.body
         if isinstance(body, e.StepStarted) and not step.is_unresolved:
@@ -406,9 +406,9 @@ def _open_again(state: RunState, writer: EventWriter) -> None:
 
 
 def first_difference(events: Sequence[Event], others: Sequence[Event]) -> int | None:
-    """Return the place, from 0, at which two parts of histories differ in what they record; None if they do not.
+    """Return the position, from 0, at which two parts of histories record different things; None if they do not.
 
-    Ids and instants do not count, nor who wrote an event. Where one is longer it differs at the end of the other.
+    Ids, instants and the writers of events are ignored. If one part is longer, they differ at the end of the other.
     """
     for place, (event, other) in enumerate(zip(events, others, strict=False)):
         if _gist(event) != _gist(other):

@@ -1,15 +1,15 @@
 """The graph of a flow or a plan: its steps, what each of them waits for, and the groups they belong to.
 
 A definition returns one (`definition.graph()`); the page draws it, the command line prints it as Mermaid, and
-`runs.graph` adds to each node how its step stands in a run. Nothing here knows how a flow or a plan is written.
+`runs.graph` adds the status of each node's step in a run. Nothing here knows how a flow or a plan is written.
 
 Rules of a graph:
 1. A node's `id` is the id of its step, which is its path. A group (a scene, a chorus, a cue, a for_each) has an id as
    well, although no step has it.
 2. `parent` names the group that a node belongs to; groups may be in groups.
-3. `depends_on` names nodes with the same parent. What waits for a group waits for all that is in it. So each group can
-   be drawn, folded and judged by itself.
-4. Items of a `for_each` are no nodes: how many there are is known only in a run. Their steps are `load[0]`, `load[1]`.
+3. `depends_on` names nodes with the same parent. A node that depends on a group waits for all of its members. So each
+   group can be drawn, folded and evaluated by itself.
+4. Items of a `for_each` are not nodes: their number is known only in a run. Their steps are `load[0]`, `load[1]`.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -25,7 +25,7 @@ from holdfast.errors import InvalidInput
 GraphKind = Literal["flow", "plan"]
 GroupKind = Literal["scene", "chorus", "cue", "for_each"]
 NodeKind = Literal["activity", "timer", "signal", "task", "child", "scene", "chorus", "cue", "for_each", "steps"]
-"""What a node is: a kind of step, a kind of group, or `steps`, a group that was made by folding."""
+"""The kinds of nodes: kinds of steps, kinds of groups, and `steps`, a group that was made by folding."""
 
 GROUP_KINDS: frozenset[str] = frozenset(get_args(GroupKind))
 
@@ -40,17 +40,17 @@ class GraphNode(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False)
     """The group that it belongs to."""
 
     depends_on: tuple[str, ...] = ()
-    """What has to end before it begins: ids of nodes with the same parent."""
+    """The ids of the nodes, with the same parent, that have to end before it begins."""
 
     branch: str = ""
-    """In a cue, the case in which it runs: `then`, `else`, or the name of the case."""
+    """In a cue, the case in which the node runs: `then`, `else`, or the name of the case."""
 
     detail: str = ""
-    """What a reader should know of it beside its label: the activity, a condition, how long it sleeps."""
+    """What is shown in addition to its label: the activity, a condition, the duration of a timer."""
 
 
 class Graph(Struct, frozen=True, kw_only=True):
-    """The graph of a flow or a plan. Making one that breaks a rule raises `InvalidInput`."""
+    """The graph of a flow or a plan. Creating one that breaks a rule raises `InvalidInput`."""
 
     kind: GraphKind
     nodes: tuple[GraphNode, ...]
@@ -68,14 +68,14 @@ class Graph(Struct, frozen=True, kw_only=True):
                     raise InvalidInput(problem, field="depends_on")
 
     def members(self) -> "dict[str | None, list[GraphNode]]":
-        """Return the nodes of each group, by its id; those that are in none stand under None."""
+        """Return the nodes of each group by the group's id, and under None those that are in no group."""
         found: dict[str | None, list[GraphNode]] = {None: []}
         for node in self.nodes:
             found.setdefault(node.parent, []).append(node)
         return found
 
     def mermaid(self) -> str:
-        """Return the graph as a flowchart of Mermaid. Ids and labels may hold any text."""
+        """Return the graph as a Mermaid flowchart. Ids and labels may contain any text."""
         return "\n".join(["flowchart TD", *_Flowchart(self).lines(), ""])
 
 
@@ -83,9 +83,9 @@ Change = Literal["added", "removed", "changed"]
 
 
 def compared(before: Graph, after: Graph, changed: Collection[str]) -> tuple[Graph, dict[str, Change]]:
-    """Return one graph of two versions, and what is new, gone or different in it.
+    """Return one graph of two versions, and what was added, removed or changed in it.
 
-    It has the edges of the newer version. What is gone stands where it stood, and nothing that is left waits for it.
+    It has the edges of the newer version. Removed nodes stay where they were, and no remaining node depends on them.
     """
     old, new = {node.id: node for node in before.nodes}, {node.id: node for node in after.nodes}
     changes: dict[str, Change] = {node_id: "added" for node_id in new if node_id not in old}
@@ -102,7 +102,7 @@ def compared(before: Graph, after: Graph, changed: Collection[str]) -> tuple[Gra
 
 
 def layers_of(nodes: Sequence[GraphNode]) -> list[list[GraphNode]]:
-    """Return nodes of one group in layers: each is behind all that it depends on, as near to them as it can be."""
+    """Return the nodes of one group in layers: each node is in the first layer after all of its dependencies."""
     waits = {node.id: len(set(node.depends_on)) for node in nodes}
     following: dict[str, list[GraphNode]] = {}
     for node in nodes:
@@ -127,16 +127,16 @@ def layers_of(nodes: Sequence[GraphNode]) -> list[list[GraphNode]]:
 # --- folding
 
 FOLD_MOST = 60
-"""How many nodes a group has at most after folding."""
+"""The most nodes of a group after folding."""
 
 _TO = " … "
 
 
 def folded(graph: Graph, most: int = FOLD_MOST) -> Graph:
-    """Return the graph with no more than so many nodes in any group: what is too much is put into groups of its own.
+    """Return the graph with at most this many nodes in any group: the excess is moved into additional groups.
 
-    Layers that are too wide are folded, the widest first; where there are too many layers, those in a row are.
-    The same graph is always folded in the same way, so a reader may name the groups that they want to see.
+    Layers that are too wide are folded, the widest first; if there are too many layers, adjacent ones are folded.
+    The same graph is always folded in the same way, so readers can name the groups that they want to see.
     """
     mark = "~"
     while any(node.id.startswith(mark) for node in graph.nodes):
@@ -166,7 +166,7 @@ def folded(graph: Graph, most: int = FOLD_MOST) -> Graph:
 
 
 def fold_of(name: str, part: Sequence[GraphNode], parent: str | None, depends_on: tuple[str, ...] = ()) -> GraphNode:
-    """Return the node that stands for a part of a group."""
+    """Return the node that represents a part of a group."""
     first, last = part[0], part[-1]
     begin = first.label.partition(_TO)[0] if first.kind == "steps" else first.label
     end = last.label.rpartition(_TO)[2] if last.kind == "steps" else last.label
@@ -175,7 +175,7 @@ def fold_of(name: str, part: Sequence[GraphNode], parent: str | None, depends_on
 
 
 def _parts(layers: list[list[GraphNode]], most: int) -> list[list[GraphNode]]:
-    """Return the parts of a level that is too large: at most `most`, each of one layer or of layers in a row."""
+    """Return the parts of a level that is too large: at most `most`, each within one layer or of adjacent layers."""
     if len(layers) == 1:
         (layer,) = layers
         size = max(-(-len(layer) // most), min(most, isqrt(len(layer))))
@@ -200,10 +200,10 @@ _SHAPES = {
     "child": ("[[", "]]"),
     "cue": ("{", "}"),
 }
-"""What a node of each kind is drawn as. A group that has nodes is a frame around them."""
+"""The shape of a node of each kind. A group that has nodes is a frame around them."""
 
 _SPECIAL = frozenset('"#&<>`\\|;[]{}%*~$')
-"""What has a meaning inside the quotes of a label: for Mermaid, for the Markdown in it, or for HTML."""
+"""Characters that are special inside a quoted label: for Mermaid, for the Markdown in it, or for HTML."""
 
 
 class _Flowchart:
@@ -212,7 +212,7 @@ class _Flowchart:
         self._members = graph.members()
 
     def lines(self) -> Iterator[str]:
-        """Yield the frames with their nodes, and then the arrows. A stack, because groups may be deep."""
+        """Yield the frames with their nodes, then the arrows. It uses a stack, because groups may be deeply nested."""
         pending: list[str | GraphNode] = [*reversed(self._members[None])]
         depth = 1
         while pending:
@@ -241,6 +241,6 @@ class _Flowchart:
 
 
 def _escaped(text: str) -> str:
-    """Return a label in which nothing has a meaning: entities by number, and one line."""
+    """Return a label on one line, with special characters as numeric entities."""
     plain = " ".join(text.split())
     return "".join(f"#{ord(char)};" if char in _SPECIAL or not char.isprintable() else char for char in plain)

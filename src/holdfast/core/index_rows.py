@@ -1,9 +1,9 @@
-"""What a commit stores beside the history, so that a run, its waits, tasks and activity records are found without it.
+"""Rows that a commit stores along with the history, to find runs, waits, tasks and activity records without reading it.
 
-The `RuntimeSnapshot` is the row of the run itself: it is a cache, and folding the events gives it back.
+The `RuntimeSnapshot` is the row of the run itself. It is a cache: folding the events restores it.
 
-All of them are derived from events. An activity record holds what is known about the effect of a keyed step: it is
-claimed, as `indeterminate`, by the commit that schedules the step, and survives the crash that lost the result.
+All rows are derived from events. An activity record holds what is known about the effect of a keyed step: the commit
+that schedules the step claims it, as `indeterminate`, and it survives a crash that loses the result.
 """
 
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ SNAPSHOT_SCHEMA_VERSION = 1
 
 
 class Retrying(Struct, frozen=True, gc=False):
-    """An activity that has failed and is tried again, at `next_at` or, without one, as soon as a node begins it."""
+    """A failed activity that is retried, at `next_at` or, without one, as soon as a node begins it."""
 
     step_id: str
     activity: str
@@ -54,10 +54,10 @@ class Retrying(Struct, frozen=True, gc=False):
 
 
 class RuntimeSnapshot(Struct, frozen=True, omit_defaults=True, gc=False):
-    """What each commit stores beside the events: the status of the run and what it waits for.
+    """The row that each commit stores along with the events: the status of the run and what it waits for.
 
-    The four waiting fields describe one step: the one that has been open for longest. `signals` holds the cursor of
-    each signal name, the suffix only. `resume_pointer` is the event at which replay begins.
+    The four waiting fields describe one step: the one that has been open longest. `signals` holds the cursor of each
+    signal name, only its suffix. `resume_pointer` is the event at which replay begins.
     """
 
     status: RunStatus
@@ -79,32 +79,32 @@ class RuntimeSnapshot(Struct, frozen=True, omit_defaults=True, gc=False):
     attributes: Attributes = {}
     """The search attributes of the run, and the parts of its reference."""
     waiting_name: str = ""
-    """The name of what it waits for: of the signal, activity, task or workflow."""
+    """The name of the signal, activity, task or workflow that it waits for."""
     retrying: Retrying | None = None
-    """The activity that was last retried after a failure, while it is not done."""
+    """The activity that was last retried after a failure, until it is done."""
     pause: Pause | None = None
     """Why it is paused, and by whom."""
     published: dict[str, Any] = {}
-    """What its program has published last, such as how far it has come."""
+    """What its program has published last, such as its progress."""
     needs: int = 0
-    """The level of the format that a node must understand to go on with the run (`core/plans.py`)."""
+    """The format level that a node must understand to continue the run (`core/plans.py`)."""
 
 
 FOR_PEOPLE = frozenset({"waiting_name", "retrying", "pause", "published"})
-"""Fields that say more about a run to people. Rows that an older version wrote lack them."""
+"""Fields that describe a run to people. Rows written by older versions lack them."""
 
 MOST_SCANNED = 1_000
-"""Among how many open steps another one that is retried is looked for."""
+"""The most open steps among which another retried one is searched."""
 
 APPROVAL = "approval"
-"""What a run waits for that does not start before it is approved."""
+"""What a run waits for if it needs an approval before it starts."""
 
 START = "start"
-"""What a run waits for that is started later."""
+"""What a run waits for if it starts later."""
 
 
 def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
-    """Return what the commit of this state stores beside its events."""
+    """Return the row that the commit of this state stores along with its events."""
     kind: str | None = None
     token = until = task_id = None
     name, error = "", state.last_error
@@ -117,7 +117,7 @@ def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
         kind = APPROVAL
     elif state.start_at is not None:
         kind, until = START, state.start_at
-    return RuntimeSnapshot(  # by position: msgspec takes six times as long if all these are given by name
+    return RuntimeSnapshot(  # by position: msgspec takes six times as long with keyword arguments
         state.status,
         state.version,
         SNAPSHOT_SCHEMA_VERSION,
@@ -148,7 +148,7 @@ def _level(state: RunState) -> int:
 
 
 def _retrying(state: RunState, retried: str) -> Retrying | None:
-    """Return the step that was retried last, or if it is done, the first of the others that are."""
+    """Return the step that was retried last or, if it is done, the first other retried one."""
     step = state.open_steps.get(retried)
     if step is None or step.error is None:
         some = islice(state.open_steps.values(), MOST_SCANNED)
@@ -159,7 +159,7 @@ def _retrying(state: RunState, retried: str) -> Retrying | None:
 
 
 class Wait(Struct, frozen=True, kw_only=True, gc=False):
-    """An open wait for a signal. Its address is its step's path."""
+    """An open wait for a signal. Its address is the path of its step."""
 
     run_id: str
     step_id: str
@@ -214,7 +214,7 @@ class ActivityRecord(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class IndexChanges(Struct, frozen=True, gc=False):
-    """How a turn changes the rows of waits and tasks."""
+    """The changes of a turn to the rows of waits and tasks."""
 
     waits_opened: tuple[Wait, ...] = ()
     waits_closed: tuple[str, ...] = ()
@@ -235,7 +235,7 @@ CONCERN_INDEX = (
 
 
 def index_changes(before: RunState, after: RunState, events: Iterable[Event]) -> IndexChanges:
-    """Return how these events, which led from one state to the other, change the rows of waits and tasks."""
+    """Return how these events, which lead from one state to the other, change the rows of waits and tasks."""
     touched: dict[str, Event] = {}
     changed: dict[str, list[Event]] = {}
     for event in events:
@@ -272,9 +272,9 @@ def index_changes(before: RunState, after: RunState, events: Iterable[Event]) ->
 
 
 def record_changes(before: RunState, events: Iterable[Event]) -> tuple[ActivityRecord, ...]:
-    """Return the records of the keyed steps that these events, from one state on, are about: as they are after them.
+    """Return the records of the keyed steps that these events concern, as they are after the events.
 
-    The record is of the step. RETRY_STEP does not begin another one: it is indeterminate again, with the last error.
+    A step has one record. RETRY_STEP does not create another one: it is indeterminate again, with the last error.
     """
     state = own_copy(before)
     records: dict[str, ActivityRecord] = {}
@@ -297,7 +297,7 @@ Known = tuple[RecordStatus, Raw | UnsetType, ErrorInfo | None]
 
 
 def _known_of(step: OpenStep, event: Event) -> Known | None:
-    """Return what is known of the effect of a step after an event of it, or of the run; None if nothing has changed."""
+    """Return what is known about a step's effect after an event of the step or run; None if nothing has changed."""
     body = event.data
     error = step.effect.error if step.effect is not None else None
     if isinstance(body, e.StepStarted):
@@ -311,13 +311,13 @@ def _known_of(step: OpenStep, event: Event) -> Known | None:
         return "indeterminate", UNSET, body.error
     if isinstance(body, e.StepRetried):
         return None if body.reason == e.NOT_BEGUN else (_status_of(body.error), UNSET, body.error or error)
-    if type(body) in e.CLOSING or type(body) in e.CLOSING_ALL:  # given up: skipped, cancelled, or left open by its run
+    if type(body) in e.CLOSING or type(body) in e.CLOSING_ALL:  # abandoned: skipped, cancelled, or left open by its run
         return "indeterminate" if may_have_begun(step, event.emitted_at) else "cancelled", UNSET, error
     return None
 
 
 def _status_of(error: ErrorInfo | None) -> RecordStatus:
-    """Return the status of an attempt that ended like this. A lost one, and what only operators know, is unknown."""
+    """Return the status of an attempt that ended like this. Lost attempts and those left to operators are unknown."""
     if error is None or error.category == INDETERMINATE:
         return "indeterminate"
     if error.code == TIMED_OUT:

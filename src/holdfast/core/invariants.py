@@ -1,10 +1,10 @@
-"""What holds for every run at every moment, after any crash: the catalogue of load invariants.
+"""The catalogue of load invariants: what holds for every run at every moment, after any crash.
 
 An invariant is a pure function from a view to the list of its violations, so tests, the simulator and operators use the
-same catalogue. A **view** is what a store keeps of a run, as plain data, read at one moment;
+same catalogue. A **view** is what a store holds of a run, as plain data, read at one moment;
 this module does not know stores. `check` applies the whole catalogue; `INVARIANTS` lists it.
 
-Invariants about the state fold the view's events. If these do not fold, `history_folds` reports it, and the others
+Invariants about the state fold the view's events. If they do not fold, `history_folds` reports it, and the others
 report nothing.
 """
 
@@ -60,8 +60,8 @@ from holdfast.errors import RunError
 class RunView(Struct, frozen=True, kw_only=True, dict=True):
     """Everything that a store holds of one run, at the moment `now`.
 
-    `signals` is the whole mailbox, with the consumed ones. `messages` are the due ones, which a store shows; `ready_at`
-    is the instant of the next one. `acknowledged` are the answers that senders got.
+    `signals` is the whole mailbox, including consumed signals. `messages` are the due ones, which a store returns;
+    `ready_at` is the instant of the next one. `acknowledged` are the answers that senders got.
     """
 
     run_id: str
@@ -88,7 +88,7 @@ class RunView(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def folded(self) -> RunState | RunError:
-        """The state to which the events fold, or why they do not. All invariants share it, and none changes it."""
+        """The state to which the events fold, or why they do not. All invariants share it and none modifies it."""
         try:
             return state_of(self.run_id, self.events)
         except RunError as problem:
@@ -150,7 +150,7 @@ def check(view: RunView | SystemView) -> list[Violation]:
 
 
 def check_drained(view: SystemView) -> list[Violation]:
-    """Return every violation, and what is left in the queues after a drain, which should be nothing."""
+    """Return every violation, including anything left in the queues after a drain."""
     left = [
         Violation("queues_are_drained", run.run_id, f"ready at {run.ready_at}, with {len(run.messages)} messages")
         for run in view.runs
@@ -176,7 +176,7 @@ def _invariant(of: type[V], rule: str, sentence: str) -> Callable[[Find[V]], Fin
 
 @_invariant(RunView, "EVT-1", "Events are numbered from 1 without a gap, and the last number is the run's version.")
 def run_seq_is_gapless(view: RunView) -> list[str]:
-    """Find events out of number, of another run, and a version that is not the last number."""
+    """Find events with a wrong number or of another run, and a version that is not the last number."""
     found = [
         f"event {event.run_seq} stands in place {place}"
         for place, event in enumerate(view.events, 1)
@@ -199,7 +199,7 @@ def idempotency_keys_are_unique(view: RunView) -> list[str]:
 
 @_invariant(RunView, "EVT-4", "An event's key is the digest of its parts, and its id follows from the key.")
 def idempotency_keys_are_exact(view: RunView) -> list[str]:
-    """Find keys and ids that do not follow from their events. Events of unknown types are left alone."""
+    """Find keys and ids that do not follow from their events. Events of unknown types are ignored."""
     found: list[str] = []
     occurrences: Counter[str] = Counter()
     first = view.events[0].data if view.events else None
@@ -246,7 +246,7 @@ def history_folds(view: RunView) -> list[str]:
 
 @_invariant(RunView, "PRJ-4", "The stored status, version and runtime snapshot are those of the folded events.")
 def snapshot_equals_fold(view: RunView) -> list[str]:
-    """Find stored fields that differ from the fold. A snapshot that was deleted is no violation."""
+    """Find stored fields that differ from the fold. A deleted snapshot is not a violation."""
     state = _fold(view)
     if state is None:
         return []
@@ -269,7 +269,7 @@ def snapshot_equals_fold(view: RunView) -> list[str]:
 
 @_invariant(RunView, "INV", "No acknowledged signal is lost: each is in the mailbox, consumed or not.")
 def acknowledged_signals_are_kept(view: RunView) -> list[str]:
-    """Find signals that were acknowledged and are not there."""
+    """Find acknowledged signals that are missing."""
     there = {signal_storage_key(view.run_id, signal.name, signal.suffix) for signal in view.signals}
     return [
         f"signal {result.signal_name!r} with id {result.signal_id!r} was acknowledged and is gone"
@@ -280,7 +280,7 @@ def acknowledged_signals_are_kept(view: RunView) -> list[str]:
 
 @_invariant(RunView, "SIG-4", "A consumed signal is in the history, at the recorded number and with its payload.")
 def consumed_signals_are_recorded(view: RunView) -> list[str]:
-    """Find signals marked as consumed without their event, and such events without their signal."""
+    """Find signals that are marked as consumed and have no event, and such events without a signal."""
     received = {event.run_seq: event for event in view.events if isinstance(event.data, _TAKES_A_SIGNAL)}
     consumed = {signal.consumed_seq: signal for signal in view.signals if signal.consumed_seq is not None}
     dead = {event.caused_by_signal_id for event in view.events if isinstance(event.data, e.SignalDeadLettered)}
@@ -295,13 +295,13 @@ def consumed_signals_are_recorded(view: RunView) -> list[str]:
         if isinstance(event.data, e.SignalReceived)
         and seq not in consumed
         and seq > _copied(view)
-        and event.caused_by_signal_id not in dead  # which an operator has requeued
+        and event.caused_by_signal_id not in dead  # an operator has requeued it
     ]
     return found
 
 
 def _copied(view: RunView) -> int:
-    """Return how many events a fork has of the run that it was forked from: their signals are in that run's mailbox."""
+    """Return how many events a fork has copied from its original run: their signals are in that run's mailbox."""
     queued = view.events[0].data if view.events else None
     origin = queued.forked_from if isinstance(queued, e.RunQueued) else None
     return 0 if origin is None else origin.run_seq
@@ -320,13 +320,13 @@ def signals_are_consumed_once(view: RunView) -> list[str]:
     RunView, "SIG-1", "Signals of one name are consumed in the order of their acceptance, and none falls behind."
 )
 def signal_order_is_kept(view: RunView) -> list[str]:
-    """Find signals out of order, and unconsumed ones behind the cursor. Those sent to one wait may overtake."""
+    """Find signals out of order, and unconsumed ones behind the cursor. Signals addressed to one wait may overtake."""
     found: list[str] = []
     cursors: dict[str, str] = {}
     for event in view.events:
         body = event.data
         if isinstance(body, e.SignalReceived | e.SignalDeadLettered) and body.addressed_to is None:
-            if body.suffix and body.suffix <= cursors.get(body.name, ""):  # it has none in a fork, of another inbox
+            if body.suffix and body.suffix <= cursors.get(body.name, ""):  # empty in a fork: another inbox
                 found.append(f"event {event.run_seq} received a signal {body.name!r} from before the cursor")
             cursors[body.name] = body.suffix
     found += [
@@ -342,7 +342,7 @@ def signal_order_is_kept(view: RunView) -> list[str]:
 
 @_invariant(RunView, "SIG-8", "A wait takes nothing that was accepted after its deadline.")
 def deadlines_decide(view: RunView) -> list[str]:
-    """Find signals that were accepted after the deadline of their wait, and consumed."""
+    """Find signals that were accepted after the deadline of their wait and still consumed."""
     until = {event.step_id: event.data.until for event in view.events if isinstance(event.data, e.SignalWaiting)}
     came = {signal.id: signal.accepted_at for signal in with_arrival_times(view.signals)}
     return [
@@ -358,7 +358,7 @@ def deadlines_decide(view: RunView) -> list[str]:
 def rotations_keep_updates(view: RunView) -> list[str]:
     """Find updates that are neither answered nor carried over when the history rotates.
 
-    Those of older writers, which recorded no verdict of the validation, were always answered before.
+    Updates of older writers, which recorded no result of the validation, were always answered before.
     """
     found: list[str] = []
     unanswered: dict[str, None] = {}
@@ -378,7 +378,7 @@ def rotations_keep_updates(view: RunView) -> list[str]:
 
 @_invariant(RunView, "CAN-1", "The steps that a rotation carries over are as they were before it.")
 def rotations_keep_steps(view: RunView) -> list[str]:
-    """Find carried steps, open or failed, that were not so before the rotation."""
+    """Find steps that are carried over as open or failed and were not so before the rotation."""
     found: list[str] = []
     if _fold(view) is None:
         return found
@@ -402,7 +402,7 @@ def rotations_keep_steps(view: RunView) -> list[str]:
 
 @_invariant(RunView, "ACT-1", "An outcome that was accepted is recorded before its step is closed by anything else.")
 def reported_outcomes_are_recorded(view: RunView) -> list[str]:
-    """Find outcomes, reported by token, that wait for a step which is not open any more."""
+    """Find outcomes, reported by token, for steps that are no longer open."""
     state = _fold(view)
     if state is None:
         return []
@@ -459,7 +459,7 @@ def waits_equal_fold(view: RunView) -> list[str]:
 
 @_invariant(RunView, "ACT-3", "Every keyed step has its record, from when it is scheduled, as the events say.")
 def records_equal_fold(view: RunView) -> list[str]:
-    """Find records that are missing, or differ from what follows from the events. Completed ones are not looked at."""
+    """Find records that are missing or do not follow from the events. Completed ones are not checked."""
     if _fold(view) is None:
         return []
     rows = {_record_row(record) for record in view.records}
@@ -471,7 +471,7 @@ def records_equal_fold(view: RunView) -> list[str]:
 
 @_invariant(RunView, "ACT-4", "Every unresolved step has an open task, and every such task an unresolved step.")
 def unresolved_steps_are_asked_about(view: RunView) -> list[str]:
-    """Find unresolved steps without a task in the inbox, and tasks of the engine about steps that are not."""
+    """Find unresolved steps without a task in the inbox, and engine tasks about steps that are not unresolved."""
     state = _fold(view)
     if state is None:
         return []
@@ -489,11 +489,11 @@ _WAITS_FOR_THE_WORLD = frozenset({"signal", "task", "child"})
 
 @_invariant(RunView, "INV", "An unfinished run is leased, ready, or waits for something named.")
 def unfinished_runs_can_go_on(view: RunView) -> list[str]:
-    """Find runs that nothing will ever wake, and activities that no node runs.
+    """Find runs that nothing will ever wake, and activities that no node executes.
 
     A run may wait for a signal, a human, a child, an instant, admission, approval, a definition, or the operator who
-    paused it.
-    An activity of the owner is none of these: it needs a node that owns the run, or an instant at which it is retried.
+    paused it. An activity of the owner is different: it needs a node that owns the run, or an instant of its next
+    attempt.
     """
     state = _fold(view)
     if state is None or view.is_finished or view.is_in_hand or state.awaits_definition:
@@ -513,7 +513,7 @@ def unfinished_runs_can_go_on(view: RunView) -> list[str]:
 
 @_invariant(RunView, "TMR-1", "Every step that is due at an instant has a message that is due then.")
 def timers_are_scheduled(view: RunView) -> list[str]:
-    """Find open steps with an instant at which the run will not be ready. In a paused run a signal may hold it back."""
+    """Find open steps with an instant at which the run will not be ready. In a paused run a signal may delay it."""
     state = _fold(view)
     if state is None or view.is_finished or state.awaits_definition:
         return []
@@ -549,9 +549,9 @@ def finished_runs_leave_nothing(view: RunView) -> list[str]:
     SystemView, "INV", "Every child of an unfinished run exists and names its parent, or its failure is recorded."
 )
 def started_children_exist(view: SystemView) -> list[str]:
-    """Find children that are missing, or belong to another parent. Retention may have deleted those of finished runs.
+    """Find children that are missing or have another parent. Retention may have deleted those of finished runs.
 
-    A child that could not be created has failed in the history, or there is a message or a dead letter about it.
+    A child that could not be created has failed in the history, or a message or a dead letter about it exists.
     """
     runs = view.by_id()
     return [
@@ -629,8 +629,8 @@ def _is_of(event: Event, signal: Signal) -> bool:
 
 
 def _is_timed(step: OpenStep, view: RunView) -> bool:
-    """Return whether the step has a message that is due at its instant. That of a task is only shown to people."""
-    # The message for an activity's next attempt is deleted when that is made, without an event; a job has none.
+    """Return whether the step has a message that is due at its instant. A task's instant is only shown to people."""
+    # The message for an activity's next attempt is deleted, without an event, when that begins; a job has none.
     if step.due_at is None or step.kind == "task" or (step.queue and not step.is_detached):
         return False
     return step.kind != "activity" or step.is_detached or step.due_at > view.now
@@ -655,7 +655,7 @@ def _children(view: RunView) -> Iterable[tuple[str, e.ChildStarted]]:
 
 
 def _knows_of(parent: RunView, step_id: str, child_run_id: str) -> bool:
-    """Return whether a parent has an event, a message or a dead letter that says that a child was not created."""
+    """Return whether a parent has an event, a message or a dead letter about a child that was not created."""
     return (
         any(event.step_id == step_id and isinstance(event.data, e.ChildFailed) for event in parent.events)
         or any(message.step_id == step_id and message.type == "SubWorkflowCompleted" for message in parent.messages)

@@ -1,4 +1,4 @@
-"""The state of a run's keyed steps: what its events say about their effects.
+"""The state of a run's keyed steps: what is known about their effects, according to the events.
 
 The decisions about them are in `reconciliation.py`.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EndedAttempt(Struct, frozen=True, omit_defaults=True, gc=False):
-    """How an attempt of a keyed step ended, as far as its run knows. `node` is empty if it is not known."""
+    """How an attempt of a keyed step ended, as far as the run knows. `node` is empty if it is not known."""
 
     engine_attempt_id: int
     ended_at: Instant
@@ -28,14 +28,14 @@ class EndedAttempt(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class LateResult(Struct, frozen=True, gc=False):
-    """The result of an attempt that was given up before."""
+    """The result of an attempt that had been abandoned."""
 
     engine_attempt_id: int
     result: Raw = NULL
 
 
 class Effect(Struct, frozen=True, omit_defaults=True, gc=False):
-    """What is known of the effect of a keyed step after an attempt that may have begun, and whose outcome is unknown.
+    """What is known about a keyed step's effect after an attempt that may have begun and has no known outcome.
 
     A job carries it to the node that acquires the job.
     """
@@ -43,11 +43,11 @@ class Effect(Struct, frozen=True, omit_defaults=True, gc=False):
     must_verify: bool = False
     """The verifier is asked before the function is called."""
     is_last_look: bool = False
-    """The verifier is asked, and the function is not called any more."""
+    """The verifier is asked, and the function is no longer called."""
     called: int = 0
-    """The last attempt before the present one in which the function may have been called."""
+    """The last attempt before the current one in which the function may have been called."""
     losses: int = 0
-    """How many attempts were lost in a row."""
+    """How many consecutive attempts were lost."""
     error: ErrorInfo | None = None
     """The error of the last attempt that failed."""
     late: LateResult | None = None
@@ -55,19 +55,19 @@ class Effect(Struct, frozen=True, omit_defaults=True, gc=False):
     since: Instant = 0
     """When the step was first opened, before an operator retried it."""
     task: str = ""
-    """The step of the task in which an operator is asked. The step is unresolved while there is one."""
+    """The step of the task that asks an operator. While there is one, the step is unresolved."""
     was_called: bool = True
-    """Whether the function may have been called in the present attempt; for an unresolved step only."""
+    """Whether the function may have been called in the current attempt; only for an unresolved step."""
     succeeded: tuple[int, ...] = ()
-    """The attempts that have succeeded and did not complete the step."""
+    """The attempts that succeeded without completing the step."""
     is_contradicted: bool = False
     """Two of them have different results."""
     was_in_doubt: bool = False
-    """The last attempt that ended had others before it whose outcome was not known: its error does not settle those."""
+    """Before the last attempt that ended, others had unknown outcomes: its error does not settle those."""
 
 
 class ClosedEffect(Struct, frozen=True, gc=False):
-    """How a keyed step was closed: with which result, after the successes of which attempts.
+    """How a keyed step was closed: its result, and the attempts that had succeeded.
 
     The digest is empty if the step was closed without a result.
     """
@@ -82,19 +82,19 @@ RECONCILE_MARK = "!reconcile"
 """Separates the id of a keyed step from the attempt in the step id of the task that asks an operator about it."""
 
 NOT_HAPPENED = "did not happen"
-"""The reason of a retry before which an operator has answered that the effect did not happen."""
+"""The reason of a retry after an operator answered that the effect did not happen."""
 
 ASKED_AGAIN = "asked again"
-"""The reason of a retry by which an operator has the verifier of an unresolved step asked again."""
+"""The reason of a retry by which an operator has the verifier of an unresolved step run again."""
 
 LOST = "node lost"
 """The reason of a retry whose previous attempt was lost with its node."""
 
 NOT_COMPLETED = "not-completed"
-"""The category of an error that leaves no doubt: the effect did not happen in this attempt, nor before."""
+"""The category of an error that is certain: the effect did not happen in this attempt, nor before."""
 
 TIMED_OUT = "TimeoutError"
-"""The code of an error that leaves it open whether the function has done its work."""
+"""The code of an error after which the function may or may not have done its work."""
 
 
 def reconcile_step_id(step_id: str, engine_attempt_id: int) -> str:
@@ -108,7 +108,7 @@ def is_of_engine(step_id: str | None) -> bool:
 
 
 def effect_after_retry(step: "OpenStep", event: Event, body: e.StepRetried) -> Effect | None:
-    """Return what is known of the effect of a keyed step after its attempt was followed by another one."""
+    """Return what is known about a keyed step's effect after its attempt was followed by another one."""
     was = step.effect
     if body.reason == e.NOT_BEGUN or (body.error is not None and body.error.category == NOT_COMPLETED):
         return was  # the function was not called
@@ -119,7 +119,7 @@ def effect_after_retry(step: "OpenStep", event: Event, body: e.StepRetried) -> E
     is_called = known.was_called and not known.is_last_look
     attempts = known.attempts
     if body.reason != ASKED_AGAIN:
-        lost = range(step.engine_attempt_id, ended)  # which other nodes acquired, and never reported
+        lost = range(step.engine_attempt_id, ended)  # acquired by other nodes and never reported
         how = "lost" if body.reason == LOST else "timed out" if _is_timeout(body.error) else "failed"
         said = "" if body.error is None else f"{body.error}"
         attempts += tuple(EndedAttempt(each, event.emitted_at, "lost") for each in lost)
@@ -139,7 +139,7 @@ def effect_after_retry(step: "OpenStep", event: Event, body: e.StepRetried) -> E
 
 
 def effect_after_doubt(step: "OpenStep", event: Event, body: e.StepUnresolved) -> Effect:
-    """Return what is known of the effect of a keyed step that waits for an operator from now on."""
+    """Return what is known about the effect of a keyed step that now waits for an operator."""
     known = step.effect or Effect(since=step.opened_at)
     attempt = event.engine_attempt_id or step.engine_attempt_id
     said = f"{body.error}"
@@ -157,7 +157,7 @@ def effect_after_doubt(step: "OpenStep", event: Event, body: e.StepUnresolved) -
 
 
 def effect_of_retried_step(failed: "FailedStep") -> Effect:
-    """Return what is known of the effect of a keyed step that an operator retries after it failed."""
+    """Return what is known about the effect of a failed keyed step that an operator retries."""
     step = failed.started
     known = step.effect or Effect(since=step.opened_at)
     said = f"{failed.error}"

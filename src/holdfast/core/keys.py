@@ -1,14 +1,14 @@
-"""Names, the one check of each for every layer; and the keys that are made of them, which make a retry harmless.
+"""Names, with the checks that all layers share, and the keys made from them, which make retries harmless.
 
-**Names** are compared byte by byte and never normalised. `check_name` holds for every name and id that is stored;
-`check_step_name` for the names from which the engine makes step ids; `check_signal_name` for signals that people send.
+**Names** are compared byte by byte and never normalised. `check_name` applies to every stored name and id,
+`check_step_name` to names from which the engine makes step ids, and `check_signal_name` to signals that people send.
 
-**Keys** are those of events, of start requests, and of records in any store; and the tokens of activities. **Tags**
-name the runs that a run descends from.
+**Keys** identify events, start requests and records in any store; tokens identify attempts of activities. **Tags** name
+the runs that a run descends from.
 
 **The separator.** The contract fixes two keys as the SHA256 of parts joined by ``|``. Joining is ambiguous if any
 part may hold a ``|``, so exactly one part of each key may: the step id of an event, and the request id of a start.
-Every other part is refused with `InvalidInput` if it holds one. The free part can then always be distinguished from
+Every other part is refused with `InvalidInput` if it contains one. The free part can then always be distinguished from
 the others (count the parts before and after it from both ends), so two different tuples never share a key, and the
 key is still exactly the SHA256 of the plain join.
 
@@ -17,8 +17,8 @@ every retry, on every node and in every replay, and a consumer of the event bus 
 
 **Activity tokens** report the outcome of an activity from outside, after the activity itself has ended. A token is text
 for URLs and e-mails. It names the run, the step and the attempt, which anyone may read, and carries an authentication
-code made with a key of the store: a token cannot be made or changed without that key, so its bearer got it from the
-activity. It is a secret. It gives the right to report one outcome of one attempt, and nothing else.
+code made with a key of the store. Without that key a token cannot be made or changed, so its bearer got it from the
+activity. A token is a secret. It grants the right to report one outcome of one attempt, and nothing else.
 """
 
 import re
@@ -50,13 +50,13 @@ ATTEMPT_MARK = "~"
 """Separates the step id from the attempt in the token of an attempt."""
 
 RESERVED_PREFIX = "holdfast."
-"""The engine's own signals begin with it. They do not count against a run's rate limit."""
+"""The prefix of the engine's own signals. They do not count against a run's rate limit."""
 
 LOCK_PREFIX = "lock:"
-"""The name of a lock's workflow begins with it. No other workflow has such a name."""
+"""The prefix of the workflow names of locks. No other workflow has such a name."""
 
 CALLBACK = "holdfast.callback"
-"""The activity that ends at once without an outcome, and is completed by a callback."""
+"""The activity that ends immediately without an outcome and is completed by a callback."""
 
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 _LIKE_A_STEP_ID = re.compile(r"#[0-9]+$|^[0-9]+(?:/|$)|^(?:update|patched|cut):|:(?:taken|skipped)$|!reconcile")
@@ -66,7 +66,7 @@ _LIKE_A_STEP_ID = re.compile(r"#[0-9]+$|^[0-9]+(?:/|$)|^(?:update|patched|cut):|
 def check_name(field: str, value: Any) -> InvalidInput | None:
     """Return why `value` cannot be a name or an id, or None. Names are never normalised."""
     if type(value) is str and value.isascii() and value.isprintable() and 0 < len(value) <= NAME_BYTES:
-        return None  # the usual name, on a short path
+        return None  # fast path for the usual name
     if not isinstance(value, str) or value == "":
         return InvalidInput(f"{field} must be a string that is not empty, not {value!r}", field=field)
     problem = _check_text(field, value, NAME_BYTES)
@@ -80,8 +80,8 @@ def check_name(field: str, value: Any) -> InvalidInput | None:
 def check_step_name(field: str, name: Any) -> CallerError | None:
     """Return why `name` cannot be a name that step ids are made from, or None.
 
-    The one rule for names of activities, workflows, tasks, signals, queries, updates, patches and queues. The engine
-    makes step ids from them (`act#2`, `1/act`), so none of them may look like one, and each leaves room for that.
+    This rule applies to names of activities, workflows, tasks, signals, queries, updates, patches and queues. The
+    engine makes step ids from them (`act#2`, `1/act`), so no name may look like one, and names leave room for that.
     """
     problem = check_name(field, name)
     if problem is not None:
@@ -107,12 +107,12 @@ def require_step_name(field: str, name: Any) -> None:
 
 
 def is_lock(workflow: str) -> bool:
-    """Return whether the runs of a workflow are those of a lock: they hold it for their parents."""
+    """Return whether a workflow belongs to a lock: its runs hold the lock for their parents."""
     return workflow.startswith(LOCK_PREFIX)
 
 
 def require_workflow_name(field: str, name: Any) -> None:
-    """Raise `InvalidInput` if a user's workflow cannot have this name. Those of locks and plans are the engine's."""
+    """Raise `InvalidInput` if a user's workflow cannot have this name. Names of locks and plans are reserved."""
     require_step_name(field, name)
     if is_lock(name) or is_plan(name):
         kind, way = ("a lock", "app.lock") if is_lock(name) else ("a plan", "a PlanRef")
@@ -139,7 +139,7 @@ def check_signal_name(name: Any) -> None:
 
 @lru_cache(maxsize=1_024)
 def _check_known_signal_name(name: Any) -> None:
-    """Check the name of a signal, once while it is in use: there are few different ones, and many signals."""
+    """Check the name of a signal, with a cache: there are few different names and many signals."""
     require_step_name("signal name", name)
     if name.startswith(RESERVED_PREFIX):
         raise InvalidInput(
@@ -163,7 +163,7 @@ def check_idempotency_key(value: Any) -> InvalidInput | None:
 
 
 def fitting_id(id: str, most: int) -> str:
-    """Return an id as it is if it fits, else its digest."""
+    """Return the id if it fits, else its digest."""
     return id if len(id.encode()) <= most else digest(id.encode())
 
 
@@ -190,7 +190,7 @@ def _check_text(field: str, value: str, most_bytes: int) -> InvalidInput | None:
 
 SEPARATOR = "|"
 ANY_VERSION = ""
-"""The version in the key of a start request that names none: the key is the same whichever version starts."""
+"""The version in the key of a start request that names none: the key does not depend on the version that starts."""
 _PLAIN = re.compile("[A-Za-z0-9_-]+")
 
 # The digit that marks a UUID's variant keeps two bits of the digit that it replaces.
@@ -202,7 +202,7 @@ def event_key(run_id: str, step_id: str, logical_attempt_id: int, event_type: st
     """Return the idempotency key of an event: 64 hex digits.
 
     Events of the run itself have no step: the id of the signal that caused them, or the count of events of their
-    type, takes the place of the step id, and their logical attempt is 0.
+    type, replaces the step id, and their logical attempt is 0.
     """
     if SEPARATOR in run_id or SEPARATOR in plan_version or SEPARATOR in event_type:
         _refuse_separator(run_id=run_id, event_type=event_type, plan_version=plan_version)
@@ -216,7 +216,7 @@ def event_key(run_id: str, step_id: str, logical_attempt_id: int, event_type: st
 def event_key_and_id(
     run_id: str, step_id: str, logical_attempt_id: int, event_type: str, plan_version: str
 ) -> tuple[str, str]:
-    """Return the idempotency key of an event and its id, as `event_key` and `event_id` do, by one call."""
+    """Return the idempotency key of an event and its id, as `event_key` and `event_id` do, in one call."""
     if SEPARATOR in run_id or SEPARATOR in plan_version:
         _refuse_separator(run_id=run_id, plan_version=plan_version)
     text = f"{run_id}|{step_id}|{logical_attempt_id}|{event_type}|{plan_version}"
@@ -229,7 +229,7 @@ def event_key_and_id(
 
 
 def event_id(key: str) -> str:
-    """Return the event id that belongs to an event's idempotency key: a UUID of version 8."""
+    """Return the event id for an event's idempotency key: a UUID of version 8."""
     first, second, third, variant, fourth, last = _UUID_PARTS(key)
     return f"{first}-{second}-8{third}-{_VARIANT[variant]}{fourth}-{last}"
 
@@ -237,7 +237,7 @@ def event_id(key: str) -> str:
 def request_key(
     tenant: str, project: str, environment: str, plan_id: str, plan_version: str, run_request_id: str
 ) -> str:
-    """Return the key under which a start request is recognised: 64 hex digits."""
+    """Return the key that identifies a start request: 64 hex digits."""
     place = f"{tenant}|{project}|{environment}|{plan_id}|{plan_version}"
     if place.count(SEPARATOR) > 4:
         _refuse_separator(
@@ -259,7 +259,7 @@ def storage_key(*parts: str) -> str:
 
 
 def signal_suffix(accepted_at: int, signal_uuid: str) -> str:
-    """Return the last part of a signal's key, which is also the cursor: it sorts by time of acceptance."""
+    """Return the last part of a signal's key, which is also the cursor and sorts by time of acceptance."""
     return f"{format_instant(accepted_at)}_{signal_uuid}"
 
 
@@ -269,12 +269,12 @@ def signal_storage_key(run_id: str, name: str, suffix: str) -> str:
 
 
 def signal_uuid(signal_storage_key: str) -> str:
-    """Return the store's id of the signal that is kept under this key."""
+    """Return the store's id of the signal that is stored under this key."""
     return signal_storage_key.rpartition("_")[2].removesuffix(".json")
 
 
 def sent_signal_id(run_id: str, step_id: str, plan_version: str) -> str:
-    """Return the id of the signal that a step of a run sends: no other step has it, and it is the same on a retry."""
+    """Return the id of the signal that a step of a run sends: unique to the step, and the same on a retry."""
     return event_id(event_key(run_id, step_id, 1, "SignalSent", plan_version))
 
 
@@ -316,14 +316,14 @@ FORK_TAG = "forked_from:"
 SCHEDULE_TAG = "schedule:"
 
 OWN_TAGS = (RETRY_TAG, FORK_TAG, SCHEDULE_TAG)
-"""What the tags begin with that only the engine gives: decisions are made by them."""
+"""The prefixes of tags that only the engine sets, because decisions depend on them."""
 
 ANCESTORS = 20
-"""How many of the runs that it descends from a run has as tags: the last ones, and those whose artifacts it has."""
+"""How many ancestors a run has as tags: the last ones, and those whose artifacts it uses."""
 
 
 def check_tag(value: Any) -> InvalidInput | None:
-    """Return why `value` cannot be a tag that a caller gives a run, or None."""
+    """Return why a caller cannot give a run `value` as a tag, or None."""
     problem = check_name("tags", value)
     if problem is None and value.startswith(OWN_TAGS):
         return InvalidInput(f"tag {value!r}: tags that begin with {', '.join(OWN_TAGS)} are the engine's", field="tags")
@@ -331,7 +331,7 @@ def check_tag(value: Any) -> InvalidInput | None:
 
 
 def retry_tag(run_id: str) -> str:
-    """Return the tag by which the runs are found that do this one again, and those that do them again."""
+    """Return the tag by which the retries of this run are found, and their retries."""
     return prefixed(RETRY_TAG, run_id)
 
 
@@ -341,9 +341,9 @@ def fork_tag(run_id: str) -> str:
 
 
 def descended(tags: Sequence[str], tag: str, needed: Callable[[], Collection[str]]) -> tuple[str, ...]:
-    """Return the tags of a run that descends from one with these tags, by this one.
+    """Return the tags of a run that descends, by `tag`, from a run with these tags.
 
-    `needed` returns the runs whose artifacts it has. It is called if the tags of some ancestors are to be left out.
+    `needed` returns the runs whose artifacts it uses. It is called only if the tags of some ancestors must be omitted.
     """
     ancestors = [each for each in tags if each.startswith((RETRY_TAG, FORK_TAG)) and each != tag]
     others = [each for each in tags if each not in ancestors and each != tag]
@@ -355,7 +355,7 @@ def descended(tags: Sequence[str], tag: str, needed: Callable[[], Collection[str
 
 
 def prefixed(prefix: str, name: str) -> str:
-    """Return a name that is made of another, which may be as long as names are: then it has its digest."""
+    """Return the name with a prefix. If that is too long for a name, the digest replaces the name."""
     whole = prefix + name
     return whole if len(whole.encode()) <= NAME_BYTES else prefix + sha256(name.encode()).hexdigest()
 
@@ -367,9 +367,9 @@ _TAG_BYTES = 24
 
 
 class ActivityToken(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Which attempt of which step of which run.
+    """The run, step and attempt that a token names.
 
-    `opened_at`, when the step was opened, distinguishes a run from a later one of the same id; 0 in tokens of old.
+    `opened_at`, when the step was opened, distinguishes a run from a later one with the same id; 0 in older tokens.
     """
 
     run_id: str
@@ -380,7 +380,7 @@ class ActivityToken(Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     @property
     def is_callback(self) -> bool:
-        """Whether it is of a callback: then it is of all attempts, and names none."""
+        """Whether it belongs to a callback: then it is valid for all attempts and names none."""
         return self.engine_attempt_id == 0
 
 
@@ -405,7 +405,7 @@ def read_activity_token(text: Any, key: str) -> ActivityToken:
 
 
 def outcome_id(token: ActivityToken) -> str:
-    """Return the id of the signal that carries the outcome of this attempt: an attempt has one."""
+    """Return the id of the signal with the outcome of this attempt: an attempt has one outcome."""
     name = f"{token.step_id}|{token.logical_attempt_id}|{token.engine_attempt_id}"
     return sha256(name.encode()).hexdigest()
 
