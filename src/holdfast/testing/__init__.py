@@ -1,10 +1,10 @@
-"""For tests of what is built on Holdfast, and of stores: public, and kept as stable as the rest.
+"""For tests of stores and of what is built on Holdfast: public, and as stable as the rest.
 
 `TestNode` runs an app's workflows in virtual time, with fakes in place of activities. `explore` plays a workflow once
-for each point at which its process can crash. `assert_replays` tries changed code against recorded histories.
-`secrets` gives secrets values in tests that call an activity's function without a node.
-`view_of` and `system_view` are views of a store for `holdfast.core.invariants`, which check in a test what must hold.
-The conformance suite needs pytest, so it is not imported here: ``from holdfast.testing.store_suite import StoreSuite``.
+for each point at which its process can crash. `assert_replays` checks changed code against recorded histories.
+`secrets` gives secrets values in tests that call an activity's function without a node. `view_of` and `system_view` are
+views of a store for `holdfast.core.invariants`, which a test uses to check invariants. The conformance suite needs
+pytest, so it is not imported here: ``from holdfast.testing.store_suite import StoreSuite``.
 """
 
 from holdfast.program.secrets import revealed as secrets

@@ -1,25 +1,25 @@
-"""A clock that tests move."""
+"""A clock that tests control."""
 
 from holdfast.core.codec import parse_instant
 from holdfast.core.instants import Instant
 
 START: Instant = parse_instant("2026-01-28T12:00:00Z")
-"""Where a virtual clock starts by default: the same instant in every test."""
+"""The default start of a virtual clock: the same instant in every test."""
 
 
 class VirtualClock:
     """A clock for tests. Time stands still between calls of `advance`.
 
-    `set_back` breaks the promise of `holdfast.clock.Clock` on purpose. One process holds its clock still when the
-    machine's is set back, but two processes do not agree on the time, and a restarted one does not know the time it
-    had before: a store may get an earlier time than it has written.
+    `set_back` breaks the promise of `holdfast.clock.Clock` on purpose. A process holds its clock still when the
+    machine's clock is set back. But two processes do not agree on the time, and a restarted process does not know the
+    time it had before: a store may get an earlier time than it has written.
     """
 
     def __init__(self, at: Instant = START) -> None:
         self._now = at
 
     def now(self) -> Instant:
-        """Return the present instant of this clock."""
+        """Return the current instant of this clock."""
         return self._now
 
     def advance(self, *, ms: int = 0, us: int = 0) -> Instant:

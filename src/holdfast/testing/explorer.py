@@ -1,12 +1,12 @@
 """The crash explorer: plays a workflow once for each point at which its process can crash.
 
-The first play goes to its end without a crash. It shows the points: before and after each commit, and before and after
+The first play runs to the end without a crash. It finds the points: before and after each commit, and before and after
 each call of an activity's function (after: the effect has happened, and its result is not recorded). Then the workflow
 is played again once for each point, with a crash there: nothing of the process runs any more, and a new process takes
-over. Each play has a store of its own and virtual time (`sim_loop.py`), so hundreds of them take a second or two.
+over. Each play has its own store and virtual time (`sim_loop.py`), so hundreds of them take a second or two.
 
-What differs from the first play is a finding: another result, an activity that ran more or less often, a run that is
-paused or does not end, and whatever the caller compares with `check`.
+A difference from the first play is a finding: another result, an activity that ran more or less often, a run that is
+paused or does not end, or a different value returned by the caller's `check`.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from holdfast.testing.sim_loop import Deadlock, Livelock, LoopClock, SimLoop, Si
 from holdfast.workflow import Workflow
 
 FOREVER_S = 10 * 366 * 86_400.0
-"""How long, in virtual time, a play may take."""
+"""The maximum duration of a play, in virtual time."""
 
 PATIENT = NodeOptions(
     lease_ms=LEASE_MS,
@@ -51,7 +51,8 @@ PATIENT = NodeOptions(
     sample_s=None,
 )
 """Nodes that do as little as possible while days pass. A process that takes over has the name of the one before it, so
-it does not wait for the end of a lease."""
+it does not wait for the end of a lease.
+"""
 
 NO_END = "no end"
 
@@ -78,7 +79,7 @@ class Play(Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended: it does not wait, and is not paused."""
+        """Whether the run has ended: it is neither waiting nor paused."""
         return not self.ending.startswith((NO_END, "PAUSED"))
 
 
@@ -127,10 +128,10 @@ def explore(
     """Run a workflow with these arguments, once for each point at which its process can crash; return the differences.
 
     `drive` gets the run's handle and sends what the run waits for; its process does not crash. `before` is called
-    before each run, to empty a database, and `check` after it: it must return the same each time. Activities in
-    `repeatable` may be called more often than without a crash, because a second call does no harm. `explore` has an
-    event loop of its own, without a network: call it from a test that is not async, and replace what activities and
-    verifiers use outside.
+    before each run, for example to empty a database. `check` is called after it, and must return the same value each
+    time. Activities in `repeatable` may be called more often than without a crash, because a second call does no harm.
+    `explore` has its own event loop, without a network: call it from a test that is not async, and replace the external
+    systems that activities and verifiers use.
     """
     with suppress(RuntimeError):
         asyncio.get_running_loop()
@@ -164,7 +165,7 @@ def _times(count: int) -> str:
 
 
 class _Scenario:
-    """A workflow with its arguments, which can be played again and again."""
+    """A workflow with its arguments, which can be played repeatedly."""
 
     def __init__(
         self,
@@ -186,7 +187,7 @@ class _Scenario:
         """The points of the first play, in order."""
 
     def play(self, crash: str | None) -> Play:
-        """Play it in a world of its own, with a crash at this point."""
+        """Play it in a new simulation, with a crash at this point."""
         if self._before is not None:
             self._before()
         loop = SimLoop("explore")
@@ -212,7 +213,7 @@ class _Scenario:
         return Play(crash or "never", ending, dict(counts), None if self._check is None else self._check())
 
     async def drive(self, runtime: Runtime) -> str:
-        """Start the run from outside, send to it, and return how it has ended."""
+        """Start the run from outside, send to it, and return how it ended."""
         options = StartOptions(request_id="explore", run_id="explore")
         started = await runtime.start(self._definition, self._input, options)
         run: RunHandle[Any] = RunHandle(runtime, started.run_id, self._definition)
@@ -230,7 +231,7 @@ class _Scenario:
 
 @contextmanager
 def _takeovers_unlogged() -> Iterator[None]:
-    """Let nothing be logged of who takes over: every crash of a play is one that was asked for."""
+    """Do not log takeovers: every crash of a play is intended."""
     logger = logging.getLogger("holdfast.node.takeovers")
     before, logger.disabled = logger.disabled, True
     try:
@@ -240,7 +241,7 @@ def _takeovers_unlogged() -> Iterator[None]:
 
 
 class _Stage:
-    """One play: the world, the process that crashes, and the one that takes over."""
+    """One play: the simulation, the process that crashes, and the process that takes over."""
 
     def __init__(self, scenario: _Scenario, app: App, loop: SimLoop, crash: str | None, calls: ActivityCalls) -> None:
         self._scenario = scenario
@@ -254,7 +255,7 @@ class _Stage:
         self._store = MemoryStore(clock=LoopClock(loop), limits=app.registry.limits)
 
     async def run(self) -> str:
-        """Play, and return how the run has ended."""
+        """Play, and return how the run ended."""
         async with self._app.node(self._store, options=replace(PATIENT, takes_runs=False)):
             runtime = self._app.runtime()
             driving = asyncio.ensure_future(self._scenario.drive(runtime))
@@ -302,11 +303,11 @@ class _Stage:
         queues = {each.options.queue for each in self._app.registry.activities.values()} - {""}
         options = replace(PATIENT, queues=tuple(sorted(queues)))
         opening = self._app.node(_CrashingStore(self._store, self), name="explore", options=options)
-        self._nodes.append(await opening.__aenter__())  # it is never left: a process that is killed does not clean up
+        self._nodes.append(await opening.__aenter__())  # never exited: a process that is killed does not clean up
         await asyncio.get_running_loop().create_future()
 
     async def reach(self, point: str) -> None:
-        """Note a point, and crash if it is the one."""
+        """Record a point, and crash if it is the chosen one."""
         if self._crash is None:
             self.points.append(point)
         elif point == self._crash:
@@ -321,22 +322,22 @@ class _Stage:
         return f"{what} #{self._seen[what]}"
 
     async def before_call(self, call: Call) -> None:
-        """Reach the point before a call of an activity's function."""
+        """Pass the point before a call of an activity's function."""
         await self.reach(f"before {self.number(call.activity)}")
 
     async def after_call(self, call: Call) -> None:
-        """Reach the point between an effect and its record."""
+        """Pass the point between an effect and its record."""
         await self.reach(f"after {call.activity} #{self._seen[call.activity]}")
 
     def bury(self) -> None:
-        """Let go of what the dead processes would have taken with them."""
+        """Release what would have gone with the dead processes."""
         for node in self._nodes:
             node.run_cache.close()
             node.starter.let_go()
 
 
 class _CrashingStore(StoreProxy):
-    """The store of the process that crashes: before or after a commit."""
+    """The store of the process that crashes before or after a commit."""
 
     def __init__(self, store: Store, stage: _Stage) -> None:
         super().__init__(store)

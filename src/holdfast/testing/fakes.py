@@ -1,7 +1,7 @@
-"""Activities in tests: what was called, and fakes in their place.
+"""Activities in tests: a record of calls, and fakes in their place.
 
-For the time of a test the function of each activity is exchanged for one that notes the call, and then calls the fake
-or the function itself. Options, retries, keys and verifiers of the activity stay as they are.
+During a test the function of each activity is replaced by one that records the call, and then calls the fake or the
+original function. The options, retries, keys and verifiers of the activity stay the same.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class Call(Struct, frozen=True):
     activity: str
     """The name of the activity."""
     arguments: dict[str, Any]
-    """By the names of the parameters."""
+    """The arguments, by parameter name."""
 
     attempt: int
     """The number of the dispatch of the step, from 1."""
@@ -37,18 +37,19 @@ class Call(Struct, frozen=True):
 
 
 class Fake(Struct):
-    """What is done in place of an activity's function: return, raise, or call something else."""
+    """What replaces an activity's function: return, raise, or call something else."""
 
     returns: Any = MISSING
     raises: BaseException | type[BaseException] | None = None
     side_effect: Any = None
-    """A function with the activity's parameters; or a list: one entry for each call, returned, or raised if it is an
-    exception. The last entry stands for all later calls."""
+    """A function with the activity's parameters; or a list with one entry for each call, which is returned, or raised
+    if it is an exception. The last entry stands for all later calls.
+    """
 
     calls: int = 0
 
     def check(self, name: str) -> None:
-        """Raise `InvalidInput` unless exactly one thing is to be done."""
+        """Raise `InvalidInput` unless exactly one action is set."""
         given = [self.returns is not MISSING, self.raises is not None, self.side_effect is not None]
         if sum(given) > 1:
             raise InvalidInput(f"a fake of {name!r} returns, raises, or has a side_effect: one of them")
@@ -57,7 +58,7 @@ class Fake(Struct):
             raise InvalidInput(f"the side_effect of {name!r} is a function, or a list of results and exceptions")
 
     def __call__(self, arguments: dict[str, Any]) -> Any:
-        """Do it. The result is to be awaited if it is awaitable."""
+        """Perform it. The caller awaits the result if it is awaitable."""
         self.calls += 1
         if self.raises is not None:
             raise self.raises
@@ -72,7 +73,7 @@ class Fake(Struct):
 
 
 class ActivityCalls:
-    """The calls of an app's activities while it is installed, and the fakes in their place."""
+    """The calls of an app's activities while this is installed, and the fakes in their place."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -83,7 +84,7 @@ class ActivityCalls:
         """Every call, in order."""
 
     def install(self, before: AroundCall | None = None, after: AroundCall | None = None) -> None:
-        """Note the calls of every activity that is registered and is not watched yet.
+        """Record the calls of every registered activity that is not watched yet.
 
         With `before` and `after`, which are awaited around each call, functions that are not async are called on the
         loop instead of in threads, and so are verifiers.
@@ -102,7 +103,7 @@ class ActivityCalls:
                     verifier.function, verifier.is_async = _on_the_loop(verifier.function), True
 
     def remove(self) -> None:
-        """Put every activity's own function back."""
+        """Restore every activity's own function."""
         for name, (function, is_async) in self._originals.items():
             definition = self._registry.activities[name]
             definition.function, definition.is_async = function, is_async
@@ -114,7 +115,7 @@ class ActivityCalls:
         self._verifiers.clear()
 
     def fake(self, activity: "Activity[..., Any] | str", fake: Fake) -> None:
-        """Let a fake stand for an activity from now on."""
+        """Replace an activity by a fake from now on."""
         name = name_of(activity)
         if name not in self._registry.activities:
             raise InvalidInput(f"there is no activity {name!r} to fake; there are {self._registry.activity_names()}")
@@ -156,7 +157,7 @@ class ActivityCalls:
 
 
 def _call_of(name: str, arguments: dict[str, Any]) -> Call:
-    """Return the call that is about to be made. Outside of a run, where a function is only called, it has none."""
+    """Return the call that is about to be made. If the function is called outside of a run, it has no run."""
     try:
         context = activity_context()
     except NotDurable:

@@ -1,8 +1,8 @@
-"""A store that fails in every way in which a real one may.
+"""A store that fails in every way in which a real one can.
 
-`FaultyStore` is what one node sees of a store: answers take time, some never come, some come twice, and wake-ups get
-lost. It breaks no promise of the port: what it has answered has happened. After an error the outcome is unknown: the
-verb may have been executed or not.
+`FaultyStore` is one node's view of a store: answers take time, some never arrive, some calls are repeated, and wake-ups
+get lost. It breaks no promise of the port: what it has answered has happened. After an error the outcome is unknown:
+the verb may or may not have been executed.
 
 `Weather` is shared by all users of the store and can change at any time.
 """
@@ -42,10 +42,10 @@ Verb = Callable[[], Awaitable[T]]
 
 
 class Faults(Struct, frozen=True, kw_only=True):
-    """How often things go wrong, as probabilities, and how long things take."""
+    """How often things go wrong, as probabilities, and how long they take."""
 
     latency_s: float = 0.0
-    """The mean time that a request, or its answer, takes to arrive."""
+    """The mean time that a request or its answer takes to arrive."""
 
     refused: float = 0.0
     """A verb is not executed, and raises."""
@@ -64,7 +64,7 @@ CALM = Faults()
 
 
 class Weather:
-    """The faults at the moment."""
+    """The current faults."""
 
     def __init__(self, faults: Faults = CALM) -> None:
         self.faults = faults
@@ -87,7 +87,7 @@ class FaultyStore:
 
     async def _reach(self, verb: Verb[T], *, may_repeat: bool = False) -> T:
         process = current_process()
-        if process is not None and not process.is_alive:  # killed by what it is just doing: its call has no effect
+        if process is not None and not process.is_alive:  # killed by the very thing it is doing: its call has no effect
             await asyncio.get_running_loop().create_future()
         await self._travel()
         if self._fails(self._weather.faults.refused):
@@ -318,7 +318,7 @@ class FaultyStore:
 
 
 class FaultyWakeups:
-    """Wake-ups of which some are lost."""
+    """Wake-ups some of which are lost."""
 
     def __init__(self, wakeups: Wakeups, weather: Weather, rng: Random) -> None:
         self._wakeups = wakeups

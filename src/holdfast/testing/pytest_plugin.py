@@ -1,7 +1,7 @@
-"""The pytest plugin: it comes with the package, and is loaded by pytest itself.
+"""The pytest plugin: it comes with the package, and pytest loads it automatically.
 
-The fixture `holdfast_node` makes nodes for tests: ``async with holdfast_node(app) as node``. If the test fails, the
-histories of their runs are a section of its report. Any plugin for async tests will do.
+The fixture `holdfast_node` creates nodes for tests: ``async with holdfast_node(app) as node``. If the test fails, its
+report gets a section with the histories of their runs. Any plugin for async tests works with it.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ NODES = pytest.StashKey[list[Any]]()
 
 @pytest.fixture
 def holdfast_node(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Make a `TestNode` for an app, with its arguments."""
-    from holdfast.testing.test_node import TestNode  # where it is used: pytest loads this plugin for every project
+    """Create a `TestNode` for an app, with its arguments."""
+    from holdfast.testing.test_node import TestNode  # imported here: pytest loads this plugin for every project
 
     def make(*args: Any, **kwargs: Any) -> TestNode:
         node = TestNode(*args, **kwargs)
@@ -28,7 +28,7 @@ def holdfast_node(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add what the runs of a failed test have done to its report."""
+    """Add the histories of a failed test's runs to its report."""
     report = yield
     if report.failed:
         for node in item.stash.get(NODES, []):

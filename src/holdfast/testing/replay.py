@@ -1,4 +1,4 @@
-"""Recorded histories as tests: does the code as it is still fit runs that were begun with earlier code?"""
+"""Recorded histories as tests: does the current code still fit runs that were started with earlier code?"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from holdfast.errors import InvalidInput
 
 
 def assert_replays(app: App, history: Sequence[Event] | str | Path) -> None:
-    """Raise `AssertionError` if the code of this app would pause the run with this history.
+    """Raise `AssertionError` if this app's code would pause the run with this history.
 
     A history is the result of `run.events()`, or a file written by `holdfast run tail RUN_ID --json`.
     """
@@ -56,7 +56,7 @@ class _Line(Struct):
     parent_event_id: str | None = None
 
     def event(self) -> Event:
-        """Return the event, read as a store reads it."""
+        """Return the event, as a store would read it."""
         fields = {name: getattr(self, name) for name in Event.__struct_fields__}
         fields["data"] = codec.decode_body(self.event_type, self.schema_version, bytes(self.data))
         fields["engine_run_ref"] = codec.decode_ref(bytes(self.engine_run_ref))
@@ -69,7 +69,7 @@ class _Page(Struct):
 
 
 def read_history(path: str | Path) -> list[Event]:
-    """Return the events of a file: one JSON object to a line, or pages of the API (`runs.events`)."""
+    """Return the events of a file: one JSON object per line, or pages of the API (`runs.events`)."""
     found: list[Event] = []
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
         try:

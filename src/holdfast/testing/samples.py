@@ -1,7 +1,7 @@
-"""Runs, turns, signals and messages for tests of stores: valid, small, and made by the engine's own rules.
+"""Runs, turns, signals and messages for tests of stores: valid, small, and created by the engine's own rules.
 
-`SampleNode` does what a node does, one step at a time and without a program: it starts runs, claims them, and
-commits turns that handle everything that waits and then do what the test says.
+`SampleNode` does what a node does, one step at a time and without a program: it starts runs, claims them, and commits
+turns that handle everything that waits and then do what the test specifies.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -53,10 +53,10 @@ T = TypeVar("T")
 K = TypeVar("K", str, int, tuple[str, str], tuple[int, str], tuple[str, str, str])
 
 PAGE = 100
-"""How many rows are read at a time; a store's own limit may be lower."""
+"""The number of rows that are read at a time; a store's own limit may be lower."""
 
 FEW = 5
-"""How many runs are loaded at a time: fewer than the smallest batch that a test allows."""
+"""The number of runs that are loaded at a time: less than the smallest batch that a test allows."""
 
 
 # --- what goes in -------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def new_run(
 ) -> NewRun:
     """Return a run to create: queued, with the message that will start it. `value` is its input.
 
-    `plan` is the hash of the body of its plan.
+    `plan` is the hash of its plan's body.
     """
     queued = RunQueued(
         plan_id=plan_id,
@@ -207,7 +207,7 @@ def activity(step_id: str = "charge", *, idempotency_key: str | None = None) -> 
 
 
 def marker(step_id: str = "mark", value: object = None) -> commands.RecordMarker:
-    """Return the command to remember a value: an event that changes nothing else."""
+    """Return the command to record a value: an event that changes nothing else."""
     return commands.RecordMarker(step_id=step_id, name=step_id, value=codec.encode(value))
 
 
@@ -250,19 +250,19 @@ class SampleNode:
         return await self.store.renew(self.name, self.lease_ms, None, is_start)
 
     async def create(self, run_id: str, **options: Any) -> LoadedRun:
-        """Create a run that belongs to this node, and return it before its first turn. Options: see `new_run`."""
+        """Create a run owned by this node, and return it before its first turn. Options: see `new_run`."""
         await self.renew()
         [created] = await self.store.create([new_run(run_id, now=await self.store.now(), **options)], self.name)
         assert isinstance(created, Created), created
         return await self.load(run_id)
 
     async def start(self, run_id: str = "run-1", *todo: commands.Command, **options: Any) -> LoadedRun:
-        """Create a run that belongs to this node and commit its first turn. Options: see `new_run`."""
+        """Create a run owned by this node, and commit its first turn. Options: see `new_run`."""
         await self.create(run_id, **options)
         return await self.step(run_id, *todo)
 
     async def load(self, run_id: str) -> LoadedRun:
-        """Return a run that must be there."""
+        """Return a run that must exist."""
         [run] = await self.store.load([run_id])
         assert run is not None, f"there is no run {run_id!r}"
         return run
@@ -280,7 +280,7 @@ class SampleNode:
         records: Iterable[ActivityRecord] = (),
         release: bool = False,
     ) -> Turn:
-        """Return a turn that handles what waits for the run as it was loaded, and then does these things."""
+        """Return a turn that handles what was waiting for the run when it was loaded, and then does these things."""
         history = await read_history(self.store, run.head.run_id)
         state = state_of(run.head.run_id, history[: run.head.version])
         return draft_turn(state, run, await self.store.now(), self.name, todo, inputs, records, release=release)
@@ -291,7 +291,7 @@ class SampleNode:
         return answer
 
     async def step(self, run_id: str, *todo: commands.Command, **options: Any) -> LoadedRun:
-        """Load a run, commit a turn which must win, and load it again. Options: see `turn`."""
+        """Load a run, commit a turn that must succeed, and load it again. Options: see `turn`."""
         turn = await self.turn(await self.load(run_id), *todo, **options)
         answer = await self.commit(turn)
         assert isinstance(answer, Committed), answer
@@ -309,7 +309,7 @@ def draft_turn(
     *,
     release: bool = False,
 ) -> Turn:
-    """Return a turn that handles what waits for the run, and then does these things."""
+    """Return a turn that handles what waits for the run, and then performs these actions."""
     draft = TurnDraft(state, run, now, node)
     for item in (*run.messages, *inputs, *run.signals):
         draft.handle(item)
@@ -318,7 +318,7 @@ def draft_turn(
         if isinstance(outcome, Refusal):
             raise outcome.error
         for waiting in run.signals:
-            draft.handle(waiting)  # what was just begun may want what was there before it
+            draft.handle(waiting)  # a step that was just opened may use what was there before it
     turn = draft.finish(release=release)
     known = tuple(records)
     return replace(turn, records=turn.records + known) if known else turn
@@ -328,7 +328,7 @@ def draft_turn(
 
 
 async def read_history(store: RunStore, run_id: str, version: int | None = None) -> list[Event]:
-    """Return all events of a run, page by page, without gaps. A known `version` saves the last read."""
+    """Return all events of a run, page by page, without gaps. Passing its `version` saves one read."""
     events: list[Event] = []
     while (version is None or len(events) < version) and (
         page := await store.read_events(run_id, after=len(events), limit=PAGE)
@@ -339,7 +339,7 @@ async def read_history(store: RunStore, run_id: str, version: int | None = None)
 
 
 async def read_mailbox(store: Index, run_id: str, inbox_seq: int | None = None) -> list[Signal]:
-    """Return all signals of a run, consumed ones too. `inbox_seq` of the last one, if known, saves the last read."""
+    """Return all signals of a run, including consumed ones. Passing the last `inbox_seq` saves one read."""
     return await _read_all(
         lambda after: store.find(MailboxQuery(run_id=run_id, consumed=True, after=after, limit=PAGE)),
         0,
@@ -349,7 +349,7 @@ async def read_mailbox(store: Index, run_id: str, inbox_seq: int | None = None) 
 
 
 def access_token(token_id: str = "0123456789abcdef", secret: str = "f" * 64, **fields: Any) -> AccessToken:
-    """Return what is kept of a token with this secret."""
+    """Return the stored record of the token with this secret."""
     given = {"name": "ann", "role": "admin", "created_at": START, **fields}
     return AccessToken(token_id=token_id, digest=digest_of(secret), **given)
 
@@ -401,7 +401,7 @@ async def read_picture(store: Store, nodes: Iterable[str] = (), queues: Iterable
 
 
 async def read_outbox(store: Index, sink: str) -> list[OutboxEntry]:
-    """Return what a sink has yet to get, by run and number; the store's own numbers of the runs are left out."""
+    """Return what a sink has yet to receive, by run and number, without the store's own numbers of the runs."""
     entries: list[OutboxEntry] = []
     query = OutboxQuery(sink=sink, limit=PAGE)
     while page := await store.find(query):

@@ -1,12 +1,13 @@
-"""A world in one thread: an event loop with virtual time, a seed, and processes that can be stopped or killed.
+"""A simulated world in one thread: an event loop with virtual time, a seed, and processes that can be stopped or
+killed.
 
 `SimLoop` runs plain asyncio code. Nothing ever waits for real time: when nothing is ready the clock jumps to the next
-timer. What is ready at one moment runs in an order that the seed decides, so one seed is one interleaving, and the
-same one every time. When nothing is ready and no timer is left, nothing can ever happen again: `Deadlock`.
+timer. The seed decides the order of what is ready at the same moment, so a seed is one interleaving, the same every
+time. When nothing is ready and no timer is left, nothing can ever happen again: `Deadlock`.
 
 A `SimProcess` stands for one process of a machine. What it starts, and whatever that starts, belongs to it. It can be
 stopped (SIGSTOP: nothing of it runs, time goes on, its timers are late) and killed (SIGKILL: nothing of it ever runs
-again, not even its clean-up). With a *fuse* it dies after so many more callbacks, which is to say at any await.
+again, not even its clean-up). With a *fuse* it dies after a given number of callbacks, that is, at any await.
 """
 
 import asyncio
@@ -24,19 +25,19 @@ from holdfast.testing.clock import START
 T = TypeVar("T")
 
 MOST_ROUNDS = 1_000_000
-"""How many rounds of callbacks a simulation may take. A long one takes some ten thousand."""
+"""The maximum number of callback rounds in a simulation. A long one takes some ten thousand."""
 
 MOST_TICK_S = 0.000_05
-"""How long a round of callbacks takes, at most. Some time passes even if no task sleeps."""
+"""The maximum duration of a round of callbacks. Some time passes even if no task sleeps."""
 
 CLOSING_ATTEMPTS = 1_000
-"""How often a coroutine is closed that awaits more while it cleans up."""
+"""How often a coroutine is closed that keeps awaiting while it cleans up."""
 
 _process: ContextVar["SimProcess | None"] = ContextVar("holdfast_sim_process", default=None)
 
 
 class Deadlock(Exception):
-    """Nothing is ready, no timer is running, and a task still waits."""
+    """Nothing is ready, no timer is running, and a task is still waiting."""
 
 
 class Livelock(Exception):
@@ -67,7 +68,7 @@ class SimProcess:
         self.is_stopped = True
 
     def go_on(self) -> None:
-        """Let it run again; what came in meanwhile is handled now."""
+        """Let it run again; what arrived meanwhile is handled now."""
         self.is_stopped = False
         self._loop.put_back(self._late)
         self._late = []
@@ -80,7 +81,7 @@ class SimProcess:
             self.death.set_result(None)
 
     def may_run(self, handle: asyncio.Handle) -> bool:
-        """Return whether a callback of this process may run now; keep it for later, or burn the fuse."""
+        """Return whether a callback of this process may run now; otherwise keep it for later. Burns the fuse."""
         if not self.is_alive:
             return False
         if self.is_stopped:
@@ -94,20 +95,20 @@ class SimProcess:
 
 
 def current_process() -> SimProcess | None:
-    """Return the process that the running code belongs to, or None for the world outside."""
+    """Return the process that the running code belongs to, or None outside of all processes."""
     return _process.get()
 
 
 class SimTask(asyncio.Task[T]):
-    """A task that knows when it was made: the order of what is ready may not depend on addresses."""
+    """A task with a creation number: the order of what is ready may not depend on addresses."""
 
     number = 0
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """An event loop with virtual time and a seed. Sockets and threads do not exist here.
+    """An event loop with virtual time and a seed. It has no sockets and no threads.
 
-    What is given to a thread is carried out by the loop, a moment later, in the process that has asked for it.
+    The loop itself executes what is submitted to a thread, a moment later, in the process that submitted it.
     """
 
     _ready: deque[asyncio.Handle]
@@ -122,15 +123,15 @@ class SimLoop(asyncio.BaseEventLoop):
         self._is_abandoned = False
         self.rounds = 0
         self.network_call = ""
-        """What was called first that needs a network, such as `create_connection`."""
+        """The first call that needed a network, such as `create_connection`."""
         self.set_exception_handler(lambda loop, context: None)
 
     def time(self) -> float:
-        """Return the virtual seconds since the beginning."""
+        """Return the virtual seconds since the start."""
         return self._elapsed_s
 
     def put_back(self, handles: list[asyncio.Handle]) -> None:
-        """Make callbacks ready that were kept back."""
+        """Make callbacks ready that were held back."""
         self._ready.extend(handles)
 
     def create_task(  # type: ignore[override]
@@ -140,7 +141,7 @@ class SimLoop(asyncio.BaseEventLoop):
         name: str | None = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        """Make a task, and remember whose it is."""
+        """Create a task, and remember its process."""
         task: SimTask[T] = SimTask(coro, loop=self, name=name, context=context)
         task.number = len(self._tasks)
         self._tasks.append(task)
@@ -150,7 +151,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return task
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """Carry out a call a moment later, and return the future of its result."""
+        """Execute a call a moment later, and return the future of its result."""
 
         async def call() -> Any:
             return func(*args)
@@ -188,7 +189,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def _abandon(self) -> None:
         """Close what never finished, so that asyncio does not warn about it later.
 
-        Code that cleans up meanwhile may begin tasks: they belong to this loop too, and are closed with the others.
+        Code that cleans up may start tasks: they belong to this loop too, and are closed with the others.
         """
         self._is_abandoned = True
         self._ready.clear()
@@ -213,11 +214,11 @@ class SimLoop(asyncio.BaseEventLoop):
             for _ in range(CLOSING_ATTEMPTS):
                 try:
                     coro.close()
-                except RuntimeError:  # it cleans up, and awaits something: it is closed there as well
+                except RuntimeError:  # it awaits something while it cleans up, and is closed there too
                     continue
                 return
 
-    # --- what BaseEventLoop leaves to its subclasses
+    # --- methods that BaseEventLoop leaves to its subclasses
 
     def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
         """Close a generator that was dropped half-way, unless nothing runs any more: nothing would await its end."""
@@ -232,7 +233,7 @@ class SimLoop(asyncio.BaseEventLoop):
         ready = [*self._ready]
         self._ready.clear()
         if len(ready) > 1:
-            ready.sort(key=_number)  # a set may have decided how they came in
+            ready.sort(key=_number)  # they may have arrived in the order of a set
             self._rng.shuffle(ready)
         for handle in ready:
             if handle.cancelled():
@@ -242,7 +243,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 handle._run()
 
     def get_debug(self) -> bool:
-        """Return False: it is asked for with every callback."""
+        """Return False: this is called with every callback."""
         return False
 
     def _pass_time(self) -> None:
@@ -276,12 +277,12 @@ def _number(handle: asyncio.Handle) -> int:
 
 
 class LoopClock:
-    """The time of a loop as a store's clock."""
+    """The time of a loop, as a store's clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, at: Instant = START) -> None:
         self._loop = loop
         self._start = at
 
     def now(self) -> Instant:
-        """Return the present instant."""
+        """Return the current instant."""
         return self._start + int(self._loop.time() * 1_000_000)

@@ -1,11 +1,11 @@
 """`TestNode`: an app's workflows on the real engine, in virtual time, for tests.
 
-The store is in memory, and its clock moves only when the test moves it (`advance`), or while the test waits for the
-result of a run and nothing can happen before the next timer: then time jumps to that timer. So days take milliseconds,
-and a run that waits for something that never comes raises `NothingDue` instead of holding up the test.
+The store is in memory. Its clock moves only when the test moves it (`advance`), or when the test waits for the result
+of a run and nothing can happen before the next timer: then time jumps to that timer. So days take milliseconds, and a
+run that waits for something that never arrives raises `NothingDue` instead of blocking the test.
 
-Activities are called in real time, as in production. Time stands still while one is under way: fake those that take
-long or that need the world.
+Activities are called in real time, as in production. Time stands still while one is running: use fakes for those that
+take long or need external systems.
 """
 
 import asyncio
@@ -34,15 +34,14 @@ from holdfast.testing.fakes import MISSING, ActivityCalls, Call, Fake
 T = TypeVar("T")
 
 REST_ROUNDS = 12
-"""For how many rounds of the loop nothing may happen before the node counts as at rest: its parts notify each other."""
+"""For how many rounds of the loop nothing may happen before the node counts as idle: its parts notify each other."""
 
 PATIENCE_S = 30.0
-"""How long an activity may be under way, or an update unanswered, in real time, before an error names what holds up
-the test."""
+"""How long an activity may run, or an update be unanswered, in real time, until an error names what blocks the test."""
 
 
 FOREVER_US = 10 * 366 * 86_400 * 1_000_000
-"""How much time passes, at most, while a test waits for a run: schedules go on for ever."""
+"""The maximum time that passes while a test waits for a run, because schedules never end."""
 
 
 class NothingDue(AssertionError):
@@ -52,13 +51,13 @@ class NothingDue(AssertionError):
 class TestNode:
     """Runs an app's workflows while its context is open: `async with TestNode(app) as node`.
 
-    `app.start`, `app.run`, `run.signal`, `run.result` and all else work as on any node.
+    `app.start`, `app.run`, `run.signal`, `run.result` and everything else work as on any node.
     """
 
     __test__ = False  # pytest collects classes of this name
 
     def __init__(self, app: App, *, at: datetime | None = None) -> None:
-        """`at` is when the test begins, with its time zone; otherwise an instant that is always the same."""
+        """`at` is the start time of the test, with its time zone; the default is always the same instant."""
         if at is not None and at.tzinfo is None:
             raise InvalidInput("at is a datetime with a time zone", field="at")
         if not isinstance(app, App):
@@ -110,7 +109,7 @@ class TestNode:
         await self._stack.aclose()
 
     async def describe(self) -> str:
-        """Return every run with its history as text, an event to a line: what you need when a test fails."""
+        """Return every run with its history as text, one event per line: what you need when a test fails."""
         lines = []
         for head in await self.store.find(RunQuery(limit=50)):
             lines.append(f"run {head.run_id} ({head.plan_id}) is {head.status}")
@@ -128,7 +127,7 @@ class TestNode:
         raises: BaseException | type[BaseException] | None = None,
         side_effect: Any = None,
     ) -> None:
-        """Let a fake stand for an activity from now on: `fake(charge, returns="receipt")`. It returns None by itself.
+        """Replace an activity by a fake from now on: `fake(charge, returns="receipt")`. By default it returns None.
 
         `side_effect` is a function with the activity's parameters, async or not; or a list with an entry for each call,
         which is returned, or raised if it is an exception. The last entry stands for all later calls.
@@ -149,7 +148,7 @@ class TestNode:
     async def advance(
         self, by: timedelta | None = None, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0
     ) -> None:
-        """Advance the time. Each timer on the way fires at its time, and what follows happens before the next."""
+        """Advance the time. Each timer on the way fires at its time, and what follows happens before the next one."""
         if by is not None and not isinstance(by, timedelta):
             raise InvalidInput(f"time advances by a timedelta, or by days=, hours=, seconds=, not {by!r}", field="by")
         span = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds) + (by or timedelta())
@@ -171,7 +170,7 @@ class TestNode:
             await self._rest()
 
     async def _move_until_done(self, work: Coroutine[Any, Any, T], run_id: str) -> T:
-        """Wait for the end of a run, and move time whenever nothing else can happen."""
+        """Wait for the end of a run, and advance time whenever nothing else can happen."""
         waiting = asyncio.ensure_future(work)
         begun = self._clock.now()
         try:
@@ -192,7 +191,7 @@ class TestNode:
                 waiting.cancel()
 
     async def _rest(self, waiting: "asyncio.Future[Any] | None" = None) -> None:
-        """Wait until the node is at rest and nothing is due, or the future is done."""
+        """Wait until the node is idle and nothing is due, or the future is done."""
         loop = asyncio.get_running_loop()
         node, patience, rounds = self._open(), loop.time() + PATIENCE_S, 0
         while rounds < REST_ROUNDS and not (waiting is not None and waiting.done()):
@@ -216,7 +215,7 @@ class TestNode:
         return due is not None and due <= self._clock.now()
 
     async def _next_due(self) -> Instant | None:
-        """Return when something happens next by itself: to a run, or because a schedule has a tick."""
+        """Return when something happens next without the test: to a run, or because a schedule has a tick."""
         found = await self.store.find(ScheduleQuery(by_due=True, limit=1))
         ticks = [schedule.next_due for schedule in found]
         return min((due for due in (await self._next_turn(), *ticks) if due is not None), default=None)
@@ -226,7 +225,7 @@ class TestNode:
         return await self.store.next_due(node.name, node.definition_filter.registered, self._queues)
 
     async def _jump(self, at: Instant) -> None:
-        """Move the clock, and the end of the node's lease with it."""
+        """Advance the clock, and the end of the node's lease with it."""
         self._clock.advance(us=max(0, at - self._clock.now()))
         await self.store.renew(self._open().name, LEASE_MS)
         self.store.wakeups.notify()
@@ -234,7 +233,7 @@ class TestNode:
         await asyncio.sleep(0)
 
     async def _why_not(self, run_id: str) -> str:
-        """Return what an unfinished run waits for, and those that it waits for."""
+        """Return why a run has not finished, with what each unfinished run waits for."""
         lines = []
         for head in await self.store.find(RunQuery(limit=50)):
             if head.status not in TERMINAL:

@@ -1,6 +1,6 @@
 """The conformance suite: what every store must do, as tests.
 
-A store's author subclasses it in a test module and says how to make a store, and how to lose a record::
+A store's author subclasses it in a test module and defines how to create a store, and how to lose a record::
 
     class TestMyStore(StoreSuite):
         async def make_store(self, clock, limits):
@@ -9,10 +9,10 @@ A store's author subclasses it in a test module and says how to make a store, an
         async def lose_acceptance_record(self, store, run_id, name, signal_id):
             ...
 
-A store that other processes can open should override `make_peer` too. The tests are async methods: pytest-asyncio
-must be in auto mode. The `contract` markers name the rules of `docs/contract.md`; a project of its own registers the
-marker in its pytest settings. The suite says what the port says and no more: where the port leaves a choice, it does
-not look.
+A store that other processes can open should override `make_peer` too. The tests are async methods: pytest-asyncio must
+be in auto mode. The `contract` markers name the rules of `docs/contract.md`; a separate project registers the marker in
+its pytest settings. The suite requires what the port requires and no more: where the port leaves a choice, it does not
+check.
 """
 
 from holdfast.testing.store_suite.admission import AdmissionSuite
