@@ -1,19 +1,19 @@
 """The archive: histories of finished runs, kept as files before retention deletes them from the store.
 
-An *object* of the archive holds many runs of one tenant, as JSON Lines that are compressed with gzip. Each run is a
-gzip member of its own: `{"run": …}` in the first line, then one event in each line, as the store has it. So `zcat`
-shows a whole object, and one run is read by its offset and size without the others. The store remembers them
-(`ArchivedRun`) in the commit that deletes the run, and the last member of an object says the same (`{"index": …}`), for
-an archive that has lost its store.
+An *object* of the archive holds many runs of one tenant, as JSON Lines compressed with gzip. Each run is a separate
+gzip member: `{"run": …}` in the first line, then one event in each line, as the store has it. So `zcat` shows a whole
+object, and one run can be read by its offset and size without the others. The store records these (`ArchivedRun`) in
+the commit that deletes the run, and the last member of an object repeats them (`{"index": …}`), for an archive that has
+lost its store.
 
-**Nothing is lost.** An object is durable before the runs in it are deleted. If the process ends in between, the runs
-are still in the store, and are archived again: the archive may have them twice, and the store knows the last place.
+**Nothing is lost.** An object is durable before its runs are deleted. If the process ends in between, the runs are
+still in the store and are archived again: the archive may have them twice, and the store knows the last location.
 
-**Keys.** `{place}-archive/{tenant}/{day}/{digest}.jsonl.gz`, where `{place}` differs between stores, the day is that of
-the first end in it, and the digest is over the runs: the same runs archived again replace the object.
+**Keys.** `{place}-archive/{tenant}/{day}/{digest}.jsonl.gz`, where `{place}` differs between stores, the day is that on
+which the first of its runs ended, and the digest covers the runs: archiving the same runs again replaces the object.
 
-**Sealed values stay sealed**: they are read from the store as they are, and opened when an archived run is shown. Only
-values that are kept beside the store (offloaded) are fetched, because they go with their run.
+**Sealed values stay sealed**: they are read from the store unchanged, and opened when an archived run is shown. Only
+values that are stored outside the store (offloaded) are fetched, because they are deleted with their run.
 """
 
 import asyncio
@@ -40,10 +40,10 @@ from holdfast.store.payloads import SealingStore
 from holdfast.store.port import ArchivedRun, RunHead, Store
 
 FORMAT = 1
-"""The version of what is written here."""
+"""The version of the archive's format."""
 
 OBJECT_BYTES = 8 * 1024 * 1024
-"""About how large an object becomes at most, compressed; one run is never divided."""
+"""The approximate maximum size of a compressed object; one run is never divided."""
 
 PAGE_EVENTS = 1_000
 PAGE_BYTES = 4 * 1024 * 1024
@@ -53,7 +53,7 @@ logger = logging.getLogger("holdfast.retention")
 
 
 class ArchivedHead(Struct, frozen=True, kw_only=True):
-    """What an archived run was: the first line of it."""
+    """The facts about an archived run, in its first line."""
 
     run_id: str
     tenant: str
@@ -109,7 +109,7 @@ _PLAIN = [field for field in _Line.__struct_fields__ if field not in ("data", "e
 
 
 class Archive:
-    """Where the histories of runs of one store are archived."""
+    """The archive for the runs of one store."""
 
     def __init__(self, address: str | Path | ArtifactStore, store: Store) -> None:
         """`address` is a folder or a bucket: `file:///var/lib/shop/archive`, `s3://bucket/prefix`."""
@@ -119,7 +119,7 @@ class Archive:
         self._place = ""
 
     async def put(self, heads: Sequence[RunHead]) -> list[ArchivedRun]:
-        """Archive finished runs, and return where each of them is. They are durable when this returns."""
+        """Archive finished runs, and return the location of each. They are durable when this returns."""
         archived: list[ArchivedRun] = []
         for tenant in sorted({head.tenant for head in heads}):
             waiting = [head for head in heads if head.tenant == tenant]
@@ -129,11 +129,11 @@ class Archive:
         return archived
 
     async def read(self, run: ArchivedRun) -> ArchivedHistory:
-        """Return an archived run. What cannot be opened here stays sealed."""
+        """Return an archived run. Values that cannot be opened stay sealed."""
         return await self._read(run, 0, run.version)
 
     async def read_events(self, run: ArchivedRun, after: int, limit: int) -> list[Event]:
-        """Return some events of an archived run, from after this one."""
+        """Return some events of an archived run, starting after this one."""
         return (await self._read(run, after, limit)).events
 
     async def export(self, run: ArchivedRun) -> bytes:
@@ -141,7 +141,7 @@ class Archive:
         return await self._lines(run)
 
     async def delete_tenant(self, tenant: str) -> int:
-        """Delete everything that is archived of a tenant, and return how many objects that were."""
+        """Delete everything archived for a tenant, and return the number of objects."""
         count = 0
         async for found in self._objects.list(await self._folder(tenant)):
             await self._objects.delete(found.key)
@@ -151,7 +151,7 @@ class Archive:
     # --- writing
 
     async def _put_object(self, tenant: str, heads: list[RunHead]) -> tuple[list[ArchivedRun], list[RunHead]]:
-        """Archive as many of these runs as fit into one object; return where they are, and the runs that are left."""
+        """Archive as many of these runs as fit into one object; return their locations, and the remaining runs."""
         members: list[bytes] = []
         places: list[tuple[RunHead, int, int]] = []
         size, seen = 0, 0
@@ -185,7 +185,7 @@ class Archive:
         return runs, heads[seen:]
 
     async def _member(self, head: RunHead) -> bytes:
-        """Return one run as a gzip member. Raise `HistoryGap` if events are missing: it could not be read again."""
+        """Return one run as a gzip member. Raise `HistoryGap` if events are missing: it could not be read back."""
         shared = {field: getattr(head, field) for field in ArchivedHead.__struct_fields__ if field != "format"}
         lines, after = [msgspec.json.encode(_FirstLine(ArchivedHead(**shared)))], 0
         while page := await self._store.read_events(head.run_id, after, PAGE_EVENTS, PAGE_BYTES):
@@ -239,7 +239,7 @@ def _parsed(run: ArchivedRun, data: bytes, after: int, limit: int) -> ArchivedHi
 
 
 def _check_whole(head: RunHead, page: Sequence[Event], after: int) -> None:
-    """Refuse events that do not follow one another, from after this one."""
+    """Refuse events with a gap after this one or between them."""
     missing = first_missing(page, after + 1) if page else after + 1
     if missing is not None:
         raise HistoryGap(f"run {head.run_id}: event {missing} is missing", run_id=head.run_id, run_seq=missing)

@@ -1,20 +1,20 @@
-"""Artifacts: bytes that are kept beside the store, and the references to them that are in histories.
+"""Artifacts: bytes that are stored outside the store, and the references to them in histories.
 
-An *artifact* is written by an activity, as a stream, and belongs to its run. What a workflow gets, and what a history
-holds, is a reference: uri, kind, sha256, size, and when it expires. The bytes are checked against it when they are
-read. Offloaded values (`Offload`) are kept in the same place. Where payloads are encrypted, artifacts are too: they
-pass through the codec (`StreamCodec`), whose name ends the artifact's id, and the digest is that of what is stored.
+An *artifact* is written by an activity, as a stream, and belongs to its run. Workflows and histories hold only a
+reference: uri, kind, sha256, size, and when it expires. The bytes are checked against the reference when they are read.
+Offloaded values (`Offload`) are kept in the same artifact store. If payloads are encrypted, artifacts are too: they
+pass through the codec (`StreamCodec`), whose name ends the artifact's id, and the digest covers the stored bytes.
 
 **Keys.** `{place}/artifacts/{run}/{kind}/{id}` and `{place}/values/{run}/{sha256}`, where `{run}` is the run's id and
-`{place}` differs between stores with runs. So the owner of every object is known from its key, and what is to be
-deleted needs no list of references: objects of runs that the store does not have, and artifacts that are older than
-their kind is kept.
+`{place}` differs between stores with runs. So the key of every object names its owner, and deletion needs no list of
+references: it deletes objects of runs that the store does not have, and artifacts older than the retention of their
+kind.
 
-**Nothing is left for ever.** An object is written before the commit that refers to it. If that commit is lost, the
-object stays as long as its run. If there is no such run, the next `sweep` deletes it, once it is older than `GRACE_MS`:
-so long may a start take.
+**Nothing leaks.** An object is written before the commit that refers to it. If that commit is lost, the object stays as
+long as its run. If there is no such run, the next `sweep` deletes the object once it is older than `GRACE_MS`, which is
+how long a start may take.
 
-An `ArtifactStore` keeps objects under keys: `FolderArtifacts` here, `ObjectArtifacts` for S3 and its like.
+An `ArtifactStore` keeps objects under keys: `FolderArtifacts` here, `ObjectArtifacts` for S3 and similar services.
 """
 
 import asyncio
@@ -53,19 +53,19 @@ from holdfast.store.queries import pages
 T = TypeVar("T")
 
 CHUNK_BYTES = 1024 * 1024
-"""How much is read and written at once."""
+"""How many bytes are read or written in one operation."""
 
 SMALL_CHUNKS = 1_000
-"""How many small chunks are written at once at most."""
+"""How many small chunks are combined into one write at most."""
 
 GRACE_MS = 3_600_000
-"""How long an object without a run is kept: the commit that refers to it may still be under way."""
+"""How long an object without a run is kept: the commit that refers to it may still be in progress."""
 
 OFFLOAD_BYTES = 256 * 1024
-"""How large a value is, by default, to be kept beside the store."""
+"""From which size, by default, values are stored outside the store."""
 
 RACES = 100
-"""How often to try again where another process removes an empty folder at the same moment."""
+"""How often to try again when another process removes an empty folder at the same moment."""
 
 SWEEP_RUNS = 500
 FETCHES = 8
@@ -94,7 +94,7 @@ class StoredObject(Struct, frozen=True):
 
 
 class ArtifactStore(Protocol):
-    """Stores objects under keys, which are paths. Every verb may be repeated."""
+    """Stores objects under keys, which are paths. Every verb is safe to repeat."""
 
     async def put(self, key: str, chunks: AsyncIterator[bytes]) -> None:
         """Store an object, completely or not at all. It replaces an object with the same key, and is durable on
@@ -106,11 +106,11 @@ class ArtifactStore(Protocol):
         ...
 
     async def read_part(self, key: str, offset: int, size_bytes: int) -> bytes:
-        """Return some bytes of an object, fewer if it ends before. Raise `ArtifactMissing` if there is none."""
+        """Return some bytes of an object, fewer if it ends earlier. Raise `ArtifactMissing` if there is none."""
         ...
 
     async def stat(self, key: str) -> StoredObject | None:
-        """Return the size and the time of an object. None if there is none."""
+        """Return the size and modification time of an object; None if there is none."""
         ...
 
     async def delete(self, key: str) -> None:
@@ -118,20 +118,20 @@ class ArtifactStore(Protocol):
         ...
 
     def list(self, prefix: str = "") -> AsyncIterator[StoredObject]:
-        """Yield the objects whose keys begin with these parts, in any order, including remains of an interrupted
+        """Yield the objects whose keys begin with these parts, in any order, including leftovers of an interrupted
         `put`."""
         ...
 
 
 class FolderArtifacts:
-    """An `ArtifactStore` in a folder, for the user who runs the node. Nodes on several machines must share it."""
+    """An `ArtifactStore` in a folder that belongs to the user who runs the node. Nodes on several machines share it."""
 
     def __init__(self, folder: str | Path, ids: Ids | None = None) -> None:
         self._folder = Path(folder)
         self._ids = ids or SystemIds()
 
     async def put(self, key: str, chunks: AsyncIterator[bytes]) -> None:
-        """Write to a file of its own, synchronise it, and give it its name."""
+        """Write to a temporary file, synchronise it, and rename it."""
         path, temporary = self._path(key), self._path(f"{_TEMPORARY}/{self._ids.new_id()}")
         try:
             await self._write(path, temporary, chunks)
@@ -176,7 +176,7 @@ class FolderArtifacts:
             raise missing(key) from None
 
     async def stat(self, key: str) -> StoredObject | None:
-        """Return the size and the time of the file."""
+        """Return the size and modification time of the file."""
         path = self._path(key)
 
         def look() -> StoredObject | None:
@@ -189,12 +189,12 @@ class FolderArtifacts:
         return await _in_thread(look)
 
     async def delete(self, key: str) -> None:
-        """Delete the file, and the folders that are empty then."""
+        """Delete the file, and the folders that this leaves empty."""
         path = self._path(key)
 
         def remove() -> None:
             path.unlink(missing_ok=True)
-            with suppress(OSError):  # one that is not empty
+            with suppress(OSError):  # it is not empty
                 for folder in path.parents:
                     if folder == self._folder:
                         break
@@ -203,7 +203,7 @@ class FolderArtifacts:
         await _in_thread(remove)
 
     async def list(self, prefix: str = "") -> AsyncIterator[StoredObject]:
-        """Yield the files, a folder at a time."""
+        """Yield the files, folder by folder."""
         top = self._path(prefix) if prefix else self._folder
         waiting = [top]
         while waiting:
@@ -236,7 +236,7 @@ def _created(path: Path) -> BinaryIO:
 
 
 def _in_folder(folder: Path, work: Callable[[], T]) -> T:
-    """Do something in a folder that is made first; again, if another process has just removed it as empty."""
+    """Create the folder and do something in it; again if another process has just removed it as empty."""
     for _ in range(RACES - 1):
         with suppress(FileNotFoundError):
             _make_private(folder)
@@ -246,7 +246,7 @@ def _in_folder(folder: Path, work: Callable[[], T]) -> T:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder, and those above it that do not exist, for this user alone."""
+    """Create a folder, and its missing parents, for this user only."""
     if not folder.exists():
         _make_private(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -258,7 +258,7 @@ def _discard(file: BinaryIO, temporary: Path) -> None:
 
 
 def _finish(file: BinaryIO, temporary: Path, path: Path, top: Path) -> None:
-    """Make a file durable under its name, with the folders above it."""
+    """Make a file durable under its final name, including the folders above it."""
     file.flush()
     os.fsync(file.fileno())
     file.close()
@@ -274,9 +274,9 @@ def _finish(file: BinaryIO, temporary: Path, path: Path, top: Path) -> None:
 
 
 async def _in_thread(work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-    """Do something in a thread. If this is cancelled it ends first: its file must not be closed while it is used.
+    """Do something in a thread. A cancelled caller waits for the thread, whose file must not be closed while in use.
 
-    `undo` gets what a cancelled caller does not get.
+    `undo` gets the result that a cancelled caller does not get.
     """
     doing = asyncio.ensure_future(asyncio.to_thread(work))
     try:
@@ -285,7 +285,7 @@ async def _in_thread(work: Callable[[], T], undo: Callable[[T], object] | None =
         while not doing.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([doing])
-        # No one waits for it any more, also not for its failure.
+        # The caller no longer waits for the result, nor for a failure.
         if not doing.cancelled() and doing.exception() is None and undo is not None:
             undo(doing.result())
         raise
@@ -300,7 +300,7 @@ async def _in_thread(work: Callable[[], T], undo: Callable[[T], object] | None =
 
 
 def check_key(key: str) -> str:
-    """Return a key, or refuse what is none: parts that are not empty, and none that leads elsewhere."""
+    """Return a valid key; refuse one with empty parts, or with parts that lead elsewhere."""
     parts = key.split("/")
     if not all(parts) or any(part in (".", "..") or "\0" in part for part in parts):
         raise InvalidInput(f"{key!r} is not the key of an artifact", field="key")
@@ -308,7 +308,7 @@ def check_key(key: str) -> str:
 
 
 def missing(key: str) -> ArtifactMissing:
-    """Return the error of an object that is not there."""
+    """Return the error of an object that does not exist."""
     return ArtifactMissing(f"there is no artifact {key!r}: it has expired, or was deleted", uri=SCHEME + key)
 
 
@@ -320,7 +320,7 @@ def run_path(run_id: str) -> str:
 
 
 def run_of_key(key: str) -> str | None:
-    """Return the run to which an object belongs, or None if it is no run's."""
+    """Return the run to which an object belongs, or None if it belongs to no run."""
     text = ""
     for part in key.split("/")[2:]:
         text += part[1:]
@@ -330,19 +330,19 @@ def run_of_key(key: str) -> str | None:
 
 
 def runs_of_artifacts(uris: Iterable[str]) -> set[str]:
-    """Return the runs that have made these artifacts."""
+    """Return the runs that created these artifacts."""
     owners = {run_of_key(uri.removeprefix(SCHEME)) for uri in uris if uri.startswith(SCHEME)}
     return {run_id for run_id in owners if run_id is not None}
 
 
 async def place_of(store: Store) -> str:
-    """Return what the keys of a store's objects begin with. It is as old as the store, and part of its backups."""
+    """Return the prefix of a store's object keys. It is as old as the store, and part of its backups."""
     key = await store.get_key(_PLACE) or await store.put_key(_PLACE, SystemSecrets().new_secret())
     return key[:_PLACE_CHARS]
 
 
 def artifact_key(place: str, run_id: str, kind: str, artifact_id: str) -> str:
-    """Return where an artifact of a run is kept."""
+    """Return the key of a run's artifact."""
     for name in (kind, artifact_id):
         if not KIND.fullmatch(name) or name in (".", ".."):
             raise InvalidInput(
@@ -356,7 +356,7 @@ def _kind_of(key: str) -> str | None:
 
 
 def key_of(artifact: ArtifactRef) -> str:
-    """Return where the artifact of a reference is kept."""
+    """Return the key of a referenced artifact."""
     scheme, key = artifact.uri[: len(SCHEME)], artifact.uri[len(SCHEME) :]
     if scheme != SCHEME or not _IS_ARTIFACT.match(key):
         raise InvalidInput(f"{artifact.uri!r} is not the address of an artifact of this installation", field="uri")
@@ -374,10 +374,10 @@ class Artifacts:
         retention: Mapping[str, timedelta] | None = None,
         ids: Ids | None = None,
     ) -> None:
-        """`store` is an address too: `file:///var/lib/shop`, `s3://bucket/prefix`.
+        """`store` may be an address: `file:///var/lib/shop`, `s3://bucket/prefix`.
 
         Values of more than `offload_bytes` are kept there instead of in the store; None keeps them in the store.
-        `retention` is how long artifacts of a kind are kept; others stay as long as their run.
+        `retention` is how long artifacts of a kind are kept; other kinds stay as long as their run.
         """
         self.store = open_artifacts(store) if isinstance(store, str | Path) else store
         self._stream_codecs: tuple[StreamCodec, ...] = ()
@@ -393,7 +393,7 @@ class Artifacts:
 
     @classmethod
     def from_settings(cls, settings: ArtifactSettings) -> "Artifacts | None":
-        """Return what the settings name, or None if they name no store."""
+        """Return the artifacts that the settings name, or None if they name no artifact store."""
         if not settings.store:
             return None
         try:
@@ -404,17 +404,17 @@ class Artifacts:
 
     @property
     def codecs(self) -> "tuple[PayloadCodec, ...]":
-        """What keeps large values there, unless they stay in the store."""
+        """The codec that stores large values there, unless they stay in the store."""
         return () if self.offload_bytes is None else (Offload(self.store, self.offload_bytes),)
 
     def passed_through(self, codecs: "Iterable[PayloadCodec | StreamCodec]") -> "Artifacts":
-        """Return the same place, where artifacts pass through those of the codecs that take streams."""
+        """Return the same artifacts, passed through those of the codecs that accept streams."""
         passed = copy(self)
         passed._stream_codecs = tuple(each for each in codecs if isinstance(each, StreamCodec))
         return passed
 
     async def put(self, place: str, run_id: str, source: Source, kind: str, now: Instant) -> ArtifactRef:
-        """Store an artifact of a run, and return the reference to it: with the digest of what is stored."""
+        """Store an artifact of a run, and return its reference, with the digest of the stored bytes."""
         artifact_id = self._ids.new_id()
         key = artifact_key(place, run_id, kind, artifact_id)
         digest, size = sha256(), 0
@@ -462,7 +462,7 @@ class Artifacts:
             raise ArtifactCorrupt(f"artifact {artifact.uri!r} is not what was stored: {size} bytes", uri=artifact.uri)
 
     def _decoded(self, key: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Return an artifact as it was before it passed through the codec that its key names."""
+        """Return an artifact as it was before the codec that its key names encoded it."""
         name = key.rpartition("/")[2].partition(".")[2]
         if not name:
             return chunks
@@ -474,9 +474,9 @@ class Artifacts:
         )
 
     async def delete_run(self, store: Store, run_id: str) -> int:
-        """Delete everything that belongs to a run of this store, and return how many objects that were.
+        """Delete everything that belongs to a run of this store, and return the number of objects.
 
-        Artifacts that runs refer to which descend from it are left to the sweep after the last of those.
+        Artifacts that descendant runs refer to are left for the sweep after the last of those runs.
         """
         count, place = 0, await place_of(store)
         for top in ("values",) if await _has_descendants(store, run_id) else ("artifacts", "values"):
@@ -486,9 +486,9 @@ class Artifacts:
         return count
 
     async def sweep(self, store: Store) -> int:
-        """Delete what no run in this store owns, and what has expired; return how many objects that were."""
+        """Delete what no run in this store owns, and what has expired; return the number of objects."""
         now, count = await store.now(), 0
-        async for found in self.store.list(_TEMPORARY):  # what interrupted writes left, whichever store they were for
+        async for found in self.store.list(_TEMPORARY):  # leftovers of interrupted writes, for any store
             if found.modified_at < now - GRACE_MS * 1_000:
                 await self.store.delete(found.key)
                 count += 1
@@ -507,12 +507,12 @@ class Artifacts:
         return count + await self._delete_orphans(store, waiting, now)
 
     async def _delete_orphans(self, store: Store, waiting: Mapping[str, Sequence[str]], now: Instant) -> int:
-        """Delete the objects of runs that do not exist, unless they were written again meanwhile."""
+        """Delete the objects of runs that do not exist, unless they have been written again in the meantime."""
         if not waiting:
             return 0
         there: set[str] = set()
         query = RunQuery(run_ids=tuple(waiting), limit=len(waiting))
-        async for page in pages(store.find, query, lambda head: head.run_id):  # a store may answer with fewer at a time
+        async for page in pages(store.find, query, lambda head: head.run_id):  # a store may return fewer at a time
             there |= {head.run_id for head in page} | set(page.unreadable)
         count = 0
         for run_id in waiting.keys() - there:
@@ -528,7 +528,7 @@ class Artifacts:
 
 
 async def _has_descendants(store: Store, run_id: str) -> bool:
-    """Return whether there are runs that began with what this one has recorded, and so with its artifacts."""
+    """Return whether there are runs that began with this run's recorded steps, and so with its artifacts."""
     tags = (fork_tag(run_id), retry_tag(run_id))
     return any([await store.find(RunQuery(tag=tag, limit=1)) for tag in tags])
 
@@ -557,7 +557,7 @@ async def _chunks(source: Any) -> AsyncIterator[bytes]:
             while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                 yield chunk
     elif isinstance(source, AsyncIterable | Iterable) and not isinstance(source, str):
-        small, size = list[bytes](), 0  # each chunk costs a call of the store, so small ones share one
+        small, size = list[bytes](), 0  # each chunk costs a call of the store, so small ones are combined
         async for given in _each(source):
             for chunk in cut(given):
                 small.append(chunk)
@@ -594,7 +594,7 @@ def cut(data: Any) -> Iterator[bytes]:
 
 
 class _Reference(Struct, frozen=True):
-    """What is stored instead of a large value."""
+    """What is stored in place of a large value."""
 
     place: str
     sha256: str
@@ -602,9 +602,9 @@ class _Reference(Struct, frozen=True):
 
 
 class Offload:
-    """A `PayloadCodec` that keeps large values in an artifact store, under their digest, and a reference in the store.
+    """A `PayloadCodec` that puts large values into an artifact store, under their digest, and stores references.
 
-    It is the last codec, so what it keeps elsewhere is encrypted if there are keys.
+    It is the last codec, so what it puts there is encrypted if there are keys.
     """
 
     name = "offload"
@@ -615,11 +615,11 @@ class Offload:
         self._place = ""
 
     async def open(self, store: Store) -> None:
-        """Find out where the values of this store are kept."""
+        """Determine where the values of this store are kept."""
         self._place = await place_of(store)
 
     async def encode(self, payloads: Sequence[Payload]) -> list[bytes | None]:
-        """Keep each value that is over the limit, and return a reference to it."""
+        """Put each value over the limit into the artifact store, and return a reference to it."""
         made: list[bytes | None] = [None] * len(payloads)
         large = [place for place, payload in enumerate(payloads) if self._is_large(payload)]
 
@@ -636,7 +636,7 @@ class Offload:
         return len(payload.data) > self._most_bytes and payload.is_of_run
 
     async def decode(self, payloads: Sequence[Payload]) -> list[bytes | str]:
-        """Fetch each value, and check that it is the one that was kept."""
+        """Fetch each value, and verify that it is the one that was put."""
         made: list[bytes | str] = [""] * len(payloads)
 
         async def fetch(place: int) -> None:
@@ -658,7 +658,7 @@ class Offload:
         return made
 
     def fingerprint(self, scope: str, sha256: str) -> str:
-        """Return the digest: it is of the value, wherever that is kept."""
+        """Return the digest unchanged: it covers the value, wherever that is kept."""
         return sha256
 
 
@@ -669,7 +669,7 @@ def _value_key(run_id: str, reference: _Reference) -> str:
 
 
 async def _few_at_once(work: Sequence[Any]) -> None:
-    """Await all, some at a time. The first error is raised once those beside it have ended."""
+    """Await all, a few at a time. The first error is raised after the others that were running have ended."""
     for start in range(0, len(work), FETCHES):
         results = await asyncio.gather(*work[start : start + FETCHES], return_exceptions=True)
         for result in results:

@@ -1,10 +1,9 @@
 """`store copy`: copies everything from one store into another, live runs included.
 
-No node may work on either store meanwhile: a node's lease on one of them is a `Conflict`. Runs are copied in the order
-of their creation, each with everything that belongs to it (`transfer.py`), then the data that belongs to no run. A copy
-that was interrupted is repeated: what exists already, unchanged, is skipped. In the end every run is read from both
-stores and compared by its hash. A run that has changed meanwhile, because a signal was accepted for it, is copied
-again.
+No node may use either store meanwhile: a node's lease on one of them is a `Conflict`. Runs are copied in order of
+creation, each with everything that belongs to it (`transfer.py`), followed by the data that belongs to no run. An
+interrupted copy is repeated: whatever exists already, unchanged, is skipped. At the end, every run is read from both
+stores and compared by its hash. A run that has changed meanwhile, because it accepted a signal, is copied again.
 
 A run that has continued in the other store is never overwritten.
 """
@@ -28,16 +27,16 @@ from holdfast.store.types import CALL_LIMITS
 
 Row = TypeVar("Row")
 Progress = Callable[[int, int], None]
-"""Gets how many runs are done, of how many."""
+"""Gets the number of completed runs and the total."""
 
 PASSES = 5
-"""How often runs are compared before a store that is not left alone is given up."""
+"""How often runs are compared before the copy of a store that keeps changing fails."""
 
 PAGE = 500
 
 
 class CopyReport(Struct, frozen=True, kw_only=True):
-    """What a verified copy holds. `digest` is a hash over those of all runs, in the order of their ids."""
+    """What a verified copy holds. `digest` is a hash over the digests of all runs, ordered by their ids."""
 
     runs: int
     runs_written: int
@@ -90,7 +89,7 @@ class _Copier:
     # --- before
 
     async def check(self) -> None:
-        """Refuse what cannot be copied whole, before anything is written."""
+        """Refuse data that cannot be copied completely, before anything is written."""
         for store, what in ((self._source, "source"), (self._target, "target")):
             leases = (await store.stats()).leases
             if leases:
@@ -117,7 +116,7 @@ class _Copier:
     # --- runs
 
     async def copy_runs(self) -> None:
-        """Copy runs until all are the same in both stores."""
+        """Copy runs until all are equal in both stores."""
         for _ in range(PASSES):
             await self._from.settle()
             if not await self._copy_changed():
@@ -125,7 +124,7 @@ class _Copier:
         raise Conflict("the source of the copy is still being changed: stop what sends to its runs, and copy again")
 
     async def _copy_changed(self) -> int:
-        """Copy the runs that are not the same in both stores; return how many there were."""
+        """Copy the runs that differ between the stores; return their number."""
         run_ids = await self._run_ids()
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._digests = {}
@@ -144,7 +143,7 @@ class _Copier:
         return changed
 
     def _check_calls(self, runs: Sequence[WholeRun]) -> None:
-        """Refuse runs whose activities wait for a place under a limit, if no node of the target could give them one."""
+        """Refuse runs whose activities wait for a slot under a limit, if no node of the target could grant one."""
         if CALL_LIMITS not in self._target.capabilities.lacking:
             return
         for run in runs:
@@ -171,10 +170,10 @@ class _Copier:
             for name, count in _COUNTED.items():
                 self._counts[name] += count(run)
 
-    # --- what belongs to no run
+    # --- data that belongs to no run
 
     async def copy_the_rest(self) -> CopyReport:
-        """Copy what belongs to no run, and return what the copy holds."""
+        """Copy the data that belongs to no run, and return what the copy holds."""
         definitions = await self._copy_definitions()
         plans = await self._copy_plans()
         schedules = await self._copy_schedules()
@@ -279,7 +278,7 @@ def _without_revision(schedule: Schedule) -> Schedule:
 
 
 def _has_to_be_written(run: WholeRun, known: WholeRun | None) -> bool:
-    """Return whether a run is missing in the target, or is older there. It must not have gone on there."""
+    """Return whether a run is missing in the target or older there. It must not have continued there."""
     run_id = run.head.run_id
     if run.has_place:
         child = "" if run.head.parent_run_id is None else f", a child of run {run.head.parent_run_id},"

@@ -1,23 +1,23 @@
-"""Encryption of payloads with AES-GCM, and the keys for it. It needs the package `cryptography`.
+"""Encryption of payloads with AES-GCM, and its keys. This needs the package `cryptography`.
 
-**Keys** have an id and 256 bits. The first one encrypts, the others are there to read what was written before: to
-rotate, put a new key in front, and remove an old one once nothing that it encrypted is kept any more. What is stored
-begins with the id of its key.
+**Keys** have an id and 256 bits. The first one encrypts; the others only decrypt older values. To rotate, put a new key
+in front, and remove an old one when nothing that it encrypted is kept any more. Stored values begin with the id of
+their key.
 
-**Bound to a run.** Each run has keys of its own, derived from these by HMAC-SHA256, and the id of the run is the
-associated data. So a value cannot be moved to another run, and however many values there are, a key of AES-GCM never
-meets more than those of one run. The nonce is drawn anew for each value.
+**Bound to a run.** Each run has its own keys, derived from these by HMAC-SHA256, and the id of the run is the
+associated data. So a value cannot be moved to another run, and however many values there are, an AES-GCM key only
+encrypts those of one run. Each value gets a new random nonce.
 
-**Fingerprints**, by which the store recognises a value that is sent again, are an HMAC of its digest: a digest alone
-would let everyone with the database try out what the value is. Their key is drawn when a store first sees encryption,
-and is kept in it once for each of these keys, hidden by a pad derived from that key: it survives rotations, and the
-store alone does not reveal it.
+**Fingerprints**, by which the store recognises a repeated value, are an HMAC of its digest: with a plain digest,
+everyone with access to the database could test guesses of the value. The key of the HMAC is generated when a store is
+first used with encryption. It is stored there once for each of the encryption keys, hidden by a pad derived from that
+key: it survives rotations, and the store alone does not reveal it.
 
-**Artifacts** are encrypted as they stream, in frames of a bounded size. Each has a key of its own, derived by a salt
-that is stored in front of it; the number of a frame, and whether it is the last, are its nonce. So frames cannot be
-exchanged, left out or added, and no nonce occurs twice. The associated data is the artifact's place.
+**Artifacts** are encrypted as they stream, in frames of a bounded size. Each artifact has its own key, derived with a
+salt that is stored in front of it; the nonce is the number of the frame and whether it is the last. So frames cannot be
+exchanged, left out or added, and no nonce occurs twice. The associated data is the artifact's location.
 
-The length of a value, and that there is one, are not hidden.
+The length of a value, and its existence, are not hidden.
 """
 
 import hmac
@@ -46,7 +46,7 @@ NONCE_BYTES = 12
 SALT_BYTES = 32
 TAG_BYTES = 16
 FRAME_BYTES = 1024 * 1024
-"""How much of an artifact is encrypted at once."""
+"""The size of an encrypted frame of an artifact."""
 CACHED_RUNS = 4_096
 
 _KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -61,9 +61,9 @@ class Encryption:
     def __init__(
         self, keys: Mapping[str, bytes | str], *, encrypts: bool = True, secrets: Secrets | None = None
     ) -> None:
-        """`keys` by their ids, each as 32 bytes or their text in hex or base64. The first one encrypts.
+        """`keys` by their ids, each as 32 bytes or as text in hex or base64. The first one encrypts.
 
-        Without `encrypts` it only reads: for the time in which not all nodes have the keys yet.
+        Without `encrypts` it only decrypts, for the time in which not all nodes have the keys yet.
         """
         if not keys:
             raise InvalidInput("encryption needs at least one key", field="keys")
@@ -94,9 +94,9 @@ class Encryption:
         return cls(keys, encrypts=settings.encrypts)
 
     async def open(self, store: Store) -> None:
-        """Find or make the store's key for fingerprints."""
+        """Load or create the store's key for fingerprints."""
         key = b""
-        for key_id in reversed(self._keys):  # the oldest first: it was there when the others came
+        for key_id in reversed(self._keys):  # the oldest first: it existed when the others were added
             pad = hmac.digest(self._keys[key_id], b"holdfast fingerprints", "sha256")
             fresh = key or bytes.fromhex(self._secrets.new_secret())
             kept = await store.put_key(f"{_FINGERPRINT_KEY}/{key_id}", _xor(fresh, pad).hex())
@@ -116,7 +116,7 @@ class Encryption:
         return sealed
 
     async def decode(self, payloads: Sequence[Payload]) -> list[bytes | str]:
-        """Return each payload decrypted, or why it cannot be."""
+        """Return each payload decrypted, or the reason why it cannot be decrypted."""
         return [self._decrypt(scope, data) for scope, data in payloads]
 
     def _decrypt(self, scope: str, data: bytes) -> bytes | str:
@@ -152,7 +152,7 @@ class Encryption:
         yield cipher.encrypt(_frame_nonce(number, is_last=True), bytes(pending), bound_to)
 
     async def decode_stream(self, of: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield an artifact decrypted. A frame is checked before any of it is yielded."""
+        """Yield an artifact decrypted. Each frame is verified before any of it is yielded."""
         pending, number = bytearray(), 0
         cipher: AESGCM | None = None
         bound_to = b""
@@ -222,7 +222,7 @@ def _key_id(key_id: Any) -> str:
 
 
 def _key(key_id: str, key: bytes | str) -> bytes:
-    """Return the 32 bytes of a key. What is wrong with one is said without showing it."""
+    """Return the 32 bytes of a key. Errors describe a malformed key without showing it."""
     found = b""
     try:
         if isinstance(key, bytes):

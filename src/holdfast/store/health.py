@@ -1,8 +1,8 @@
-"""The health of a store: findings in plain sentences, and the facts behind most of them.
+"""The health of a store: findings in plain sentences, and the facts on which most of them are based.
 
 A store's `health` returns what only the store knows: its own findings (files, settings, other transactions), and facts
-about all of its runs that no other verb returns. `engine/observe/doctor.py` judges the facts, the same for every store.
-The SQL stores run the same queries, which are here.
+about all of its runs that no other verb returns. `engine/observe/doctor.py` evaluates the facts in the same way for
+every store. The queries that the SQL stores share are here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,11 +19,11 @@ SECOND = 1_000_000
 MEGABYTE = 1024 * 1024
 
 Level = Literal["fine", "note", "wrong"]
-"""How bad it is: nothing to do; something to know; something to do."""
+"""The severity: nothing to do; something to know; something to do."""
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing that was examined. `advice` says what to do about it, and `run_ids` name some of the runs."""
+    """One thing that was examined. `advice` says what to do about it, and `run_ids` name some of the affected runs."""
 
     level: Level
     subject: str
@@ -31,20 +31,20 @@ class Finding(Struct, frozen=True, kw_only=True):
     advice: str = ""
     run_ids: tuple[str, ...] = ()
     search: str = ""
-    """What to type on the page to find all of the runs."""
+    """The search text for the web page that finds all of the affected runs."""
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
-    """The thresholds from which on something is reported."""
+    """The thresholds above which something is reported."""
 
     late_s: float = 60.0
-    """Nodes poll every 5 seconds, and a lease is 10: what waits longer has no node that works on it."""
+    """Nodes poll every 5 seconds, and a lease lasts 10: if work waits longer, no node is processing it."""
 
     skew_s: float = 1.0
-    """Instants are the store's, so a skew only matters when histories are compared with logs."""
+    """All instants are the store's, so a skew only matters when histories are compared with logs."""
 
     mailbox_s: float = 24 * 3_600.0
-    """A signal may arrive before its wait; after a day its name is perhaps wrong."""
+    """A signal may arrive before its wait; after a day its name may be wrong."""
 
     sample_runs: int = 200
     """How many runs are read in full, to check the invariants."""
@@ -56,45 +56,45 @@ class Bounds(Struct, frozen=True, kw_only=True):
     """How many of each kind are listed."""
 
     suspects: int = 100
-    """How many runs that seem to wait for nothing are examined more closely."""
+    """How many runs that seem to wait for nothing are examined in detail."""
 
     disk_share: float = 0.05
     disk_bytes: int = 1024 * MEGABYTE
-    """Free space below both of these is reported."""
+    """Free space below both of these limits is reported."""
 
     log_bytes: int = 64 * MEGABYTE
     """SQLite checkpoints its log at 4 MB, unless a reader keeps an old snapshot."""
 
     free_share: float = 0.5
     free_bytes: int = 64 * MEGABYTE
-    """How much of a SQLite file may be empty: retention leaves room, and new runs use it."""
+    """How much of a SQLite file may be unused: retention frees space, and new runs use it."""
 
     transaction_s: float = 600.0
-    """While a transaction is open no dead row is removed, of any table. None of ours takes seconds."""
+    """While a transaction is open, no dead row of any table is removed. None of ours takes seconds."""
 
     dead_rows: int = 100_000
     """Fewer dead rows cost nothing noticeable, whatever their share."""
 
     vacuum_times: float = 5.0
-    """How many times over its threshold a table may be before autovacuum does not keep up."""
+    """How many times its threshold a table may exceed before autovacuum counts as falling behind."""
 
     bloat_bytes: int = 256 * MEGABYTE
     bloat_times: float = 4.0
-    """How much larger than its rows a table may be. The estimate is rough, and room is used again."""
+    """How much larger than its rows a table may be. The estimate is rough, and free space is reused."""
 
     replay_s: float = 60.0
     """How far behind a replica may be before a failover would take long, or lose what it has not received."""
 
     kept_log_bytes: int = 10 * 1024 * MEGABYTE
-    """How much of its log a server may keep for a replica that is away."""
+    """How much of its log a server may keep for a disconnected replica."""
 
     connections_share: float = 0.9
     transaction_age: int = 1_000_000_000
-    """PostgreSQL stops taking writes when its oldest row is 2 thousand million transactions old."""
+    """PostgreSQL stops accepting writes when its oldest row is 2 billion transactions old."""
 
 
 class Gone(Struct, frozen=True):
-    """A node whose lease has expired and that still owns runs. Without `lease_until` the node is unknown."""
+    """A node whose lease has expired but that still owns runs. Without `lease_until` the node is unknown."""
 
     node: str
     runs: int
@@ -102,7 +102,7 @@ class Gone(Struct, frozen=True):
 
 
 class Unclaimed(Struct, frozen=True):
-    """Runs of one version of a workflow that have been ready since the instant, and that no node has claimed."""
+    """Runs of one version of a workflow that have been ready since this instant without being claimed by a node."""
 
     plan_id: str
     plan_version: str
@@ -111,7 +111,7 @@ class Unclaimed(Struct, frozen=True):
 
 
 class Untaken(Struct, frozen=True):
-    """Jobs of one activity that have been visible since the instant, and that no node has acquired."""
+    """Jobs of one activity that have been visible since this instant without being acquired by a node."""
 
     queue: str
     activity: str
@@ -120,12 +120,11 @@ class Untaken(Struct, frozen=True):
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What a store knows of all its runs. The bounds say what is late, and how many of each kind are listed.
+    """What a store knows about all its runs. The bounds define what is late, and how many of each kind are listed.
 
-    `retried` are runs with a message that could not be handled and is retried, and how often it was tried.
-    `suspects` are unfinished runs, and their versions, that have no owner, are not ready at any instant, not paused,
-    not queued, and without a wait, an open task, a job in a queue or an unfinished child. `sample` is spread over all
-    runs.
+    `retried` are runs with a message that could not be handled and is retried, and the number of attempts. `suspects`
+    are unfinished runs, with their versions, that have no owner, will never be ready, are not paused or queued, and
+    have no wait, open task, queued job or unfinished child. `sample` is spread over all runs.
     """
 
     software: str
@@ -145,19 +144,19 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 def fine(subject: str, sentence: str) -> Finding:
-    """Return a finding: something is as it should be."""
+    """Return a finding that something is as it should be."""
     return Finding(level="fine", subject=subject, sentence=sentence)
 
 
 def note(subject: str, sentence: str, advice: str, run_ids: Iterable[str] = (), search: str = "") -> Finding:
-    """Return a finding: something is worth knowing."""
+    """Return a finding that something is worth knowing."""
     return Finding(
         level="note", subject=subject, sentence=sentence, advice=advice, run_ids=tuple(run_ids), search=search
     )
 
 
 def wrong(subject: str, sentence: str, advice: str, run_ids: Iterable[str] = (), search: str = "") -> Finding:
-    """Return a finding: something is wrong."""
+    """Return a finding that something is wrong."""
     return Finding(
         level="wrong", subject=subject, sentence=sentence, advice=advice, run_ids=tuple(run_ids), search=search
     )
@@ -186,7 +185,7 @@ _UNFINISHED = "status NOT IN ({})".format(", ".join(f"'{status}'" for status in 
 OPEN = "(status IN ({}) AND status <> 'COMPLETED')".format(
     ", ".join(f"'{status}'" for status in sorted(set(RunStatus) - TERMINAL))
 )
-"""The same as both databases find it by an index (`runs_by_status`), however many runs have finished."""
+"""The same condition in a form for which both databases use an index (`runs_by_status`), however many have finished."""
 
 QUESTIONS = {
     "gone": """
@@ -218,7 +217,7 @@ QUESTIONS = {
         ORDER BY run_no LIMIT {{suspects}}""",
     "ends": "SELECT (SELECT min(run_no) FROM {in}runs), (SELECT max(run_no) FROM {in}runs)",
 }
-"""By name. `{in}` stands for the schema; all values are whole numbers of our own."""
+"""The queries by name. `{in}` stands for the schema; all values are whole numbers of our own."""
 
 _SPREAD = "SELECT (SELECT run_id FROM {}runs WHERE run_no >= p.column1 ORDER BY run_no LIMIT 1) FROM (VALUES {}) AS p"
 
@@ -226,14 +225,14 @@ Answers = Mapping[str, Sequence[Any]]
 
 
 def questions(schema: str, now: Instant, bounds: Bounds, own: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the queries by name. `own` are a store's own versions of some of them."""
+    """Return the queries by name. `own` are a store's versions of some of them."""
     late = now - int(bounds.late_s * SECOND)
     values = {"in": schema, "late": late, "listed": bounds.listed, "suspects": bounds.suspects}
     return {name: sql.format_map(values) for name, sql in (QUESTIONS | dict(own or {})).items()}
 
 
 def spread(schema: str, ends: Sequence[Any], bounds: Bounds) -> str | None:
-    """Return the query for runs that are spread over all runs, or None if there are none."""
+    """Return the query for a sample spread over all runs, or None if there are no runs."""
     [(lowest, highest)] = ends
     if lowest is None or bounds.sample_runs < 1:
         return None
@@ -257,7 +256,7 @@ def facts_of(answers: Answers, sample: Sequence[Any], **more: Any) -> Facts:
 
 
 def _retried(found: Iterable[Any]) -> Iterable[tuple[str, int]]:
-    """Leave out messages that only mention attempts. Those that cannot be read become dead letters by themselves."""
+    """Leave out messages that only mention attempts. Unreadable ones become dead letters without help."""
     for run_id, text in found:
         try:
             attempts = sql.message_of(text).attempts

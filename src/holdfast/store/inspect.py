@@ -1,7 +1,7 @@
-"""Views of a store for `holdfast.core.invariants`: what it stores of a run, or of all runs, as plain data.
+"""Views of a store for `holdfast.core.invariants`: what it stores about one run or all runs, as plain data.
 
-A view is made of several reads. They are repeated until the run has not changed in between, so a view that is taken
-while nodes work is still consistent.
+A view is made of several reads. They are repeated until the run has not changed in between, so a view taken while nodes
+are working is still consistent.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -26,7 +26,7 @@ async def view_of(
 ) -> RunView | None:
     """Return the view of a run, or None if there is none. `acknowledged` is what its senders received.
 
-    With `tries` it is also None for a run that has changed each time.
+    With `tries` it is also None for a run that changed during each attempt.
     """
     results = tuple(result for result in acknowledged if result.workflow_id == run_id)
     [before] = await store.load([run_id])
@@ -40,7 +40,7 @@ async def view_of(
 
 
 async def system_view(store: Store, acknowledged: Iterable[AcceptedSignalResult] = ()) -> SystemView:
-    """Return the view of all runs. Each is consistent; to compare runs with each other, take it while nodes rest."""
+    """Return the view of all runs. Each is consistent; to compare runs with each other, take it while nodes idle."""
     results: dict[str, list[AcceptedSignalResult]] = {}
     for result in acknowledged:
         results.setdefault(result.workflow_id, []).append(result)

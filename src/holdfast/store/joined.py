@@ -1,9 +1,9 @@
-"""Connections of callers: how they are unwrapped, and in which thread they may be used.
+"""Connections of callers: how to unwrap them, and in which thread they may be used.
 
-A run is started, and a signal sent, in a transaction that the caller has begun on a connection of their own, beside
-their own rows. The caller commits or rolls back; a store only executes statements. This module unwraps connections of
-SQLAlchemy and Django and returns the driver's connection, with its transaction begun. Which drivers it supports is up
-to the store. May not: commit, roll back, close, or leave anything changed on a connection.
+A caller can start a run or send a signal in a transaction on the caller's own connection, along with other rows. The
+caller commits or rolls back; a store only executes statements. This module unwraps connections of SQLAlchemy and Django
+and returns the driver's connection, with its transaction begun. The store decides which drivers it supports. This
+module must not commit, roll back, close, or leave anything changed on a connection.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,17 +17,17 @@ from holdfast.store.types import Created, Delivered, Existing, NewRun, Refused
 
 T = TypeVar("T")
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Calls a function where a connection may be used, and waits for what it returns."""
+"""Calls a function in a thread where the connection may be used, and waits for its result."""
 
 _BEGIN = "SELECT 1"
-"""What makes SQLAlchemy begin its transaction, if it has not done so yet."""
+"""A statement that makes SQLAlchemy begin its transaction, if it has not done so yet."""
 
 
 class JoinedStore(Protocol):
-    """The verbs of a store in a transaction of a caller. See `RunStore.joined`."""
+    """The verbs of a store within a caller's transaction. See `RunStore.joined`."""
 
     async def create(self, runs: Sequence[NewRun]) -> list[Created | Existing | Refused]:
-        """Create runs, as `RunStore.create` does, for no node."""
+        """Create runs, as `RunStore.create` does, owned by no node."""
         ...
 
     async def deliver(self, items: Sequence[SignalRequest | Message]) -> list[Delivered]:
@@ -36,14 +36,14 @@ class JoinedStore(Protocol):
 
 
 class InThread(Struct, frozen=True):
-    """A connection that is used in another thread than the event loop's: that of its owner, who waits there."""
+    """A connection that belongs to another thread than the event loop's: the thread of its owner, which waits there."""
 
     connection: Any
     run: Run
 
 
 class Driver(Struct, frozen=True):
-    """A connection of a driver, the package that it is of, and where its methods may be called if they block."""
+    """A driver's connection, the driver's package, and where its methods may be called if they block."""
 
     connection: Any
     package: str
@@ -51,12 +51,12 @@ class Driver(Struct, frozen=True):
 
 
 async def inline(work: Callable[[], T]) -> T:
-    """Call a function here."""
+    """Call a function in this thread."""
     return work()
 
 
 async def driver_of(given: Any) -> Driver:
-    """Return the driver's connection that a caller's object stands for. A wrapper has begun its transaction then."""
+    """Return the driver's connection behind a caller's object. If that is a wrapper, its transaction has begun."""
     run: Run = inline
     if isinstance(given, InThread):
         given, run = given.connection, given.run
@@ -68,7 +68,7 @@ async def driver_of(given: Any) -> Driver:
 
 
 def package_of(value: Any) -> str:
-    """Return the package that the type of a value is of; of a subclass, that of the class it extends."""
+    """Return the package that defines the type of a value; for a subclass, the package of the class it extends."""
     for kind in type(value).__mro__:
         package = kind.__module__.partition(".")[0]
         if package in _PACKAGES:
@@ -80,7 +80,7 @@ _PACKAGES = frozenset({"aiosqlite", "asyncpg", "django", "psycopg", "sqlalchemy"
 
 
 async def _of_sqlalchemy(given: Any, run: Run) -> Any:
-    """Return the driver's connection of a `Connection`, a `Session`, or one of their async kinds."""
+    """Return the driver's connection of a `Connection`, a `Session`, or an async variant of these."""
     if hasattr(given, "sync_session"):
         given = await given.connection()
     if hasattr(given, "get_raw_connection"):
@@ -105,14 +105,14 @@ def _of_django(given: Any) -> Any:
 
 
 def unusable(given: Any, expected: str) -> InvalidInput:
-    """Return the error for what is no connection that can be used."""
+    """Return the error for an object that is not a usable connection."""
     kind = type(given)
     found = f"{kind.__module__}.{kind.__qualname__}"
     return InvalidInput(f"connection is {expected}, not {found}", field="connection")
 
 
 def not_begun() -> InvalidInput:
-    """Return the error for a connection that would commit each statement by itself."""
+    """Return the error for a connection that would commit each statement separately."""
     return InvalidInput(
         "the connection has no transaction, so that each statement would be committed by itself: begin one first",
         field="connection",
@@ -125,7 +125,7 @@ def other_database(shown: str) -> InvalidInput:
 
 
 def no_transactions(store: str) -> InvalidInput:
-    """Return the error of a store that callers have no transactions with."""
+    """Return the error of a store that cannot join a caller's transaction."""
     return InvalidInput(
         f"{store} takes no connection of yours: only stores in PostgreSQL and SQLite share transactions",
         field="connection",

@@ -1,9 +1,9 @@
 """Wake-ups through a NATS server, for nodes whose database cannot notify: no LISTEN, or a pooler in between.
 
-A notification is a short message on one subject, to which every listener is subscribed. The server stores nothing, and
-nothing is stored for it: while it is away a notification reaches only this process, other processes poll, and the
-connection is retried with growing pauses. A process that reconnects wakes its listeners at once, because it may have
-missed a notification.
+A notification is a short message on one subject, to which every listener subscribes. Neither the server nor a sender
+stores notifications: during an outage a notification reaches only this process, other processes poll, and the
+connection is retried with growing pauses. A process that reconnects wakes its listeners immediately, because it may
+have missed a notification.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ logger = logging.getLogger("holdfast.wakeups")
 class NatsWakeups:
     """The notifications of all processes with the same server and subject: `nats://host:4222/orders`.
 
-    Several servers are named with commas between them. The last part is the subject, below `holdfast.`.
+    Several servers are separated by commas. The last part is the subject, below `holdfast.`.
     """
 
     def __init__(self, address: str, *, rng: Rng | None = None) -> None:
@@ -61,7 +61,7 @@ class NatsWakeups:
         self._notified.set()  # the connection closes itself after a last notification
 
     def _connect(self) -> None:
-        """Start to keep a connection, once it is needed."""
+        """Start to keep a connection, when it is first needed."""
         if self._task is None and not self._closing.is_set():
             self._task = asyncio.create_task(self._keep_connected(), name="nats wake-ups")
 
@@ -120,7 +120,7 @@ class NatsWakeups:
             error_cb=pass_over,
         )
         await connection.subscribe(self._subject, cb=self._heard)
-        for _ in range(2):  # the client may send the first ping before the subscription, which waits to be written
+        for _ in range(2):  # the client may send the first ping before the subscription, which is still buffered
             await connection.flush(CONNECT_S)
 
     async def _heard(self, message: Msg) -> None:
@@ -128,7 +128,7 @@ class NatsWakeups:
 
 
 def read_address(address: str) -> tuple[tuple[str, ...], str]:
-    """Return the servers and the subject that an address names, or raise `InvalidInput`."""
+    """Return the servers and the subject in an address, or raise `InvalidInput`."""
     try:
         parts = urlsplit(address)
     except ValueError:  # which may quote the password

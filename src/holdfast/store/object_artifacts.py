@@ -1,7 +1,7 @@
-"""Artifacts in an object store: S3 and its like, Google Cloud Storage, Azure. It needs the package `obstore`.
+"""Artifacts in an object store: S3 and similar services, Google Cloud Storage, Azure. This needs the package `obstore`.
 
-An upload in parts becomes visible when it is completed, so an object is there wholly or not at all. Parts of an upload
-that was interrupted are invisible here: let a lifecycle rule of the bucket delete them.
+An upload in parts becomes visible when it is completed, so an object exists completely or not at all. Parts of an
+interrupted upload are invisible here: use a lifecycle rule of the bucket to delete them.
 """
 
 from collections.abc import AsyncIterator
@@ -21,10 +21,10 @@ except ImportError as absent:
 from holdfast.store.object_storage import open_objects  # which needs the package
 
 PART_BYTES = 8 * 1024 * 1024
-"""How large the parts of an upload are."""
+"""The size of the parts of an upload."""
 
 PARTS_AT_ONCE = 2
-"""How many parts of an upload are under way at once: so much of an artifact is in memory."""
+"""How many parts of an upload are in progress at once, and so how much of an artifact is in memory."""
 
 
 class ObjectArtifacts:
@@ -35,7 +35,7 @@ class ObjectArtifacts:
 
     @classmethod
     def at(cls, address: str) -> "ObjectArtifacts":
-        """Return the bucket at an address. Credentials and region come from the environment, as everywhere for S3."""
+        """Return the bucket at an address. Credentials and region come from the environment, as usual for S3."""
         try:
             return cls(open_objects(address, "artifacts"))
         except (BaseError, ValueError) as problem:
@@ -57,7 +57,7 @@ class ObjectArtifacts:
             )
             await writer.write(bytes(first))
             first.clear()
-            async for chunk in chunks:  # after an error it is not closed, and so never completed
+            async for chunk in chunks:  # after an error the upload is not closed, and so never completed
                 await writer.write(chunk)
             await writer.close()
         except (BaseError, FileNotFoundError) as problem:
@@ -76,7 +76,7 @@ class ObjectArtifacts:
             raise _unavailable(problem) from problem
 
     async def read_part(self, key: str, offset: int, size_bytes: int) -> bytes:
-        """Return some bytes of the object, by a request for that range."""
+        """Return some bytes of the object with a range request."""
         try:
             found = await obstore.get_range_async(self._store, check_key(key), start=offset, length=size_bytes)
         except (NotFoundError, FileNotFoundError) as problem:
@@ -86,10 +86,10 @@ class ObjectArtifacts:
         return bytes(found)
 
     async def stat(self, key: str) -> StoredObject | None:
-        """Return the size and the time of the object."""
+        """Return the size and modification time of the object."""
         try:
             return _object(await obstore.head_async(self._store, check_key(key)))
-        except (NotFoundError, FileNotFoundError) as problem:  # to HEAD a bucket that is missing answers alike
+        except (NotFoundError, FileNotFoundError) as problem:  # HEAD answers the same for a missing bucket
             if _is_bucket_missing(problem):
                 raise _unavailable(problem) from problem
             return None
@@ -125,7 +125,7 @@ def _is_bucket_missing(problem: Exception) -> bool:
 
 
 def _unavailable(problem: Exception) -> EngineError:
-    """Return the error of a bucket that did not answer as it should. The text of the other side is not repeated."""
+    """Return the error of a bucket that did not answer as expected. The text of the response is not repeated."""
     is_refused = isinstance(problem, PermissionDeniedError | UnauthenticatedError)
     if is_refused or any(status in str(problem) for status in ("401 Unauthorized", "403 Forbidden")):
         words = "it refuses the credentials of this process, or does not permit this to them"

@@ -21,18 +21,18 @@ WAYS = (
     ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
     (METADATA,),
 )
-"""The variables of which one set has to be given."""
+"""The variables of which one complete set must be given."""
 
 
 def open_objects(address: str, field: str, **options: Any) -> Any:
-    """Return the objects at an address, as `obstore` has them. `field` is the setting that names it."""
+    """Return the object store at an address, as an `obstore` object. `field` is the setting that holds the address."""
     if address.partition("://")[0].lower() in ("s3", "s3a"):
         _check_credentials(os.environ, field)
     return from_url(address, **options)
 
 
 def _check_credentials(environ: Mapping[str, str], field: str) -> None:
-    """Raise `InvalidInput` if the environment names no credentials for S3, with what to set."""
+    """Raise `InvalidInput`, naming the variables to set, if the environment has no credentials for S3."""
     if environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):
         return
     empty = [name for name in KEYS if environ.get(name) == ""]

@@ -15,7 +15,7 @@ from holdfast.store.wakeups import Wakeups
 
 
 async def open_store(settings: Settings) -> Store:
-    """Open the store that the settings name. A store that cannot guard commits as demanded is refused here."""
+    """Open the store that the settings name. A store that cannot guard commits as required is refused here."""
     store = await _open(settings)
     try:
         check_ownership(store, settings.checkpoint_ownership)
@@ -27,11 +27,11 @@ async def open_store(settings: Settings) -> Store:
 
 
 async def open_existing(settings: Settings) -> Store:
-    """Open an existing store to read it as it is: it is neither created nor migrated."""
+    """Open an existing store for reading: it is neither created nor migrated."""
     _refuse_missing(settings.store)
     store = await _open(settings)
     try:
-        await store.now()  # refuses a schema that is missing or old
+        await store.now()  # raises for a missing or old schema
         return _with_codecs(store, settings)
     except BaseException:
         await store.close()
@@ -39,14 +39,14 @@ async def open_existing(settings: Settings) -> Store:
 
 
 async def open_sealed(settings: Settings, *, is_existing: bool) -> Store:
-    """Open a store whose payloads stay as they are stored: sealed, if they are. It is migrated unless it must exist."""
+    """Open a store without codecs: sealed payloads stay sealed. It is migrated, unless it must exist already."""
     if is_existing:
         _refuse_missing(settings.store)
     store = await _open(settings)
     try:
         check_ownership(store, settings.checkpoint_ownership)
         if is_existing:
-            await store.now()  # refuses a schema that is missing or old
+            await store.now()  # raises for a missing or old schema
         else:
             await store.migrate()
         return store
@@ -68,7 +68,7 @@ def _with_codecs(store: Store, settings: Settings) -> Store:
 
 
 def open_wakeups(address: str) -> Wakeups | None:
-    """Return the wake-ups that an address names, or None for the store's own if it is empty."""
+    """Return the wake-ups at an address; None, meaning the store's own, if it is empty."""
     if not address:
         return None
     try:
@@ -95,7 +95,7 @@ def _refuse_missing(address: str) -> None:
 
 
 def sqlite_path(address: str) -> Path | None:
-    """Return the file that an address names, or None if it names something else."""
+    """Return the file at an address, or None if the address is not that of a file."""
     scheme, separator, rest = address.partition("://")
     is_file = separator and scheme == "sqlite" and rest.startswith("/") and len(rest) > 1 and "?" not in rest
     return Path(unquote(rest[1:])) if is_file else None
@@ -136,7 +136,7 @@ async def _open_postgres(settings: Settings) -> Store:
 
 
 async def _open_s3(settings: Settings) -> Store:
-    from holdfast.store.s3 import S3Store  # the package is an extra, and says so where it is missing
+    from holdfast.store.s3 import S3Store  # the package is an extra; the module says so where it is missing
 
     wakeups = open_wakeups(settings.wakeups)
     return await S3Store.open(settings.store, limits=settings.limits, busy_ms=settings.busy_ms, wakeups=wakeups)

@@ -1,4 +1,4 @@
-"""What a turn sends to other runs: the runs that it reaches, and what happens if they refuse it.
+"""What a turn sends to other runs: which runs it can reach, and what happens if they refuse it.
 
 Nothing is dropped silently. A child that cannot be created is reported to its parent as failed. If the parent no longer
 waits for it, or if another run refuses a signal, the sending run gets a dead letter. Only messages between parents and
@@ -42,17 +42,17 @@ def whose(run: NewRun | RunHead) -> Whose:
 
 
 def concerned(turn: Turn, item: Any) -> tuple[str, ...]:
-    """Return the runs whose owners decide whether an item may be sent: none for messages between parent and child."""
+    """Return the runs whose tenants decide whether an item may be sent: none for messages between parent and child."""
     is_signal = isinstance(item, SignalRequest) and check_name("run_id", item.run_id) is None
     return (turn.run_id, item.run_id) if is_signal else ()
 
 
 def unreachable(turn: Turn, item: Any, runs: Mapping[str, Whose]) -> Refused | None:
-    """Return the refusal of what a run may not send to another run, as if that run did not exist.
+    """Return the refusal of an item that a run may not send to another run, as if that run did not exist.
 
-    What the engine itself sends goes to children, to the parent, and to the run that is replaced. What a workflow sends
-    stays inside its tenant, project and environment, unless its app allows more. `runs` holds the concerned runs that
-    exist. A run that was created since they were read is missing there, and counts as one that does not exist.
+    The engine itself sends to children, to the parent, and to the run that is replaced. What a workflow sends stays
+    inside its tenant, project and environment, unless its app allows more. `runs` holds the concerned runs that exist.
+    A run that was created after they were read is missing there, and counts as non-existent.
     """
     concerns = concerned(turn, item)
     if not concerns:
@@ -69,7 +69,7 @@ def unreachable(turn: Turn, item: Any, runs: Mapping[str, Whose]) -> Refused | N
 
 
 class Left(Struct, frozen=True):
-    """What remains of what a turn sent to other runs: messages and dead letters for its own run."""
+    """What a turn's refused deliveries leave for its own run: messages and dead letters."""
 
     messages: tuple[Message, ...] = ()
     letters: tuple[DeadLetter, ...] = ()
@@ -81,7 +81,7 @@ NOTHING_LEFT = Left()
 def left_of(
     turn: Turn, started: Sequence[Created | Existing | Refused], sent: Sequence[Delivered], now: Instant
 ) -> Left:
-    """Return what remains of a turn's `starts` and `sends` with these answers, when it was committed first."""
+    """Return what these answers to a turn's `starts` and `sends` leave, at the turn's first commit."""
     messages: list[Message] = []
     letters: list[DeadLetter] = []
     for place, (new, answer) in enumerate(zip(turn.starts, started, strict=True)):
@@ -104,7 +104,7 @@ def left_of(
 
 
 def by_turn(turns: Iterable[Turn], field: str, answers: Iterable[Any]) -> Iterator[list[Any]]:
-    """Return the answers to the `starts` or `sends` of several turns, for each turn."""
+    """Return the answers to the `starts` or `sends` of several turns, grouped by turn."""
     given = iter(answers)
     for turn in turns:
         yield [next(given) for _ in getattr(turn, field)]
@@ -146,7 +146,7 @@ def _is_expected(item: Any, problem: CallerError) -> bool:
 
 
 def refused_letter(turn: Turn, place: str, what: str, item: Any, problem: CallerError, now: Instant) -> DeadLetter:
-    """Return the dead letter of what another run refused."""
+    """Return the dead letter for an item that another run refused."""
     try:
         envelope = bytes(codec.encode(item))
     except HoldfastError:

@@ -1,22 +1,22 @@
-"""Payloads on their way to the store and back: the one place where values are sealed and opened.
+"""Payloads on their way to the store and back: the only module that seals and opens values.
 
-A *payload* is a value of the user: an input, a result, an answer, a payload of a signal, details of progress, the text
-of an error or a comment. `SealingStore` is a store around another one that gives every payload to its codecs before it
-is stored, and opens it again when it is read. It is there only if there is a codec; without one nothing passes here.
+A *payload* is a user's value: an input, a result, an answer, the payload of a signal, progress details, the text of an
+error or a comment. `SealingStore` wraps another store. It passes every payload through its codecs before it is stored,
+and opens it again when it is read. The wrapper exists only if there is a codec; without one no payload passes here.
 
-**Sealed values** are JSON like any other: `{"$holdfast":["aes-gcm"],"data":"…"}` names the codecs that made it, in
-order, and holds what the last one made, in base64. Text is sealed as the text of such an object. `null` is never
-sealed: whether there is a value is no secret. Values that were stored without a codec are read as they are.
+**Sealed values** are JSON like any other: `{"$holdfast":["aes-gcm"],"data":"…"}` names the codecs that produced it, in
+order, and holds the output of the last one, in base64. Text is sealed as the text of such an object. `null` is never
+sealed: whether there is a value is no secret. Values that were stored without a codec are read unchanged.
 
-**Bound to a run.** A codec gets each payload with its *scope*, the id of the run, and cannot be led to open it in
-another run. A value that goes from one run to another is sealed for the run that gets it. Signals that come with a
+**Bound to a run.** A codec gets each payload with its *scope*, the id of the run, and cannot be tricked into opening it
+in another run. A value that goes from one run to another is sealed for the receiving run. Signals that come with a
 start are bound to the request instead (`"of":"request"`): which run they reach is known only afterwards.
 
-**What cannot be opened stays sealed.** A missing key or a missing object affects no other value: lists go on. Where
+**What cannot be opened stays sealed.** A missing key or a missing object affects no other value: lists continue. Where
 the content is needed, `codec.decode` raises `PayloadUnreadable`, and a node defers the run (`refuse_sealed`).
 
-**What is compared** is what the sender sent. The store never compares sealed values: a start and a signal have the
-fingerprint of the original, which the codecs may key.
+**Originals are compared.** The store never compares sealed values: a start and a signal have the fingerprint of the
+original, which the codecs may key.
 """
 
 import logging
@@ -52,25 +52,25 @@ from holdfast.store.validation import check_names, check_plan_body, check_stored
 T = TypeVar("T")
 Row = TypeVar("Row")
 Visit = Callable[[str, bytes], bytes]
-"""Takes a scope and a payload, and returns what takes its place."""
+"""Takes a scope and a payload, and returns the replacement."""
 
 SEALED_MARK = "payload-codecs"
-"""The name of the store's key that says: payloads are sealed here."""
+"""The name of the store's key which records that payloads are sealed in this store."""
 
 LAST_CODEC = "offload"
-"""The name of the codec that keeps large values elsewhere: after the others, so that it keeps what they have made."""
+"""The name of the codec that stores large values elsewhere. It comes last, so that it stores the others' output."""
 
 REPORTED = 1_000
-"""How many runs with values that cannot be opened are logged."""
+"""How many runs with unreadable values are logged."""
 
 logger = logging.getLogger("holdfast.store")
 
 
 class Payload(NamedTuple):
-    """A value, and what it is bound to."""
+    """A value and the scope to which it is bound."""
 
     scope: str
-    """The run to which the value belongs. A request or a plan has a scope of its own."""
+    """The run to which the value belongs. Requests and plans have their own scopes."""
     data: bytes
     """The bytes of the value."""
 
@@ -83,12 +83,12 @@ class Payload(NamedTuple):
 class PayloadCodec(Protocol):
     """Encodes payloads on their way to the store, and decodes them on their way back. It may do I/O.
 
-    `name` is part of every encoded value. Values come in batches: all of a commit, or of a read.
+    `name` is part of every encoded value. Values come in batches: all those of a commit or of a read.
     """
 
     @property
     def name(self) -> str:
-        """The name of the codec. It must not change while stored values have it."""
+        """The name of the codec. It must not change while stored values contain it."""
         ...
 
     async def open(self, store: port.Store) -> None:
@@ -112,12 +112,12 @@ class PayloadCodec(Protocol):
 class StreamCodec(Protocol):
     """A codec that also encodes artifacts, as streams. A `PayloadCodec` may be one.
 
-    The codec's `name` becomes part of the artifact's address. `of` is what the bytes are bound to: its key.
+    The codec's `name` becomes part of the artifact's address. `of` is the artifact's key, to which the bytes are bound.
     """
 
     @property
     def name(self) -> str:
-        """The name of the codec. It must not change while stored artifacts have it."""
+        """The name of the codec. It must not change while stored artifacts contain it."""
         ...
 
     def encode_stream(self, of: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes] | None:
@@ -136,19 +136,19 @@ class Seal(Struct, frozen=True, omit_defaults=True, rename={"codecs": codec.SEAL
     data: str
     of: str = ""
     size: int = 0
-    """How large the value is, where it is kept elsewhere."""
+    """The size of the value, if it is stored elsewhere."""
 
 
 _seals = msgspec.json.Decoder(Seal)
 
 
 async def sealed(store: port.Store, codecs: Sequence[PayloadCodec], *, takes_runs: bool) -> port.Store:
-    """Return the store as a process uses it: with its codecs; as it is, if it needs none.
+    """Return the store as a process uses it: with its codecs, or unchanged if it needs none.
 
-    A process without codecs, on a store where others seal payloads, can read everything else, and is refused where it
-    would store a payload as it is. If it `takes_runs`, it is refused at once.
+    On a store where others seal payloads, a process without codecs can read everything else, and is refused where it
+    would store an unsealed payload. If it `takes_runs`, it is refused immediately.
     """
-    if codecs and isinstance(store, SealingStore):  # those of the settings; an app's own replace them, by their names
+    if codecs and isinstance(store, SealingStore):  # from the settings; an app's own replace them, by name
         named = {each.name: each for each in (*store.codecs, *codecs)}
         return SealingStore(store.inner, sorted(named.values(), key=lambda each: each.name == LAST_CODEC))
     if codecs:
@@ -184,13 +184,13 @@ def _is_sealed_error(error: ErrorInfo | None) -> bool:
 
 
 def concealed(item: T) -> T:
-    """Return a record as it may be shown: of a value that is still sealed nothing but that it is."""
+    """Return a record as it may be shown: a value that is still sealed shows only that fact."""
 
     return _rewrite(item, "", _conceal)  # type: ignore[no-any-return]
 
 
 def concealed_text(text: str) -> str:
-    """Return text as it may be shown: of one that is still sealed nothing but that it is."""
+    """Return text as it may be shown: a text that is still sealed shows only that fact."""
     return _conceal("", text.encode()).decode() if text.startswith(_SEALED_TEXT) else text
 
 
@@ -212,10 +212,10 @@ _TEXTS: dict[type, tuple[str, ...]] = {
     e.TaskCommented: ("text",),
     TaskRequest: ("text",),
 }
-"""Fields of text that a person or an error wrote."""
+"""Text fields written by a person or an error."""
 
 _OWN = frozenset({"options", "streams"})
-"""Fields with JSON of the engine; and what a turn appends to streams, which `commit` seals by itself."""
+"""Fields with the engine's own JSON, and what a turn appends to streams, which `commit` seals separately."""
 
 _readers: dict[type, "msgspec.json.Decoder[Any]"] = {}
 
@@ -240,12 +240,12 @@ def _may_hold(hint: Any, inside: type) -> bool:
 
 @cache
 def _is_owner(kind: type) -> bool:
-    """Return whether the run that a record names is the one to which its payloads are bound."""
+    """Return whether the payloads of such a record are bound to the run that it names."""
     return not issubclass(kind, Body) and "run_id" in getattr(kind, "__struct_fields__", ())
 
 
 def _rewrite(item: Any, scope: str, visit: Visit) -> Any:
-    """Return a record with other payloads; the record itself, if they are the same."""
+    """Return a record with its payloads replaced; the record itself, if nothing changes."""
     kind: Any = type(item)
     if kind is Raw:
         data = bytes(item)
@@ -297,7 +297,7 @@ _WITH_PAYLOADS = frozenset({Message, Signal, SignalRequest})
 
 
 def _rewrite_payload(item: Any, scope: str, visit: Visit) -> Raw:
-    """Return the payload of a message or signal; of one that the engine reads, with other values inside."""
+    """Return the payload of a message or signal; if the engine reads it, replace only the values inside."""
     kind = payload_type(item)
     if kind is None or item.payload == e.NULL:
         return _rewrite(item.payload, scope, visit)  # type: ignore[no-any-return]
@@ -310,7 +310,7 @@ def _rewrite_payload(item: Any, scope: str, visit: Visit) -> Raw:
 
 
 class _Carried(Struct, frozen=True):
-    """The payloads in what a rotation carries over. The rest of it is the engine's, and every fold reads it."""
+    """The payloads in what a rotation carries over. The rest of that is the engine's, and every fold reads it."""
 
     last_error: ErrorInfo | None = None
     context: Raw | UnsetType = UNSET
@@ -333,7 +333,7 @@ def _rewrite_carried(raw: Raw, scope: str, visit: Visit) -> Raw:
 
 
 def _with_rewritten_body(step: CarriedStep, scope: str, visit: Visit) -> CarriedStep:
-    """Return a step that a rotation carries over, with other payloads in the body of the event that opened it."""
+    """Return a step that a rotation carries over, with the payloads in the body of its opening event replaced."""
     opening = OPENED_BY.get(step.kind)
     if opening is None:
         return step
@@ -356,7 +356,7 @@ def _rewrite_first(new: port.NewRun, visit: Visit) -> tuple[SignalRequest, ...]:
 
 
 def _rewrite_letter(letter: DeadLetter, visit: Visit) -> DeadLetter:
-    """Return a dead letter whose message has other payloads: those of the run that it was for."""
+    """Return a dead letter with the payloads of its message replaced: those of the run that it was for."""
     for kind in (Message, SignalRequest):
         try:
             inside = codec.decode_with(_reader(kind), letter.envelope)
@@ -415,7 +415,7 @@ def _seal_of(data: bytes) -> Seal | None:
 
 
 class _SealingJoined:
-    """A transaction of a caller whose payloads pass through codecs on the way in."""
+    """A caller's transaction whose payloads pass through codecs on the way in."""
 
     def __init__(self, joined: JoinedStore, seal: Callable[[Any], Awaitable[Any]]) -> None:
         self._joined = joined
@@ -458,7 +458,7 @@ class SealingStore(StoreProxy):
         return await self._opened(await self._store.commit(sealed))
 
     async def _with_streams(self, turn: port.Turn) -> port.Turn:
-        """Return a turn whose chunks are sealed, bound to its run, and not kept elsewhere."""
+        """Return a turn with its chunks sealed and bound to its run. Chunks are never stored elsewhere."""
         given = [
             StreamAppend(run_id=turn.run_id, name=each.name, step_id="", attempt=0, node="", body=each.body)
             for each in turn.streams
@@ -470,7 +470,7 @@ class SealingStore(StoreProxy):
         return await self._store.append_streams(await self._sealed_appends(items))
 
     async def _sealed_appends(self, items: Sequence[StreamAppend]) -> Sequence[StreamAppend]:
-        """Return chunks that are sealed a segment at a time, bound to their run, and not kept elsewhere."""
+        """Return chunks sealed segment by segment and bound to their run. They are never stored elsewhere."""
         if not self._codecs:
             raise PayloadsSealed("the payloads of this store are encrypted; this process has no keys to store chunks")
         codecs = [each for each in self._codecs if each.name != LAST_CODEC]
@@ -485,7 +485,7 @@ class SealingStore(StoreProxy):
         return await self._store.release_jobs(node, bare)
 
     async def put_plan(self, tenant: str, sha256: str, body: bytes) -> None:
-        """Keep the body of a plan sealed, bound to the tenant and the hash; it is not kept elsewhere."""
+        """Store the body of a plan sealed, bound to the tenant and the hash. It is never stored elsewhere."""
         check_plan_body(tenant, sha256, body)
         if not self._codecs:
             raise PayloadsSealed("the payloads of this store are encrypted; this process has no keys to store plans")
@@ -508,7 +508,7 @@ class SealingStore(StoreProxy):
         starts: Sequence[port.NewRun] = (),
         audit: AuditEntry | None = None,
     ) -> tuple[Schedule, list[port.Created | port.Existing | port.Refused]]:
-        """Keep a schedule with its input and context sealed, bound to where it is; they are not kept elsewhere."""
+        """Store a schedule with its input and context sealed, bound to its key. They are never stored elsewhere."""
         given = schedule
         check_stored_schedule(schedule)
         values = schedule.input, schedule.context
@@ -522,7 +522,7 @@ class SealingStore(StoreProxy):
         return replace(stored, input=schedule.input, context=schedule.context), answers
 
     async def put_bulletins(self, kind: str, bodies: Mapping[str, Raw], keep_ms: int) -> list[bool]:
-        """Put bulletins; those of kinds that hold payloads sealed, bound to their ids, and not kept elsewhere."""
+        """Put bulletins. Kinds that hold payloads are sealed, bound to their ids, and never stored elsewhere."""
         if kind not in BULLETINS_WITH_PAYLOADS:
             return await self._store.put_bulletins(kind, bodies, keep_ms)
         check_names("bulletin_id", list(bodies))
@@ -603,13 +603,13 @@ class SealingStore(StoreProxy):
     async def find(self, query: port.Query[Row]) -> port.Found[Row]:
         found = await self._store.find(query)
         rows = _within(found, getattr(query, "most_bytes", None))
-        cursor = found.cursor if len(rows) == len(found) else None  # else the next page begins after the last row
+        cursor = found.cursor if len(rows) == len(found) else None  # otherwise the next page begins after the last row
         return port.Found(await self._opened(rows), cursor, found.unreadable, found.as_of, found.missing)
 
     async def fetched(self, events: Sequence[Event]) -> list[Event]:
-        """Return events as they are stored, with the values in them that are kept elsewhere; sealed ones stay sealed.
+        """Return events as stored, with values that are stored elsewhere fetched; sealed values stay sealed.
 
-        For the archive: what is kept elsewhere goes with its run.
+        For the archive: values that are stored elsewhere are deleted with their run.
         """
         elsewhere = [each for each in self._codecs if each.name == LAST_CODEC]
         found: list[tuple[Payload, Seal]] = []
@@ -638,7 +638,7 @@ class SealingStore(StoreProxy):
         """Return events of a run that the store does not have, with their payloads opened."""
         return await self._opened(events, {of.run_id: _request_scope(of)})
 
-    # --- how
+    # --- implementation
 
     async def _sealed(self, items: Sequence[T]) -> list[T]:
         """Return records with sealed payloads, and with fingerprints of the originals."""
@@ -652,7 +652,7 @@ class SealingStore(StoreProxy):
         for place, item in enumerate(items):
             found = _unsealed_in(item)
             if found is None:
-                malformed.add(place)  # the store refuses it, and says why
+                malformed.add(place)  # the store refuses it, with the reason
             else:
                 payloads += found
         if not self._codecs and payloads:
@@ -686,7 +686,7 @@ class SealingStore(StoreProxy):
         ]
 
     def _fingerprinted(self, item: Any) -> Any:
-        """Return a record that the store recognises by what the sender sent."""
+        """Return a record with the fingerprint by which the store recognises what the sender sent."""
         if isinstance(item, port.NewRun):
             digest = self._fingerprint(item.request_key, item.input_sha256)
             signals = tuple(self._fingerprinted(signal) for signal in item.signals)
@@ -707,7 +707,7 @@ class SealingStore(StoreProxy):
         return sha256
 
     async def _opened(self, items: Sequence[T], requests: Mapping[str, str] | None = None) -> list[T]:
-        """Return records with their payloads opened; what cannot be opened stays sealed."""
+        """Return records with their payloads opened; payloads that cannot be opened stay sealed."""
         found: list[Payload] = []
 
         def collect(scope: str, data: bytes) -> bytes:
@@ -751,7 +751,7 @@ class SealingStore(StoreProxy):
     async def _scopes(
         self, found: Sequence[Payload], seals: Sequence[Seal | None], requests: Mapping[str, str] | None = None
     ) -> list[str]:
-        """Return what each payload is bound to: its run, or the request that started the run."""
+        """Return the scope of each payload: its run, or the request that started the run."""
         runs = sorted({p.scope for p, seal in zip(found, seals, strict=True) if seal is not None and seal.of})
         if not runs:
             return [payload.scope for payload in found]
@@ -770,11 +770,11 @@ class SealingStore(StoreProxy):
 
 
 def _unsealed_in(item: Any) -> list[Payload] | None:
-    """Return the payloads of a record that are to be sealed; None if it is no record that can be stored."""
+    """Return the payloads of a record that must be sealed; None if the record cannot be stored."""
     found: list[Payload] = []
 
     def collect(scope: str, data: bytes) -> bytes:
-        if not data.startswith(codec.SEALED):  # else it could not be opened, and is put back as it was
+        if not data.startswith(codec.SEALED):  # otherwise it could not be opened, and is put back unchanged
             scope.encode()
             found.append(Payload(scope, data))
         return data
@@ -800,7 +800,7 @@ def _sealed_value(names: Sequence[str], data: bytes, payload: Payload) -> bytes:
 
 
 def _within(items: Sequence[T], most_bytes: int | None) -> Sequence[T]:
-    """Return records up to the one with which values that are kept elsewhere reach this size together."""
+    """Return records up to the one at which values stored elsewhere reach this total size."""
     if most_bytes is None:
         return items
     size = 0

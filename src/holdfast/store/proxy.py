@@ -1,4 +1,4 @@
-"""A store around another store: the base for views that observe or change some verbs and pass on the rest."""
+"""A wrapper around a store: the base for views that observe or change some verbs and pass on the rest."""
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar

@@ -1,6 +1,6 @@
-"""What can be looked for in a store, and how it is answered: a `Query[Row]` finds a `Found[Row]`, page by page.
+"""Searches of a store and their answers: a `Query[Row]` returns a `Found[Row]`, page by page.
 
-What the other verbs take and answer is in `types.py`; `port.py` re-exports both.
+The arguments and results of the other verbs are in `types.py`; `port.py` re-exports both.
 """
 
 import logging
@@ -33,28 +33,28 @@ logger = logging.getLogger("holdfast.store")
 
 
 class Query(Struct, Generic[Row], frozen=True, kw_only=True):
-    """What to look for; the answer to a `Query[Row]` is a `Found[Row]`, in a fixed order.
+    """What to search for; the answer to a `Query[Row]` is a `Found[Row]`, in a fixed order.
 
-    A field that is None matches everything. Beside `limit` a query may have two bounds. `look` is how many rows are
+    A field that is None matches everything. Besides `limit`, a query may have two bounds. `look` is how many rows are
     examined, whether they match or not: an answer that ends there has a `cursor` to continue from, even if it is empty.
-    `most_bytes` is about how large the rows are together: an answer ends with the row that reaches it, so that it has
-    at least one row if there is any.
+    `most_bytes` bounds the total size of the rows: an answer ends with the row that reaches it, so it has at least one
+    row if there is any.
     """
 
     limit: int = 100
 
 
 class RunQuery(Query[RunHead], frozen=True, kw_only=True):
-    """Which runs to find; None means any. Answers are ordered by run id, from after `after`.
+    """Which runs to find; None means any. Answers are ordered by run id, starting after `after`.
 
-    With `newest` they are in the reverse order of creation, from before `before`: (created_at, run id) of the last that
-    was seen. `run_ids` restricts the search to these runs. Each word of `text` is a part of the run's id, workflow,
-    reference, a tag, or of what it last failed with; case is ignored for A to Z. All conditions of `where` hold.
-    With `roots` runs that have a parent are left out; with `retrying`, runs of which no activity is tried again.
+    With `newest` they are in reverse order of creation, starting before `before`: (created_at, run id) of the last run
+    seen. `run_ids` restricts the search to these runs. Each word of `text` must be part of the run's id, workflow,
+    reference, a tag, or its last error; case is ignored for A to Z. All conditions of `where` must hold. `roots` leaves
+    out runs that have a parent; `retrying` leaves out runs without an activity that is being retried.
 
-    With `order` they are in that order, without those that lack what it is about, from behind `behind`: (value,
-    created_at, run id) of the last that was seen. Of two with the same value the one that was created first is first,
-    or last if the order is descending. An answer may be cut short, and then has a cursor.
+    With `order` they are sorted by it, without runs that lack that value, starting behind `behind`: (value, created_at,
+    run id) of the last run seen. Among runs with the same value the one created first comes first, or last if the order
+    is descending. An answer may be cut short, and then has a cursor.
     """
 
     tenant: str | None = None
@@ -82,12 +82,12 @@ class RunQuery(Query[RunHead], frozen=True, kw_only=True):
 
 
 class EventQuery(Query[Event], frozen=True, kw_only=True):
-    """Which events of several runs to find: of each run those above its number in `after`: (run id, run_seq).
+    """Which events of several runs to find: those above each run's number in `after`: (run id, run_seq).
 
-    Ordered by run id and run_seq. An answer that ends with `limit` events may have left out the last events of its last
-    run, and all of the runs behind it; so may one that is as large as `most_bytes`. The name of a damaged event is that
-    of its run. With `only_ends` these are the last events of those of the runs that have finished, and `missing` names
-    those that are not there, however long the answer may be.
+    Ordered by run id and run_seq. An answer that reaches `limit` events or `most_bytes` may lack the last events of its
+    last run, and all of the runs after it. A damaged event is named by its run. With `only_ends` the answer is the last
+    event of each of these runs that has finished, and `missing` names the runs that do not exist, however long the
+    answer may be.
     """
 
     after: tuple[tuple[str, int], ...]
@@ -96,10 +96,10 @@ class EventQuery(Query[Event], frozen=True, kw_only=True):
 
 
 class FinishedRunQuery(Query[RunHead], frozen=True, kw_only=True):
-    """Which finished runs could be deleted: those that ended by `until`, and whose family has ended.
+    """Which finished runs could be deleted: those that ended by `until` and whose family has ended.
 
-    Ordered by (finished_at, run id), from after `after`. `look` bounds how many finished runs are examined. With
-    `held_after` runs are left out of which a sink has yet to get events that were put into the outbox after it.
+    Ordered by (finished_at, run id), starting after `after`. `look` bounds how many finished runs are examined.
+    `held_after` leaves out runs with events that were put into the outbox after it and that a sink has not received.
     """
 
     until: Instant
@@ -112,7 +112,7 @@ class FinishedRunQuery(Query[RunHead], frozen=True, kw_only=True):
 
 
 class ArchivedRunQuery(Query[ArchivedRun], frozen=True, kw_only=True):
-    """Which archived runs to find; None means any. The last that ended are first, from before `before`."""
+    """Which archived runs to find; None means any. The last to end come first, starting before `before`."""
 
     tenant: str | None = None
     run_id: str | None = None
@@ -130,10 +130,10 @@ class RunCount(Struct, frozen=True):
 
 
 class RunCountQuery(Query[RunCount], frozen=True, kw_only=True):
-    """How many runs match a query, by workflow and status, in this order; its order, bounds and cursors do not count.
+    """How many runs match a query, by workflow and status, ordered by these; ignores its order, bounds and cursors.
 
-    At most `look` runs are examined of those that are not completed, and as many of those that are, the newest ones; or
-    more, if an index leads to few. If there are more, the answer has a `cursor`: True.
+    At most `look` uncompleted runs and at most `look` completed ones, the newest, are examined; more, if an index
+    narrows them to few. If there are more, the answer has a `cursor`: True.
     """
 
     runs: RunQuery
@@ -150,47 +150,47 @@ class WaitQuery(Query[Wait], frozen=True, kw_only=True):
 
 
 class StreamQuery(Query[NamedStream], frozen=True, kw_only=True):
-    """Which streams a run has, in the order of their names, from after `after`."""
+    """Which streams of a run to find, ordered by name, starting after `after`."""
 
     run_id: str
     after: str = ""
 
 
 PLACES_COUNTED = 1_000
-"""Up to how many places and calls are counted for a row of `PlaceQuery`."""
+"""Up to how many slots and calls are counted for a row of `PlaceQuery`."""
 
 
 class PlaceInLine(Struct, frozen=True, kw_only=True, gc=False):
-    """What of a run waits for a place: the run itself, to be admitted, or the first of its calls that have a limit.
+    """What waits for a slot in a run: the run itself, to be admitted, or the first of its calls that have a limit.
 
-    The line is that of its tenant and key; whose line is next, `core/admission.py` and `core/call_limits.py` say.
+    Its queue is that of its tenant and key; `core/admission.py` and `core/call_limits.py` decide whose queue is next.
     """
 
     run_id: str
     step_id: str = ""
-    """The call's; empty: the run itself waits, and `limit` is its workflow."""
+    """The step of the call; empty: the run itself waits, and `limit` is its workflow."""
     limit: str
     key: str = ""
     taken: int | None = None
-    """How many places are taken; None: the caller may not know."""
+    """How many slots are taken; None: the caller may not know."""
     taken_of_key: int = 0
     before: int = 0
-    """How many are before it in its line."""
+    """How many are ahead of it in its queue."""
     waiting: int = 1
     """How many calls of the run wait."""
 
 
 class PlaceQuery(Query[PlaceInLine], frozen=True, kw_only=True):
-    """What waits for a place of these runs, in the order of their ids: a row for each run of which something does."""
+    """What waits for a slot in these runs, ordered by run id: one row for each run that has something waiting."""
 
     run_ids: tuple[str, ...]
 
 
 class MailboxQuery(Query[Signal], frozen=True, kw_only=True):
-    """Which signals of a run to find, in order of acceptance. Consumed ones too if `consumed`.
+    """Which signals of a run to find, in order of acceptance; with `consumed`, consumed ones too.
 
-    Without a `run_id` those of all runs, in the order of the runs' creation, after number `after` of `after_run`; if
-    that run was deleted meanwhile, after the run whose id comes before. With `unfinished`, finished runs are left out.
+    Without a `run_id`, those of all runs, in the runs' order of creation, starting after number `after` of `after_run`;
+    if that run was deleted meanwhile, after the run created before it. `unfinished` leaves out finished runs.
     """
 
     run_id: str | None = None
@@ -205,11 +205,11 @@ class MailboxQuery(Query[Signal], frozen=True, kw_only=True):
 
 
 class TaskQuery(Query[Task], frozen=True, kw_only=True):
-    """Which tasks to find. `role` matches tasks that list it; `due_before` those that have an instant before it.
+    """Which tasks to find. `role` matches tasks that list it; `due_before` those due before this instant.
 
     `actor` matches tasks that concern an actor of this name with `actor_roles`: tasks that are assigned to the actor,
     list one of the roles, or list no role and are unassigned. `step_ids` restricts the search to these steps. Each
-    word of `text` is a part of the name or, as JSON, of the payload; case is ignored for A to Z. Ordered by task id.
+    word of `text` must be part of the name or, as JSON, of the payload; case is ignored for A to Z. Ordered by task id.
     """
 
     tenant: str | None = None
@@ -242,9 +242,9 @@ class DeadLetterQuery(Query[DeadLetter], frozen=True, kw_only=True):
 
 
 class AuditQuery(Query[AuditEntry], frozen=True, kw_only=True):
-    """Which entries of the audit log to find, by (at, entry_id), or with `newest` in reverse order.
+    """Which entries of the audit log to find, ordered by (at, entry_id), or with `newest` in reverse.
 
-    `after` is (at, entry_id) of the last entry that was seen, in that order.
+    `after` is (at, entry_id) of the last entry seen, in that order.
     """
 
     tenant: str | None = None
@@ -259,7 +259,7 @@ class AuditQuery(Query[AuditEntry], frozen=True, kw_only=True):
 
 
 class BulletinQuery(Query[Bulletin], frozen=True, kw_only=True):
-    """Which bulletins of a kind to find, by (at, bulletin_id), from after `after`; expired ones are not found."""
+    """Which bulletins of a kind to find, by (at, bulletin_id), starting after `after`; expired ones are not found."""
 
     kind: str
     bulletin_ids: tuple[str, ...] | None = None
@@ -268,7 +268,7 @@ class BulletinQuery(Query[Bulletin], frozen=True, kw_only=True):
 
 
 class TokenQuery(Query[AccessToken], frozen=True, kw_only=True):
-    """Which tokens to find; None means any. Sessions only with `sessions`. Ordered by token id."""
+    """Which tokens to find; None means any. Sessions are found only with `sessions`. Ordered by token id."""
 
     token_ids: tuple[str, ...] | None = None
     tenant: str | None = None
@@ -279,7 +279,7 @@ class TokenQuery(Query[AccessToken], frozen=True, kw_only=True):
 class PlanQuery(Query[RegisteredPlan], frozen=True, kw_only=True):
     """Which registered versions of plans to find; None means any. Ordered by tenant, plan id and version.
 
-    `newest_first` orders them by when they were registered instead, and those of one moment by version: the last first.
+    With `newest_first` they are ordered by when they were registered, last first, and at the same instant by version.
     """
 
     tenant: str | None = None
@@ -290,7 +290,7 @@ class PlanQuery(Query[RegisteredPlan], frozen=True, kw_only=True):
 
 
 class SinkQuery(Query[SinkStatus], frozen=True, kw_only=True):
-    """Which sinks to find; None means any. Ordered by name. With `counted` they have backlogs and dead letters."""
+    """Which sinks to find; None means any. Ordered by name. `counted` adds backlogs and dead letters."""
 
     tenant: str | None = None
     name: str | None = None
@@ -299,7 +299,7 @@ class SinkQuery(Query[SinkStatus], frozen=True, kw_only=True):
 
 
 class OutboxQuery(Query[OutboxEntry], frozen=True, kw_only=True):
-    """Which entries of a sink to find, in order of their runs' numbers and of `from_seq`: those above `after`."""
+    """Which entries of a sink to find, ordered by the runs' numbers and `from_seq`: those above `after`."""
 
     sink: str
     after: tuple[int, int] = (-1, 0)
@@ -312,7 +312,7 @@ class AlertQuery(Query[BusAlert], frozen=True, kw_only=True):
 
 
 class BusDeadLetterQuery(Query[BusDeadLetter], frozen=True, kw_only=True):
-    """Which dead letters of the bus to find. Ordered by (died_at, letter_id). `tenant` is the sink's."""
+    """Which dead letters of the bus to find. Ordered by (died_at, letter_id). `tenant` is the sink's tenant."""
 
     tenant: str | None = None
     sink: str | None = None
@@ -322,14 +322,14 @@ class BusDeadLetterQuery(Query[BusDeadLetter], frozen=True, kw_only=True):
 
 
 COUNTED_ENTRIES = 10_000
-"""How many entries of a backlog are counted at most."""
+"""Up to how many entries of a backlog are counted."""
 
 
 class ScheduleQuery(Query[Schedule], frozen=True, kw_only=True):
     """Which schedules to find; None means any. Ordered by tenant, project, environment and id.
 
-    With `by_due` those that are due at some time, the one that is due first at the head, and not from `after` on. With
-    `waiting` only those that have ticks in their queue.
+    With `by_due`, those that have a due time, earliest first, ignoring `after`. With `waiting`, only those with queued
+    ticks.
     """
 
     tenant: str | None = None
@@ -346,9 +346,9 @@ class ScheduleQuery(Query[Schedule], frozen=True, kw_only=True):
 class Found(list[Row]):
     """The rows that match a query. `cursor` is set if a bound ended the search: there may be more after it.
 
-    `unreadable` names damaged rows. They are left out, and the others are found all the same. `as_of` is the store's
-    time at which the rows were so, where `scan_consistency` is "eventual": what others did shortly before may be
-    missing. `missing` names runs that were asked for and are not there, where a query promises that.
+    `unreadable` names damaged rows. They are left out; the other rows are still found. `as_of` is the store's time for
+    which the rows are valid, where `scan_consistency` is "eventual": changes by others shortly before may be missing.
+    `missing` names requested runs that do not exist, where a query promises that.
     """
 
     def __init__(
@@ -366,7 +366,7 @@ class Found(list[Row]):
         self.missing = missing
 
     def log(self, what: str) -> None:
-        """Log which rows were left out, if any were."""
+        """Log which rows were left out, if any."""
         if self.unreadable:
             logger.error("%s that cannot be read are left out of a list: %s", what, ", ".join(self.unreadable))
 
@@ -374,7 +374,7 @@ class Found(list[Row]):
 async def pages(
     find: Callable[[Q], Awaitable[Found[Row]]], query: Q, cursor_of: Callable[[Row], Any]
 ) -> AsyncGenerator[Found[Row], None]:
-    """Yield one page after the other. A page of which no row can be read does not end them."""
+    """Yield page after page. A page without a readable row does not end the iteration."""
     while True:
         page = await find(query)
         yield page
@@ -384,7 +384,7 @@ async def pages(
 
 
 def within(rows: Iterable[T], most_bytes: int | None, size_of: Callable[[T], int]) -> Iterator[T]:
-    """Yield rows up to the one with which they reach this size together."""
+    """Yield rows up to the one at which they reach this total size."""
     size = 0
     for row in rows:
         yield row

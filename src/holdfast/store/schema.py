@@ -1,12 +1,12 @@
-"""The schema of a store that is kept: its script, the migrations behind it, and the formats that this build opens.
+"""The schema of a persistent store: its script, the later migrations, and the formats that this build opens.
 
-`schema.sql` makes an empty store. It names its format on the first line, and on the second the oldest format whose
-build can still work with it. Later changes are files `migrations/NNNN_*.sql` behind it: the number is the format that
-they make, and the first line names the oldest reader. A change that only adds (tables, indexes, columns with defaults)
-leaves the oldest reader as it was, so old and new nodes share the store during a rolling upgrade.
+`schema.sql` creates an empty store. Its first line names its format, and the second the oldest format whose build can
+still work with it. Later changes are the files `migrations/NNNN_*.sql`: the number is the format that they produce, and
+the first line names the oldest reader. A change that only adds (tables, indexes, columns with defaults) keeps the
+oldest reader, so old and new nodes share the store during a rolling upgrade.
 
-All that is missing is applied in one transaction, by one process, and recorded in `holdfast_schema`. A store that needs
-a newer build is refused with `StoreTooNew`, and one of a format before that of `schema.sql` with `StoreTooOld`.
+One process applies everything that is missing in one transaction, and records it in `holdfast_schema`. A store that
+needs a newer build is refused with `StoreTooNew`, and one with a format older than `schema.sql` with `StoreTooOld`.
 """
 
 from functools import cache
@@ -22,7 +22,7 @@ OLDEST_READER = "-- oldest reader:"
 
 
 class Migration(Struct, frozen=True):
-    """A script that makes a format: the schema itself, or a step from the format before."""
+    """A script that produces a format: the schema itself, or a step from the previous format."""
 
     version: int
     oldest_reader: int
@@ -30,7 +30,7 @@ class Migration(Struct, frozen=True):
 
 
 class Schema(Struct, frozen=True):
-    """The formats that this build knows: that of `schema.sql`, and one for each migration behind it."""
+    """The formats that this build knows: that of `schema.sql`, and one for each migration after it."""
 
     migrations: tuple[Migration, ...]
 
@@ -45,7 +45,7 @@ class Schema(Struct, frozen=True):
         return self.migrations[-1].version
 
     def missing(self, present: int) -> list[Migration]:
-        """Return what a store of this format lacks, in order; 0: it is empty."""
+        """Return the migrations that a store of this format lacks, in order; format 0 is an empty store."""
         return [migration for migration in self.migrations if migration.version > present]
 
     def check(self, version: int, oldest_reader: int, shown: str, **details: str) -> None:
@@ -76,7 +76,7 @@ def schema_of(package: str) -> Schema:
 
 
 def read_schema(folder: Traversable) -> Schema:
-    """Return the schema in a folder: `schema.sql`, and `migrations/`, if there are some."""
+    """Return the schema in a folder: `schema.sql`, and `migrations/` if it exists."""
     script = (folder / "schema.sql").read_text()
     first = Migration(_number(script, FORMAT), _number(script, OLDEST_READER), script)
     later = folder / "migrations"

@@ -1,17 +1,17 @@
-"""How the SQL stores search runs: one plan, whose SQL both databases understand.
+"""How the SQL stores search runs: one query plan, whose SQL both databases understand.
 
-A search is *driven* by an index; everything else that is asked for is checked run by run. What can drive it is called a
+A search is *driven* by an index; all other conditions are checked run by run. What can drive a search is called a
 source: the entries of a search attribute (of one tenant, if the query names one), the runs of a status, a tenant or a
-workflow, and those that ended within some time. The entries of each source are counted, up to `FEW`:
+workflow, and those that ended within a period. The entries of each source are counted, up to `FEW`:
 
-- If one has few, its runs are gathered and sorted, and the answer is whole, in whatever order.
-- Otherwise an index is walked in the order of the answer: for the newest runs that of a source which has them in the
-  order of creation, or else all runs, of which so many match that a page is found soon; for another order the index
-  of what is ordered by. So many entries are walked at a time, and the answer then has a cursor. What a search costs is
-  bounded, whatever it looks for.
+- If a source has few, its runs are gathered and sorted, and the answer is complete, in any order.
+- Otherwise an index is walked in the order of the answer. For the newest runs this is the index of a source that is in
+  order of creation, or else all runs, of which so many match that a page is found soon. For another order it is the
+  index of that order. Only so many entries are walked at a time, and the answer then has a cursor. So the cost of a
+  search is bounded, whatever it searches for.
 
-The tenant `default` is no source, and is not in the indexes by tenant: those who have no tenants pay nothing for them.
-Nor are completed runs, which nearly all runs are.
+The tenant `default` is no source, and is not in the indexes by tenant: installations without tenants pay nothing for
+them. Completed runs are no source either, because nearly all runs are completed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,13 +30,13 @@ FEW = 5_000
 """How many entries of a source are gathered and sorted for one answer, at most."""
 
 LOOK = 500
-"""How many entries of an index are walked for one answer, unless the query says so."""
+"""How many entries of an index are walked for one answer, unless the query sets another number."""
 
 LONG_LOOK = 20_000
-"""How many are walked at a time for a query that is to be answered in full."""
+"""How many entries are walked at a time for a query that must be answered in full."""
 
 WITHOUT_INDEX = "default"
-"""The tenant of those who have none."""
+"""The tenant of installations without tenants."""
 
 
 class Source(Struct, frozen=True):
@@ -45,24 +45,24 @@ class Source(Struct, frozen=True):
     text: str
     values: tuple[Any, ...]
     is_ordered: bool
-    """Whether they are in the order of creation."""
+    """Whether the entries are in order of creation."""
 
 
 class Driver(Struct, frozen=True):
-    """What a search is driven by: run numbers, and what they are ordered by, in the order of the answer."""
+    """What drives a search: run numbers and the values they are sorted by, in the order of the answer."""
 
     source: Source
     direction: str
     value: str = "0"
-    """The expression that is ordered by, before the number of the run."""
+    """The expression to sort by, before the number of the run."""
     is_gathered: bool = False
     """Whether all entries are taken and sorted."""
     order: Order | None = None
-    """Of gathered runs: what they are sorted by, and from behind where."""
+    """Of gathered runs: their order, and the position to start behind."""
     behind: tuple[Any, int] | None = None
 
     def rows(self, limit: int, skip: int = 0) -> tuple[str, list[Any]]:
-        """Return the statement of so many of its rows: number, and value."""
+        """Return the statement that reads a number of its rows: run number and value."""
         order = f"{self.value} {self.direction}, " if self.value != "0" else ""
         text = (
             f"SELECT run_no AS driven_no, {self.value} AS driven_value FROM {self.source.text} "
@@ -71,7 +71,7 @@ class Driver(Struct, frozen=True):
         return text, list(self.source.values)
 
     def gathered(self, prefix: str) -> tuple[str, list[Any]]:
-        """Return the statement of all its rows, which are few. A list may have several entries of one run."""
+        """Return the statement that reads all its rows, which are few. A list may have several entries of one run."""
         numbers = f"SELECT DISTINCT run_no FROM (SELECT run_no FROM {self.source.text} LIMIT {FEW:d}) found"
         values = list(self.source.values)
         order = self.order
@@ -98,7 +98,7 @@ class Driver(Struct, frozen=True):
 
 
 def _apart(prefix: str) -> str:
-    """Return what keeps PostgreSQL from joining a part with others, and reading all of an attribute for that."""
+    """Return what keeps PostgreSQL from joining a part with others, and reading a whole attribute for that."""
     return " OFFSET 0" if prefix else ""
 
 
@@ -110,7 +110,7 @@ def is_driven(query: RunQuery) -> bool:
 
 
 def _kinds(query: RunQuery) -> Iterator[str]:
-    """Yield what there is beside the attributes that can be a source."""
+    """Yield the possible sources other than attributes."""
     if query.where:
         yield "where"
     if query.status not in (None, RunStatus.COMPLETED):
@@ -129,7 +129,7 @@ def column_of(kind: str | None) -> str:
 
 
 def compared(column: str, condition: Condition) -> tuple[str, tuple[Any, ...]]:
-    """Return how a column is compared with the value of a condition, and with what."""
+    """Return how to compare a column with the value of a condition, and the value to compare with."""
     if condition.operator != "prefix":
         return f"{column} {condition.operator} ?", (condition.value,)
     end = after_prefix(str(condition.value))
@@ -139,7 +139,7 @@ def compared(column: str, condition: Condition) -> tuple[str, tuple[Any, ...]]:
 
 
 def add_attribute_conditions(where: Where, query: RunQuery, prefix: str) -> None:
-    """Add that each condition holds of a run's attributes. SQLite, without statistics, would walk another index."""
+    """Add that each condition holds for a run's attributes. SQLite, without statistics, would walk another index."""
     index = "" if prefix else "INDEXED BY run_attributes_run "
     for condition in query.where:
         of_run = f"SELECT 1 FROM {prefix}run_attributes a {index}WHERE a.run_no = runs.run_no AND a.name = ?"
@@ -147,7 +147,7 @@ def add_attribute_conditions(where: Where, query: RunQuery, prefix: str) -> None
             negation = "" if condition.operator == "exists" else "NOT "
             where.add(f"{negation}EXISTS ({of_run}{_apart(prefix)})", condition.name)
             continue
-        # The entries of one run are few. PostgreSQL, by its estimates, would also look among all that have the value.
+        # The entries of one run are few. PostgreSQL, by its estimates, would also search all entries with the value.
         kind = "(a.kind || '')" if prefix else "a.kind"
         of_kind = f"{of_run} AND {kind} = ? AND "
         given = (condition.name, condition.kind)
@@ -161,7 +161,7 @@ def add_attribute_conditions(where: Where, query: RunQuery, prefix: str) -> None
 
 
 def number_query(prefix: str, *, descending: bool) -> str:
-    """Return the statement of a run's number, of (run id, created_at); if it was deleted, of the one before it."""
+    """Return the statement that finds a run's number from (run id, created_at), or the one before a deleted run's."""
     return (
         f"SELECT coalesce((SELECT run_no FROM {prefix}runs WHERE run_id = ?), (SELECT run_no + {int(descending)} "
         f"FROM {prefix}runs WHERE created_at <= ? ORDER BY run_no DESC LIMIT 1), 0)"
@@ -174,7 +174,7 @@ def number_query(prefix: str, *, descending: bool) -> str:
 def sources(query: RunQuery, prefix: str, bound: tuple[str, Any] | None = None) -> list[Source]:
     """Return what can drive a query. `bound` restricts the numbers of runs, such as ("run_no < ?", 7).
 
-    The more specific ones come first: of those with many entries the first that is ordered is taken.
+    The more specific ones come first: among those with many entries, the first ordered one is used.
     """
     kinds = set(_kinds(query)) - _read_in_order(query)
     found: list[Source] = []
@@ -191,7 +191,7 @@ def sources(query: RunQuery, prefix: str, bound: tuple[str, Any] | None = None) 
     if "tenant" in kinds:
         found.append(_of_runs("runs_by_tenant", prefix, ("tenant = ? AND tenant <> 'default'", query.tenant)))
     if "workflow" in kinds:
-        condition = "plan_id = ? AND plan_id <> ''" if prefix else "plan_id = ?"  # which PostgreSQL's index has
+        condition = "plan_id = ? AND plan_id <> ''" if prefix else "plan_id = ?"  # as in PostgreSQL's index
         found.append(_of_runs("runs_by_workflow", prefix, (condition, query.workflow)))
     if bound is None:
         return found
@@ -199,7 +199,7 @@ def sources(query: RunQuery, prefix: str, bound: tuple[str, Any] | None = None) 
 
 
 def _read_in_order(query: RunQuery) -> set[str]:
-    """Return what the index of the order holds already: it need not be gathered, and sorted."""
+    """Return the conditions that the index of the order covers already: they need not be gathered and sorted."""
     order = query.order
     if order is None or _is_by_creation(order):
         return set()
@@ -218,7 +218,7 @@ def _of_runs(index: str, prefix: str, *conditions: tuple[Any, ...], is_ordered: 
 
 
 def finished_source(query: RunQuery, prefix: str) -> Source:
-    """Return the runs that ended within the time of a query, in the order of their ends."""
+    """Return the runs that ended within the period of a query, ordered by when they ended."""
     given: list[tuple[Any, ...]] = [("finished_at IS NOT NULL",)]
     index = "runs_finished"
     if query.tenant not in (None, WITHOUT_INDEX):
@@ -252,7 +252,7 @@ def _attribute_source(group: Sequence[Condition], tenant: str | None, prefix: st
 def attribute_source(
     name: str, kind: str | None, conditions: Sequence[Condition], tenant: str | None, prefix: str
 ) -> tuple[Source, str]:
-    """Return the entries of an attribute for which the conditions hold, and the column of its values."""
+    """Return the entries of an attribute that meet the conditions, and the column of its values."""
     where = Where()
     table, column = f"{prefix}run_attributes", column_of(kind)
     if tenant is not None:
@@ -269,15 +269,15 @@ def attribute_source(
 
 
 def count_query(source: Source) -> tuple[str, list[Any]]:
-    """Return the statement that counts the entries of a source, up to one more than are few."""
+    """Return the statement that counts the entries of a source, up to one more than `FEW`."""
     return f"SELECT count(*) FROM (SELECT 1 FROM {source.text} LIMIT {FEW + 1}) x", list(source.values)
 
 
-# --- which one drives
+# --- choosing the driver
 
 
 def newest_driver(found: Sequence[Source], counts: Sequence[int], *, descending: bool = True) -> Driver | None:
-    """Return what drives a search in the order of creation; None: all runs are walked through."""
+    """Return what drives a search in order of creation; None: walk through all runs."""
     direction = "DESC" if descending else "ASC"
     few = [(count, place) for place, count in enumerate(counts) if count <= FEW]
     if few:
@@ -289,7 +289,7 @@ def newest_driver(found: Sequence[Source], counts: Sequence[int], *, descending:
 def ordered_driver(
     query: RunQuery, order: Order, number: int, found: Sequence[Source], counts: Sequence[int], prefix: str
 ) -> Driver:
-    """Return what drives a search in an order, from behind a value and a number."""
+    """Return what drives a search in another order, starting behind a value and a number."""
     direction = "DESC" if order.descending else "ASC"
     behind = None if query.behind is None else (query.behind[0], number)
     few = [(count, place) for place, count in enumerate(counts) if count <= FEW]
@@ -317,7 +317,7 @@ def _value(order: Order) -> str:
 
 
 def beyond_number(query: RunQuery, number: int) -> tuple[str, int] | None:
-    """Return which numbers come behind a page in the order of creation; None: it is the first, or in another order."""
+    """Return the condition on numbers behind a page in order of creation; None for a first page or another order."""
     if query.order is None:
         return "run_no < ?", number
     if query.behind is None or not _is_by_creation(query.order):
@@ -330,7 +330,7 @@ def _is_by_creation(order: Order) -> bool:
 
 
 def heads_query(driver: Driver, look: int, where: Where, limit: int, prefix: str) -> tuple[str, list[Any]]:
-    """Return the statement of the runs that match, with what they are ordered by."""
+    """Return the statement that reads the matching runs, with the values they are sorted by."""
     rows, values = driver.gathered(prefix) if driver.is_gathered else driver.rows(look)
     order = f"driven_value {driver.direction}, " if driver.value != "0" else ""
     text = (
@@ -341,7 +341,7 @@ def heads_query(driver: Driver, look: int, where: Where, limit: int, prefix: str
 
 
 def end_query(driver: Driver, look: int, prefix: str) -> tuple[str, list[Any]]:
-    """Return the statement of the place at which so many entries of the driver end: value, created_at, run id."""
+    """Return the statement that finds where these entries of the driver end: value, created_at, run id."""
     rows, values = driver.rows(1, look - 1)
     text = f"SELECT driven_value, created_at, run_id FROM ({rows}) driven JOIN {prefix}runs ON runs.run_no = driven_no"
     return text, values
@@ -350,7 +350,7 @@ def end_query(driver: Driver, look: int, prefix: str) -> tuple[str, list[Any]]:
 def found_runs(
     query: RunQuery, rows: Sequence[Any], limit: int, end: Any, size_of: Callable[[Any], int]
 ) -> Found[RunHead]:
-    """Return an answer with its cursor, if there may be more. `end` is where the entries end that were looked at."""
+    """Return an answer with its cursor, if there may be more. `end` is the position after the examined entries."""
     taken = list(within(rows, query.most_bytes, size_of))
     place: Any = None
     if taken and (len(taken) < len(rows) or len(rows) == limit):
@@ -364,19 +364,19 @@ def found_runs(
 
 
 def part_of(query: RunQuery, cursor: Any) -> RunQuery:
-    """Return what is asked next for a query: behind what was found up to now, if it is to be answered in full."""
+    """Return the next part of a query that must be answered in full: what comes behind the runs found so far."""
     if not _is_answered_in_full(query):
         return query
     return replace(query, look=LONG_LOOK, before=query.before if cursor is None else cursor)
 
 
 def joined(found: Found[RunHead], more: Found[RunHead]) -> Found[RunHead]:
-    """Return two parts of an answer as one."""
+    """Combine two parts of an answer."""
     return Found([*found, *more], more.cursor, (*found.unreadable, *more.unreadable))
 
 
 def goes_on(query: RunQuery, found: Found[RunHead], limit: int) -> bool:
-    """Return whether more is to be looked for."""
+    """Return whether the search must continue."""
     if found.cursor is None or len(found) >= limit or not _is_answered_in_full(query):
         return False
     return query.most_bytes is None or not found
@@ -390,7 +390,7 @@ def _is_answered_in_full(query: RunQuery) -> bool:
 
 
 class CountPart(Struct, frozen=True):
-    """What is counted, named `runs` in a statement; which of it counts; and what finds whether there is more."""
+    """One part of a count: the rows, named `runs` in a statement, the condition, and the statement for "more"."""
 
     runs: tuple[str, list[Any]]
     condition: tuple[Any, ...] = ("TRUE",)
@@ -403,9 +403,9 @@ def counted(query: RunCountQuery) -> RunQuery:
 
 
 def count_parts(query: RunQuery, driver: Driver | None, look: int, prefix: str) -> Iterator[CountPart]:
-    """Yield what is counted. Unless few runs can match, those that are not completed are counted on their own.
+    """Yield the parts of a count. Unless few runs can match, runs that are not completed are counted separately.
 
-    They are few, as a rule, and found by their index: so it is known how many runs have failed among any number.
+    Usually they are few, and an index finds them: so the number of failed runs is known among any number of runs.
     """
     if driver is not None and driver.is_gathered:
         yield CountPart(_joined(driver.gathered(prefix), prefix))
@@ -439,12 +439,12 @@ def _uncompleted(query: RunQuery, prefix: str) -> Source:
 
 
 def counts_query(part: CountPart, where: Where) -> tuple[str, list[Any]]:
-    """Return the statement of the counts: workflow, status, count."""
+    """Return the statement that counts: workflow, status, count."""
     runs, values = part.runs
     text = f"SELECT plan_id, status, count(*) FROM {runs} {where.text} GROUP BY plan_id, status"
     return text, values + where.values()
 
 
 def found_counts(rows: Sequence[Any], limit: int, *, is_cut: bool) -> Found[RunCount]:
-    """Return an answer."""
+    """Return the counts as an answer."""
     return Found([RunCount(*row) for row in sorted(count_rows(rows))][:limit], is_cut or None)

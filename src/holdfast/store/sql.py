@@ -1,4 +1,4 @@
-"""What the SQL stores share: rows of tables as structs, and conditions of queries."""
+"""What the SQL stores share: conversion of rows to structs, and conditions of queries."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
@@ -71,7 +71,7 @@ AUDIT = "at, entry_id, tenant, project, environment, run_id, actor, token_id, op
 
 
 def plan_keys(plans: Iterable[Plan]) -> list[str]:
-    """Return each definition as one text, as SQL concatenates it. No name contains a line break."""
+    """Return each definition as one text, in the form that SQL concatenates. No name contains a line break."""
     return ["\n".join(plan) for plan in plans]
 
 
@@ -109,7 +109,7 @@ def host_lock_of(row: Any) -> HostLock:
 
 
 def registered_plan_of(row: Any) -> RegisteredPlan:
-    """Return the version of a plan in a row: tenant, plan_id, plan_version, sha256, uri, registered_by and _at."""
+    """Return the plan version in a row: tenant, plan_id, plan_version, sha256, uri, registered_by and registered_at."""
     names = ("tenant", "plan_id", "plan_version", "sha256", "uri", "registered_by", "registered_at")
     return RegisteredPlan(**{**dict(zip(names, row, strict=True)), "sha256": bytes(row[3]).hex()})
 
@@ -119,14 +119,14 @@ R = TypeVar("R")
 
 
 def plan_order(query: PlanQuery) -> str:
-    """Return in which order registered versions of plans are found."""
+    """Return the order in which registered versions of plans are found."""
     if query.newest_first:
         return "registered_at DESC, tenant DESC, plan_id DESC, plan_version DESC"
     return "tenant, plan_id, plan_version"
 
 
 def _reading(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a reader of rows raise `StoreCorrupt`, without quoting the row, if a row cannot be read."""
+    """Wrap a row reader: it raises `StoreCorrupt`, without quoting the row, if a row cannot be read."""
 
     @wraps(function)
     def read(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -143,7 +143,7 @@ class DamagedText(bytes):
 
 
 def text_or_damage(found: bytes) -> str | DamagedText:
-    """Return a text of the file, or the bytes that are not valid text."""
+    """Return a text of the file, or its bytes if they are not valid text."""
     try:
         return found.decode()
     except UnicodeDecodeError:
@@ -157,9 +157,9 @@ def found_of(
     place_of: Callable[[Any], Any],
     place: Any = None,
 ) -> Found[R]:
-    """Return the rows that can be read, and the names of damaged ones: a damaged row does not hide the others.
+    """Return the readable rows, and the names of damaged ones: a damaged row does not hide the others.
 
-    If there are damaged rows the cursor is the last row's: the reader of the answer may not see that row.
+    If there are damaged rows, the cursor is that of the last row: the reader of the answer may not see that row.
     """
     found: list[R] = []
     unreadable: list[str] = []
@@ -176,7 +176,7 @@ def found_of(
 
 
 def found_events(rows: Iterable[Any], missing: Iterable[str] = ()) -> Found[Event]:
-    """Return the events that rows of a run id and EVENT describe, the runs of damaged ones, and what is missing."""
+    """Return the events in rows of a run id and EVENT, the runs of damaged ones, and the missing runs."""
     found: list[Event] = []
     unreadable: dict[str, None] = {}
     for run_id, *row in rows:
@@ -274,7 +274,7 @@ def raw_of(text: str) -> Raw:
 
 @_reading
 def payload_of(text: str) -> Raw:
-    """Return the JSON text of a signal's payload as raw JSON, validated: it goes into the history as it is."""
+    """Return the JSON text of a signal's payload as raw JSON, validated, because it goes into the history unchanged."""
     return _raws.decode(text.encode())
 
 
@@ -339,7 +339,7 @@ LETTER = "letter_id, run_id, envelope, reason, detail, node, died_at, settled, s
 
 @_reading
 def letter_of(row: Sequence[Any]) -> DeadLetter:
-    """Return the dead letter that a row of LETTER describes. Some stores have its texts as bytes."""
+    """Return the dead letter that a row of LETTER describes. Some stores return its texts as bytes."""
     fields = dict(zip(LETTER.split(", "), row, strict=True))
     for name in ("detail", "settled_by"):
         if isinstance(fields[name], bytes):
@@ -363,14 +363,14 @@ def count_rows(rows: Sequence[Any]) -> list[tuple[str, RunStatus, int]]:
 
 
 def with_completed(counts: dict[str, int], every: int) -> dict[str, int]:
-    """Return how many runs have each status. Completed ones, nearly all, are in no index of theirs: the others are."""
+    """Return the number of runs by status. Only completed ones, nearly all, have no index: their number is the rest."""
     completed = every - sum(counts.values())
     return {**counts, "COMPLETED": completed} if completed > 0 else counts
 
 
 @_reading
 def audit_of(row: tuple[Any, ...]) -> AuditEntry:
-    """Return the entry that a row of AUDIT describes: the columns stand above the JSON."""
+    """Return the entry that a row of AUDIT describes: its columns take precedence over the JSON."""
     entry = _audit.decode(row[9])
     return replace(entry, at=row[0], tenant=row[2], project=row[3], environment=row[4], run_id=row[5])
 
@@ -392,12 +392,12 @@ def archived_run_of(row: Sequence[Any]) -> ArchivedRun:
 
 
 def text_bytes(row: Iterable[Any]) -> int:
-    """Return about how large a row is: the length of its texts."""
+    """Return the approximate size of a row: the length of its texts."""
     return sum(len(value) for value in row if isinstance(value, str | bytes))
 
 
 def place_of(row: Sequence[Any]) -> PlaceInLine:
-    """Return what waits for a place from its row."""
+    """Return the waiting run or call in a row."""
     run_id, step_id, limit, key, taken, taken_of_key, before, waiting = row
     return PlaceInLine(
         run_id=run_id,
@@ -427,7 +427,7 @@ _IS_LOOKUP: dict[type, Callable[[Any], bool]] = {
 
 
 def is_lookup(query: Struct) -> bool:
-    """Return whether an index leads to the few rows of a query. Others may take long, and must not delay turns."""
+    """Return whether an index narrows a query to few rows. Other queries may take long, and must not delay turns."""
     check = _IS_LOOKUP.get(type(query))
     return check is not None and check(query)
 
@@ -438,33 +438,33 @@ _LOWERED = str.maketrans(ascii_uppercase, ascii_lowercase)
 
 
 def lowered(text: str) -> str:
-    """Return a text with a to z for A to Z; all other letters stay."""
+    """Return a text with A to Z in lower case; all other letters stay unchanged."""
     return text.translate(_LOWERED)
 
 
 def words_of(text: str | None) -> list[str]:
     """Return the words of a search: all of them have to match.
 
-    Every store finds the same, in a run's id, workflow, reference, tags and last error, and in a task's name and
-    payload, as JSON: a word is a part of one of these texts, case is ignored for A to Z only, and a word with a NUL
+    Every store finds the same in a run's id, workflow, reference, tags and last error, and in a task's name and
+    payload, as JSON: a word must be part of one of these texts, case is ignored for A to Z only, and a word with a NUL
     matches nothing.
     """
     return lowered(text or "").split()
 
 
 def in_json(word: str) -> str:
-    """Return a word as it is written within a JSON text."""
+    """Return a word as it is written in a JSON text."""
     return msgspec.json.encode(word).decode()[1:-1]
 
 
 def numbered(text: str) -> str:
-    """Return a statement with its parameters numbered from $1, as in PostgreSQL. It holds no other `?`."""
+    """Return a statement with its parameters numbered from $1, as in PostgreSQL. It must contain no other `?`."""
     first, *rest = text.split("?")
     return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))
 
 
 class Where:
-    """The conditions of a query, and their values."""
+    """The conditions of a query, with their values."""
 
     def __init__(self) -> None:
         self._conditions: list[str] = []
@@ -487,7 +487,7 @@ class Where:
 
     @property
     def numbered(self) -> str:
-        """The clause with its parameters numbered from $1, as in PostgreSQL. No condition holds another `?`."""
+        """The clause with its parameters numbered from $1, as in PostgreSQL. No condition contains another `?`."""
         return numbered(self.text)
 
     @property
@@ -500,11 +500,11 @@ class Where:
         return [*self._values, *limit]
 
 
-# --- conditions that both databases share: `runs` is how the table is named in a statement
+# --- conditions that both databases share: `runs` is the name of the table in a statement
 
 
 def add_run_conditions(where: Where, query: RunQuery, has_tag: str) -> None:
-    """Add which runs are looked for, beside their ids and words."""
+    """Add the conditions on runs, except for ids and words."""
     where.add_given("tenant = ?", query.tenant)
     where.add_given("plan_id = ?", query.workflow)
     where.add_given("status = ?", None if query.status is None else str(query.status))
@@ -520,7 +520,7 @@ def add_run_conditions(where: Where, query: RunQuery, has_tag: str) -> None:
 
 
 def schedule_conditions(query: ScheduleQuery) -> tuple[Where, str]:
-    """Return which schedules are looked for, and in which order."""
+    """Return the conditions on schedules, and their order."""
     where = Where()
     for column in ("tenant", "project", "environment", "schedule_id", "app", "workflow"):
         where.add_given(f"{column} = ?", getattr(query, column))
@@ -535,7 +535,7 @@ def schedule_conditions(query: ScheduleQuery) -> tuple[Where, str]:
 
 
 def wait_conditions(query: WaitQuery) -> Where:
-    """Return which waits are looked for, among waits joined with their runs."""
+    """Return the conditions on waits, which are joined with their runs."""
     where = Where()
     where.add("(run_id, step_id) > (?, ?)", *query.after)
     where.add_given("tenant = ?", query.tenant)
@@ -545,7 +545,7 @@ def wait_conditions(query: WaitQuery) -> Where:
 
 
 def mailbox_conditions(query: MailboxQuery, runs: str, behind: str) -> Where:
-    """Return which signals are looked for. `behind` compares with the place after which to look, over all runs."""
+    """Return the conditions on signals. `behind` compares with the position after which to search, across all runs."""
     of_run = f"EXISTS (SELECT 1 FROM {runs} WHERE runs.run_no = signals.run_no AND {{}})"
     where = Where()
     if query.run_id is not None:
@@ -564,7 +564,7 @@ def mailbox_conditions(query: MailboxQuery, runs: str, behind: str) -> Where:
 
 
 def add_task_conditions(where: Where, query: TaskQuery, runs: str) -> None:
-    """Add which tasks are looked for, as far as that is in columns of their own, or in their run's."""
+    """Add the conditions on tasks, as far as they concern columns of the task or its run."""
     where.add_given(f"run_no = (SELECT run_no FROM {runs} WHERE run_id = ?)", query.run_id)
     where.add_given("task_id = ?", query.task_id)
     where.add_given("status = ?", query.status)
@@ -574,7 +574,7 @@ def add_task_conditions(where: Where, query: TaskQuery, runs: str) -> None:
 
 
 def letter_conditions(query: DeadLetterQuery, runs: str) -> Where:
-    """Return which dead letters are looked for, among dead letters joined with their runs."""
+    """Return the conditions on dead letters, which are joined with their runs."""
     where = Where()
     where.add("(died_at, letter_id) > (?, ?)", *query.after)
     where.add_given("tenant = ?", query.tenant)
@@ -609,7 +609,7 @@ def bulletin_of(row: Any) -> Bulletin:
 
 
 def bulletin_conditions(query: BulletinQuery, now: Instant) -> Where:
-    """Return the conditions of a query for bulletins, but for their ids."""
+    """Return the conditions of a query for bulletins, except for their ids."""
     where = Where()
     where.add("kind = ?", query.kind)
     where.add("expires_at > ?", now)
@@ -641,7 +641,7 @@ BUS_LETTER = "l.letter_id, s.name, l.run_id, l.from_seq, l.to_seq, l.attempts, l
 
 @_reading
 def sink_status_of(row: Any) -> SinkStatus:
-    """Return the sink that a row of SINK describes, and how it does; behind them what was counted of it, if it was."""
+    """Return the sink that a row of SINK describes, and its state, followed by its counts, if they were taken."""
     number, _, text, failures, due_at, error, failed_at, delivered_at, delivered, *counted = row
     backlog, oldest_at, dead_letters = counted or (0, None, 0)
     return SinkStatus(
@@ -661,7 +661,7 @@ def sink_status_of(row: Any) -> SinkStatus:
 
 @_reading
 def outbox_entry_of(row: Any) -> OutboxEntry:
-    """Return the entry that a row of ENTRY describes. Of a run that is gone nothing but its number is known."""
+    """Return the entry that a row of ENTRY describes. For a deleted run only the run's number is known."""
     number, run_id, from_seq, to_seq, at, attempts, due_at, tenant, project, environment, workflow, version = row
     return OutboxEntry(
         number=number,
@@ -693,7 +693,7 @@ def bus_letter_of(row: Any) -> BusDeadLetter:
 
 
 def sink_conditions(query: SinkQuery) -> "Where":
-    """Return which sinks a query names."""
+    """Return the conditions on sinks."""
     where = Where()
     where.add("name > ?", query.after)
     where.add_given("name = ?", query.name)
@@ -702,7 +702,7 @@ def sink_conditions(query: SinkQuery) -> "Where":
 
 
 def bus_letter_conditions(query: BusDeadLetterQuery) -> "Where":
-    """Return which dead letters of the bus a query names."""
+    """Return the conditions on dead letters of the bus."""
     where = Where()
     where.add("(l.died_at, l.letter_id) > (?, ?)", *query.after)
     where.add_given("s.tenant = ?", query.tenant)

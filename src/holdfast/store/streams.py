@@ -1,4 +1,4 @@
-"""Appends to streams as all stores do them: what is there is read, decided on in order, and written together."""
+"""Appends to streams, shared by all stores: read the present state, decide in order, and write together."""
 
 from msgspec import Raw
 
@@ -18,7 +18,7 @@ from holdfast.errors import Conflict
 from holdfast.store.types import Refused
 
 Key = tuple[int, str]
-"""The number of a run, and the name of a stream of it."""
+"""The number of a run, and the name of one of its streams."""
 
 PAGE_SEGMENTS = 64
 """How many segments one read of a stream returns at most."""
@@ -27,7 +27,7 @@ EMPTY = StreamHead()
 
 
 class StreamBatch:
-    """The streams that a call appends to: as they were read, and then as they are to be written."""
+    """The streams that a call appends to: first as they were read, then as they are to be written."""
 
     def __init__(self, most_bytes: int, now: Instant) -> None:
         self._most_bytes = most_bytes
@@ -39,7 +39,7 @@ class StreamBatch:
         self.segments: list[tuple[Key, StreamSegment]] = []
 
     def append(self, run_no: int, given: StreamAppend) -> Appended | Refused:
-        """Append what an attempt writes, if it follows what is there."""
+        """Append what an attempt writes, if it continues the stream."""
         key = run_no, given.name
         head, writer = self.heads.get(key, EMPTY), self.writers.get((key, given.step_id))
         decided = decide_append(head, writer, given, self._most_bytes, self._now)
@@ -65,18 +65,18 @@ class StreamBatch:
             self.heads[key] = head
             self.changed_heads[key] = None
 
-    # --- rows, of all databases
+    # --- rows, for all databases
 
     def head_rows(self) -> list[tuple[int, str, int, int, int, bool]]:
-        """Return the rows of `streams` that are to be written."""
+        """Return the rows of `streams` to write."""
         return [head_row(*key, self.heads[key]) for key in self.changed_heads]
 
     def writer_rows(self) -> list[tuple[int, str, str, int, int, int, int]]:
-        """Return the rows of `stream_writers` that are to be written."""
+        """Return the rows of `stream_writers` to write."""
         return [writer_row(*key, step_id, self.writers[key, step_id]) for key, step_id in self.changed_writers]
 
     def segment_rows(self) -> list[tuple[int, str, int, int, str, int, Instant, int | None, str]]:
-        """Return the rows of `stream_segments` that are new."""
+        """Return the new rows of `stream_segments`."""
         return [segment_row(*key, segment) for key, segment in self.segments]
 
 
@@ -106,24 +106,24 @@ def segment_row(
 
 
 def head_of(last_seq: int, size: int, dropped: int, is_closed: int) -> StreamHead:
-    """Return a stream from what its row says behind its name."""
+    """Return a stream from the columns of its row after the name."""
     return StreamHead(last_seq=last_seq, size=size, dropped=dropped, is_closed=bool(is_closed))
 
 
 def named_stream_of(run_id: str, name: str, *head: int) -> NamedStream:
-    """Return a stream from what its row says."""
+    """Return a stream from its row."""
     return NamedStream(run_id=run_id, name=name, head=head_of(*head))
 
 
 def writer_of(attempt: int, epoch: int, first_seq: int, count: int) -> StreamWriter:
-    """Return a writer from what its row says behind its step."""
+    """Return a writer from the columns of its row after the step."""
     return StreamWriter(attempt=attempt, epoch=epoch, first_seq=first_seq, count=count)
 
 
 def segment_of(
     run_id: str, first_seq: int, count: int, step_id: str, attempt: int, at: Instant, restarted: int | None, body: str
 ) -> StreamSegment:
-    """Return a segment from what its row says behind the stream's name."""
+    """Return a segment from the columns of its row after the stream's name."""
     return StreamSegment(
         run_id=run_id,
         first_seq=first_seq,

@@ -1,8 +1,8 @@
-"""A run as a whole, in a form that every store can give and take: what `store copy` carries from one to another.
+"""A complete run, in a form that every store can export and import: `store copy` moves these between stores.
 
-A store that takes part has a `Transfer` (`sqlite/transfer.py`, `postgres/transfer.py`, `s3/transfer.py`). It reads runs
-with everything that belongs to them, and writes them as they were: their times, numbers and ids stay. Only the owner
-does not go along: a run that had one is written without it, with the next epoch, and is ready at once, as after
+A store that supports this has a `Transfer` (`sqlite/transfer.py`, `postgres/transfer.py`, `s3/transfer.py`). It reads
+runs with everything that belongs to them, and writes them unchanged: with the same times, numbers and ids. Only the
+owner is not copied: a run that had one is written without it, with the next epoch, and is ready immediately, as after
 `release`.
 """
 
@@ -27,7 +27,7 @@ from holdfast.store import port, sql, streams
 from holdfast.store.memory.jobs import Work
 
 RUNS_AT_ONCE = 50
-"""How many runs are read or written by one call."""
+"""How many runs are read or written in one call."""
 
 
 class WholeRun(Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class WholeRun(Struct, frozen=True, kw_only=True):
     letters: tuple[DeadLetter, ...]
     attributes: Attributes
     has_place: bool = False
-    """Whether it is queued for admission, or counts among the runs that are inside."""
+    """Whether it is queued for admission, or counts among the admitted runs."""
     streams: tuple[WholeStream, ...] = ()
 
     def digest(self) -> str:
@@ -73,7 +73,7 @@ class WholeRun(Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
     def released(self, now: Instant) -> "WholeRun":
-        """Return the run as it is without its owner."""
+        """Return the run as it is without an owner."""
         head = self.head
         if head.lease_owner is None:
             return self
@@ -83,36 +83,36 @@ class WholeRun(Struct, frozen=True, kw_only=True):
 
 
 def _comparable(work: Work) -> tuple[Any, ...]:
-    """Return what matters of a step's activity. Without a job there are only details."""
+    """Return the parts of a step's activity that must be equal. Without a job there are only details."""
     details = None if work.details is None else sql.text_of(work.details)
     return (details, None, None, None) if work.job is None else (details, work.visible_at, work.taken_by, work.job)
 
 
 class Transfer(Protocol):
-    """What a store that can be copied has beside the verbs of the port."""
+    """The verbs that a store offers, besides those of the port, if it can be copied."""
 
     async def settle(self) -> None:
-        """Complete what is under way between runs, so that each run is whole by itself."""
+        """Complete pending deliveries between runs, so that each run is complete by itself."""
         ...
 
     async def read_runs(self, run_ids: Sequence[str]) -> list[WholeRun | None]:
-        """Return runs as a whole; None for an unknown one."""
+        """Return complete runs; None for an unknown one."""
         ...
 
     async def write_runs(self, runs: Sequence[WholeRun]) -> None:
-        """Write runs as they were, over what there is of them. Each is written wholly or not at all."""
+        """Write runs unchanged, replacing what the store has of them. Each is written completely or not at all."""
         ...
 
     async def write_audit(self, entries: Sequence[AuditEntry]) -> None:
-        """Write entries of the audit log with their times, each once."""
+        """Write entries of the audit log with their original times, each once."""
         ...
 
     async def write_archived(self, runs: Sequence[port.ArchivedRun]) -> None:
-        """Write where deleted runs are archived, each once."""
+        """Write archive locations of deleted runs, each once."""
         ...
 
 
-# --- what the databases have in common
+# --- shared by the databases
 
 
 COLUMNS = {
@@ -130,7 +130,7 @@ COLUMNS = {
     "stream_writers": streams.WRITER,
     "stream_segments": streams.SEGMENT,
 }
-"""What is read of a run, by the names of the tables. Both databases have them."""
+"""The columns that are read of a run, by table. Both databases have them."""
 
 RUN = f"{sql.HEAD}, request_key, input_sha256, last_accepted_at".removeprefix("runs.")
 
@@ -229,7 +229,7 @@ def signal_row(number: int, signal: Signal) -> tuple[Any, ...]:
 
 
 def work_row(step_id: str, work: Work) -> tuple[Any, ...]:
-    """Return the row of a step's activity: step, queue, activity, visible, taken by, next attempt, details, job."""
+    """Return the row of a step's activity: step, queue, activity, visible, owner, next attempt, details, job."""
     details = None if work.details is None else sql.text_of(work.details)
     job = work.job
     if job is None:

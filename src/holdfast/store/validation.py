@@ -1,4 +1,4 @@
-"""Checks of arguments, the same in every store: what no store can keep or look up is refused before it is asked."""
+"""Checks of arguments, the same in every store: they refuse what no store can store or look up, before any access."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -90,11 +90,11 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 RECONCILIATION = "activity reconciliation"
-"""What a step with an idempotency key needs, as errors say."""
+"""The feature that a step with an idempotency key requires, as named in errors."""
 
 
 def check_ownership(store: RunStore, mode: Ownership) -> None:
-    """Refuse a store that cannot guard commits as `mode` demands. Call before claiming anything."""
+    """Refuse a store that cannot guard commits as `mode` demands. Call this before claiming anything."""
     if mode == "cas-required":
         require_conditional_batch(store, f"checkpoint_ownership={mode!r}")
     elif mode != "single-owner":
@@ -114,7 +114,7 @@ def require_conditional_batch(store: RunStore, feature: str) -> None:
 
 
 def lacks(store: object, capability: str, feature: str) -> CheckpointOwnershipCapabilityError:
-    """Return the error of a feature that a store refuses, because it lacks a capability."""
+    """Return the error of a feature that a store refuses because it lacks a capability."""
     name = _class_of(store)
     return CheckpointOwnershipCapabilityError(
         f"{feature} needs the store capability {capability}, and {name} does not have it: use another store for it",
@@ -125,7 +125,7 @@ def lacks(store: object, capability: str, feature: str) -> CheckpointOwnershipCa
 
 
 def _class_of(store: object) -> str:
-    """Return the name of the class that declares a store's capabilities, however many others pass calls on to it."""
+    """Return the name of the class that declares a store's capabilities, through any number of wrappers."""
     declared = getattr(store, "capabilities", None)
     while (inner := getattr(store, "inner", None)) is not None and inner.capabilities == declared:
         store = inner
@@ -141,9 +141,9 @@ def require_for_signals(store: RunStore, requests: Iterable[Any]) -> None:
 
 
 def id_of_request(store: RunStore, given: str | None, ids: Ids) -> str | None:
-    """Return the id of a request: that of its sender, or a fresh one, under which the engine may repeat it.
+    """Return the id of a request: the sender's, or a new one that lets the engine repeat the request.
 
-    A store that could not recognise the repetition gets no fresh id, and the request is sent once.
+    If the store could not recognise the repetition, there is no new id, and the request is sent once.
     """
     return ids.new_id() if given is None and store.capabilities.conditional_batch else given
 
@@ -155,7 +155,7 @@ def require_for_records(store: RunStore, items: Iterable[Turn | NewRun]) -> None
 
 
 def check_batch(items: Sequence[Any], limits: Limits) -> None:
-    """Refuse a batch that would hold the store for too long."""
+    """Refuse a batch that would occupy the store for too long."""
     if len(items) > limits.batch_items:
         raise InvalidInput(f"a batch has at most {limits.batch_items} items, this one has {len(items)}")
 
@@ -168,7 +168,7 @@ def check_page(limit: int) -> int:
 
 
 def check_values(**values: Any) -> None:
-    """Refuse what no store can look up: text that is not Unicode, numbers past 2^62, and anything else."""
+    """Refuse what no store can look up: text that is not Unicode, numbers above 2^62, and other types."""
     for field, value in values.items():
         if value is None or (type(value) is str and value.isascii()):
             continue
@@ -224,7 +224,7 @@ def _check_conditions(query: RunQuery) -> None:
 
 
 def _check_behind(order: Order | None, value: Any, created_at: Any, run_id: Any) -> None:
-    """Refuse a place in an order whose value is not of what the runs are ordered by: a caller gives back cursors."""
+    """Refuse a position in an order whose value has another type than the order: cursors come back from callers."""
     kind = None if order is None else order.kind
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
     if (not isinstance(value, str)) if kind == "s" else not is_number:
@@ -233,12 +233,12 @@ def _check_behind(order: Order | None, value: Any, created_at: Any, run_id: Any)
 
 
 def _can_be_indexed(attributes: Attributes) -> bool:
-    """Return whether every store can keep these attributes in its index."""
+    """Return whether every store can index these attributes."""
     return all(kind != "s" or "\0" not in str(value) for _, kind, value in rows_of(attributes))
 
 
 def finder_of(finders: Mapping[type, F], query: Struct) -> F:
-    """Return the function that answers such a query; refuse a query that has none, or that no store can answer."""
+    """Return the function that answers such a query; refuse a query that no store can answer, or that has none."""
     finder = finders.get(type(query))
     if finder is None:
         raise InvalidInput(f"a store cannot look for a {type(query).__qualname__}", field="query")
@@ -288,7 +288,7 @@ def check_lease(node: str, lease_ms: int, plans: Sequence[Any] | None = None) ->
 
 
 def check_names(field: str, names: Sequence[Any], limits: Limits | None = None) -> None:
-    """Refuse a list that contains something else than names."""
+    """Refuse a list that contains anything but names."""
     if limits is not None:
         check_batch(names, limits)
     for name in names:
@@ -335,7 +335,7 @@ def check_acquire_limited(
 
 
 def check_heartbeats(node: str, beats: Sequence[Heartbeat], visible_ms: int, limits: Limits) -> None:
-    """Refuse heartbeats of which one is malformed."""
+    """Refuse a batch with a malformed heartbeat."""
     check_names("node", [node])
     check_visible(visible_ms)
     check_batch(beats, limits)
@@ -383,11 +383,11 @@ _FILLED_BY_CALLERS: frozenset[type] = frozenset(
         e.TaskRefused,
     }
 )
-"""Bodies with fields, beside names and JSON, that come from callers' code."""
+"""Bodies that contain more from callers' code than names and JSON."""
 
 
 def can_be_read(events: Iterable[Event]) -> bool:
-    """Return whether these events can be read again once they are written. Others are refused, never stored."""
+    """Return whether these events can be read back once written. Others are refused, never stored."""
     for event in events:
         if type(event.data) in _FILLED_BY_CALLERS:
             try:
@@ -398,7 +398,7 @@ def can_be_read(events: Iterable[Event]) -> bool:
 
 
 def can_be_kept(turn: Turn) -> bool:
-    """Return whether everything that a turn writes can be read again."""
+    """Return whether everything that a turn writes can be read back."""
     if turn.attributes is not None and not _can_be_indexed(turn.attributes):
         return False
     if turn.admission is not None and (check_admission_request(turn.admission) is not None or not turn.release):
@@ -414,7 +414,7 @@ def can_be_kept(turn: Turn) -> bool:
 
 
 def can_be_streamed(turn: Turn) -> bool:
-    """Return whether what the turn appends to streams can be read again."""
+    """Return whether what the turn appends to streams can be read back."""
     return all(_check_chunks(given) is None for given in turn.streams)
 
 
@@ -428,7 +428,7 @@ def _check_chunks(given: Any) -> InvalidInput | None:
 
 
 def check_append(given: Any) -> InvalidInput | None:
-    """Return why nothing can be appended to a stream so, or None."""
+    """Return why this cannot be appended to a stream, or None."""
     if not isinstance(given, StreamAppend):
         return InvalidInput(f"what is appended to a stream is a StreamAppend, not {type(given).__qualname__}")
     for field in ("run_id", "name", "step_id", "node"):
@@ -449,7 +449,7 @@ def check_append(given: Any) -> InvalidInput | None:
 
 
 def check_stream_reads(items: Sequence[Any], limits: Limits) -> None:
-    """Refuse reads of streams of which one is malformed."""
+    """Refuse a batch with a malformed read of a stream."""
     check_batch(items, limits)
     for item in items:
         if not isinstance(item, StreamRead):
@@ -462,7 +462,7 @@ def check_stream_reads(items: Sequence[Any], limits: Limits) -> None:
 
 
 def can_be_queued(turn: Turn) -> bool:
-    """Return whether the turn's jobs belong to its run and can be read again."""
+    """Return whether the turn's jobs belong to its run and can be read back."""
     return all(_check_job(job, turn.run_id) is None for job in turn.jobs)
 
 
@@ -509,7 +509,7 @@ def check_first_signals(new: NewRun, limits: Limits) -> CallerError | None:
 
 
 def can_be_dead_lettered(turn: Turn) -> bool:
-    """Return whether the turn's dead letters belong to its run and can be read again."""
+    """Return whether the turn's dead letters belong to its run and can be read back."""
     return all(_check_letter(letter, turn.run_id) is None for letter in turn.dead)
 
 
@@ -534,7 +534,7 @@ def check_settlement(ids: Sequence[Any], action: Any, actor: Any, limits: Limits
 
 
 def check_definitions(definitions: Sequence[Any], limits: Limits) -> None:
-    """Refuse definitions that could not be stored, or not be read again."""
+    """Refuse definitions that could not be stored or read back."""
     check_batch(definitions, limits)
     for definition in definitions:
         problem = check_declaration(definition)
@@ -543,7 +543,7 @@ def check_definitions(definitions: Sequence[Any], limits: Limits) -> None:
 
 
 def check_tokens(tokens: Sequence[Any], limits: Limits) -> None:
-    """Refuse tokens that could not be stored, or not be found again."""
+    """Refuse tokens that could not be stored or found again."""
     check_batch(tokens, limits)
     for token in tokens:
         if not isinstance(token, AccessToken):
@@ -558,7 +558,7 @@ def check_tokens(tokens: Sequence[Any], limits: Limits) -> None:
 
 
 def check_audit(entries: Sequence[Any], limits: Limits) -> None:
-    """Refuse entries of the audit log that could not be stored, or not be found again."""
+    """Refuse entries of the audit log that could not be stored or found again."""
     check_batch(entries, limits)
     for entry in entries:
         problem = unfit_entry(entry)
@@ -602,7 +602,7 @@ def check_purge(policy: PurgePolicy, audit: AuditEntry | None, limits: Limits) -
 
 
 def check_archived(policy: PurgePolicy) -> None:
-    """Refuse what is said to be archived and could not be stored, or is not what the purge deletes."""
+    """Refuse archive locations that could not be stored, or that are not of the runs that the purge deletes."""
     if policy.archived and policy.run_ids is None:
         raise InvalidInput("archived runs are deleted by their ids: give run_ids", field="archived")
     given: Sequence[Any] = policy.archived
@@ -621,9 +621,9 @@ def check_lock(name: Any, owner: Any, lease_ms: Any = 1, epoch: Any = 1) -> None
 
 
 def started_before(new: NewRun, find: Callable[[str], str | None]) -> Existing | Refused:
-    """Return the answer about a run of a commit that is made again: `find` looks for it by the key of its request.
+    """Return the answer about a run of a repeated commit: `find` looks it up by the key of its request.
 
-    Nothing is created: a run that is not there was deleted since.
+    Nothing is created: a run that does not exist was deleted since.
     """
     problem = check_new_run(new)
     return Existing(find(new.request_key) or new.run_id) if problem is None else Refused(problem)
@@ -640,7 +640,7 @@ def check_committed_schedule(
 
 
 def check_stored_schedule(schedule: Any) -> None:
-    """Refuse a schedule that could not be stored, or not be read again."""
+    """Refuse a schedule that could not be stored or read back."""
     if not isinstance(schedule, Schedule):
         raise InvalidInput(f"what is stored is a Schedule, not {type(schedule).__qualname__}", field="schedule")
     check_types(replace(schedule, input=e.NULL, context=e.NULL))
@@ -652,7 +652,7 @@ def check_stored_schedule(schedule: Any) -> None:
 
 
 def check_plan_body(tenant: Any, sha256: Any, body: Any = b"") -> None:
-    """Refuse the body of a plan that could not be stored, or the name of one."""
+    """Refuse the body of a plan that could not be stored, or a malformed hash."""
     check_names("tenant", [tenant])
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise InvalidInput("sha256 must be 64 hex digits", field="sha256")
@@ -667,7 +667,7 @@ def check_plan_body(tenant: Any, sha256: Any, body: Any = b"") -> None:
 
 
 PLAN_BODY_BYTES = 2 * PLAN_BYTES
-"""How large the body of a plan is at most as a store keeps it: sealed ones are larger."""
+"""The maximum size of a plan's body in a store: sealed bodies are larger."""
 
 
 def check_registered_plan(plan: Any) -> None:
@@ -684,7 +684,7 @@ def check_registered_plan(plan: Any) -> None:
 
 
 URI_CHARS = 2_000
-"""How long the address of a plan may be."""
+"""The maximum length of a plan's address."""
 
 
 def _is_unicode(text: str) -> bool:
@@ -702,7 +702,7 @@ def check_put_sink(sink: Any, audit: AuditEntry | None, limits: Limits) -> None:
 
 
 def check_sink_name(name: Any, audit: AuditEntry | None, limits: Limits) -> None:
-    """Refuse what cannot be the name of a sink."""
+    """Refuse a malformed name of a sink."""
     check_names("sink", [name])
     check_audit(() if audit is None else (audit,), limits)
 
@@ -766,7 +766,7 @@ def check_key(name: Any, key: Any) -> None:
 
 
 def check_bulletins(kind: Any, bodies: Mapping[str, Any], keep_ms: Any, limits: Limits) -> None:
-    """Refuse bulletins that could not be stored, or not be found again."""
+    """Refuse bulletins that could not be stored or found again."""
     check_names("kind", [kind])
     check_names("bulletin_id", list(bodies), limits)
     if type(keep_ms) is not int or not 1 <= keep_ms <= DURATION_MS:
@@ -784,7 +784,7 @@ _KEY_OF = attrgetter("idempotency_key")
 
 
 def check_new_run(new: Any) -> CallerError | None:
-    """Return why the run cannot be created whatever is in the store, or None."""
+    """Return why the run cannot be created in any state of the store, or None."""
     if not isinstance(new, NewRun):
         return InvalidInput(f"a run to create is a NewRun, not {type(new).__qualname__}")
     problem = (
@@ -844,7 +844,7 @@ def check_new_run(new: Any) -> CallerError | None:
 
 
 def _check_reuse(new: NewRun, reuse: Any) -> CallerError | None:
-    """Return why this cannot be what becomes of an id that is taken, or None."""
+    """Return why this reuse of a taken id is invalid, or None."""
     run_id = new.run_id
     if not isinstance(reuse, Reuse) or reuse.policy not in (*get_args(ReusePolicy), "debounce"):
         return InvalidInput(f"reuse is one of {', '.join(get_args(ReusePolicy))}", field="reuse")
@@ -863,7 +863,7 @@ def _check_reuse(new: NewRun, reuse: Any) -> CallerError | None:
 
 
 def _is_later_input(signals: Sequence[SignalRequest]) -> bool:
-    """Return whether this is what replaces the input of a debounced run."""
+    """Return whether this signal replaces the input of a debounced run."""
     parts = [(each.name, each.step_id, each.signal_id is None, each.expected_version) for each in signals]
     return parts == [(OUTCOME_SIGNAL, INPUT_STEP, False, None)]
 
@@ -871,13 +871,13 @@ def _is_later_input(signals: Sequence[SignalRequest]) -> bool:
 def _unfit_place(*names: Any) -> InvalidInput | None:
     try:
         return _unfit_names(names)
-    except TypeError:  # a name that cannot be hashed is no name
+    except TypeError:  # a name that cannot be hashed is invalid
         return _unfit_names.__wrapped__(names)
 
 
 @lru_cache(maxsize=1_024, typed=True)
 def _unfit_names(names: tuple[Any, ...]) -> InvalidInput | None:
-    """Return why a run cannot have these names, or None. Cached: there are few different ones, and many runs."""
+    """Return why a run cannot have these names, or None. Cached: many runs share few names."""
     for field, name in zip(("tenant", "project", "environment", "plan_id", "plan_version"), names, strict=True):
         problem = check_name(field, name)
         if problem is not None:
@@ -886,7 +886,7 @@ def _unfit_names(names: tuple[Any, ...]) -> InvalidInput | None:
 
 
 def check_item(item: Any, limits: Limits) -> CallerError | None:
-    """Return why the item cannot be delivered whatever is in the store, or None."""
+    """Return why the item cannot be delivered in any state of the store, or None."""
     if isinstance(item, Message):
         return check_message(item)
     if isinstance(item, SignalRequest):

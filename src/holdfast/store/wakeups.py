@@ -1,11 +1,11 @@
-"""Wake-ups: hints that some run may have become ready, within a process and between those that share a file.
+"""Wake-ups: hints that a run may have become ready, within a process and between processes that share a file.
 
-An idle node waits here until the next due instant, or until it is notified. Losing a wake-up costs latency, never
-correctness; a spurious one costs one query.
+An idle node waits here until the next due instant or a notification. Losing a wake-up costs latency, never correctness;
+a spurious one costs one query.
 
-A notification says what it is about, so that listeners that are not concerned sleep on, and which runs have ended, so
-that a caller of one of them reads its end at once, and nothing of the others. Runs are named by digests, because ids
-may be names of people, and every user of a database may listen there.
+A notification has a topic, so that other listeners keep sleeping, and names the runs that have ended, so that a caller
+waiting for one of them reads its result immediately, and callers waiting for other runs read nothing. Runs are named by
+digests, because ids may be names of people, and every user of a database may listen there.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from holdfast.store.types import NewRun, Turn
 
 PRIVATE_FOLDER = 0o700
 PRIVATE_SOCKET = 0o600
-"""Other users can neither wake the nodes of a file nor see who they are."""
+"""Other users can neither wake the nodes of a file nor see their identities."""
 
 DATAGRAM_BYTES = 8_192
 
@@ -38,12 +38,12 @@ LONGEST_ADDRESS = 100
 
 
 Topic = Literal["runs", "changes", "streams"]
-"""What a notification is about: runs that may have become ready, or will be due; runs that have changed, and are not
-ready for it; or streams."""
+"""What a notification is about: runs that may have become ready or have a new due time; runs that have changed without
+becoming ready; or streams."""
 
 Interest = Literal["runs", "changes", "ends", "streams"]
-"""What wakes a listener. Nodes: `runs`. Callers that wait for runs to end: `ends`. Others: `changes`, which is all that
-is about runs, or `streams`, which is everything."""
+"""What wakes a listener. Nodes: `runs`. Callers that wait for runs to end: `ends`. Others: `changes`, which includes
+everything about runs, or `streams`, which includes everything."""
 
 HEARD: dict[Interest, frozenset[Topic]] = {
     "runs": frozenset({"runs"}),
@@ -56,20 +56,20 @@ NOTHING: frozenset[int] = frozenset()
 """No run has ended."""
 
 MOST_ENDS = 20_000
-"""How many ended runs a listener, or what is about to be sent, remembers. More are as good as not known which."""
+"""How many ended runs a listener or a pending message remembers. Beyond that they count as unknown."""
 
 Ended = frozenset[int] | None
-"""Digests of the runs that have ended; None if it is not known which have, if any."""
+"""Digests of the runs that have ended; None if it is unknown which have, if any."""
 
 
 News = tuple[Topic, Ended]
-"""What a notification says."""
+"""The content of a notification."""
 
 READY: News = "runs", NOTHING
 
 
 def digest_of(run_id: str) -> int:
-    """Return the number by which a notification names a run. Two runs may share one: that costs a query."""
+    """Return the number by which a notification names a run. Two runs may share a number: that costs a query."""
     return crc32(run_id.encode())
 
 
@@ -81,7 +81,7 @@ class Listener(Protocol):
         ...
 
     def take_ended(self) -> Ended:
-        """Return which runs have ended by the notifications that were waited for; of interest for `ends` only."""
+        """Return the runs that have ended according to the notifications received; for the interest `ends` only."""
         ...
 
     def close(self) -> None:
@@ -93,20 +93,20 @@ class Wakeups(Protocol):
     """The notifications of one store."""
 
     def notify(self, topic: Topic = "runs", ended: Ended = None) -> None:
-        """Wake who is interested, here and in other processes. Never blocks, never raises."""
+        """Wake the interested listeners, here and in other processes. Never blocks, never raises."""
         ...
 
     def listen(self, interest: Interest = "changes") -> Listener:
-        """Begin to listen."""
+        """Start to listen."""
         ...
 
     def close(self) -> None:
-        """Release every resource, and wake the listeners that still wait."""
+        """Release every resource, and wake the listeners that are still waiting."""
         ...
 
 
 class Pending:
-    """What is to be said, until it is: several notifications become one."""
+    """A notification to be sent: several notifications are merged into one."""
 
     def __init__(self) -> None:
         self._topics: set[Topic] = set()
@@ -116,13 +116,13 @@ class Pending:
         return bool(self._topics)
 
     def add(self, topic: Topic, ended: Ended) -> None:
-        """Say this too."""
+        """Add a notification."""
         self._topics.add(topic)
         if topic != "streams":
             self._ended = _joined(self._ended, ended)
 
     def take(self) -> News:
-        """Return what is to be said now."""
+        """Return the merged notification, and start over."""
         topics, ended = self._topics, self._ended
         self._topics, self._ended = set(), set()
         topic: Topic = "runs" if "runs" in topics else "changes" if "changes" in topics else "streams"
@@ -147,7 +147,7 @@ class LocalListener:
         self._ended: set[int] | None = set()
 
     def hear(self, topic: Topic, ended: Ended) -> None:
-        """Take a notification, if it is of interest."""
+        """Accept a notification, if it is of interest."""
         if topic not in HEARD[self.interest]:
             return
         if self.interest == "ends":
@@ -175,7 +175,7 @@ class LocalListener:
 
 
 class LocalWakeups:
-    """Wake-ups within one event loop, in the order in which listeners came, so that a simulation can be repeated."""
+    """Wake-ups within one event loop, in the order in which listeners were added: a simulation must be repeatable."""
 
     def __init__(self) -> None:
         self.listeners: dict[LocalListener, None] = {}
@@ -194,19 +194,19 @@ class LocalWakeups:
         self.listeners.clear()
 
 
-# --- what is sent to other processes
+# --- messages to other processes
 
 _STREAMS, _RUNS, _CHANGES = b"s", b"r", b"c"
 _UNKNOWN = b""
-"""Runs may have become ready, and it is not known which have ended: all that earlier releases say of runs. They take
-whatever they do not know, of later ones, for this."""
+"""Runs may have become ready, and it is unknown which have ended. Earlier releases send only this about runs, and treat
+every message that they do not know as this one."""
 
 ENDS_A_MESSAGE = 1_400
-"""How many ended runs one message names: it stays below the 8,000 bytes that PostgreSQL allows."""
+"""How many ended runs one message names: the message stays below PostgreSQL's limit of 8,000 bytes."""
 
 
 def encoded(topic: Topic, ended: Ended) -> list[bytes]:
-    """Return the messages that say this to other processes."""
+    """Return the messages that carry this notification to other processes."""
     if topic == "streams":
         return [_STREAMS]
     if ended is None:
@@ -221,7 +221,7 @@ def encoded(topic: Topic, ended: Ended) -> list[bytes]:
 
 
 def decoded(message: bytes) -> News:
-    """Return what a message of another process says."""
+    """Return the notification in a message of another process."""
     if message == _STREAMS:
         return "streams", None
     letter, named = message[:1], message[1:]
@@ -235,12 +235,11 @@ def decoded(message: bytes) -> News:
 
 
 class SocketWakeups:
-    """Wake-ups between processes that share a file: a datagram to each of them, no scanning loop.
+    """Wake-ups between processes that share a file: a datagram to each of them, no polling loop.
 
-    Each process that listens binds a Unix datagram socket in the folder `NAME-wake` beside the file. A notification is
-    a datagram to every socket there. A socket whose owner was killed
-    refuses it, and the sender removes the socket. Correctness does not depend on any of this, so errors of the
-    operating system are ignored.
+    Each process that listens binds a Unix datagram socket in the folder `NAME-wake` next to the file. A notification is
+    a datagram to every socket there. A socket whose owner was killed refuses it, and the sender removes the socket.
+    Correctness does not depend on any of this, so errors of the operating system are ignored.
     """
 
     def __init__(self, path: Path) -> None:
@@ -332,11 +331,11 @@ class SocketWakeups:
         return f"/proc/self/fd/{self._folder_fd}/{name}"
 
 
-# --- what others are notified of; of creations, see `creations_may_wake_others`
+# --- what others are notified of; for creations, see `creations_may_wake_others`
 
 
 def news_of(turns: Iterable[Turn]) -> News | None:
-    """Return what others than the owners of these runs can be waiting for, or None."""
+    """Return the news of turns for which processes other than the runs' owners can be waiting, or None."""
     topic: Topic | None = None
     ended: list[int] = []
     for turn in turns:
@@ -352,19 +351,20 @@ def news_of(turns: Iterable[Turn]) -> News | None:
 
 
 def news_of_starts(runs: Iterable[NewRun]) -> News:
-    """Return what others can be waiting for of runs that were created. One may have ended a run of its id before."""
+    """Return the news of created runs for which others can be waiting. A new run may have replaced one that ended."""
     return ("runs", None) if any(new.reuse is not None for new in runs) else READY
 
 
 def may_wake_others(turn: Turn) -> bool:
-    """Return whether another process than the run's owner can be waiting for what this turn does."""
+    """Return whether a process other than the run's owner can be waiting for an effect of this turn."""
     return makes_ready(turn) or turn.snapshot.status in TERMINAL or _may_be_awaited(turn)
 
 
 def makes_ready(turn: Turn) -> bool:
-    """Return whether a turn gives other nodes something to do, now or when it is due.
+    """Return whether a turn creates work for other nodes, now or at a due time.
 
-    A run that is let go while a signal comes in is ready: the owner has been notified of the signal, and claims it.
+    If a signal arrives while the turn releases the run, the run is ready: its owner was notified of the signal, and
+    claims the run.
     """
     if turn.messages or turn.starts or turn.sends or turn.jobs:
         return True
@@ -375,7 +375,7 @@ def _may_be_awaited(turn: Turn) -> bool:
     if turn.release or turn.streams:
         return True
     if turn.jobs_closed and not any(isinstance(event.data, StepCompleted) for event in turn.events):
-        return True  # a call with a limit may be closed that somebody still works on: its place is free
+        return True  # it may close a call with a limit on which a node is still working: its slot is free
     for event in turn.events:  # noqa: SIM110 - a generator would take longer than the loop
         if event.data.IS_AWAITED or (turn.received and isinstance(event.data, DECISIONS)):
             return True
