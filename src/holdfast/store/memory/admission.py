@@ -37,7 +37,7 @@ class AdmissionQueue:
         self._starting: set[str] = set()
 
     def decide(self, limit: RunLimit, now: Instant) -> AdmissionDecision[str]:
-        """Return which run is next, and when."""
+        """Return the next run, and when it may start."""
         return decide_admission(self._state(limit), self._queued(), limit, now)
 
     def enqueue(
@@ -60,7 +60,7 @@ class AdmissionQueue:
             self._starts = self._starts[-limit.starts :]
 
     def record_start(self, run_id: str, now: Instant) -> None:
-        """Count a run that has started, or ended without that, if it was admitted under a rate."""
+        """Count a run that has started, or ended without starting, if it was admitted under a rate."""
         if run_id in self._starting:
             self._starting.discard(run_id)
             self._starts.append(now)
@@ -74,7 +74,7 @@ class AdmissionQueue:
         return run_id in self._waiting
 
     def place_of(self, run_id: str, plan_id: str) -> PlaceInLine | None:
-        """Return how far a queued run has come; None for one that is not queued."""
+        """Return the position of a queued run; None for one that is not queued."""
         run = self._waiting.get(run_id)
         if run is None:
             return None
@@ -94,7 +94,7 @@ class AdmissionQueue:
         )
 
     def leave(self, run_id: str) -> None:
-        """Remove a run that has finished, queued or inside."""
+        """Remove a run that has finished, whether queued or admitted."""
         self._waiting.pop(run_id, None)
         self._inside.pop(run_id, None)
 

@@ -15,7 +15,7 @@ class AuditLog:
         self._entries: dict[tuple[Instant, str], AuditEntry] = {}
 
     def append(self, entry: AuditEntry) -> None:
-        """Append an entry that has its time."""
+        """Append an entry that already has its time."""
         self._entries.setdefault((entry.at, entry.entry_id), entry)
 
     def find(self, query: AuditQuery) -> Found[AuditEntry]:
@@ -36,7 +36,7 @@ class AuditLog:
         return found
 
     def old(self, until: Instant, policy: PurgePolicy) -> list[tuple[Instant, str]]:
-        """Return the places of the entries up to an instant that a policy is about, the oldest first."""
+        """Return the positions of the entries up to an instant to which a policy applies, oldest first."""
         return sorted(
             place
             for place, entry in self._entries.items()

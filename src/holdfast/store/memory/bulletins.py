@@ -16,7 +16,7 @@ class Bulletins:
         self._bulletins: dict[tuple[str, str], Bulletin] = {}
 
     def put(self, kind: str, bodies: Mapping[str, Raw], keep_ms: int, now: Instant) -> list[bool]:
-        """Put bulletins, each unless there is one under its id, and delete those that have expired."""
+        """Put bulletins, except under ids that have one, and delete those that have expired."""
         self._bulletins = {key: each for key, each in self._bulletins.items() if each.expires_at > now}
         return [self._put(kind, bulletin_id, body, now, now + keep_ms * 1_000) for bulletin_id, body in bodies.items()]
 
@@ -26,12 +26,12 @@ class Bulletins:
         return self._bulletins.setdefault(key, bulletin) is bulletin
 
     def find(self, query: BulletinQuery, now: Instant) -> list[Bulletin]:
-        """Return the bulletins that the query names."""
+        """Return the bulletins that match the query."""
         return find_among(self._bulletins.values(), query, now)
 
 
 def find_among(bulletins: Iterable[Bulletin], query: BulletinQuery, now: Instant) -> list[Bulletin]:
-    """Return those of the bulletins that a query names, in order."""
+    """Return the bulletins that match the query, in order."""
     found = [
         each
         for each in bulletins

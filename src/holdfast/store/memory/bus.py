@@ -36,7 +36,7 @@ class _Stored(Struct):
 
 
 class Bus:
-    """What sinks have yet to get."""
+    """The sinks, with their pending entries."""
 
     def __init__(self, runs: dict[str, Run]) -> None:
         self._runs = runs
@@ -72,7 +72,7 @@ class Bus:
         )
 
     def _put(self, stored: _Stored, entry: OutboxEntry) -> None:
-        """Put an entry; of one that begins with the same event the longer one stays."""
+        """Put an entry; of two that begin with the same event, the longer one stays."""
         known = stored.outbox.get((entry.number, entry.from_seq))
         to_seq = entry.to_seq if known is None else max(known.to_seq, entry.to_seq)
         stored.outbox[entry.number, entry.from_seq] = replace(entry, to_seq=to_seq)
@@ -92,7 +92,7 @@ class Bus:
         return sink
 
     def remove_sink(self, name: str) -> bool:
-        """Delete a sink with all that is its."""
+        """Delete a sink with everything that belongs to it."""
         self._letters = {id_: letter for id_, letter in self._letters.items() if letter.sink != name}
         return self._sinks.pop(name, None) is not None
 
@@ -175,7 +175,7 @@ class Bus:
     def settle_letters(
         self, ids: Sequence[str], action: Settlement, now: Instant, note: Callable[[str], None]
     ) -> list[Settled | Refused]:
-        """Settle dead letters; `note` is called with the id of each that is."""
+        """Settle dead letters; `note` is called with the id of each settled one."""
         answers: list[Settled | Refused] = []
         for id_ in ids:
             letter = self._letters.get(id_)
@@ -200,10 +200,10 @@ class Bus:
             entry = self._entry(self._runs[letter.run_id].head, letter.from_seq, letter.to_seq, now)
         self._put(self._sinks[letter.sink], entry)
 
-    # --- what can be looked for
+    # --- searches
 
     def find_sinks(self, query: SinkQuery) -> Found[SinkStatus]:
-        """Return the sinks that the query names."""
+        """Return the sinks that match the query."""
         names = sorted(
             name
             for name, stored in self._sinks.items()
@@ -227,11 +227,11 @@ class Bus:
         return Found(entry for key, entry in entries if key > query.after)
 
     def find_alerts(self, query: AlertQuery) -> Found[BusAlert]:
-        """Return alerts in the order of their numbers."""
+        """Return alerts, ordered by number."""
         return Found(alert for alert in self._alerts if alert.number > query.after)
 
     def find_letters(self, query: BusDeadLetterQuery) -> Found[BusDeadLetter]:
-        """Return the dead letters that the query names."""
+        """Return the dead letters that match the query."""
         found = Found[BusDeadLetter]()
         for letter in sorted(self._letters.values(), key=lambda letter: (letter.died_at, letter.letter_id)):
             named = all(
@@ -245,7 +245,7 @@ class Bus:
     # --- retention
 
     def holds(self, run_id: str, after: Instant) -> bool:
-        """Return whether a sink has yet to get events of a run that were put into the outbox after an instant."""
+        """Return whether a run has events, put into the outbox after an instant, that a sink has not received."""
         return any(
             entry.run_id == run_id and entry.at > after
             for stored in self._sinks.values()
@@ -253,7 +253,7 @@ class Bus:
         )
 
     def purge(self, policy: PurgePolicy, gone: Sequence[str], now: Instant) -> tuple[int, bool]:
-        """Delete what a policy names, or with `dry_run` only count it; return how much, and whether there is more."""
+        """Delete what a policy names, or with `dry_run` only count it; return the count, and whether there is more."""
         letters = [id_ for id_, letter in self._letters.items() if letter.run_id in gone]
         with_runs = sum(entry.run_id in gone for stored in self._sinks.values() for entry in stored.outbox.values())
         entries: list[tuple[str, Key]] = []

@@ -1,4 +1,4 @@
-"""Limits on activities in the reference model: which calls get a place. `core/call_limits.py` has the rule."""
+"""Limits on activities in the reference model: which calls get a slot. `core/call_limits.py` has the rule."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from holdfast.core.instants import Instant
 from holdfast.store.queries import PlaceInLine
 
 Id = tuple[int, str]
-"""A job: the place of its run in the order of creation, and its step."""
+"""A job: the position of its run in order of creation, and its step."""
 
 
 class Call(NamedTuple):
@@ -20,20 +20,20 @@ class Call(NamedTuple):
     visible_at: Instant
     is_taken: bool
     is_wanted: bool
-    """Whether the node that asks could take it: its queue, and its activity."""
+    """Whether the calling node could take it, by its queue and its activity."""
 
     def has_place(self, now: Instant) -> bool:
-        """Return whether an attempt of it is under way."""
+        """Return whether an attempt of it is in progress."""
         return self.is_taken and self.visible_at > now
 
     @property
     def turn(self) -> tuple[Instant, Id]:
-        """Its place in its line."""
+        """Its position in its line."""
         return self.visible_at, self.id
 
 
 def place_in_line(run_id: str, mine: list[Call], name: str, calls: list[Call], now: Instant) -> PlaceInLine:
-    """Return how far the first of a run's waiting calls has come among all `calls` of its limit."""
+    """Return the position of the first of a run's waiting calls among all `calls` of its limit."""
     first = min(mine, key=lambda call: call.turn)
     line = [call for call in calls if (call.tenant, call.key) == (first.tenant, first.key)]
     return PlaceInLine(
@@ -49,7 +49,7 @@ def place_in_line(run_id: str, mine: list[Call], name: str, calls: list[Call], n
 
 
 class CallLimits:
-    """When calls have begun, and whose turn it is: of each limit, by its name."""
+    """For each limit, by its name: when calls have started, and whose turn it is."""
 
     def __init__(self) -> None:
         self._begins: dict[str, list[tuple[Instant, str, str]]] = {}
@@ -64,7 +64,7 @@ class CallLimits:
         now: Instant,
         until: Instant,
     ) -> tuple[list[Id], Instant | None]:
-        """Return the calls that get places until then, and when to ask again. `calls` are by their limits' names."""
+        """Return the calls that get slots until then, and when to call again. `calls` are keyed by limit name."""
         taken: list[Id] = []
         instants: list[Instant] = []
         for name, known in sorted(calls.items()):

@@ -1,4 +1,4 @@
-"""`health`: facts about all runs, from the dicts."""
+"""`health`: facts about all runs, computed from the dicts."""
 
 from collections.abc import Mapping
 

@@ -8,14 +8,14 @@ from holdfast.store.types import HostLock
 
 
 class HostLocks:
-    """Named locks: the last holder of each, and whether it has released it."""
+    """Named locks: the last holder of each, and whether that has released it."""
 
     def __init__(self) -> None:
         self._locks: dict[str, HostLock] = {}
         self._released: set[str] = set()
 
     def acquire(self, name: str, owner: str, lease_ms: int, now: Instant) -> HostLock | None:
-        """Give the owner the lock, or return None if another one has it."""
+        """Give the owner the lock, or return None if another owner has it."""
         known, until = self._locks.get(name), now + lease_ms * 1_000
         if known is not None and name not in self._released and known.owner == owner:
             lock = replace(known, lease_until=until)
@@ -29,7 +29,7 @@ class HostLocks:
         return lock
 
     def release(self, name: str, owner: str, epoch: int) -> bool:
-        """Give the lock up, if the owner has it at this epoch."""
+        """Release the lock, if the owner has it at this epoch."""
         known = self._locks.get(name)
         if known is None or name in self._released or (known.owner, known.epoch) != (owner, epoch):
             return False
@@ -47,7 +47,7 @@ class HostLocks:
                 self._locks[name] = replace(lock, lease_until=min(lock.lease_until, now))
 
     def fence(self, lock: HostLock) -> None:
-        """Refuse to go on for a holder that has lost its lock."""
+        """Raise for a holder that has lost its lock."""
         known = self._locks.get(lock.name)
         if known is None or lock.name in self._released or (known.owner, known.epoch) != (lock.owner, lock.epoch):
             raise decisions.lock_lost(lock)

@@ -17,7 +17,7 @@ class Work(Struct, frozen=True, kw_only=True):
 
     job: port.Job | None = None
     visible_at: Instant | None = 0
-    """When it may be acquired; None: not any more, its outcome waits for the run."""
+    """When it may be acquired; None: no longer, because its outcome waits for the run."""
     taken_by: str | None = None
     details: Raw | None = None
 
@@ -34,11 +34,11 @@ class Work(Struct, frozen=True, kw_only=True):
         return self.visible_at is not None and self.visible_at <= at
 
     def is_of_another_run(self, message: Message) -> bool:
-        """Return whether an outcome is of a deleted run that had the id of this one."""
+        """Return whether an outcome is of a deleted run that had the same id."""
         return self.job is not None and decisions.is_of_another_run(message, self.job.scheduled_at)
 
     def ended(self, message: Message) -> "Work | None":
-        """Return the activity after the outcome of an attempt was delivered; None if a later attempt decides."""
+        """Return the activity after delivery of an attempt's outcome; None if a later attempt decides."""
         if self.job is None or message.attempt is None or self.job.engine_attempt_id <= message.attempt:
             return self
         if self.job.engine_attempt_id > message.attempt + 1:
@@ -47,7 +47,7 @@ class Work(Struct, frozen=True, kw_only=True):
         return replace(self, visible_at=None, taken_by=None) if was_acquired else self
 
     def returned(self, engine_attempt_id: int, visible_at: Instant) -> "Work":
-        """Return the activity after its job was given back."""
+        """Return the activity after its job was returned to the queue."""
         assert self.job is not None
         job = replace(self.job, engine_attempt_id=engine_attempt_id)
         return replace(self, job=job, visible_at=visible_at, taken_by=None)

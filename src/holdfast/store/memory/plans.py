@@ -11,18 +11,18 @@ from holdfast.store.queries import PlanQuery
 from holdfast.store.types import PurgePolicy
 
 Body = tuple[str, str]
-"""A tenant, and the hash of a body that it has."""
+"""A tenant, and the hash of one of its bodies."""
 
 
 class Plans:
-    """The bodies of plans, and the versions that are registered."""
+    """The bodies of plans, and the registered versions."""
 
     def __init__(self) -> None:
         self._bodies: dict[Body, tuple[bytes, Instant]] = {}
         self._registered: dict[tuple[str, str, str], RegisteredPlan] = {}
 
     def put(self, tenant: str, sha256: str, body: bytes, now: Instant) -> None:
-        """Keep a body; of a known one only when it was given last."""
+        """Store a body; if it is known, only update when it was last put."""
         known, _ = self._bodies.get((tenant, sha256), (body, 0))
         self._bodies[tenant, sha256] = known, now
 
@@ -46,7 +46,7 @@ class Plans:
         self._registered[plan.tenant, plan.plan_id, plan.plan_version] = plan
 
     def find(self, query: PlanQuery) -> list[RegisteredPlan]:
-        """Return the versions that the query names."""
+        """Return the versions that match the query."""
         found = [
             plan
             for key, plan in sorted(self._registered.items())
@@ -62,7 +62,7 @@ class Plans:
         return found
 
     def unused(self, policy: PurgePolicy, used: Set[Body], now: Instant) -> list[Body]:
-        """Return the bodies that a purge deletes: no run needs them, and no version that stays is of them."""
+        """Return the bodies that a purge deletes: those that no run and no remaining version needs."""
         until = decisions.unused_until(policy, now)
         if until is None:
             return []

@@ -64,7 +64,7 @@ def _matching(runs: Runs, query: port.RunQuery, heads: Iterable[port.RunHead]) -
 
 
 def _ordered(runs: Runs, query: port.RunQuery, order: Order) -> port.Found[port.RunHead]:
-    """Return the runs in an order: by what they are ordered by, and by their creation."""
+    """Return the runs in an order: sorted by its value, and then by creation."""
     keys: list[tuple[Any, int, port.RunHead]] = []
     for number, run in enumerate(runs.values()):
         value: Any = run.head.finished_at if order.name == "finished_at" else 0
@@ -100,7 +100,7 @@ def count_runs(runs: Runs, query: port.RunCountQuery) -> port.Found[port.RunCoun
 
 
 def _heads(runs: Runs, query: port.RunQuery) -> list[port.RunHead]:
-    """Return the heads of all runs in the order of the query, from where it starts."""
+    """Return the heads of all runs in the order of the query, from its starting position."""
     if not query.newest:
         return [run.head for run_id, run in sorted(runs.items()) if run_id > query.after]
     heads = [run.head for run in runs.values()]  # in order of creation
@@ -147,7 +147,7 @@ def find_mailbox(runs: Runs, query: port.MailboxQuery) -> port.Found[Signal]:
 
 
 def _mailboxes(runs: Runs, query: port.MailboxQuery) -> list[tuple[Run, int]]:
-    """Return the runs whose signals match, in order, each with the number after which to begin."""
+    """Return the runs whose signals match, in order, each with the number after which to start."""
     if query.run_id is not None:
         return [(runs[query.run_id], query.after)] if query.run_id in runs else []
     places = {run_id: place for place, run_id in enumerate(runs)}  # in order of creation
@@ -245,7 +245,7 @@ _SIZE_OF: dict[type, Callable[[Any], int]] = {
 
 
 def page_of(found: list[Row], query: port.Query[Row], limit: int) -> list[Row]:
-    """Return what the query's bounds leave of the rows."""
+    """Return the rows that remain within the query's bounds."""
     size_of = _SIZE_OF.get(type(query))
     if size_of is None:
         return found[:limit]
@@ -254,7 +254,7 @@ def page_of(found: list[Row], query: port.Query[Row], limit: int) -> list[Row]:
 
 
 class Claimable(Protocol):
-    """What of a run decides who may claim it: its head has it."""
+    """The part of a run that decides who may claim it; a run's head has it."""
 
     @property
     def lease_owner(self) -> str | None:
@@ -263,12 +263,12 @@ class Claimable(Protocol):
 
     @property
     def ready_at(self) -> Instant | None:
-        """Since when, or from when on, the run can go on."""
+        """The instant since which, or from which on, the run can continue."""
         ...
 
     @property
     def needs(self) -> int:
-        """The level of the format that a node must understand to go on with it."""
+        """The format level that a node must support to continue it."""
         ...
 
     @property
@@ -283,7 +283,7 @@ class Claimable(Protocol):
 
 
 def claimed_as(head: Claimable) -> port.Plan:
-    """Return by what a run is claimed."""
+    """Return the definition by which a run is claimed."""
     return levels.claimed_as(head.plan_id, head.plan_version, head.needs)
 
 
@@ -294,7 +294,7 @@ def find_orphaned(
     late_ms: int,
     now: Instant,
 ) -> list[port.OrphanedDefinition]:
-    """Return the definitions of runs that have been eligible for so long, without those that a live node may have."""
+    """Return the definitions of runs that have been eligible this long, without those that a live node may have."""
     alive = [node for node, lease_until in nodes.items() if lease_end(lease_until, now) > now]
     if any(node not in known for node in alive):
         return []

@@ -23,7 +23,7 @@ from holdfast.store.port import (
 def purge(
     runs: dict[str, Run], policy: PurgePolicy, now: Instant, is_held: Callable[[str], bool]
 ) -> tuple[PurgeReport, list[str]]:
-    """Purge within the runs; return the report, and the ids of runs that are to be deleted whole."""
+    """Purge within the runs; return the report, and the ids of runs to be deleted completely."""
     named = {
         run_id
         for run_id, run in runs.items()
@@ -112,17 +112,17 @@ def find_finished(
 
 
 class Archive:
-    """What is known of runs that are archived elsewhere."""
+    """The archive locations of deleted runs."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, Instant], ArchivedRun] = {}
 
     def add(self, runs: list[ArchivedRun]) -> None:
-        """Remember where these runs are."""
+        """Store the archive locations of these runs."""
         self._runs |= {(run.run_id, run.created_at): run for run in runs}
 
     def old(self, policy: PurgePolicy, now: Instant) -> list[ArchivedRun]:
-        """Return what a purge forgets, the oldest first."""
+        """Return the locations that a purge deletes, oldest first."""
         if policy.archived_run_ms is None:
             return []
         until = now - policy.archived_run_ms * 1_000
@@ -135,12 +135,12 @@ class Archive:
         ]
 
     def forget(self, runs: list[ArchivedRun]) -> None:
-        """Forget where these runs are."""
+        """Delete the archive locations of these runs."""
         for run in runs:
             del self._runs[run.run_id, run.created_at]
 
     def find(self, query: ArchivedRunQuery) -> Found[ArchivedRun]:
-        """Return the archived runs that match the query, those that ended last first."""
+        """Return the archived runs that match the query, last to end first."""
         return Found(
             run
             for run in sorted(self._runs.values(), key=lambda run: (run.finished_at, run.run_id), reverse=True)

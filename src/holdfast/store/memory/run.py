@@ -36,7 +36,7 @@ from holdfast.store.memory.streams import Streams
 from holdfast.store.types import new_head
 
 NEVER = INTEGER_LIMIT
-"""When a message is due that is held back: later than every instant."""
+"""The due time of a message that is held back: later than every instant."""
 
 
 class Run:
@@ -87,12 +87,12 @@ class Run:
 
     @property
     def taken(self) -> decisions.Taken:
-        """Return what the verdict on an id has to know of the run."""
+        """Return what the verdict on an id needs to know about the run."""
         commands = (s.payload for s in self.signals if s.consumed_seq is None and s.name == CONTROL_SIGNAL)
         return decisions.taken_by(self.head, is_decided=any(decisions.decides(payload) for payload in commands))
 
     def loaded(self, now: Instant) -> port.LoadedRun:
-        """Return the run with what waits for it."""
+        """Return the run with its pending work."""
         due = sorted((due_at, signal_id) for signal_id, (due_at, _) in self.messages.items() if due_at <= now)
         unconsumed = [signal for signal in self.signals if signal.consumed_seq is None]
         is_whole = len(unconsumed) <= MAILBOX_SIGNALS
@@ -119,7 +119,7 @@ class Run:
                 yield signal
 
     def wake(self, at: Instant) -> None:
-        """Make the run ready at this instant, unless it is so earlier."""
+        """Make the run ready at this instant, unless it is ready earlier."""
         ready_at = at if self.head.ready_at is None else min(at, self.head.ready_at)
         self.head = replace(self.head, ready_at=ready_at)
 
@@ -253,7 +253,7 @@ class Run:
     # --- dead letters
 
     def settle(self, letter: DeadLetter, action: Settlement, actor: str, now: Instant) -> Settled | port.Refused:
-        """Settle a letter of this run, or return why not."""
+        """Settle a letter of this run, or return why it cannot be settled."""
         if letter.settled == action:
             return Settled(letter.letter_id, action)
         message = decisions.settled_message(letter, action, self.head.status)
@@ -272,7 +272,7 @@ class Run:
         if beat.queue:
             if work is None or not work.is_taken_by(node, beat.engine_attempt_id):
                 return False
-            if is_limited(beat.queue) and work.is_visible(now):  # it has lost its place
+            if is_limited(beat.queue) and work.is_visible(now):  # it has lost its slot
                 return False
             self.work[beat.step_id] = work.kept_until(visible_until, beat.details)
             return True
@@ -293,7 +293,7 @@ class Run:
     def commit(
         self, turn: port.Turn, now: Instant, persisted_at: Instant | None = None
     ) -> port.Committed | port.CommitConflict:
-        """Append a turn to the history, if its version and epoch are still the run's."""
+        """Append a turn to the history, if its version and epoch are still those of the run."""
         head = self.head
         if head.version != turn.expected_version:
             return self._already_there(turn) or port.CommitConflict("version", head.version, head.lease_epoch)

@@ -1,7 +1,7 @@
 """The memory store: the reference model.
 
-Everything is in dicts, and nothing survives the process. Every other store must answer as this one does. No verb
-yields to another task while it runs, so each item of a batch is atomic.
+Everything is in dicts, and nothing survives the process. Every other store must give the same answers. No verb yields
+to another task while it runs, so each item of a batch is atomic.
 """
 
 from collections import Counter
@@ -64,7 +64,7 @@ class MemoryStore:
         *,
         distinct_commits: bool = False,
     ) -> None:
-        """With `distinct_commits` no two commits of a run have one instant, also where time stands still."""
+        """With `distinct_commits` no two commits of a run have the same instant, even if the clock does not advance."""
         self.capabilities = capabilities or port.Capabilities(
             conditional_batch=True,
             atomic_batch=True,
@@ -190,7 +190,7 @@ class MemoryStore:
         return Run(new, None, now, NEVER) if refusal is None else port.Refused(refusal)
 
     def _queue_again(self, run: Run, request: AdmissionRequest, now: Instant) -> None:
-        """Put a run that exists into the admission queue of its plan, unless it has a place, and admit the next."""
+        """Put an existing run into the admission queue of its plan, unless it is there already, and admit the next."""
         head = run.head
         queue = self._admission_queues.setdefault(head.plan_id, AdmissionQueue())
         request = decisions.unrejected(request)
@@ -201,7 +201,7 @@ class MemoryStore:
             self._admit(head.plan_id, request.limit, 1, now)
 
     def _admit_next(self, new: port.NewRun, limit: RunLimit, owner: str | None, now: Instant) -> None:
-        """Admit the run that is next when a new one was queued; if it is the new one, for `owner`."""
+        """Admit the next run after a new one was queued; if it is the new one, for `owner`."""
         run_ids, _ = self._admit(new.plan_id, limit, 1, now)
         if new.run_id in run_ids and owner is not None:
             run = self._runs[new.run_id]
@@ -292,7 +292,7 @@ class MemoryStore:
                 queue.leave(turn.run_id)
             if turn.admission is not None and before == turn.expected_version:
                 self._queue_again(run, turn.admission, now)
-            if before == turn.expected_version:  # otherwise it was committed before, with what it sends to others
+            if before == turn.expected_version:  # otherwise it was committed before, along with what it sends to others
                 self._send_out(turn, run, now)
         return answer
 
@@ -464,7 +464,7 @@ class MemoryStore:
     def _limited_calls(
         self, queues: Sequence[str] = (), activities: Sequence[str] = ()
     ) -> tuple[dict[str, list[Call]], dict[tuple[int, str], tuple[Run, port.Job]]]:
-        """Return the calls that have limits, by the limits' names, and their runs and jobs."""
+        """Return the calls that have limits, by limit name, with their runs and jobs."""
         calls, jobs = dict[str, list[Call]](), dict[tuple[int, str], tuple[Run, port.Job]]()
         for number, (run, job) in enumerate(self._jobs()):
             limited, work = limited_by(job.queue, job.options), run.work[job.step_id]
@@ -479,7 +479,7 @@ class MemoryStore:
         return calls, jobs
 
     def _find_places(self, query: port.PlaceQuery) -> port.Found[port.PlaceInLine]:
-        """Return what of these runs waits for a place."""
+        """Return what waits for a slot in these runs."""
         now = self._now()
         calls, jobs = self._limited_calls()
         found: list[port.PlaceInLine] = []
@@ -553,7 +553,7 @@ class MemoryStore:
         self._now()
         most = min(validation.check_page(query.limit), self._limits.page_items)
         if isinstance(query, port.RunCountQuery) or getattr(query, "order", None) is not None:
-            return finder(replace(query, limit=most))  # it has a bound, and a cursor of its own
+            return finder(replace(query, limit=most))  # it has its own bound and cursor
         found = finder(query)
         page = queries.page_of(found, query, most)
         cursor = found.cursor if len(page) == len(found) < query.limit else None
@@ -864,7 +864,7 @@ class MemoryStore:
             self._audit.append(replace(audit, at=now))
         return is_deleted
 
-    # --- what several verbs need
+    # --- shared by several verbs
 
     def _append(self, entry: AuditEntry | None, now: Instant) -> None:
         """Append an entry to the audit log, if there is one."""
@@ -902,7 +902,7 @@ class MemoryStore:
 
 
 class _Changefeed:
-    """Which histories have grown, in the order of the commits."""
+    """The histories that have grown, in the order of the commits."""
 
     def __init__(self) -> None:
         self._changes: list[port.Change] = []
@@ -914,7 +914,7 @@ class _Changefeed:
             self._changes.append(port.Change(run_id, new[-1].run_seq, has_tasks))
 
     def since(self, cursor: str, most: int, known: Container[str]) -> port.Changes:
-        """Return which histories of the known runs have grown since a cursor."""
+        """Return the known runs whose histories have grown since a cursor."""
         here = len(self._changes)
         if not cursor:
             return port.Changes(str(here))

@@ -53,7 +53,7 @@ class Streams:
             self._segments.setdefault(name, []).append(segment)
 
     def named(self, run_id: str, after: str) -> list[NamedStream]:
-        """Return the streams with a later name, in the order of their names."""
+        """Return the streams with a later name, ordered by name."""
         return [
             NamedStream(run_id=run_id, name=name, head=head)
             for name, head in sorted(self._heads.items())
@@ -74,7 +74,7 @@ class Streams:
 
 
 def bounded(segments: Sequence[StreamSegment], most_bytes: int) -> list[StreamSegment]:
-    """Return segments up to the one with which they reach this size, and no more than a page has."""
+    """Return segments up to the one at which they reach this size, and at most one page of them."""
     size, taken = 0, list[StreamSegment]()
     for segment in segments[:PAGE_SEGMENTS]:
         taken.append(segment)

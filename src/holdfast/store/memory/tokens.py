@@ -8,7 +8,7 @@ from holdfast.store.queries import TokenQuery
 
 
 class Tokens:
-    """What is known of tokens, by their ids."""
+    """The tokens, by their ids."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, AccessToken] = {}
@@ -30,7 +30,7 @@ class Tokens:
             del self._tokens[token_id]
 
     def find(self, query: TokenQuery) -> list[AccessToken]:
-        """Return the tokens that the query names."""
+        """Return the tokens that match the query."""
         return [
             token
             for token_id, token in sorted(self._tokens.items())

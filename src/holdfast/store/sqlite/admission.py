@@ -1,8 +1,8 @@
 """`admit`, and how new runs enter the admission queues of their plans. They leave with their commits (`commit.py`).
 
-`core/admission.py` decides; here are the two queries that it decides over, and what is written then. Triggers of the
-schema keep the counts and the first run of each line (the queued runs of one tenant and key) whenever `gate_runs`
-changes. So each query is a look into an index, however many runs are queued.
+`core/admission.py` decides; this module has the two queries whose results it needs, and writes the decision. Triggers
+of the schema keep the counts and the first run of each line (the queued runs of one tenant and key) whenever
+`gate_runs` changes. So each query is an index lookup, however many runs are queued.
 """
 
 import sqlite3
@@ -31,7 +31,7 @@ SELECT inside, last_tenant, starting, (
     WHERE gate_starts.plan_id = gates.plan_id AND starting < ?2 AND number = last_start - (?2 - starting) + 1
 ) FROM gates WHERE plan_id = ?1
 """
-# The runs of which one is next: the first with room behind a tenant, and the first with room of all.
+# The candidates for the next run: the first with room after a tenant, and the first with room of all.
 FIRST = """
 SELECT run_no, tenant, place, inside FROM gate_lines INDEXED BY gate_lines_open
 WHERE plan_id = ? AND tenant > ? AND place IS NOT NULL AND inside < per_key
@@ -44,7 +44,7 @@ DELETE FROM gate_runs WHERE run_no IN (
         AND (SELECT finished_at FROM runs WHERE runs.run_no = there.run_no) IS NOT NULL
 )
 """
-# A queued run that was finished without leaving the queue.
+# Deletes a queued run that was finished without leaving the queue.
 ENDED = """
 DELETE FROM gate_runs WHERE run_no = ?1 AND (SELECT finished_at FROM runs WHERE run_no = ?1) IS NOT NULL
 """
@@ -55,7 +55,7 @@ FORGET_STARTS = """
 DELETE FROM gate_starts WHERE plan_id = ?1 AND number <= (SELECT last_start FROM gates WHERE plan_id = ?1) - ?2
 """
 HOLD_BACK = "UPDATE messages SET due_at = ? WHERE run_no = ? AND signal_id = ?"
-# Signals that the turn has not seen, and messages that are not held back, make the run ready as before.
+# Signals that the turn has not seen, and messages that are not held back, make the run ready as usual.
 WAIT = """
 UPDATE runs SET queued_at = coalesce(queued_at, ?1), ready_at = nullif(min(
     CASE WHEN inbox_seq > ?2 THEN ?1 ELSE ?3 END,
@@ -68,7 +68,7 @@ LEAVE = "DELETE FROM gate_runs WHERE run_no IN (SELECT value FROM json_each(?))"
 def admit(
     db: sqlite3.Connection, limits: Mapping[str, RunLimit], most: int, node: str | None, now: Instant
 ) -> tuple[list[port.Admitted], Instant | None]:
-    """Admit up to `most` runs of these plans, in order of the plans' names."""
+    """Admit up to `most` runs of these plans, ordered by plan name."""
     if node is not None:
         queries.check_node(db, node, now)
     run_nos: list[int] = []
@@ -114,7 +114,7 @@ def check(db: sqlite3.Connection, new: port.NewRun, request: AdmissionRequest, n
 def enqueue(
     db: sqlite3.Connection, run_no: int, new: port.NewRun, request: AdmissionRequest, owner: str | None, now: Instant
 ) -> bool:
-    """Put a new run into the queue, and admit the run that is next. Return whether it was this one."""
+    """Put a new run into the queue, and admit the next run. Return whether it was this one."""
     db.execute(
         "INSERT INTO gate_runs (run_no, plan_id, tenant, key, place) VALUES (?, ?, ?, ?, ?)",
         (run_no, new.plan_id, new.tenant, request.key, rank(request.priority, now)),
@@ -131,7 +131,7 @@ def enqueue(
 def enqueue_again(
     db: sqlite3.Connection, run_no: int, turn: port.Turn, request: AdmissionRequest, now: Instant
 ) -> None:
-    """Put a run that exists into its queue, unless it has a place there, and admit the run that is next."""
+    """Put an existing run into its queue, unless it is there already, and admit the next run."""
     plan_id, tenant = db.execute("SELECT plan_id, tenant FROM runs WHERE run_no = ?", (run_no,)).fetchone()
     place = db.execute("SELECT is_inside FROM gate_runs WHERE run_no = ?", (run_no,)).fetchone()
     if place is None:
@@ -149,7 +149,7 @@ def enqueue_again(
 
 
 def _use(db: sqlite3.Connection, plan_id: str, limit: RunLimit) -> None:
-    """Index the lines of a queue by this limit, if it was another one: which of them have room."""
+    """Index the lines of a queue by this limit, if it has changed: which of them have room."""
     per_key = NEVER if limit.per_key is None else limit.per_key
     changed = db.execute("UPDATE gates SET per_key = ?1 WHERE plan_id = ?2 AND per_key <> ?1", (per_key, plan_id))
     if changed.rowcount:
@@ -162,7 +162,7 @@ def _state(db: sqlite3.Connection, plan_id: str, limit: RunLimit) -> QueueState:
 
 
 def _first(db: sqlite3.Connection, plan_id: str, state: QueueState) -> list[QueuedRun[int]]:
-    """Return the queued runs of which one is next, if any is."""
+    """Return the queued runs that are candidates for the next one, if any."""
     found = db.execute(FIRST, (plan_id, state.last_tenant)).fetchall()
     if not found and state.last_tenant:
         found = db.execute(FIRST, (plan_id, "")).fetchall()
@@ -201,7 +201,7 @@ def _admit(
 
 
 def record_start(db: sqlite3.Connection, plan_id: str, now: Instant) -> None:
-    """Count a run that has started, or ended without that, and was admitted under a rate."""
+    """Count a run that has started, or ended without starting, and was admitted under a rate."""
     (number,) = db.execute(
         "UPDATE gates SET last_start = last_start + 1 WHERE plan_id = ? RETURNING last_start", (plan_id,)
     ).fetchone()

@@ -17,12 +17,12 @@ INSERT = f"INSERT OR IGNORE INTO audit_log ({sql.AUDIT}) VALUES ({', '.join('?' 
 
 
 def append(db: sqlite3.Connection, entries: Iterable[AuditEntry]) -> None:
-    """Append entries that have their time."""
+    """Append entries that already have their time."""
     db.executemany(INSERT, [audit_row(entry) for entry in entries])
 
 
 def places_of(db: sqlite3.Connection, run_ids: Iterable[str]) -> Mapping[str, tuple[str, str, str]]:
-    """Return whose these runs are."""
+    """Return the tenants, projects and environments of these runs."""
     found = db.execute(
         "SELECT run_id, tenant, project, environment FROM runs WHERE run_id IN (SELECT value FROM json_each(?))",
         (encode_text(list(run_ids)),),
@@ -31,7 +31,7 @@ def places_of(db: sqlite3.Connection, run_ids: Iterable[str]) -> Mapping[str, tu
 
 
 def find(db: sqlite3.Connection, query: AuditQuery, limit: int) -> Found[AuditEntry]:
-    """Return the entries that the query names."""
+    """Return the entries that match the query."""
     where, order = audit_conditions(query), "DESC" if query.newest else "ASC"
     found = db.execute(
         f"SELECT {sql.AUDIT} FROM audit_log {where.text} ORDER BY at {order}, entry_id {order} LIMIT ?",
@@ -41,7 +41,7 @@ def find(db: sqlite3.Connection, query: AuditQuery, limit: int) -> Found[AuditEn
 
 
 def old(db: sqlite3.Connection, policy: PurgePolicy, until: Instant) -> list[Any]:
-    """Return the places of the entries up to an instant that a policy is about, the oldest first, and one more."""
+    """Return the positions of the entries up to an instant to which a policy applies, oldest first, and one more."""
     where = Where()
     where.add("at <= ?", until)
     where.add_given("tenant = ?", policy.tenant)

@@ -1,7 +1,7 @@
-"""Copies of a store: taken while nodes work, checked before they count, and never written over an existing file.
+"""Copies of a store: taken while nodes work, verified before use, and never written over an existing file.
 
-A copy is one file, without a log beside it. It holds the store as it was at one instant: the source is read within
-one transaction, which in a write-ahead log neither waits for writers nor makes them wait.
+A copy is one file, without a separate log. It holds the store as it was at one instant: the source is read within one
+transaction, which in a write-ahead log neither waits for writers nor makes them wait.
 """
 
 import os
@@ -23,11 +23,11 @@ STEP_PAGES = 2_000
 """How many pages are copied between two reports of progress: about 8 MB."""
 
 Progress = Callable[[int, int], None]
-"""Gets how many pages are done, of how many."""
+"""Gets the number of copied pages and the total."""
 
 
 class Copied(Struct, frozen=True, kw_only=True):
-    """A copy that was checked."""
+    """A verified copy."""
 
     path: str
     size_bytes: int
@@ -36,7 +36,7 @@ class Copied(Struct, frozen=True, kw_only=True):
 
 
 class FileInfo(Struct, frozen=True, kw_only=True):
-    """What is known of a store's file, whatever its version is."""
+    """What can be read from a store's file, whatever its version is."""
 
     path: str
     size_bytes: int
@@ -48,7 +48,7 @@ class FileInfo(Struct, frozen=True, kw_only=True):
 
 
 class Restored(Copied, frozen=True, kw_only=True):
-    """A store that was restored. `tokens_revoked` counts sessions too."""
+    """A restored store. `tokens_revoked` counts sessions too."""
 
     tokens_revoked: int
 
@@ -58,8 +58,8 @@ def restore_store(
 ) -> Restored:
     """Restore a copy, and revoke the tokens in it, unless they are to be kept.
 
-    A token that was revoked after the copy was taken would be valid again. The entry of the audit log, which has its
-    time, is in the restored store from the start.
+    A token that was revoked after the copy was taken would be valid again. The audit entry, which already has its time,
+    is in the restored store from the start.
     """
     revoked: list[int] = []
 
@@ -89,7 +89,7 @@ def copy_store(
 ) -> Copied:
     """Copy a store to a new file. The file appears when it is complete, checked and durable.
 
-    `work` is done to the copy before that.
+    `work` is applied to the copy before that.
     """
     _refuse_taken(to)
     part = to.with_name(f"{to.name}.part-{os.getpid()}")
@@ -119,7 +119,7 @@ def copy_store(
 
 
 def file_info(path: Path) -> FileInfo:
-    """Return what is known of a store's file."""
+    """Return what can be read from a store's file."""
     try:
         with closing(_open(path)) as db:
             _check_ours(db, path)
@@ -161,7 +161,7 @@ def _check_ours(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _checked(path: Path) -> tuple[int, int]:
-    """Read all of a copy, and return its schema's version and how many runs are in it."""
+    """Read all of a copy, and return its schema version and its number of runs."""
     with closing(_open(path)) as db:
         _check_ours(db, path)
         (found,) = db.execute("PRAGMA integrity_check(1)").fetchone()
@@ -183,7 +183,7 @@ def _has_table(db: sqlite3.Connection, name: str) -> bool:
 
 
 def _keep(part: Path, to: Path) -> None:
-    """Make a file durable and give it its name, unless another file has it by now."""
+    """Make a file durable and rename it, unless another file has the name by now."""
     with part.open("rb") as file:
         os.fsync(file.fileno())
     try:

@@ -1,7 +1,7 @@
 """Bulletins in the file.
 
-The primary key is kind and id: the first one under an id stays. One index leads through a kind in the order of time,
-and one to what has expired, which each writer deletes.
+The primary key is kind and id: the first one under an id stays. One index orders a kind by time, and one finds what has
+expired, which each writer deletes.
 """
 
 import sqlite3
@@ -22,7 +22,7 @@ _FORGET = "DELETE FROM bulletins WHERE expires_at <= ?"
 
 
 def put(db: sqlite3.Connection, kind: str, bodies: Mapping[str, Raw], keep_ms: int, now: Instant) -> list[bool]:
-    """Put bulletins, each unless there is one under its id, and delete those that have expired."""
+    """Put bulletins, except under ids that have one, and delete those that have expired."""
     db.execute(_FORGET, (now,))
     rows = [
         (kind, bulletin_id, now, now + keep_ms * 1_000, bytes(body).decode()) for bulletin_id, body in bodies.items()
@@ -31,7 +31,7 @@ def put(db: sqlite3.Connection, kind: str, bodies: Mapping[str, Raw], keep_ms: i
 
 
 def find(db: sqlite3.Connection, query: BulletinQuery, limit: int, now: Instant) -> Found[Bulletin]:
-    """Return the bulletins that the query names."""
+    """Return the bulletins that match the query."""
     where = bulletin_conditions(query, now)
     if query.bulletin_ids is not None:
         where.add("bulletin_id IN (SELECT value FROM json_each(?))", encode_text(query.bulletin_ids))

@@ -1,6 +1,6 @@
 """The event bus in the file: sinks, the outbox, alerts, and dead letters of the bus.
 
-Triggers on `runs` write the outbox. They are made with the first sink and dropped with the last: where there is none, a
+Triggers on `runs` write the outbox. They are created with the first sink and dropped with the last: without a sink, a
 turn costs nothing more. Everything else here is for relays and operators.
 """
 
@@ -102,7 +102,7 @@ def put_sink(db: sqlite3.Connection, sink: Sink, now: Instant) -> Sink:
 
 
 def remove_sink(db: sqlite3.Connection, name: str) -> bool:
-    """Delete a sink; what is its goes by a trigger."""
+    """Delete a sink; a trigger deletes what belongs to it."""
     is_removed = db.execute("DELETE FROM sinks WHERE name = ?", (name,)).rowcount > 0
     _drop_unused_triggers(db)
     return is_removed
@@ -197,13 +197,13 @@ def replay(db: sqlite3.Connection, asked: OutboxReplay, now: Instant) -> Replaye
 
 
 def raise_alerts(db: sqlite3.Connection, alerts: Sequence[BusAlert], now: Instant) -> int:
-    """Put alerts on the bus, if a sink gets them."""
+    """Put alerts on the bus, if a sink gets alerts."""
     takers = db.execute("SELECT sink_no, name FROM sinks WHERE alerts").fetchall()
     new = 0
     for alert in alerts if takers else ():
         put = db.execute(
             "INSERT INTO alerts (alert_id, raised_at, alert) "
-            "SELECT ?1, ?2, ?3 WHERE NOT EXISTS (SELECT 1 FROM alerts WHERE alert_id = ?1)",  # no number is left out
+            "SELECT ?1, ?2, ?3 WHERE NOT EXISTS (SELECT 1 FROM alerts WHERE alert_id = ?1)",  # no number is skipped
             (alert.alert_id, now, encode_text(alert)),
         )
         if put.rowcount:
@@ -229,7 +229,7 @@ def settle_letters(
         if row is None:
             answers.append(Refused(decisions.no_such_letter(id_)))
             continue
-        sink_no, run_no, _, from_seq, to_seq = row  # of a run that is deleted, the letters are too
+        sink_no, run_no, _, from_seq, to_seq = row  # letters of a deleted run are deleted too
         db.execute("DELETE FROM bus_dead_letters WHERE letter_id = ?", (id_,))
         if action == "requeue":
             db.execute(_PUT_ENTRY, (sink_no, run_no, from_seq, to_seq, now, 0, now))
@@ -239,7 +239,7 @@ def settle_letters(
     return answers
 
 
-# --- what can be looked for
+# --- searches
 
 
 def find_sinks(db: sqlite3.Connection, query: SinkQuery, limit: int) -> Found[SinkStatus]:
@@ -281,7 +281,7 @@ def find_letters(db: sqlite3.Connection, query: BusDeadLetterQuery, limit: int) 
 
 
 def held(after: Instant) -> str:
-    """Return the condition that a sink has yet to get events of a run, put into the outbox after an instant."""
+    """Return the condition that a sink has not received events of a run, put into the outbox after an instant."""
     return (
         "EXISTS (SELECT 1 FROM sinks s CROSS JOIN outbox o "
         f"WHERE o.sink_no = s.sink_no AND o.run_no = runs.run_no AND o.at > {after:d})"
@@ -289,21 +289,21 @@ def held(after: Instant) -> str:
 
 
 _OF_RUNS = ("outbox", "bus_dead_letters")
-"""What is deleted with its run."""
+"""The tables whose rows are deleted with their run."""
 
 _OF_A_SINK = "sink_no IN (SELECT sink_no FROM sinks)"
 _MINE = "sink_no IN (SELECT sink_no FROM sinks WHERE :tenant IS NULL OR tenant = :tenant)"
 
 
 def delete_of(db: sqlite3.Connection, run_no: int) -> int:
-    """Delete what the bus has of a run, as it goes with its run; return how much."""
+    """Delete what the bus has of a run that is being deleted; return the number of rows."""
     return sum(
         db.execute(f"DELETE FROM {table} WHERE {_OF_A_SINK} AND run_no = ?", (run_no,)).rowcount for table in _OF_RUNS
     )
 
 
 def purge(db: sqlite3.Connection, policy: PurgePolicy, doomed: str, now: Instant) -> tuple[int, bool]:
-    """Delete what a policy names, or with `dry_run` only count it; return how much, and whether there is more."""
+    """Delete what a policy names, or with `dry_run` only count it; return the count, and whether there is more."""
     of_runs = f"run_no IN (SELECT value FROM json_each('{doomed}'))"
     count = 0  # they are deleted with their runs
     for table in _OF_RUNS:

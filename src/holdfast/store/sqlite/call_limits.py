@@ -1,7 +1,7 @@
-"""`acquire_limited_jobs`: which calls of activities with a limit get a place.
+"""`acquire_limited_jobs`: which calls of activities with a limit get a slot.
 
-`core/call_limits.py` decides; here are the queries that it decides over. The lines of a limit are read in the order of
-their turns, each by a look into an index, until one has room: what waits in a line costs nothing.
+`core/call_limits.py` decides; this module has the queries whose results it needs. The lines of a limit are read in the
+order of their turns, each with an index lookup, until one has room: calls that wait in a line cost nothing.
 """
 
 import sqlite3
@@ -23,7 +23,7 @@ NEXT_NAME = """
 SELECT limit_name FROM jobs INDEXED BY jobs_lines
 WHERE limit_name > ? AND visible_at IS NOT NULL ORDER BY limit_name LIMIT 1
 """
-# The next line: of any tenant, or of one within bounds of its keys.
+# The next line: of any tenant, or of a tenant within bounds of the keys.
 NEXT_TENANT = """
 SELECT limit_tenant FROM jobs INDEXED BY jobs_lines
 WHERE limit_name = ? AND limit_tenant > ? AND visible_at IS NOT NULL ORDER BY limit_tenant LIMIT 1
@@ -109,13 +109,13 @@ ORDER BY visible_at LIMIT 1
 
 
 def are_there(db: sqlite3.Connection, queues: Sequence[str], activities: Sequence[str]) -> bool:
-    """Return whether calls of these activities stand in these queues."""
+    """Return whether these queues have calls of these activities."""
     listed = queries.listing(activities)
     return any(db.execute(ANY, (queue, listed)).fetchone() for queue in queues)
 
 
 def find_places(db: sqlite3.Connection, query: port.PlaceQuery, limit: int, now: Instant) -> list[port.PlaceInLine]:
-    """Return what of these runs waits for a place: calls under their limits, and runs to be admitted."""
+    """Return what waits for a slot in these runs: calls under their limits, and runs to be admitted."""
     asked = {"run_ids": queries.listing(query.run_ids), "now": now, "limit": limit}
     return [sql.place_of(row) for row in db.execute(PLACES, asked)]
 
@@ -130,7 +130,7 @@ def acquire(
     visible_ms: int,
     now: Instant,
 ) -> tuple[list[port.Job], Instant | None]:
-    """Acquire up to `most` jobs that have room under their limits, in order of the limits' names."""
+    """Acquire up to `most` jobs that have room under their limits, ordered by the limits' names."""
     look = _Look(db, queries.listing(queues), queries.listing(activities), now)
     taken: list[port.Job] = []
     instants: list[Instant] = []
@@ -154,7 +154,7 @@ def acquire(
 
 
 class _Look:
-    """What one call of `acquire` can take."""
+    """The calls that one `acquire` can take."""
 
     def __init__(self, db: sqlite3.Connection, queues: str, activities: str, now: Instant) -> None:
         self._db = db
@@ -163,7 +163,7 @@ class _Look:
         self._now = now
 
     def decide(self, name: str, limit: CallLimit) -> tuple[CallDecision[Id], Instant | None]:
-        """Return which call is next; and when a place of the limit expires, if that is what calls wait for."""
+        """Return the next call; and when a slot of the limit expires, if that is what calls wait for."""
         inside, expires_at = 0, None
         if limit.at_once is not None or limit.per_key is not None:
             inside, expires_at = self._db.execute(INSIDE, (name, self._now)).fetchone()
@@ -222,7 +222,7 @@ class _Look:
 
 
 def _begin(db: sqlite3.Connection, name: str, line: Line[Id], limit: CallLimit, now: Instant) -> None:
-    """Record that an attempt begins: whose turn is next, and its instant if a rate counts it."""
+    """Record the start of an attempt: the last turn, and the instant if a rate counts it."""
     db.execute(TURN, (name, "", line.tenant))
     db.execute(TURN, (name, line.tenant, line.key))
     if limit.calls is not None or limit.key_calls is not None:

@@ -1,8 +1,8 @@
 """`changes`: which histories have grown, read from the end of the table of events.
 
-Events are appended, and SQLite gives each row a number above that of the last one. So the rows behind a number are what
-came since, without an index, and turns pay nothing for it. Only retention deletes events, and a number at the very end
-may then be given again: a cursor names its event too, and is lost if that is not there any more.
+Events are appended, and SQLite gives each row a number above that of the last one. So the rows above a number are the
+newer ones: this needs no index, and costs turns nothing. Only retention deletes events, after which a number at the
+very end may be reused: a cursor names its event too, and is lost if that event is no longer there.
 """
 
 import re
@@ -25,7 +25,7 @@ FROM (SELECT rowid AS number FROM events NOT INDEXED WHERE rowid > ? ORDER BY ro
 
 
 def changes(db: sqlite3.Connection, cursor: str, limit: int) -> port.Changes:
-    """Return which histories have grown since a cursor."""
+    """Return the runs whose histories have grown since a cursor."""
     found = _CURSOR.fullmatch(cursor)
     number = int(found[1]) if found else 0
     if found is None or (number and _cursor(db, number) != cursor):

@@ -1,16 +1,16 @@
 """`commit`: turns appended to histories, many at a time.
 
-The write lock is held, so what is read here stays true until the commit. All runs of the batch are read by one
-statement; conflicts are answered from that; the other turns are written table by table with `executemany`.
-A run that has two turns in one batch is written in two waves, so that the second finds what the first wrote.
+The write lock is held, so what is read here stays true until the commit. One statement reads all runs of the batch;
+conflicts are answered from that; the other turns are written table by table with `executemany`. A run that has two
+turns in one batch is written in two waves, so that the second turn finds what the first one wrote.
 
-**A special path: the short cut.** Most turns have no conflict. So only the numbers of their runs are read, each run
-is updated on condition that it is as its turn expects, and the updates are counted. If one is missing, everything is
-rolled back and done again as above, which finds out why. Without it a run of three steps takes 6 % more instructions;
-`python -m bench --only paths` measures it again. `ShortCut.numbers_of` is its only entry.
+**A special path: the short cut.** Most turns have no conflict. So only the numbers of their runs are read, each run is
+updated on condition that it is as its turn expects, and the updates are counted. If one is missing, everything is
+rolled back and repeated as above, which finds the reason. Without the short cut a run of three steps takes 6 % more
+instructions; `python -m bench --only paths` measures it again. `ShortCut.numbers_of` is its only entry.
 
-Whether an event or an open task exists already is left to the unique indexes: only if one is violated is a wave rolled
-back and written again turn by turn, to find the turn at fault.
+The unique indexes detect an event or an open task that exists already: only if one is violated is a wave rolled back
+and written again turn by turn, to find the turn at fault.
 """
 
 import sqlite3
@@ -35,13 +35,13 @@ from holdfast.store.sqlite.create import create
 from holdfast.store.sqlite.inbox import deliver
 
 NEVER = 2**62
-"""Later than every due instant. Stands for "nothing is due" in a minimum of several instants."""
+"""Later than every due instant. Means "nothing is due" in a minimum of several instants."""
 
 NUMBERS_KEPT = 20_000
-"""How many numbers of runs are remembered at most: some megabytes."""
+"""How many run numbers are cached at most: some megabytes."""
 
 BATCHES_AROUND = 20
-"""How many batches do not try the short cut after one that had to be rolled back."""
+"""How many batches skip the short cut after one that had to be rolled back."""
 
 _AS_EXPECTED = "WHERE run_no = ? AND run_id = ? AND version = ? AND lease_epoch = ?"
 
@@ -62,9 +62,9 @@ _UPDATE_STATE = f"""
 UPDATE runs SET version = ?, snapshot = ?, updated_at = ?, losses = 0
 {_AS_EXPECTED} AND finished_at IS NULL AND ready_at IS NULL AND inbox_seq <= ? AND status = ?
 """
-"""For a turn after which its run has the same status, readiness and owner: no index has to be changed.
+"""For a turn that does not change its run's status, readiness and owner: no index has to be changed.
 
-SQLite writes the entry of an index anew for each column that is set, also to the value that it has.
+SQLite rewrites the index entry for each column that is set, even to the value that it already has.
 """
 
 _NUMBERS = "SELECT run_id, run_no FROM runs WHERE run_id IN (SELECT value FROM json_each(?))"
@@ -78,7 +78,7 @@ _UNSTORABLE = (
     sqlite3.IntegrityError,
     sqlite3.InterfaceError,
     sqlite3.ProgrammingError,
-    sqlite3.DataError,  # a value that is longer than the file takes
+    sqlite3.DataError,  # a value that is too long for the file
     msgspec.MsgspecError,
     ValueError,  # text that is not Unicode, among others
     TypeError,
@@ -103,7 +103,7 @@ class _Head(Struct, gc=False):
 
 
 class ShortCut:
-    """The numbers of runs that were committed here before, and whether the next batch may rely on them."""
+    """The cached numbers of runs that were committed here, and whether the next batch may rely on them."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -112,7 +112,7 @@ class ShortCut:
     def numbers_of(self, db: sqlite3.Connection, turns: Sequence[port.Turn]) -> list[int] | None:
         """Return the numbers of the turns' runs, or None if the short cut cannot be taken.
 
-        Numbers of runs that finish are forgotten; where one belongs to another run by now, the update shows it.
+        Numbers of runs that finish are dropped; if a number belongs to another run by now, the update detects it.
         """
         if self._batches_around:
             self._batches_around -= 1
@@ -140,7 +140,7 @@ class ShortCut:
 def commit(
     db: sqlite3.Connection, turns: Sequence[port.Turn], limits: Limits, now: Instant, short_cut: ShortCut
 ) -> list[Answer]:
-    """Commit each turn whose version and epoch are still its run's."""
+    """Commit each turn whose version and epoch are still those of its run."""
     numbers = short_cut.numbers_of(db, turns)
     if numbers is not None:
         if all(map(validation.can_be_kept, turns)) and _is_written(
@@ -152,7 +152,7 @@ def commit(
     heads = _heads(db, turns)
     answers: list[Answer | None] = [None] * len(turns)
     wave: dict[str, int] = {}
-    written: set[int] = set()  # without those that were committed before, with what they send to others
+    written: set[int] = set()  # without those that were committed before, along with what they send to others
     for index, turn in enumerate(turns):
         if turn.run_id in wave:
             _write_wave(db, turns, wave, heads, answers, now)
@@ -188,7 +188,7 @@ def _is_written(db: sqlite3.Connection, turns: list[tuple[int, port.Turn, bool]]
 def _send_out(db: sqlite3.Connection, all_turns: list[tuple[int, port.Turn]], limits: Limits, now: Instant) -> None:
     """Queue and start runs, deliver what turns send, and append to streams, in the same transaction.
 
-    Store what is left of refusals.
+    Store the messages and dead letters that result from refusals.
     """
     for run_no, turn in all_turns:
         if turn.admission is not None:
@@ -217,7 +217,7 @@ def _send(
     limits: Limits,
     now: Instant,
 ) -> list[port.Delivered]:
-    """Deliver what turns send to other runs, if it may reach them."""
+    """Deliver what turns send to other runs, if they may reach them."""
     if not sends:
         return []
     runs = _whose(db, sends)
@@ -228,7 +228,7 @@ def _send(
 
 
 def _whose(db: sqlite3.Connection, sends: list[tuple[port.Turn, SignalRequest | Message]]) -> dict[str, outgoing.Whose]:
-    """Return the owners of runs that send or receive signals; none if all items are messages of parent or child."""
+    """Return the tenants of runs that send or receive signals; none if all items are between parent and child."""
     run_ids = {run_id for turn, item in sends for run_id in outgoing.concerned(turn, item)}
     if not run_ids:
         return {}
@@ -459,7 +459,7 @@ def _winner(head: _Head, turn: port.Turn) -> tuple[int, port.Turn, bool]:
 
 
 def _may_be_light(turn: port.Turn) -> bool:
-    """Return whether the turn leaves its run in its status, and as ready as before unless something is delivered."""
+    """Return whether the turn keeps its run's status and readiness, unless something is delivered."""
     if turn.consumed or turn.messages or turn.release or turn.snapshot.status in TERMINAL:
         return False
     for event in turn.events:  # noqa: SIM110 - a generator would take longer than the loop
@@ -469,6 +469,6 @@ def _may_be_light(turn: port.Turn) -> bool:
 
 
 def _is_as_ready(head: _Head, turn: port.Turn) -> bool:
-    """Return whether nothing is due for the run, before the turn and after it, and its status and its owner stay."""
+    """Return whether nothing is due for the run before and after the turn, and its status and owner do not change."""
     is_same = _may_be_light(turn) and head.status == turn.snapshot.status
     return is_same and not head.is_ready and head.inbox_seq <= turn.seen_inbox_seq

@@ -1,14 +1,14 @@
-"""One SQLite file: opened safely, written in groups, its errors translated into ours.
+"""One SQLite file: opened safely, written in groups, with its errors translated into ours.
 
-**Group commit.** Writes that arrive while others are in progress share one transaction and one fsync: `write`
-queues a function, and a single flusher runs all that has queued up between BEGIN IMMEDIATE and COMMIT. Each function
-has a savepoint of its own, so a failure does not affect the others. No function yields to the event loop, so a reader
-on this connection never sees half a transaction.
+**Group commit.** Writes that arrive while others are in progress share one transaction and one fsync: `write` queues a
+function, and a single flusher runs all queued functions between BEGIN IMMEDIATE and COMMIT. Each function has its own
+savepoint, so a failure does not affect the others. No function yields to the event loop, so a reader on this connection
+never sees half a transaction.
 
-**Many processes.** A lock that another process holds is waited for here, without blocking the event loop and without
-raising "database is locked", for at most `busy_ms`; then `StoreBusy` is raised.
+**Many processes.** If another process holds a lock, this module waits for it without blocking the event loop and
+without raising "database is locked", for at most `busy_ms`; then it raises `StoreBusy`.
 
-Everything runs on the event loop's own thread: `sqlite3` gives up the interpreter's lock on every row, and a writer
+Everything runs on the event loop's own thread: `sqlite3` releases the interpreter's lock on every row, and a writer
 thread was measured at half the speed.
 """
 
@@ -37,27 +37,27 @@ APPLICATION_ID = 0x484F4C44
 """Marks a SQLite file as ours: the letters HOLD."""
 
 SMALLEST_FILE = 512
-"""No SQLite file with anything in it is smaller."""
+"""No SQLite file that contains anything is smaller."""
 
 PRIVATE_FILE = 0o600
-"""Other users have no rights on the files of a store, from the moment that they are created."""
+"""Other users have no rights on the files of a store, from the moment of their creation."""
 
 OLDEST_SQLITE = (3, 31, 0)
 CLOSE_S = 3.0
-"""How long a store that is closed waits for another process to release its lock."""
+"""How long closing a store waits for another process to release its lock."""
 
 CACHE_KB = 8 * 1024
-"""How much of the file is kept in memory. With SQLite's own 2 MB a run of three steps reads twice as many pages."""
+"""How much of the file is cached in memory. With SQLite's own 2 MB a run of three steps reads twice as many pages."""
 
 LOG_PAGES = 4_000
 """From which size on the write-ahead log is merged into the file: 16 MB. Pages that many turns change are then written
 once for all of them."""
 
 SHORT_PAUSE_S = 0.001
-"""Between tries while another process writes: about as long as a commit takes."""
+"""The pause between tries while another process writes: about as long as a commit takes."""
 
 LONG_PAUSE_S = 0.025
-"""Between tries once the other process has held the lock for a second: it is migrating, or it was stopped."""
+"""The pause once the other process has held the lock for a second: it is migrating, or it was stopped."""
 
 _ERRORS: dict[int, tuple[type[StoreError], str]] = {
     sqlite3.SQLITE_BUSY: (StoreBusy, "another process is using the store"),
@@ -79,10 +79,10 @@ _FAULTS_OF_ONE = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.Inte
 
 
 def _register_plain_values() -> None:
-    """Let `sqlite3` know how None and truth values are stored.
+    """Register with `sqlite3` how None and truth values are stored.
 
-    Otherwise it looks for an adapter on each value, through attributes that do not exist: for most rows that takes
-    longer than all the rest of the binding. Adapters hold for the whole process; these change no value.
+    Otherwise it searches for an adapter for each value, through attributes that do not exist: for most rows that takes
+    longer than the rest of the binding. Adapters apply to the whole process; these change no value.
     """
     adapters: dict[type, Callable[[Any], Any]] = {type(None): {}.get, bool: int}
     for kind, adapt in adapters.items():
@@ -143,7 +143,7 @@ class Database:
     async def write(self, work: Callable[[sqlite3.Connection], T], then: Callable[[], None] | None = None) -> T:
         """Run a function inside a transaction that it shares with others; return when it is durable.
 
-        `then` is called once it is, even if the caller has been cancelled meanwhile.
+        `then` is called at that point, even if the caller has been cancelled meanwhile.
         """
         self.check_open()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -153,7 +153,7 @@ class Database:
         return await future
 
     async def finish(self) -> None:
-        """Take no more work, and finish what is pending. What waits longer for a lock is given up."""
+        """Accept no more work, and finish what is pending. Work that waits longer for a lock is abandoned."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -212,7 +212,7 @@ class Database:
             job.answer(answer)
 
     async def _when_free(self, attempt: Callable[[], T]) -> T:
-        """Try until no other process holds the lock, or until the time is over."""
+        """Try until no other process holds the lock, or the time is over."""
         pause = _Pause(self._busy_ms)
         while True:
             try:
@@ -242,7 +242,7 @@ class Database:
 
 
 class _Job:
-    """A function that waits to be run in a transaction, and the future and callback for its answer."""
+    """A function that waits to run in a transaction, with the future and the callback for its answer."""
 
     def __init__(
         self,
@@ -289,10 +289,10 @@ class _Pause:
 
 
 def finish_reading(problem: BaseException | None) -> None:
-    """Release the cursors that were being read when this was raised.
+    """Close the cursors that were being read when this was raised.
 
-    A cursor that was not read to its end keeps this connection on an old snapshot for as long as the exception lives:
-    once another process has written, this one could not write any more.
+    A cursor that was not read to its end keeps this connection on an old snapshot as long as the exception lives: once
+    another process has written, this connection could no longer write.
     """
     while problem is not None:
         clear_frames(problem.__traceback__)
@@ -300,7 +300,7 @@ def finish_reading(problem: BaseException | None) -> None:
 
 
 def check_unreadable(problem: Exception) -> None:
-    """Raise errors that are not about a row: SQLite has no error class of its own for invalid text."""
+    """Re-raise errors that are not about a row: SQLite has no separate error class for invalid text."""
     if isinstance(problem, sqlite3.OperationalError) and "UTF-8" not in str(problem):
         raise problem
 
@@ -325,9 +325,9 @@ def _fail(group: list[_Job], problem: BaseException) -> None:
 
 
 def _checked(path: Path) -> Path:
-    """Return the path of the file itself, after checking what exists.
+    """Return the resolved path of the file, after checking what exists.
 
-    SQLite keeps the log beside the name that it was given; two names of one file would have two logs.
+    SQLite puts the log next to the name that it was given; two names of one file would have two logs.
     """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise StoreUnsafe(f"SQLite {sqlite3.sqlite_version} is too old; {OLDEST_SQLITE} or newer is needed")
@@ -348,20 +348,20 @@ def _checked(path: Path) -> Path:
         raise StoreUnsafe(
             f"{path}: the file has another name (a hard link), and each name has its own log", path=str(path)
         )
-    if 0 < size < SMALLEST_FILE:  # SQLite would take it for a new file, and overwrite it
+    if 0 < size < SMALLEST_FILE:  # SQLite would treat it as a new file, and overwrite it
         raise StoreCorrupt(f"{path}: the file is cut short, or not a Holdfast store", path=str(path))
     if size == 0 and _wal_size(path) > 0:
-        # SQLite would take the file for a new one and delete the log, with everything in it.
+        # SQLite would treat the file as new and delete the log, with everything in it.
         raise StoreCorrupt(f"{path}: the file is missing or empty, but its log {path.name}-wal is not", path=str(path))
     return path
 
 
 def create_private(path: Path) -> None:
-    """Create a file that only its user can read, unless it exists. SQLite gives its log the mode of the file."""
+    """Create a file that only its owner can read, unless it exists. SQLite gives its log the mode of the file."""
     with suppress(FileExistsError):
         made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE_FILE)
         try:
-            os.fchmod(made, PRIVATE_FILE)  # a umask takes rights away, also those that are needed
+            os.fchmod(made, PRIVATE_FILE)  # a umask removes rights, including required ones
         finally:
             os.close(made)
 

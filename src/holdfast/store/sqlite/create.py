@@ -34,7 +34,7 @@ WHERE runs.run_id = ? AND signals.name = ? AND signals.consumed_seq IS NULL
 """
 
 LEVELS_SINCE = 11
-"""The format whose builds leave runs alone that need a level which they do not know. Earlier builds claim them."""
+"""The format whose builds skip runs that need a level unknown to them. Earlier builds claim such runs."""
 
 _OLDER_NODES = f"""
 SELECT node FROM nodes JOIN node_plans USING (node)
@@ -53,7 +53,7 @@ def create(
     limits: Limits,
     now: Instant,
 ) -> list[Answer]:
-    """Create runs, for `owner` if there is one."""
+    """Create runs, owned by `owner` if there is one."""
     problems = [validation.check_new_run(new) for new in new_runs]
     requests, run_ids = _known(db, [new for new, problem in zip(new_runs, problems, strict=True) if problem is None])
     (run_no,) = db.execute("SELECT coalesce(max(run_no), 0) FROM runs").fetchone()
@@ -63,7 +63,7 @@ def create(
     for new, problem in zip(new_runs, problems, strict=True):
         answer: Answer | None = port.Refused(problem) if problem else _existing(new, requests)
         if answer is None and new.reuse is not None:
-            _insert(db, created, owner, now)  # those before it count, with their signals
+            _insert(db, created, owner, now)  # earlier runs count, with their signals
             created = []
             _send_signals(db, new_runs, answers, sent, limits, now)
             sent = len(answers)
@@ -100,9 +100,9 @@ def create(
 
 
 def _keep_older_builds_away(db: sqlite3.Connection, level: int, now: Instant) -> port.Refused | None:
-    """Refuse a run that needs a level while a node of an earlier build is alive; from then on such builds are refused.
+    """Refuse a run that needs a level while a node of an earlier build is alive; otherwise refuse such builds from now.
 
-    They would claim the run, because it is this build's statements that leave it alone.
+    They would claim the run: only the statements of this build skip it.
     """
     older = [node for (node,) in db.execute(_OLDER_NODES, {"now": now})]
     if older:
@@ -117,7 +117,7 @@ def _keep_older_builds_away(db: sqlite3.Connection, level: int, now: Instant) ->
 def _create_queued(
     db: sqlite3.Connection, run_no: int, new: port.NewRun, request: AdmissionRequest, owner: str | None, now: Instant
 ) -> Answer:
-    """Create a run by itself: whether it may start depends on those before it."""
+    """Create a run separately: whether it may start depends on the runs before it."""
     refusal = admission.check(db, new, request, now)
     if refusal is not None:
         return port.Refused(refusal)
@@ -136,7 +136,7 @@ def _send_signals(
     limits: Limits,
     now: Instant,
 ) -> None:
-    """Put the signals into the mailboxes that came with the requests from one on, and their answers into `answers`."""
+    """Deliver the signals of the requests from position `first` on, and put their answers into `answers`."""
     if any(getattr(new, "signals", ()) for new in new_runs[first : len(answers)]):
         for place in range(first, len(answers)):
             answers[place] = _with_signals(db, new_runs[place], answers[place], limits, now)
@@ -217,7 +217,7 @@ def _insert(db: sqlite3.Connection, created: list[tuple[int, port.NewRun]], owne
         if new.plan_id.startswith(PLAN_PREFIX):
             use = (run_no, new.tenant, bytes.fromhex(new.plan_sha256 or ""))
             db.execute("INSERT OR REPLACE INTO plan_uses VALUES (?, ?, ?)", use)
-    if waits or tasks or records:  # hardly ever: a run has done nothing yet
+    if waits or tasks or records:  # rare: a new run has done nothing yet
         db.executemany(queries.INSERT_WAIT, waits)
         db.executemany(queries.INSERT_TASK, tasks)
         db.executemany(queries.INSERT_RECORD, records)
@@ -225,7 +225,7 @@ def _insert(db: sqlite3.Connection, created: list[tuple[int, port.NewRun]], owne
 
 def _run_row(run_no: int, new: port.NewRun, owner: str | None, now: Instant) -> tuple[Any, ...]:
     due: dict[str, Instant] = {}
-    for message in new.messages:  # of two with one id, the first is kept
+    for message in new.messages:  # of two with the same id, the first is kept
         due.setdefault(message.signal_id, now if message.due_at is None else message.due_at)
     return (
         run_no,
@@ -236,7 +236,7 @@ def _run_row(run_no: int, new: port.NewRun, owner: str | None, now: Instant) -> 
         new.plan_id,
         new.plan_version,
         new.run_request_id,
-        bytearray.fromhex(new.request_key),  # which `sqlite3` binds at once, unlike bytes
+        bytearray.fromhex(new.request_key),  # `sqlite3` binds it directly, unlike bytes
         bytearray.fromhex(new.input_sha256),
         queries.NULL_VALUE if new.parent_run_id is None else new.parent_run_id,
         queries.NULL_VALUE if new.reference_key is None else new.reference_key,

@@ -1,4 +1,4 @@
-"""Dead letters: written with a turn, or for a row that cannot be read; found, and settled."""
+"""Dead letters: written with a turn or for an unreadable row, searched, and settled."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def settle(
     now: Instant,
     entry: AuditEntry | None = None,
 ) -> list[Settled | port.Refused]:
-    """Settle each letter, or return why not."""
+    """Settle each letter, or return why it cannot be settled."""
     return [_settle(db, id_, action, actor, now, entry) for id_ in ids]
 
 
@@ -94,13 +94,13 @@ def _settle(
 
 
 def _requeue(db: sqlite3.Connection, run_no: int, message: Message, now: Instant) -> None:
-    """Put a message back, due now, unless there is another with its id by now."""
+    """Put a message back, due now, unless there is another one with its id by now."""
     db.execute("INSERT OR IGNORE INTO messages VALUES (?, ?, ?, ?)", queries.message_row(run_no, message, now))
     db.execute("UPDATE runs SET ready_at = min(?, coalesce(ready_at, ?)) WHERE run_no = ?", (now, now, run_no))
 
 
 def unreadable_to_dead_letters(db: sqlite3.Connection, run_no: int, node: str, now: Instant) -> None:
-    """Turn messages and signals of a run that cannot be read into dead letters, with the bytes that are stored."""
+    """Turn unreadable messages and signals of a run into dead letters, with the bytes that are stored."""
     (run_id,) = db.execute("SELECT run_id FROM runs WHERE run_no = ?", (run_no,)).fetchone()
     messages = db.execute("SELECT signal_id, CAST(message AS BLOB) FROM messages WHERE run_no = ?", (run_no,))
     for signal_id, found in messages.fetchall():

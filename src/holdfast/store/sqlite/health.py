@@ -42,7 +42,7 @@ async def examine(database: Database, bounds: Bounds, now: Instant, *, thorough:
 
 
 def _rights(path: Path) -> Finding:
-    """Return who else may read the file, what belongs to it, or the folder of its sockets."""
+    """Report which other users may read the file, the files next to it, or the folder of its sockets."""
     beside = [path, *(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm", "-wake"))]
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in beside if file.exists()}
     wide = [f"{name} ({mode:03o})" for name, mode in modes.items() if mode & 0o077]
@@ -128,6 +128,6 @@ def _time(db: sqlite3.Connection, now: Instant) -> Iterator[Finding]:
 
 def _whole(db: sqlite3.Connection) -> Finding:
     (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":  # what SQLite says may quote what is stored
+    if found != "ok":  # SQLite's text may quote stored data
         return wrong("integrity", "the file is damaged", "stop the nodes, keep a copy of it, and restore a backup")
     return fine("integrity", "all of the file was read, and it is whole")

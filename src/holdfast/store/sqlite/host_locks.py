@@ -1,4 +1,4 @@
-"""Host locks in the file. A released lock keeps its row, without an owner: its epoch must go on growing."""
+"""Host locks in the file. A released lock keeps its row, without an owner: its epoch must keep growing."""
 
 import sqlite3
 
@@ -23,14 +23,14 @@ UPDATE host_locks SET lease_until = min(lease_until, :now) WHERE owner > :first 
 
 
 def acquire(db: sqlite3.Connection, name: str, owner: str, lease_ms: int, now: Instant) -> HostLock | None:
-    """Give the owner the lock, or return None if another one has it."""
+    """Give the owner the lock, or return None if another owner has it."""
     asked = {"name": name, "owner": owner, "now": now, "until": now + lease_ms * 1_000}
     rows = db.execute(_ACQUIRE, asked).fetchall()
     return host_lock_of(rows[0]) if rows else None
 
 
 def release(db: sqlite3.Connection, name: str, owner: str, epoch: int) -> bool:
-    """Give the lock up, if the owner has it at this epoch."""
+    """Release the lock, if the owner has it at this epoch."""
     update = "UPDATE host_locks SET owner = NULL WHERE name = ? AND owner = ? AND epoch = ?"
     return db.execute(update, (name, owner, epoch)).rowcount == 1
 
@@ -42,7 +42,7 @@ def find(db: sqlite3.Connection) -> list[HostLock]:
 
 
 def fence(db: sqlite3.Connection, lock: HostLock | None) -> None:
-    """Refuse to go on for a holder that has lost its lock. Call it in the transaction that writes."""
+    """Raise for a holder that has lost its lock. Call this in the transaction that writes."""
     if lock is None:
         return
     select = "SELECT 1 FROM host_locks WHERE name = ? AND owner = ? AND epoch = ?"

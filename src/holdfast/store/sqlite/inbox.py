@@ -1,4 +1,4 @@
-"""`deliver`: signals and messages put into inboxes, each at most once by its id."""
+"""`deliver`: puts signals and messages into inboxes, each at most once by its id."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ _INSERT_SIGNAL = (
     "INSERT INTO signals (run_no, inbox_seq, name, signal_id, step_id, accepted_at, received_at, payload, "
     "by_caller) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-# When the signal was accepted that is so many back among those that count toward the rate of its run.
+# When the n-th last of the signals that count toward the rate of its run was accepted.
 _COUNTED = """
 SELECT received_at FROM signals WHERE run_no = ? AND name NOT GLOB ? || '*' ORDER BY inbox_seq DESC LIMIT 1 OFFSET ?
 """
-# The record of an acceptance, and a row without one for each signal of that id: if there is no other, it is missing.
+# The acceptance record, and a row without one for each signal of that id: if there is no other, the record is missing.
 _KNOWN_SIGNAL = """
 SELECT record FROM acceptance_records WHERE run_no = ? AND name = ? AND signal_id = ?
 UNION ALL
@@ -42,7 +42,7 @@ SELECT version, EXISTS (
 ) FROM runs WHERE run_no = ?
 """
 
-# The attempt before the next of a job has acquired it, unless the run has just put it there for the next one.
+# The previous attempt has acquired the job, unless the run has just queued it for the next attempt.
 _ACQUIRED = (
     "SELECT next_attempt - 1, taken_by, json_extract(job, '$.scheduled_at') FROM jobs "
     "WHERE run_no = ? AND step_id = ? AND queue <> ''"
@@ -52,7 +52,7 @@ _END_JOB = "UPDATE jobs SET visible_at = NULL, taken_by = NULL WHERE run_no = ? 
 
 
 class _Inbox:
-    """A run while things are delivered to it."""
+    """A run while items are delivered to it."""
 
     __slots__ = ("inbox_seq", "last_accepted_at", "ready_at", "run_no", "status")
 
@@ -94,7 +94,7 @@ def deliver(
 def _audit(
     db: sqlite3.Connection, items: Sequence[SignalRequest | Message], answers: Sequence[Answer], now: Instant
 ) -> None:
-    """Append the entries of the signals that were accepted to the audit log."""
+    """Append the entries of the accepted signals to the audit log."""
     entries = [
         (item.run_id, item.audit)
         for item, answer in zip(items, answers, strict=True)
@@ -132,7 +132,7 @@ def _deliver_message(db: sqlite3.Connection, inbox: _Inbox, message: Message, no
 
 
 def _end_job(db: sqlite3.Connection, run_no: int, message: Message, attempt: int) -> Conflict | None:
-    """Take the job of an outcome from its queue, or return why it is refused."""
+    """Remove the job of an outcome from its queue, or return why the outcome is refused."""
     place = (run_no, message.step_id)
     [acquired, taken_by, scheduled_at] = db.execute(_ACQUIRED, place).fetchone() or (-1, None, 0)
     if decisions.is_of_another_run(message, scheduled_at):
@@ -147,7 +147,7 @@ def _end_job(db: sqlite3.Connection, run_no: int, message: Message, attempt: int
 
 
 class _Pending:
-    """Signals that are accepted and not yet written, so that many are written by one statement."""
+    """Signals that are accepted but not yet written, so that one statement writes many."""
 
     __slots__ = ("_records", "_signals", "db", "scopes")
 
@@ -232,7 +232,7 @@ def _unmet_condition(db: sqlite3.Connection, inbox: _Inbox, request: SignalReque
 
 
 def _is_awaited(db: sqlite3.Connection, inbox: _Inbox, request: SignalRequest, now: Instant) -> bool:
-    """Return whether the earlier signals leave a wait for this one."""
+    """Return whether the earlier signals leave an open wait for this one."""
     waits = db.execute(
         "SELECT step_id, token, since, until FROM waits WHERE run_no = ? AND name = ?", (inbox.run_no, request.name)
     )

@@ -53,7 +53,7 @@ def acquire(
     visible_ms: int,
     now: Instant,
 ) -> list[port.Job]:
-    """Acquire up to `limit` jobs: longest visible first, then in order of their runs' creation and of step ids."""
+    """Acquire up to `limit` jobs: longest visible first, then ordered by their runs' creation and by step id."""
     asked = {"now": now, "limit": limit, "activities": queries.listing(activities)}
     found: list[tuple[Instant, int, str]] = []
     for queue in set(queues):
@@ -83,7 +83,7 @@ def acquire_one(
 
 
 def release(db: sqlite3.Connection, node: str, jobs: Sequence[port.Job], now: Instant) -> int:
-    """Give back jobs that were acquired and not begun."""
+    """Return jobs that were acquired but not started."""
     asked = [(now, job.engine_attempt_id, job.run_id, job.step_id, node, job.engine_attempt_id) for job in jobs]
     return db.executemany(RELEASE, asked).rowcount if asked else 0
 
@@ -91,7 +91,7 @@ def release(db: sqlite3.Connection, node: str, jobs: Sequence[port.Job], now: In
 def heartbeat(
     db: sqlite3.Connection, node: str, beats: Sequence[port.Heartbeat], visible_ms: int, now: Instant
 ) -> list[bool]:
-    """Keep the jobs and steps that the node still has; store the details of their progress."""
+    """Extend the jobs and steps that the node still has; store the details of their progress."""
     visible_until = now + visible_ms * 1_000
     return [
         _beat_taken(db, node, beat, visible_until, now) if beat.queue else _beat_owned(db, node, beat) for beat in beats

@@ -1,10 +1,10 @@
-"""`joined`: runs created and signals delivered in a transaction that a caller has begun on their own connection.
+"""`joined`: creates runs and delivers signals in a transaction that a caller has begun on the caller's own connection.
 
-The caller's tables are in the file of the store, beside the store's: then one commit writes both. A store that is
-attached to another file is refused. With a write-ahead log SQLite commits each file by itself, so that a crash between
-the two leaves a row without its run.
+The caller's tables are in the same file as the store's, so one commit writes both. A store that is attached to a
+connection of another file is refused: with a write-ahead log SQLite commits each file separately, so that a crash
+between the two leaves a row without its run.
 
-SQLite has no notification of commits, so the transaction is watched until it has ended; then nodes are notified.
+SQLite does not notify of commits, so the transaction is polled until it has ended; then nodes are notified.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 EXPECTED = "a connection of sqlite3, or one of SQLAlchemy or Django with that driver"
 FIRST_PAUSE_S, LONGEST_PAUSE_S, WATCHED_S = 0.002, 0.1, 60.0
-"""How often a transaction is looked at, first and later, and for how long. After that nodes find the run alone."""
+"""How often a transaction is polled, at first and later, and for how long. After that, nodes find the run themselves."""
 
 
 class JoinedSqlite:
@@ -88,7 +88,7 @@ class JoinedSqlite:
             raise error from problem
 
     def _check(self, db: sqlite3.Connection) -> None:
-        """Refuse a connection whose own file is not the store's."""
+        """Refuse a connection whose main file is not the store's."""
         files = {name: file for _, name, file in db.execute("PRAGMA database_list")}
         if _is_same(files.get("main", ""), self._path):
             return
@@ -119,7 +119,7 @@ def _begin(db: sqlite3.Connection) -> None:
 
 @contextmanager
 def _plain_rows(db: sqlite3.Connection) -> Iterator[None]:
-    """Read rows as they are stored, whatever the caller makes of theirs."""
+    """Read rows as they are stored, whatever row type the caller has configured."""
     row_factory, text_factory = db.row_factory, db.text_factory
     db.row_factory, db.text_factory = None, str
     try:

@@ -1,4 +1,4 @@
-"""`claim`, `renew`, `release`, `next_due`: which node owns which runs, and when there is work; and definitions."""
+"""`claim`, `renew`, `release`, `next_due`: which node owns which runs, and when there is work; also definitions."""
 
 import json
 import sqlite3
@@ -23,15 +23,15 @@ CLAIMED_AS = (
     f"CASE WHEN {_IS_PLAN} THEN '{ANY_PLAN[0]}' ELSE plan_id END",
     f"CASE WHEN {_IS_PLAN} THEN '{ANY_PLAN[1]}' ELSE plan_version END || {_LEVEL}",
 )
-"""By what a run is claimed: see `core.plans.claimed_as`."""
+"""The definition by which a run is claimed: see `core.plans.claimed_as`."""
 
 PLAN_KEY = (
     f"CASE WHEN {_IS_PLAN} THEN '{ANY_PLAN[0]}' || char(10) || '{ANY_PLAN[1]}' "
     f"ELSE plan_id || char(10) || plan_version END || {_LEVEL}"
 )
-"""It as one text: see `sql.plan_keys`."""
+"""The same as one text: see `sql.plan_keys`."""
 
-# Each of these walks an index in order and, but for runs of other plans, reads no more rows than it takes.
+# Each of these walks an index in order and, except for runs of other plans, reads no more rows than it returns.
 FREE = """
 SELECT ready_at, run_no FROM runs WHERE lease_owner IS NULL AND ready_at <= :now {known}
 ORDER BY ready_at, run_no LIMIT :limit
@@ -48,7 +48,7 @@ ORPHANED = "SELECT run_no FROM runs WHERE lease_owner = :owner {known} ORDER BY 
 KNOWN = f"AND ({PLAN_KEY}) IN (SELECT value FROM json_each(:plans))"
 
 ASIDE = 60_000_000
-"""How long a run whose rows cannot be read is deferred, so that it does not hold up others."""
+"""How long a run with unreadable rows is deferred, so that it does not hold up others."""
 
 NEXT_DUE = """
 SELECT min(due_at) FROM (
@@ -107,7 +107,7 @@ def claim(
 
 
 def take_over(db: sqlite3.Connection, chosen: list[int], node: str, now: Instant) -> dict[int, port.LoadedRun]:
-    """Make the node the owner of these runs, and load them. Runs that cannot be read are deferred."""
+    """Make the node the owner of these runs, and load them. Unreadable runs are deferred."""
     db.executemany(
         "UPDATE runs SET lease_epoch = lease_epoch + (lease_owner IS NOT ?1), lease_owner = ?1, "
         f"losses = losses + (losses < {SUSPECT_LOSSES} AND lease_owner <> ?1 AND lease_owner IS NOT NULL), "
@@ -133,7 +133,7 @@ def _eligible(
     orphans: list[tuple[Instant, int]] = []
     for lease_until, owner in db.execute(EXPIRED, {"now": now, "node": node}).fetchall():
         if len(orphans) >= limit and orphans[-1][0] < lease_until:
-            break  # later ones have not waited as long
+            break  # later nodes expired later
         left = db.execute(ORPHANED.format(known=known), {**asked, "owner": owner})
         orphans += [(lease_until, run_no) for (run_no,) in left]
     found += orphans
@@ -141,9 +141,9 @@ def _eligible(
 
 
 def _load_each(db: sqlite3.Connection, chosen: list[int], node: str, now: Instant) -> dict[int, port.LoadedRun]:
-    """Load run by run, without what cannot be read. A damaged run never stops others.
+    """Load run by run, leaving out what cannot be read. A damaged run never stops others.
 
-    A message or signal that cannot be read becomes a dead letter; a run with any other damage is deferred.
+    An unreadable message or signal becomes a dead letter; a run with any other damage is deferred.
     """
     loaded: dict[int, port.LoadedRun] = {}
     for run_no in chosen:
@@ -210,7 +210,7 @@ def release(db: sqlite3.Connection, node: str, run_ids: Sequence[str] | None, no
 
 
 def hand_over(db: sqlite3.Connection, node: str, run_ids: Sequence[str], to: str, now: Instant) -> list[str]:
-    """Give these runs of the node to another one, if that has a lease; return which were given."""
+    """Give these runs of the node to another node, if that has a lease; return those that were given."""
     given = db.execute(
         "UPDATE runs SET lease_owner = :to, lease_epoch = lease_epoch + 1, "
         "ready_at = min(:now, coalesce(ready_at, :now)) "
@@ -233,7 +233,7 @@ def find_nodes(db: sqlite3.Connection, now: Instant) -> list[port.NodePlans]:
 def next_due(
     db: sqlite3.Connection, node: str, plans: Sequence[port.Plan] | None, queues: Sequence[str], now: Instant
 ) -> Instant | None:
-    """Return the next instant at which a claim by this node, or `acquire_jobs` here, may find something."""
+    """Return the next instant at which a claim by this node, or `acquire_jobs` from the queues, may find something."""
     known = "" if plans is None else KNOWN
     asked = {"node": node, "plans": queries.listing(plan_keys(plans or ())), "now": now}
     found = [db.execute(NEXT_DUE.format(known=known, is_current=queries.IS_CURRENT), asked).fetchone()[0]]
@@ -242,7 +242,7 @@ def next_due(
 
 
 def find_orphaned(db: sqlite3.Connection, late_ms: int, now: Instant) -> list[port.OrphanedDefinition]:
-    """Return the definitions that no live node has, of runs that have been eligible for so long."""
+    """Return the definitions that no live node has although runs of them have been eligible this long."""
     found = db.execute(MISSING, {"now": now, "late": now - late_ms * 1_000})
     return [port.OrphanedDefinition((plan_id, plan_version), since) for plan_id, plan_version, since in found]
 
@@ -263,7 +263,7 @@ def publish_definitions(db: sqlite3.Connection, definitions: Sequence[WorkflowDe
 
 
 def find_definitions(db: sqlite3.Connection, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
-    """Return the definitions in the order asked for; None where there is none."""
+    """Return the definitions in the requested order; None for those that do not exist."""
     found = {
         (row[0], row[1]): definition_of(row[2])
         for row in db.execute(_FIND_DEFINITIONS, (queries.listing(plan_keys(plans)),))

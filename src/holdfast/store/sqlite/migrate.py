@@ -1,4 +1,4 @@
-"""Creates a file's schema, or upgrades it, once, whichever process is first. See `store/schema.py`."""
+"""Creates or upgrades a file's schema, once, whichever process is first. See `store/schema.py`."""
 
 import sqlite3
 from functools import cache
@@ -23,7 +23,7 @@ def latest_version() -> int:
 
 
 def migrate(db: sqlite3.Connection, path: Path, now: Instant) -> int:
-    """Apply what is missing; runs inside a write transaction. Return the version of the file's schema."""
+    """Apply what is missing, within a write transaction. Return the version of the file's schema."""
     db.execute(
         "CREATE TABLE IF NOT EXISTS holdfast_schema ("
         "version INTEGER PRIMARY KEY NOT NULL, oldest_reader INTEGER NOT NULL, applied_at INTEGER NOT NULL)"

@@ -1,4 +1,4 @@
-"""Plans in the file: their bodies by hash, and the versions that are registered."""
+"""Plans in the file: their bodies by hash, and the registered versions."""
 
 import sqlite3
 from typing import Any
@@ -26,7 +26,7 @@ ORDER BY tenant, sha256 LIMIT :limit + 1
 
 
 def put(db: sqlite3.Connection, tenant: str, sha256: str, body: bytes, now: Instant) -> None:
-    """Keep a body; of a known one only when it was given last."""
+    """Store a body; if it is known, only update when it was last put."""
     db.execute(
         "INSERT INTO plan_bodies VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET put_at = excluded.put_at",
         (tenant, bytes.fromhex(sha256), body, now),
@@ -76,7 +76,7 @@ def _where(query: PlanQuery) -> Where:
 
 
 def unused(db: sqlite3.Connection, policy: PurgePolicy, gone: str, now: Instant) -> list[Any]:
-    """Return the bodies that a purge deletes, one more than its limit."""
+    """Return the bodies that a purge deletes, up to one more than its limit."""
     until = decisions.unused_until(policy, now)
     if until is None:
         return []
@@ -85,7 +85,7 @@ def unused(db: sqlite3.Connection, policy: PurgePolicy, gone: str, now: Instant)
 
 
 def forget(db: sqlite3.Connection, bodies: list[Any], policy: PurgePolicy) -> None:
-    """Delete bodies, and the versions that a tenant has registered if it is deleted."""
+    """Delete bodies; if a tenant is deleted, also the versions that it has registered."""
     db.executemany("DELETE FROM plan_bodies WHERE tenant = ? AND sha256 = ?", bodies)
     if policy.plans:
         db.execute("DELETE FROM plans WHERE tenant = ?", (policy.tenant,))

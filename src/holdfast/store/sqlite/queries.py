@@ -1,9 +1,9 @@
-"""Rows of the tables: how they are written, and how `load`, `read_events`, `find` and `stats` read them.
+"""Rows of the tables: how to write them, and how `load`, `read_events`, `find` and `stats` read them.
 
 What a row means is shared with the other SQL stores (`sql.py`).
 
-The newest runs that match a query may be far down. Where the query has no bound they are looked for in windows of so
-many runs, each of which is one read: none keeps a thread of `readers.py` from others for long.
+The newest runs that match a query may be far down. If the query has no bound, they are searched in windows of a fixed
+number of runs, one read each: no read keeps a thread of `readers.py` from others for long.
 """
 
 import sqlite3
@@ -30,7 +30,7 @@ from holdfast.store.queries import within
 from holdfast.store.sql import WAIT, Where, in_json, text_bytes, wait_name, wait_of, words_of
 
 EVENTS_AT_ONCE = 25
-"""So many events are inserted by one execution of a statement: to begin and end it takes as long as three rows."""
+"""How many events one execution of a statement inserts: starting and ending it takes as long as three rows."""
 
 _INSERT_EVENT = f"INSERT INTO events (run_no, {sql.EVENT}) VALUES ({', '.join('?' * 16)})"
 _INSERT_EVENTS = _INSERT_EVENT + f", ({', '.join('?' * 16)})" * (EVENTS_AT_ONCE - 1)
@@ -38,10 +38,10 @@ _INSERT_EVENTS = _INSERT_EVENT + f", ({', '.join('?' * 16)})" * (EVENTS_AT_ONCE 
 _to_json = msgspec.json.Encoder().encode
 
 NULL_VALUE = nan
-"""What SQLite keeps as NULL. `sqlite3` binds numbers at once; None and bools go through its adapters, and take long."""
+"""SQLite stores this as NULL. `sqlite3` binds numbers directly; None and bools go through its slow adapters."""
 
 IS_CURRENT = f"lease_until > :now AND lease_until <= :now + {decisions.LEASE_HORIZON}"
-"""A lease that ends later was given by a clock that was ahead, and counts as expired (`decisions.lease_end`)."""
+"""A lease that ends later was granted by a clock that was ahead, and counts as expired (`decisions.lease_end`)."""
 
 INSERT_MESSAGE = "INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?)"
 INSERT_WAIT = "INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)"
@@ -85,7 +85,7 @@ def event_rows(run_no: int, events: Iterable[Event], version: int, now: Instant)
                 event.engine_attempt_id or NULL_VALUE,
                 event.logical_attempt_id or NULL_VALUE,
                 encode_body(data) if type(data) is UnknownBody else _to_json(data).decode(),
-                bytearray.fromhex(event.idempotency_key),  # which `sqlite3` binds at once, unlike bytes
+                bytearray.fromhex(event.idempotency_key),  # `sqlite3` binds it directly, unlike bytes
                 event.emitted_at,
                 now,
                 event.adapter_version,
@@ -129,7 +129,7 @@ def attribute_rows(run_no: int, attributes: Attributes) -> list[tuple[Any, ...]]
 
 
 def job_row(run_no: int, job: Job, now: Instant) -> tuple[Any, ...]:
-    """Return the row of a job; one without a due instant is visible now. Details have a column of their own."""
+    """Return the row of a job; one without a due instant is visible now. Details have a separate column."""
     visible_at = now if job.due_at is None else job.due_at
     details = None if job.details == NULL else sql.text_of(job.details)
     plain = replace(job, details=NULL)
@@ -137,7 +137,7 @@ def job_row(run_no: int, job: Job, now: Instant) -> tuple[Any, ...]:
 
 
 def listing(values: Iterable[int | str]) -> str:
-    """Return values as a JSON array, to be read by `json_each(?)`: one statement for any number of them."""
+    """Return values as a JSON array for `json_each(?)`: one statement for any number of them."""
     return encode_text(list(values))
 
 
@@ -152,7 +152,7 @@ def check_node(db: sqlite3.Connection, node: str, now: Instant) -> None:
 
 
 def load(db: sqlite3.Connection, run_ids: Sequence[str], now: Instant) -> list[port.LoadedRun | None]:
-    """Return the runs in the order asked for; None where missing."""
+    """Return the runs in the requested order; None for missing ones."""
     numbers = dict(
         db.execute(
             "SELECT run_id, run_no FROM runs WHERE run_id IN (SELECT value FROM json_each(?))",
@@ -164,7 +164,7 @@ def load(db: sqlite3.Connection, run_ids: Sequence[str], now: Instant) -> list[p
 
 
 def load_numbers(db: sqlite3.Connection, run_nos: Sequence[int], now: Instant) -> dict[int, port.LoadedRun]:
-    """Return the runs with what waits for them: a few statements, however many runs."""
+    """Return the runs with their pending work: a few statements, however many runs."""
     if not run_nos:
         return {}
     numbers = listing(run_nos)
@@ -231,13 +231,13 @@ SELECT s.run_no, {", ".join(f"s.{column}" for column in sql.SIGNAL.split(", "))}
 
 
 def _full_mailboxes(db: sqlite3.Connection, heads: dict[int, port.RunHead]) -> set[int]:
-    """Return the runs with more unconsumed signals than are loaded whatever their names; they are few."""
+    """Return the runs with more unconsumed signals than are loaded regardless of their names; they are few."""
     much = [run_no for run_no, head in heads.items() if head.inbox_seq > MAILBOX_SIGNALS]
     return {run_no for (run_no,) in db.execute(_FULL, (listing(much), MAILBOX_SIGNALS))} if much else set()
 
 
 def _signals(db: sqlite3.Connection, heads: dict[int, port.RunHead], full: set[int]) -> dict[int, list[Signal]]:
-    """Return the signals that runs are loaded with."""
+    """Return the signals to load with runs."""
     found = db.execute(_ALL, (listing(run_no for run_no in heads if run_no not in full),)).fetchall()
     if full:
         wanted = (listing(full), listing(sorted(ENGINE_SIGNALS - {OUTCOME_SIGNAL})), MAILBOX_SIGNALS)
@@ -283,16 +283,16 @@ _MISSING = (
 )
 
 WINDOW = 20_000
-"""How many runs are examined in one read of the newest runs: about ten milliseconds, if none of them matches."""
+"""How many runs one read of the newest runs examines: about ten milliseconds, if none of them matches."""
 
-# The number of a run; if it was deleted meanwhile, the one after those that were created by its time.
+# The number of a run; if it was deleted meanwhile, the number after those of the runs created by its time.
 _NUMBER_BEFORE = (
     "SELECT coalesce((SELECT run_no FROM runs WHERE run_id = ?), "
     "(SELECT run_no + 1 FROM runs WHERE created_at <= ? ORDER BY run_no DESC LIMIT 1), 0)"
 )
 
-# LIKE ignores case for A to Z only. What may be in an array or in an error is first looked for in the whole JSON text,
-# because parsing takes longer.
+# LIKE ignores case for A to Z only. For texts in an array or an error, the whole JSON text is searched first, because
+# parsing takes longer.
 _SAYS = (
     "(run_id LIKE ? ESCAPE '|' OR plan_id LIKE ? ESCAPE '|' OR reference_key LIKE ? ESCAPE '|' "
     "OR (tags LIKE ? ESCAPE '|' AND EXISTS (SELECT 1 FROM json_each(tags) WHERE value LIKE ? ESCAPE '|')) "
@@ -300,7 +300,7 @@ _SAYS = (
     "AND (json_extract(snapshot, '$.last_error.code') LIKE ? ESCAPE '|' "
     "OR json_extract(snapshot, '$.last_error.message') LIKE ? ESCAPE '|')))"
 )
-_RETRYING = (  # of a text inside JSON the quotes are escaped, so most rows are not parsed
+_RETRYING = (  # quotes are escaped in a text inside JSON, so most rows are not parsed
     "(finished_at IS NULL AND instr(snapshot, '\"retrying\":{') AND json_valid(snapshot) "
     "AND json_extract(snapshot, '$.retrying.step_id') IS NOT NULL)"
 )
@@ -322,7 +322,7 @@ def find_runs(db: sqlite3.Connection, query: port.RunQuery, limit: int) -> port.
 
 
 def _look_at_newest(db: sqlite3.Connection, query: port.RunQuery, limit: int) -> port.Found[port.RunHead]:
-    """Return those of the next so many runs that match the query, the newest first."""
+    """Return the matching runs among a limited number of the next newest runs, newest first."""
     before = number_before(db, query)
     where = _run_conditions(query)
     where.add("run_no < ?", before)
@@ -333,7 +333,7 @@ def _look_at_newest(db: sqlite3.Connection, query: port.RunQuery, limit: int) ->
 
 
 def number_before(db: sqlite3.Connection, query: port.RunQuery) -> int:
-    """Return the number before which to look for the newest runs."""
+    """Return the number before which to search for the newest runs."""
     created_at, run_id = query.before
     return int(db.execute(_NUMBER_BEFORE, (run_id, created_at)).fetchone()[0])
 
@@ -341,7 +341,7 @@ def number_before(db: sqlite3.Connection, query: port.RunQuery) -> int:
 def newest_runs(
     query: port.RunQuery, before: int, down_to: int, db: sqlite3.Connection, _now: Instant
 ) -> port.Found[port.RunHead]:
-    """Return the runs that match the query with numbers from `down_to` on and before `before`, the newest first."""
+    """Return the matching runs with numbers from `down_to` up to but not including `before`, newest first."""
     where = _run_conditions(query)
     where.add("run_no < ? AND run_no >= ?", before, down_to)
     return _heads(db, where, "run_no DESC", query, query.limit)
@@ -350,7 +350,7 @@ def newest_runs(
 def search_runs(
     query: port.RunQuery, limit: int, db: sqlite3.Connection, _now: Instant
 ) -> port.Found[port.RunHead] | None:
-    """Return the runs that match a query which an index can drive, or None if none should. See `store/search.py`."""
+    """Return the runs that match a query that an index can drive; None if no index should. See `store/search.py`."""
     look = query.look or max(search.LOOK, limit)
     driver = _driver(db, query)
     if driver is None:
@@ -417,14 +417,14 @@ def _run_conditions(query: port.RunQuery) -> Where:
 
 
 def _patterns_of(word: str) -> tuple[str, str]:
-    """Return what LIKE takes to find a word in a text, and in a text of JSON."""
+    """Return the LIKE patterns that find a word in a text, and in a JSON text."""
     return f"%{word.translate(_LITERAL)}%", f"%{in_json(word).translate(_LITERAL)}%"
 
 
 def _add_word(where: Where, word: str) -> None:
     plain, quoted = _patterns_of(word)
     if "\0" in word:
-        where.add("FALSE")  # SQLite reads no such pattern, and nothing that is stored holds it
+        where.add("FALSE")  # SQLite reads no such pattern, and no stored text contains it
     else:
         where.add(_SAYS, plain, plain, plain, quoted, plain, quoted, plain, plain)
 
@@ -517,9 +517,9 @@ AT_A_PLACE = 100
 
 
 def _all_runs(db: sqlite3.Connection) -> tuple[int, bool]:
-    """Return how many runs there are, and whether that is an estimate: by how many of their numbers are in use.
+    """Return the number of runs, and whether it is an estimate, based on how many of their numbers are in use.
 
-    Numbers are given out in order, so an estimate is exact as long as no run was deleted.
+    Numbers are assigned in order, so an estimate is exact as long as no run was deleted.
     """
     first, last = db.execute("SELECT (SELECT min(run_no) FROM runs), (SELECT max(run_no) FROM runs)").fetchone()
     numbers = 0 if first is None else last - first + 1

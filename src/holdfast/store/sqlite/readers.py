@@ -1,7 +1,8 @@
-"""Connections to the file that only read, in threads of their own: for lists and searches.
+"""Read-only connections to the file, in separate threads: for lists and searches.
 
-The event loop's own thread writes, and reads what an index leads to. What may take long is read here, so that API, node
-and leases are not delayed. A read that takes too long is interrupted, and so is one whose caller was cancelled.
+The event loop's own thread writes, and does reads that an index makes short. Reads that may take long happen here, so
+that they delay neither API nor nodes nor leases. A read that takes too long is interrupted, and so is one whose caller
+was cancelled.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 THREADS = 4
 STEPS = 5_000
-"""After how many steps of SQLite's virtual machine an interruption is noticed: well below a millisecond."""
+"""How many steps of SQLite's virtual machine run between checks for an interruption: well below a millisecond."""
 
 BUSY_S = 5.0
 
@@ -59,7 +60,7 @@ class Readers:
             self._readings.discard(reading)
 
     async def close(self) -> None:
-        """Interrupt what is being read, and close the connections."""
+        """Interrupt the reads in progress, and close the connections."""
         self._is_closed = True
         for reading in self._readings:
             reading.give_up()
@@ -89,7 +90,7 @@ class Readers:
                 self._let_go(connection)
 
     def _work(self, work: Callable[[sqlite3.Connection], T], connection: sqlite3.Connection) -> T:
-        """Do the work; if a text is invalid, do it again so that damaged rows are recognised."""
+        """Do the work; if a text is invalid, repeat it in a way that recognises damaged rows."""
         try:
             return work(connection)
         except sqlite3.OperationalError as problem:
@@ -119,7 +120,7 @@ class Readers:
 
 
 async def _ended(threads: ThreadPoolExecutor) -> None:
-    """Wait for threads to end, within a bound: not in one of the loop's threads, which may all be occupied."""
+    """Wait for threads to end, for a bounded time: not in one of the loop's threads, which may all be busy."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def wait() -> None:

@@ -1,4 +1,4 @@
-"""`purge`: what retention deletes, and what it must not touch. And the runs that are archived elsewhere."""
+"""`purge`: what retention deletes, and what it must not touch. Also the archive locations of deleted runs."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from holdfast.store.port import (
 from holdfast.store.sql import Where
 from holdfast.store.sqlite import audit, bus, plans, queries
 
-# A purge takes the oldest first, in the order of an index: what a batch costs does not depend on how much is left.
+# A purge deletes the oldest first, in the order of an index: the cost of a batch does not depend on how much is left.
 _FAMILY_HAS_ENDED = """
 NOT EXISTS (SELECT 1 FROM runs AS parent WHERE parent.run_id = runs.parent_run_id AND parent.finished_at IS NULL)
     AND NOT EXISTS (SELECT 1 FROM runs AS child WHERE child.parent_run_id = runs.run_id AND child.finished_at IS NULL)
@@ -39,7 +39,7 @@ _LETTERS = """
 SELECT letter_id FROM dead_letters {join} JOIN runs USING (run_no) {where} ORDER BY settled_at, letter_id LIMIT ?
 """
 _INDEX = "SELECT run_id, created_at FROM archived_runs AS runs {where} ORDER BY archived_at, run_id, created_at LIMIT ?"
-# Jobs, dead letters and streams go by triggers.
+# Triggers delete jobs, dead letters and streams.
 _BELONGING = (
     "events",
     "signals",
@@ -69,7 +69,7 @@ DELETE FROM events WHERE run_no = ?1 AND run_seq < (SELECT min(run_seq) + ?2 FRO
 
 
 class _Selection:
-    """Which rows one purge is about: at most `limit` of each kind, and one more that says there are others."""
+    """The rows that one purge covers: at most `limit` of each kind, and one more that shows there are others."""
 
     def __init__(self, db: sqlite3.Connection, policy: PurgePolicy, now: Instant) -> None:
         self._db = db
@@ -80,15 +80,15 @@ class _Selection:
 
     @property
     def _all_go(self) -> bool:
-        """Whether all runs that are named go whole: then nothing is left of them to look for."""
+        """Whether all named runs are deleted completely: then nothing is left of them to search for."""
         return self._policy.run_ids is not None and 0 < len(self._policy.run_ids) <= self.gone
 
     def rows(self, select: str, column: str, window_ms: int | None, *conditions: str) -> list[Any]:
-        """Return the rows whose instant in this column is past the window, the oldest first."""
+        """Return the rows whose instant in this column is past the window, oldest first."""
         if window_ms is None or (select is not _INDEX and self._all_go):
             return []
         policy, where = self._policy, Where()
-        is_named = policy.run_ids is not None  # then their ids lead to the rows, and not the index of the column
+        is_named = policy.run_ids is not None  # then use the index of their ids, and not that of the column
         where.add(f"{'+' if is_named else ''}{column} <= ?", self._now - window_ms * 1_000)
         where.add_given("runs.tenant = ?", policy.tenant)
         if policy.run_ids is not None:
@@ -161,7 +161,7 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
 
 
 def _long(db: sqlite3.Connection, gone: list[Any]) -> set[int]:
-    """Return which of these runs have more events than one commit deletes."""
+    """Return those of these runs that have more events than one commit deletes."""
     asked = (queries.listing(run_no for run_no, _, _ in gone), decisions.PART_EVENTS)
     return {run_no for (run_no,) in db.execute(_LONG, asked)}
 
@@ -169,9 +169,9 @@ def _long(db: sqlite3.Connection, gone: list[Any]) -> set[int]:
 def _delete_part(
     db: sqlite3.Connection, policy: PurgePolicy, row: Any, now: Instant, entry: AuditEntry | None
 ) -> PurgeReport:
-    """Delete the oldest events of a run that is to go, and nothing else. Where it is archived is remembered at once."""
+    """Delete only the oldest events of a run that is to be deleted. Its archive location is stored immediately."""
     run_no, run_id, created_at = row
-    outbox = bus.delete_of(db, run_no)  # as with their run: a sink has yet to get nothing of it
+    outbox = bus.delete_of(db, run_no)  # as with their run: no sink needs them any more
     events = db.execute(_DELETE_PART, (run_no, decisions.PART_EVENTS)).rowcount
     note_archived(db, decisions.archived_of(policy, {run_id: created_at}, now))
     report = PurgeReport(events=events, outbox=outbox, has_more=True)
@@ -181,15 +181,15 @@ def _delete_part(
 
 
 def _within_bytes(db: sqlite3.Connection, gone: list[Any], most: int) -> int:
-    """Return how many of these runs have no more bytes of events together."""
+    """Return how many of these runs have no more than this many bytes of events together."""
     sizes = dict(db.execute(_SIZES, (queries.listing(run_no for run_no, _, _ in gone),)).fetchall())
     return decisions.within_bytes((sizes.get(run_no, 0) for run_no, _, _ in gone), most)
 
 
 def warm(db: sqlite3.Connection, policy: PurgePolicy) -> None:
-    """Read what a purge of named runs is about to change, so that it is in memory then.
+    """Read what a purge of named runs is about to change, so that it is in memory by then.
 
-    A purge delays the turns that wait for the file; this does not, in a thread and on a connection of its own.
+    A purge delays the turns that wait for the file; this does not: it runs in a thread with a separate connection.
     """
     among = "IN (SELECT value FROM json_each(?))"
     runs = db.execute(
@@ -231,7 +231,7 @@ def find_finished(db: sqlite3.Connection, query: FinishedRunQuery, limit: int) -
 
 
 def find_archived(db: sqlite3.Connection, query: ArchivedRunQuery, limit: int) -> Found[ArchivedRun]:
-    """Return the archived runs that match the query, those that ended last first."""
+    """Return the archived runs that match the query, last to end first."""
     where = sql.archived_conditions(query)
     order = "ORDER BY finished_at DESC, run_id DESC LIMIT ?"
     found = db.execute(f"SELECT {sql.ARCHIVED} FROM archived_runs {where.text} {order}", where.values(limit)).fetchall()
@@ -239,7 +239,7 @@ def find_archived(db: sqlite3.Connection, query: ArchivedRunQuery, limit: int) -
 
 
 def note_archived(db: sqlite3.Connection, runs: Sequence[ArchivedRun]) -> None:
-    """Remember where deleted runs are archived."""
+    """Store the archive locations of deleted runs."""
     db.executemany(
         f"INSERT OR REPLACE INTO archived_runs ({sql.ARCHIVED}) VALUES ({', '.join('?' * 14)})",
         [sql.archived_row(run) for run in runs],

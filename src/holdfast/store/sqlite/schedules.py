@@ -28,7 +28,7 @@ def commit(db: sqlite3.Connection, schedule: Schedule, expected: int, now: Insta
 
 
 def started_before(db: sqlite3.Connection, starts: Sequence[port.NewRun]) -> list[port.Existing | port.Refused]:
-    """Return the answers about the runs of a commit that is made again."""
+    """Return the answers about the runs of a repeated commit."""
 
     def find(request_key: str) -> str | None:
         asked = (bytes.fromhex(request_key),)

@@ -1,7 +1,7 @@
 """The embedded store: one SQLite file, for production.
 
-Write-ahead log and full synchronisation are on and verified: what a verb has answered survives a power cut. Any
-number of processes on one machine may share the file; a network file system may not hold it.
+Write-ahead log and full synchronisation are on and verified: what a verb has confirmed survives a power cut. Any number
+of processes on one machine may share the file; it must not be on a network file system.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ _FINDERS: dict[type, Callable[[sqlite3.Connection, Any, int], port.Found[Any]]] 
 
 
 class SqliteStore:
-    """A store in one SQLite file. Make it with `open`."""
+    """A store in one SQLite file. Create it with `open`."""
 
     def __init__(self, database: Database, clock: Clock, limits: Limits, wakeups: Wakeups | None = None) -> None:
         self.capabilities = port.Capabilities(
@@ -131,7 +131,7 @@ class SqliteStore:
 
     @property
     def transfer(self) -> Transfer:
-        """Whole runs, out of the file and into it."""
+        """Export and import of complete runs."""
         return SqliteTransfer(self._read, self._write)
 
     # --- RunStore
@@ -150,7 +150,7 @@ class SqliteStore:
                 queries.check_node(db, claim_for, now)
             answers = create.create(db, runs, claim_for, self._limits, now)
             if creations_may_wake_others(runs, answers):
-                self._notify_soon(news_of_starts(runs))  # which comes after the commit: nothing is awaited before
+                self._notify_soon(news_of_starts(runs))  # it runs after the commit: nothing is awaited before
             return answers
 
         return await self._write(work)
@@ -179,7 +179,7 @@ class SqliteStore:
         return JoinedSqlite(self._database.path, connection, self._limits, self._clock.now, self._watch)
 
     def _watch(self, transaction: sqlite3.Connection) -> None:
-        """Notify nodes when a transaction of a caller has ended."""
+        """Notify nodes when a caller's transaction has ended."""
         task = asyncio.create_task(when_ended(transaction, self.wakeups.notify), name="watch a transaction")
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
@@ -206,7 +206,7 @@ class SqliteStore:
         )
 
     def extend_lease(self, node: str, lease_ms: int) -> None:
-        """Extend a current lease, from any thread, while the loop is blocked. Opens the file for itself."""
+        """Extend a current lease, from any thread, while the loop is blocked. Opens its own connection to the file."""
         try:
             with closing(sqlite3.connect(self._database.path, timeout=lease_ms / 1_000, isolation_level=None)) as db:
                 now = self._clock.now()
@@ -303,7 +303,7 @@ class SqliteStore:
         return port.Found(await self._read(lambda db, now: call_limits.find_places(db, query, most, now)))
 
     async def _search(self, query: port.RunQuery, most: int) -> port.Found[port.RunHead] | None:
-        """Return what a query finds that an index drives, or None if none should."""
+        """Return what a query that an index drives finds, or None if no index should."""
         found = port.Found[port.RunHead]()
         while True:
             part, left = search.part_of(query, found.cursor), most - len(found)
@@ -315,7 +315,7 @@ class SqliteStore:
                 return found
 
     async def _find_newest(self, query: port.RunQuery, most: int) -> port.Found[port.RunHead]:
-        """Look for the newest runs window by window, so that one search does not keep a thread from others."""
+        """Search the newest runs window by window, so that one search does not keep a thread from others."""
         before = await self._list(lambda db, _: queries.number_before(db, query))
         window = before if queries.is_looked_up(query) else queries.WINDOW
         found = port.Found[port.RunHead]()
@@ -323,7 +323,7 @@ class SqliteStore:
             part = replace(query, limit=most - len(found))
             more = await self._list(partial(queries.newest_runs, part, before, before - window))
             found += more
-            if more.unreadable:  # the window may have more than was asked for
+            if more.unreadable:  # the window may have more than requested
                 return port.Found(found, more.cursor, more.unreadable)
             before -= window
             await asyncio.sleep(0)
@@ -366,7 +366,7 @@ class SqliteStore:
             try:
                 await asyncio.gather(self._readers.close(), self._database.finish())  # each within its bound
             finally:
-                await self._database.close()  # after the readers, which may not write and so leave the log behind
+                await self._database.close()  # after the readers, which may not write and so would leave the log behind
             self._notify()
         finally:
             self.wakeups.close()
@@ -559,7 +559,7 @@ class SqliteStore:
 
         return await self._write(work)
 
-    # --- how work reaches the file
+    # --- access to the file
 
     def _page(self, limit: int) -> int:
         return min(validation.check_page(limit), self._limits.page_items)
@@ -569,13 +569,13 @@ class SqliteStore:
         return await self._database.read(lambda db: work(db, self._clock.now()))
 
     async def _list(self, work: Callable[[sqlite3.Connection, Instant], T]) -> T:
-        """Read what may take long in a thread, so that the event loop is not delayed."""
+        """Read in a thread what may take long, so that the event loop is not delayed."""
         self._check_migrated()
         now = self._clock.now()
         return await self._readers.read(lambda db: work(db, now))
 
     async def _write(self, work: Callable[[sqlite3.Connection, Instant], T], *, says: News | None = None) -> T:
-        """Do the work in a transaction. The time is read while the lock is held, so that it grows with the commits."""
+        """Do the work in a transaction. The time is read while the lock is held, so that it grows with each commit."""
         self._check_migrated()
         return await self._database.write(
             lambda db: work(db, self._clock.now()), then=None if says is None else lambda: self._notify_soon(says)

@@ -1,4 +1,4 @@
-"""Access tokens in the file: the record as it was made, and beside it the little that changes."""
+"""Access tokens in the file: the record as it was created, and separate columns for the little that changes."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _COLUMNS = "token, revoked_at, revoked_by, last_used_at"
 
 
 def put(db: sqlite3.Connection, tokens: Sequence[AccessToken], now: Instant) -> list[AccessToken]:
-    """Store tokens, joined with what is stored of them."""
+    """Store tokens, merged with what is stored of them."""
     db.execute("DELETE FROM access_tokens WHERE session_of IS NOT NULL AND expires_at <= ?", (now,))
     for token in tokens:
         db.execute(
@@ -43,7 +43,7 @@ def put(db: sqlite3.Connection, tokens: Sequence[AccessToken], now: Instant) -> 
 
 
 def put_key(db: sqlite3.Connection, name: str, key: str) -> str:
-    """Store a key unless there is one, and return the one that is stored."""
+    """Store a key unless there is one, and return the stored one."""
     db.execute("INSERT OR IGNORE INTO store_keys (name, key) VALUES (?, ?)", (name, bytes.fromhex(key)))
     kept = get_key(db, name)
     assert kept is not None
@@ -51,7 +51,7 @@ def put_key(db: sqlite3.Connection, name: str, key: str) -> str:
 
 
 def get_key(db: sqlite3.Connection, name: str) -> str | None:
-    """Return the key that is stored under a name, or None."""
+    """Return the key stored under a name, or None."""
     kept = db.execute("SELECT key FROM store_keys WHERE name = ?", (name,)).fetchone()
     return None if kept is None else bytes(kept[0]).hex()
 

@@ -1,4 +1,4 @@
-"""Whole runs out of a SQLite file, and into it."""
+"""Export and import of complete runs of a SQLite file."""
 
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
@@ -38,7 +38,7 @@ _TABLES = (*COLUMNS, "acceptance_records")
 
 
 def read(db: sqlite3.Connection, run_ids: Sequence[str]) -> list[WholeRun | None]:
-    """Return runs as a whole."""
+    """Return complete runs."""
     return [_read(db, run_id) for run_id in run_ids]
 
 
@@ -56,7 +56,7 @@ def _read(db: sqlite3.Connection, run_id: str) -> WholeRun | None:
 
 
 def write(db: sqlite3.Connection, runs: Sequence[WholeRun]) -> None:
-    """Write runs as they were, over what there is of them."""
+    """Write runs unchanged, replacing what the file has of them."""
     for run in runs:
         _delete(db, run.head.run_id)
         [[number]] = db.execute("SELECT coalesce(max(run_no), 0) + 1 FROM runs")
@@ -72,7 +72,7 @@ def _delete(db: sqlite3.Connection, run_id: str) -> None:
 
 def _write(db: sqlite3.Connection, number: int, run: WholeRun) -> None:
     db.execute(_INSERT_RUN, run_row(number, run))
-    for event in run.events:  # one by one: each has the time at which it was persisted
+    for event in run.events:  # one by one: each has its own persisted time
         rows = queries.event_rows(number, (event,), event.run_seq - 1, event.persisted_at)
         queries.insert_events(db, rows)
     db.executemany(
@@ -101,7 +101,7 @@ def _write(db: sqlite3.Connection, number: int, run: WholeRun) -> None:
 
 
 def write_audit(db: sqlite3.Connection, entries: Sequence[AuditEntry]) -> None:
-    """Write entries of the audit log that are not there."""
+    """Write the entries of the audit log that are missing."""
     known = {(at, id_) for at, id_ in db.execute("SELECT at, entry_id FROM audit_log")}
     audit.append(db, [entry for entry in entries if (entry.at, entry.entry_id) not in known])
 
@@ -114,21 +114,21 @@ class SqliteTransfer:
         self._write = write
 
     async def settle(self) -> None:
-        """Do nothing: what a turn sends to other runs arrives with its commit."""
+        """Do nothing: what a turn sends to other runs is delivered with its commit."""
 
     async def read_runs(self, run_ids: Sequence[str]) -> list[WholeRun | None]:
-        """Return runs as a whole."""
+        """Return complete runs."""
         found: list[WholeRun | None] = await self._read(lambda db, now: read(db, run_ids))
         return found
 
     async def write_runs(self, runs: Sequence[WholeRun]) -> None:
-        """Write runs as they were."""
+        """Write runs unchanged."""
         await self._write(lambda db, now: write(db, [run.released(now) for run in runs]))
 
     async def write_audit(self, entries: Sequence[AuditEntry]) -> None:
-        """Write entries of the audit log with their times."""
+        """Write entries of the audit log with their original times."""
         await self._write(lambda db, now: write_audit(db, entries))
 
     async def write_archived(self, runs: Sequence[port.ArchivedRun]) -> None:
-        """Write where deleted runs are archived."""
+        """Write archive locations of deleted runs."""
         await self._write(lambda db, now: retention.note_archived(db, runs))
