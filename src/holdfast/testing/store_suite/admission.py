@@ -68,7 +68,7 @@ async def waiting(store: Store, *run_ids: str) -> list[str]:
 
 
 async def finish(node: SampleNode, *run_ids: str) -> None:
-    """Let runs begin, if they have not, and finish, whichever node owns them."""
+    """Let runs start, if they have not, and finish them, whichever node owns them."""
     for run_id in run_ids:
         run = await node.load(run_id)
         if run.head.lease_owner is None:
@@ -101,7 +101,7 @@ async def start_all(node: SampleNode, limit: RunLimit) -> None:
 
 
 async def admit_one_by_one(node: SampleNode, limit: RunLimit, first: Iterable[str]) -> list[str]:
-    """Finish the runs inside, again and again, and return the order in which the others were admitted."""
+    """Finish the runs inside, repeatedly, and return the order in which the others were admitted."""
     order: list[str] = []
     inside = list(first)
     while inside:
@@ -112,7 +112,7 @@ async def admit_one_by_one(node: SampleNode, limit: RunLimit, first: Iterable[st
 
 
 async def release(node: SampleNode, run_id: str, limit: RunLimit = ONE, key: str = "", priority: int = 0) -> Turn:
-    """Let a run that exists, and was held until now, be queued for admission."""
+    """Queue an existing run, held until now, for admission."""
     run = await node.load(run_id)
     if run.head.lease_owner is None:
         await node.claim()
@@ -124,7 +124,7 @@ async def release(node: SampleNode, run_id: str, limit: RunLimit = ONE, key: str
 
 
 def releasing_turn(run: LoadedRun, request: AdmissionRequest) -> Turn:
-    """Return the turn by which a run that has not started is queued for admission."""
+    """Return the turn that queues a run which has not started for admission."""
     assert run.head.snapshot is not None
     return Turn(
         run_id=run.head.run_id,
@@ -146,7 +146,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2")
     async def test_queued_run_is_found_with_its_place_in_line(self, store: Store, node: SampleNode) -> None:
-        """Of its tenant and key; by priority, as it will be admitted. A run that was admitted is found no more."""
+        """It is found by tenant and key, in order of admission (by priority). An admitted run is no longer found."""
         await node.renew()
         limit = RunLimit(at_once=2, per_key=2)
         await enqueue(store, "a", "b", limit=limit, key="k", claim_for=node.name)
@@ -169,7 +169,7 @@ class AdmissionSuite(SuiteBase):
     async def test_run_that_was_held_is_queued_when_it_is_released(
         self, store: Store, node: SampleNode, clock: VirtualClock
     ) -> None:
-        """It takes no place before; then it is admitted as a start at that moment would be, behind earlier ones."""
+        """It takes no slot before. Then it is admitted like a start at that moment, after the earlier ones."""
         await node.renew()
         await store.create([new_run("held", now=await store.now())])
         assert (await enqueue(store, "a", "b", claim_for=node.name))[0] == Created("a", 1)
@@ -183,7 +183,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2")
     async def test_released_run_is_admitted_at_once_if_there_is_room(self, store: Store, node: SampleNode) -> None:
-        """It can be claimed with the message that starts it, and has its place until it ends."""
+        """It can be claimed with the message that starts it, and holds its slot until it ends."""
         await node.renew()
         await store.create([new_run("held", now=await store.now())])
         await release(node, "held")
@@ -199,7 +199,7 @@ class AdmissionSuite(SuiteBase):
     async def test_release_makes_room_for_the_run_that_is_next_first(
         self, store: Store, node: SampleNode, clock: VirtualClock
     ) -> None:
-        """A run that has left is counted; who was queued before is admitted, and the released one is queued."""
+        """The ended run frees its slot for the run that was queued first; the released run is queued."""
         await node.renew()
         await store.create([new_run("held", now=await store.now())])
         await enqueue(store, "a", "b", claim_for=node.name)
@@ -211,7 +211,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2")
     async def test_released_run_is_never_rejected(self, store: Store, node: SampleNode) -> None:
-        """It was acknowledged: where a start is rejected, it is queued."""
+        """It was acknowledged, so it is queued where a start would be rejected."""
         await node.renew()
         limit = RunLimit(at_once=1, overload="reject")
         await store.create([new_run("held", now=await store.now())])
@@ -225,7 +225,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2", "OWN-1")
     async def test_release_that_is_committed_again_changes_nothing(self, store: Store, node: SampleNode) -> None:
-        """Whether the run is queued or was admitted: after a lost answer a node commits its turn once more."""
+        """This holds whether the run is queued or admitted: a node commits its turn again after a lost answer."""
         await node.renew()
         await enqueue(store, "a", claim_for=node.name)
         await store.create([new_run("held", now=await store.now())])
@@ -244,7 +244,7 @@ class AdmissionSuite(SuiteBase):
     async def test_released_run_counts_for_its_key_its_priority_and_the_rate(
         self, store: Store, node: SampleNode, clock: VirtualClock
     ) -> None:
-        """By the instant at which it was released, not that of its creation."""
+        """The instant of its release counts, not that of its creation."""
         await node.renew()
         per_key = RunLimit(per_key=1)
         held = [new_run(f"held-{number}", now=await store.now()) for number in range(3)]
@@ -266,7 +266,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2")
     async def test_released_run_that_is_cancelled_leaves_its_queue(self, store: Store, node: SampleNode) -> None:
-        """A signal makes it ready, without what starts it."""
+        """A signal makes it ready, without the message that starts it."""
         await node.renew()
         await enqueue(store, "a", claim_for=node.name)
         await store.create([new_run("held", now=await store.now()), new_run("last", now=await store.now())])
@@ -283,7 +283,7 @@ class AdmissionSuite(SuiteBase):
         assert await admit(store) == ["last"]
 
     async def test_turn_that_queues_its_run_lets_go_of_it(self, store: Store, node: SampleNode) -> None:
-        """One that would keep it, or asks for what is no limit, is a conflict, and nothing is stored."""
+        """A turn that would keep the run, or that names an invalid limit, is a conflict, and nothing is stored."""
         await node.renew()
         await store.create([new_run("held", now=await store.now())], node.name)
         run = await node.load("held")
@@ -301,7 +301,7 @@ class AdmissionSuite(SuiteBase):
     async def test_run_beyond_the_limit_is_queued_and_admitted_when_another_has_left(
         self, store: Store, node: SampleNode
     ) -> None:
-        """It exists, it is PENDING, and no node can claim it before."""
+        """Until then it exists and is PENDING, and no node can claim it."""
         await node.renew()
         answers = await enqueue(store, "a", "b", "c", claim_for=node.name)
         assert answers == [Created("a", 1), Created("b"), Created("c")]
@@ -317,7 +317,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2")
     async def test_other_plans_and_runs_without_a_request_do_not_count(self, store: Store, node: SampleNode) -> None:
-        """A run without an admission request is neither counted nor held up."""
+        """A run without an admission request is neither counted nor delayed."""
         await node.start("free")
         await enqueue(store, "a")
         await enqueue(store, "b", plan_id="other")
@@ -328,7 +328,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2", "EVT-1")
     async def test_run_leaves_once_however_often_its_end_is_committed(self, store: Store, node: SampleNode) -> None:
-        """And a turn that lost its commit frees no place."""
+        """A turn that lost its commit frees no slot either."""
         await enqueue(store, "a", "b", "c", "d")
         [loaded] = await node.claim()
         late = await node.turn(loaded, complete())
@@ -374,7 +374,7 @@ class AdmissionSuite(SuiteBase):
     async def test_run_that_is_admitted_while_another_node_owns_it_starts_after_that(
         self, store: Store, node: SampleNode
     ) -> None:
-        """Its owner's commit does not undo it."""
+        """The commit of its owner does not undo the admission."""
         await node.renew()
         await enqueue(store, "a", "b", claim_for=node.name)
         await store.deliver([signal("b", "go")])
@@ -392,7 +392,7 @@ class AdmissionSuite(SuiteBase):
     async def test_same_request_again_is_answered_with_its_run_whatever_the_limit(
         self, store: Store, node: SampleNode
     ) -> None:
-        """It takes no second place, and with another input it is a conflict."""
+        """It takes no second slot, and a different input is a conflict."""
         reject = RunLimit(at_once=1, overload="reject")
         assert await enqueue(store, "a", limit=reject, request_id="r") == [Created("a")]
         assert await enqueue(store, "x", limit=reject, request_id="r") == [Existing("a")]
@@ -406,7 +406,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2")
     async def test_full_key_does_not_hold_up_the_others(self, store: Store, node: SampleNode) -> None:
-        """Of one tenant; the same key of another tenant is another key."""
+        """This holds within one tenant; the same key of another tenant is another key."""
         limit = RunLimit(at_once=4, per_key=1)
         for run_id, key, tenant in (("a", "k", "t"), ("b", "k", "t"), ("c", "l", "t"), ("d", "k", "u")):
             await enqueue(store, run_id, limit=limit, key=key, tenant=tenant)
@@ -418,7 +418,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2")
     async def test_keys_that_look_alike_are_different(self, store: Store) -> None:
-        """Never normalised, and never joined with anything else."""
+        """Keys are never normalised, and never joined with anything else."""
         limit = RunLimit(per_key=1)
         for number, key in enumerate(STRANGE_NAMES):
             await enqueue(store, f"run-{number}", limit=limit, key=key)
@@ -427,7 +427,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2")
     async def test_change_of_the_limit_applies_to_queued_runs(self, store: Store) -> None:
-        """The caller passes the limit: a higher one admits more, a lower one admits none, and no limit admits all."""
+        """The caller passes the limit: a higher one admits more runs, a lower one none, and no limit admits all."""
         await enqueue(store, *"abcdefgh")
         assert await admit(store, RunLimit(at_once=3)) == ["b", "c"]
         assert await admit(store, RunLimit(at_once=2)) == []
@@ -438,7 +438,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2")
     async def test_new_run_does_not_overtake_queued_ones(self, store: Store, node: SampleNode) -> None:
-        """There is room again, and `admit` was not called yet: the creation admits the run that is next."""
+        """There is room again, and `admit` was not called yet: the creation admits the next run in the queue."""
         await enqueue(store, "a", "b", "c")
         await finish(node, "a")
         assert await enqueue(store, "d", claim_for=node.name) == [Created("d")]
@@ -448,7 +448,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2")
     async def test_tenants_take_turns_however_many_runs_each_has_queued(self, store: Store, node: SampleNode) -> None:
-        """In order of their names, and in a circle."""
+        """They take turns in the order of their names, cyclically."""
         await enqueue(store, "first", tenant="b")
         await enqueue(store, *(f"b{number}" for number in range(4)), tenant="b")
         await enqueue(store, "c0", "c1", tenant="c")
@@ -460,7 +460,7 @@ class AdmissionSuite(SuiteBase):
     async def test_higher_priority_goes_first_until_the_others_have_waited_long(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """A step of priority counts for a minute: no run starves."""
+        """A step of priority is worth a minute of waiting, so no run starves."""
         await enqueue(store, "first")
         await enqueue(store, "low", priority=-1)
         await enqueue(store, "old")
@@ -491,7 +491,7 @@ class AdmissionSuite(SuiteBase):
     async def test_starts_within_a_period_are_bounded_and_others_wait_for_its_end(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """In any period, not only in those that a clock counts; the answer says when to call again."""
+        """The rate holds in any period, not only in those aligned to a clock; the answer says when to call again."""
         limit = RunLimit(starts=2, period_ms=1_000)
         await enqueue(store, "a", limit=limit)
         await begin(node, "a")
@@ -514,7 +514,9 @@ class AdmissionSuite(SuiteBase):
     async def test_rate_bounds_what_starts_however_late_that_is(
         self, store: Store, clock: VirtualClock, node: SampleNode, overload: Overload
     ) -> None:
-        """No node is up for a long time: no more are admitted than may start at once, and the next after they have."""
+        """After a long time without a node, no more runs are admitted than may start at once, and the next after those
+        start.
+        """
         limit = RunLimit(starts=2, period_ms=1_000, overload=overload)
         for run_id in "abcdef":
             assert await enqueue(store, run_id, limit=limit) == [Created(run_id)]
@@ -537,7 +539,7 @@ class AdmissionSuite(SuiteBase):
     async def test_run_that_was_admitted_and_lost_its_node_starts_within_the_rate(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """The node that takes it over starts it later, and the runs behind it start later still."""
+        """The node that takes it over starts it later, and the runs behind it start even later."""
         limit = RunLimit(starts=1, period_ms=1_000)
         await node.renew()
         await enqueue(store, "a", "b", limit=limit, claim_for=node.name)
@@ -555,7 +557,7 @@ class AdmissionSuite(SuiteBase):
     async def test_run_that_is_admitted_and_ends_without_a_start_frees_its_place(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """After a period, as if it had started."""
+        """The slot is free after a period, as if the run had started."""
         limit = RunLimit(starts=1, period_ms=1_000)
         await enqueue(store, "a", "b", limit=limit)
         [loaded] = await node.claim()
@@ -570,7 +572,7 @@ class AdmissionSuite(SuiteBase):
     async def test_start_counts_once_however_often_it_is_committed(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """And a turn that lost does not count."""
+        """A turn that lost does not count either."""
         limit = RunLimit(starts=2, period_ms=1_000)
         await enqueue(store, "a", "b", "c", limit=limit)
         loaded = {run.head.run_id: run for run in await node.claim()}
@@ -587,7 +589,7 @@ class AdmissionSuite(SuiteBase):
     async def test_simultaneous_nodes_never_start_more_than_the_rate(
         self, store: Store, peer: Store, clock: VirtualClock
     ) -> None:
-        """They create, admit, claim and start runs at the same time, over and over."""
+        """They repeatedly create, admit, claim and start runs concurrently."""
         limit = RunLimit(starts=3, period_ms=1_000)
         nodes = [SampleNode(way, f"node-{number}", 3_600_000) for number, way in enumerate((store, peer, store))]
         run_ids = [f"run-{number:02}" for number in range(15)]
@@ -605,7 +607,7 @@ class AdmissionSuite(SuiteBase):
     async def test_delayed_start_comes_at_the_next_free_instant(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """It is queued like any other, and is never refused; the answer says when it can be admitted."""
+        """The run is queued like any other, and is never refused; the answer contains when it can be admitted."""
         limit = RunLimit(starts=1, period_ms=500, overload="delay")
         await node.renew()
         answers = await enqueue(store, "a", "b", "c", limit=limit, claim_for=node.name)
@@ -619,14 +621,14 @@ class AdmissionSuite(SuiteBase):
         await begin(node, "b")
         assert await store.admit({"order": limit}, 9, node.name) == ([], START + SECOND)
 
-    # --- refusing
+    # --- rejection
 
     @pytest.mark.contract("QUE-2")
     @pytest.mark.parametrize("limit", [RunLimit(at_once=1), RunLimit(per_key=1), RunLimit(starts=1, period_ms=1_500)])
     async def test_start_that_would_wait_is_refused_and_leaves_no_trace(
         self, store: Store, clock: VirtualClock, node: SampleNode, limit: RunLimit
     ) -> None:
-        """With a hint when to try again; then it may be accepted."""
+        """The refusal has a hint when to retry; the retry may be accepted."""
         limit = replace(limit, overload="reject")
         assert await enqueue(store, "a", limit=limit) == [Created("a")]
         async with unchanged(store):
@@ -639,7 +641,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2", "WF-4")
     async def test_run_that_a_turn_starts_is_never_refused(self, store: Store, node: SampleNode) -> None:
-        """It is queued, because no caller could try again. And it goes before the runs created after it."""
+        """It is queued, because no caller could retry, and it precedes the runs created after it."""
         reject = RunLimit(at_once=1, overload="reject")
         await enqueue(store, "a", limit=reject)
         await node.start("parent", wait("child"))
@@ -652,7 +654,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2", "API-2")
     async def test_requests_and_limits_that_make_no_sense_are_refused(self, store: Store) -> None:
-        """Before anything is stored."""
+        """They are refused before anything is stored."""
         bad_limits = [RunLimit(at_once=0), RunLimit(per_key=-1), RunLimit(starts=1.5), RunLimit(period_ms=0)]  # type: ignore[arg-type]
         bad_limits += [RunLimit(overload="burn"), RunLimit(overload="delay"), None]  # type: ignore[arg-type,list-item]
         requests: list[Any] = [AdmissionRequest(limit=limit) for limit in bad_limits]
@@ -674,7 +676,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-3", "OWN-1")
     async def test_run_is_claimed_as_it_is_admitted(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """By a node with a current lease only; if the answer is lost, the node's next claim finds the run."""
+        """Only a node with a current lease claims it; if the answer is lost, the node's next claim finds the run."""
         await enqueue(store, "a", "b")
         await finish(node, "a")
         with pytest.raises(LeaseExpired):
@@ -689,7 +691,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2", "QUE-3", "OWN-1")
     async def test_simultaneous_calls_never_admit_more_than_there_is_room_for(self, store: Store, peer: Store) -> None:
-        """And no run twice."""
+        """No run is admitted twice."""
         limit, ways = RunLimit(at_once=7), (store, peer)
         await asyncio.gather(*(enqueue(ways[number % 2], f"run-{number}", limit=limit) for number in range(20)))
         assert (await store.stats()).queued == 13

@@ -1,4 +1,4 @@
-"""The store suite, the audit log: appended with what it is about, found by page, and never changed."""
+"""The store suite, the audit log: appended along with the change, found by page, and never modified."""
 
 from typing import Any
 
@@ -20,23 +20,23 @@ ANN = CallerRef("0123456789abcdef", "ann")
 
 
 def entry(entry_id: str = "e-1", operation: str = "runs.start", **fields: Any) -> AuditEntry:
-    """Return an entry as a service gives it."""
+    """Return an entry as a service creates it."""
     return AuditEntry(entry_id=entry_id, operation=operation, **{"actor": "ann", "by": ANN, **fields})
 
 
 async def ids(store: Store, **query: Any) -> list[str]:
-    """Return the ids of the entries that a query names."""
+    """Return the ids of the entries that a query finds."""
     return [found.entry_id for found in await store.find(AuditQuery(**query))]
 
 
 class AuditSuite(SuiteBase):
-    """What callers have changed stays known."""
+    """The changes that callers make stay known."""
 
     @pytest.mark.contract("API-4")
     async def test_a_start_is_in_the_audit_log_with_the_commit_that_creates_the_run(
         self, store: Store, peer: Store
     ) -> None:
-        """Once, and with whose run it is: a retry and a refusal add nothing."""
+        """It is there once, with the run's id and tenant: a retry and a refusal add nothing."""
         new = replace(new_run("run-1", now=START, tenant="acme"), audit=entry(subject="order"))
         assert isinstance((await store.create([new]))[0], Created)
         assert isinstance((await store.create([replace(new, audit=entry("e-2"))]))[0], Existing)
@@ -49,7 +49,7 @@ class AuditSuite(SuiteBase):
 
     @pytest.mark.contract("API-4")
     async def test_a_start_with_an_admission_request_is_in_the_audit_log_too(self, store: Store) -> None:
-        """And one that is turned away is not."""
+        """A rejected start is not."""
         request = AdmissionRequest(limit=RunLimit(at_once=1, overload="reject"))
         for number in (1, 2):
             new = replace(new_run(f"run-{number}", now=START), admission=request, audit=entry(f"e-{number}"))
@@ -59,7 +59,7 @@ class AuditSuite(SuiteBase):
 
     @pytest.mark.contract("API-4", "SIG-5")
     async def test_a_signal_is_kept_with_its_caller_and_in_the_audit_log(self, store: Store, node: SampleNode) -> None:
-        """A retry by another caller is still the same signal, and is the first caller's."""
+        """A retry by another caller is still the same signal, and the entry names the first caller."""
         await node.start("run-1", wait("stop"), tenant="acme")
         first = replace(signal("run-1", "go", signal_id="s-1"), audit=entry(subject="go"))
         again = replace(first, audit=entry("e-2", by=CallerRef("fedcba9876543210", "bob")))
@@ -74,7 +74,7 @@ class AuditSuite(SuiteBase):
 
     @pytest.mark.contract("API-4")
     async def test_signals_that_come_with_a_run_are_in_the_audit_log(self, store: Store) -> None:
-        """Each by itself."""
+        """Each signal has its own entry."""
         first = replace(signal("run-1", "go"), audit=entry("e-2"))
         [answer] = await store.create([replace(new_run("run-1", now=START), signals=(first,), audit=entry("e-1"))])
         assert isinstance(answer, Created)
@@ -84,7 +84,7 @@ class AuditSuite(SuiteBase):
     async def test_letters_tokens_and_purges_are_in_the_audit_log_of_their_commit(
         self, store: Store, node: SampleNode, clock: VirtualClock
     ) -> None:
-        """Those that change nothing are not."""
+        """Operations that change nothing are not."""
         [letter] = await let_die(node, "run-1", "a")
         for number in (1, 2):
             await store.settle_dead_letters([letter], "drop", "ann", entry(f"d{number}", "letters.drop"))
@@ -104,7 +104,7 @@ class AuditSuite(SuiteBase):
     async def test_entries_are_found_by_time_tenant_run_actor_token_and_operation(
         self, store: Store, clock: VirtualClock
     ) -> None:
-        """In their order, or the newest first, and by page."""
+        """They are returned in their order, or the newest first, and by page."""
         for number in range(45):
             who = "ann" if number % 2 else "bob"
             by = CallerRef(f"{number % 3}", who)
@@ -130,7 +130,7 @@ class AuditSuite(SuiteBase):
 
     @pytest.mark.contract("API-4", "FMT-2")
     async def test_entries_go_when_retention_says_so_and_not_before(self, store: Store, clock: VirtualClock) -> None:
-        """A purge without `audit_ms` keeps them all, and their runs going does not take them along."""
+        """A purge without `audit_ms` keeps all entries, and deleting their runs does not delete them."""
         for number in range(5):
             await store.append_audit([entry(f"e-{number}", run_id="gone")])
             clock.advance(ms=10)
@@ -144,7 +144,7 @@ class AuditSuite(SuiteBase):
 
     @pytest.mark.contract("API-2")
     async def test_a_malformed_entry_is_refused_with_all_that_goes_with_it(self, store: Store) -> None:
-        """Nothing is half stored."""
+        """Nothing is partially stored."""
         malformed: list[dict[str, Any]] = [
             {"entry_id": ""},
             {"operation": ""},
@@ -169,7 +169,7 @@ class AuditSuite(SuiteBase):
 
     @pytest.mark.contract("API-4")
     async def test_what_people_are_called_is_kept_whatever_it_is(self, store: Store) -> None:
-        """An actor is no name of ours."""
+        """An actor's name does not have to follow our rules for names."""
         await store.append_audit([entry(actor="a\x00b\n' --", detail="\x00")])
         [found] = await store.find(AuditQuery())
         assert (found.actor, found.detail) == ("a\x00b\n' --", "\x00")

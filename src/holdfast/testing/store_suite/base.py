@@ -1,4 +1,4 @@
-"""What the parts of the store suite share: the hooks that a store's author fills in, fixtures, and short checks."""
+"""What the parts of the store suite share: the hooks that a store's author implements, fixtures, and short checks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
@@ -28,7 +28,7 @@ LIMITS = Limits(
 MINUTE_MS = 60_000
 
 BAD_NAMES: tuple[object, ...] = ("", "x" * 256, "é" * 128, "a\nb", "a\x00b", "\x7f", "\ud800", None, 7, b"name")
-"""What can never be a name: empty, over 255 UTF-8 bytes, with control characters, not Unicode, not a string."""
+"""Invalid names: empty, over 255 UTF-8 bytes, with control characters, not Unicode, not a string."""
 
 STRANGE_NAMES = (
     "a:b",
@@ -50,14 +50,14 @@ STRANGE_NAMES = (
     "_",
     "a_b",
 )
-"""Names that are different, and that careless escaping, matching or normalising would make the same."""
+"""Different names that careless escaping, matching or normalising would make the same."""
 
 STRANGE_IDS = (*STRANGE_NAMES, "a|b", "a||b", "a\tb", "a\nb", " ", "a ", '"a"', "x" * 128, "é" * 64)
-"""The same for ids of signals, which may hold any character but NUL, up to 128 UTF-8 bytes."""
+"""The same for signal ids, which may contain any character but NUL, up to 128 UTF-8 bytes."""
 
 
 class SuiteBase(ABC):
-    """The hooks of a store's author, and the fixtures."""
+    """The hooks that a store's author implements, and the fixtures."""
 
     limits: ClassVar[Limits] = LIMITS
 
@@ -67,15 +67,15 @@ class SuiteBase(ABC):
 
     @abstractmethod
     async def lose_acceptance_record(self, store: Store, run_id: str, name: str, signal_id: str) -> None:
-        """Delete the acceptance record of a signal behind the store's back, and leave its payload."""
+        """Delete the acceptance record of a signal behind the store's back, and keep its payload."""
 
     async def make_peer(self, store: Store, clock: VirtualClock, limits: Limits) -> Store:
-        """Return what another process would open: a second connection to the same data, by default `store` itself."""
+        """Return what another process would open: a second connection to the same data; by default `store` itself."""
         return store
 
     @asynccontextmanager
     async def opened(self, clock: VirtualClock, limits: Limits) -> AsyncIterator[Store]:
-        """Make a store with these limits, for one test."""
+        """Create a store with these limits, for one test."""
         store = await self.make_store(clock, limits)
         try:
             await store.migrate()
@@ -110,7 +110,7 @@ class SuiteBase(ABC):
 
 @asynccontextmanager
 async def unchanged(store: Store) -> AsyncIterator[None]:
-    """Check that what happens inside leaves no trace in the store."""
+    """Check that the code inside leaves no trace in the store."""
     before = await read_picture(store, ("node-a", "node-b"))
     yield
     assert await read_picture(store, ("node-a", "node-b")) == before
@@ -123,7 +123,7 @@ async def deliver_one(store: Store, item: SignalRequest | Message) -> Accepted |
 
 
 async def accept(store: Store, request: SignalRequest) -> AcceptedSignalResult:
-    """Deliver a signal that must be accepted, and return what its sender receives."""
+    """Deliver a signal that must be accepted, and return the sender's receipt."""
     answer = await deliver_one(store, request)
     assert isinstance(answer, Accepted), answer
     assert answer.result is not None
@@ -131,7 +131,7 @@ async def accept(store: Store, request: SignalRequest) -> AcceptedSignalResult:
 
 
 def check_refused(answer: object, error: type[E], **details: object) -> E:
-    """Check that nothing was stored for this reason, and return the error."""
+    """Check that nothing was stored, for this reason, and return the error."""
     assert isinstance(answer, Refused), answer
     assert type(answer.error) is error, answer.error
     assert {key: answer.error.details.get(key) for key in details} == details
@@ -146,10 +146,10 @@ async def check_deliver_refused(store: Store, item: SignalRequest | Message, err
 
 
 def kinds(answers: Sequence[object]) -> list[str]:
-    """Return the answers by their types' names; a refusal by its error's."""
+    """Return the names of the answers' types; for a refusal, that of its error."""
     return [type(answer.error if isinstance(answer, Refused) else answer).__name__ for answer in answers]
 
 
 def existing_ids(answers: Sequence[object]) -> set[str]:
-    """Return the runs that the answers `Existing` name."""
+    """Return the runs that the `Existing` answers name."""
     return {answer.run_id for answer in answers if isinstance(answer, Existing)}

@@ -23,7 +23,7 @@ class BulletinSuite(SuiteBase):
     """What processes leave for each other and for operators."""
 
     async def test_a_bulletin_is_found_until_it_expires(self, store: Store, clock: VirtualClock) -> None:
-        """Not a microsecond longer, whether or not another one is put meanwhile."""
+        """It is not found a microsecond longer, whether or not another one is put meanwhile."""
         assert await store.put_bulletins("sample", {"s-1": Raw(b'{"ready":1}')}, MINUTE_MS) == [True]
         end = START + MINUTE_MS * 1_000
         assert list(await store.find_bulletins(BulletinQuery(kind="sample"))) == [
@@ -37,7 +37,7 @@ class BulletinSuite(SuiteBase):
         assert [found.body for found in await store.find_bulletins(BulletinQuery(kind="sample"))] == [Raw(b"2")]
 
     async def test_the_first_under_an_id_stays(self, store: Store, peer: Store) -> None:
-        """Each kind has ids of its own. Of writers at the same time one is first."""
+        """Each kind has its own ids. Of concurrent writers, one is first."""
         assert await store.put_bulletins("answer", {"q": Raw(b"1")}, MINUTE_MS) == [True]
         assert await peer.put_bulletins("answer", {"q": Raw(b"2"), "r": Raw(b"3")}, 2 * MINUTE_MS) == [False, True]
         assert await store.put_bulletins("sample", {"q": Raw(b"4")}, MINUTE_MS) == [True]
@@ -50,7 +50,7 @@ class BulletinSuite(SuiteBase):
         assert sorted(both) == [[False], [True]]
 
     async def test_bulletins_are_found_by_kind_time_and_id_in_pages(self, store: Store, clock: VirtualClock) -> None:
-        """In the order of time, and of ids where the times are the same."""
+        """The order is by time, and by id where the times are equal."""
         for number in range(4):
             bodies = {f"s-{number}-{letter}": Raw(b"null") for letter in "ba"}
             assert await store.put_bulletins("sample", bodies, 10 * MINUTE_MS) == [True, True]
@@ -69,7 +69,7 @@ class BulletinSuite(SuiteBase):
         assert seen == every
 
     async def test_what_has_expired_is_deleted_and_the_rest_stays(self, store: Store, clock: VirtualClock) -> None:
-        """Over days: what is kept does not grow."""
+        """Over days, what is kept does not grow."""
         for hour in range(5):
             await store.put_bulletins("sample", {f"hour-{hour}": Raw(b"null")}, 2 * 3_600_000)
             clock.advance(ms=3_600_000)
@@ -79,13 +79,13 @@ class BulletinSuite(SuiteBase):
 
     @pytest.mark.parametrize("name", STRANGE_NAMES)
     async def test_any_name_can_be_an_id(self, store: Store, name: str) -> None:
-        """It comes back as it was given."""
+        """The id is returned as it was given."""
         assert await store.put_bulletins(name, {name: Raw(b'"\\u0000"')}, MINUTE_MS) == [True]
         [found] = await store.find_bulletins(BulletinQuery(kind=name, bulletin_ids=(name,)))
         assert (found.kind, found.bulletin_id, found.body) == (name, name, Raw(b'"\\u0000"'))
 
     async def test_bad_bulletins_are_refused_and_none_is_stored(self, store: Store) -> None:
-        """Nor any of those beside them."""
+        """The valid ones in the same call are not stored either."""
         for bad in BAD_NAMES:
             with pytest.raises(InvalidInput):
                 await store.put_bulletins("sample", {"fine": Raw(b"1"), bad: Raw(b"1")}, MINUTE_MS)  # type: ignore[dict-item]

@@ -27,7 +27,7 @@ HOOK = Sink(name="hook", kind="webhook", address="https://example.com/hook", sec
 
 
 async def ranges(store: Store, sink: str = "hook") -> list[tuple[str, int, int]]:
-    """Return what a sink has yet to get."""
+    """Return what a sink has yet to receive."""
     return [(entry.run_id, entry.from_seq, entry.to_seq) for entry in await read_outbox(store, sink)]
 
 
@@ -37,19 +37,19 @@ async def entries(store: Store, sink: str = "hook") -> list[OutboxEntry]:
 
 
 async def settle_all(store: Store, sink: str = "hook") -> None:
-    """Let a sink have everything."""
+    """Settle all entries of a sink."""
     found = [OutboxSettlement(entry=entry) for entry in await entries(store, sink)]
     assert all(await store.settle_outbox(sink, found, SinkProgress(delivered=len(found))))
 
 
 async def status_of(store: Store, sink: str = "hook") -> SinkStatus:
-    """Return a sink, and how it does."""
+    """Return a sink and its status."""
     [found] = await store.find(SinkQuery(name=sink, counted=True))
     return found
 
 
 class BusSuite(SuiteBase):
-    """What leaves the store by itself."""
+    """How events leave the store."""
 
     @pytest.fixture(autouse=True)
     def _with_an_outbox(self, request: pytest.FixtureRequest, store: Store) -> None:
@@ -63,7 +63,7 @@ class BusSuite(SuiteBase):
     async def test_the_outbox_has_one_entry_for_each_commit_once_there_is_a_sink(
         self, store: Store, peer: Store, node: SampleNode
     ) -> None:
-        """Not for each event. The store itself knows of the sink, also of one that another process has stored."""
+        """There is no entry per event. The store itself knows the sink, even one that another process stored."""
         await node.start("run-0", wait("go"))
         assert await ranges(store) == []
         await peer.put_sink(HOOK)
@@ -102,7 +102,7 @@ class BusSuite(SuiteBase):
 
     @pytest.mark.contract("BUS-1", "API-4")
     async def test_a_sink_gets_the_runs_of_its_tenant_and_workflows_only(self, store: Store, node: SampleNode) -> None:
-        """Each run's entries stand once for each sink that wants them."""
+        """Each run has one entry for each sink that wants it."""
         await store.put_sink(HOOK)
         await store.put_sink(replace(HOOK, name="acme:hook", tenant="acme"))
         other = replace(HOOK, name="other", workflows=("refund", "order 2"))
@@ -120,7 +120,7 @@ class BusSuite(SuiteBase):
 
     @pytest.mark.contract("BUS-1", "API-4")
     async def test_a_sink_is_stored_replaced_and_removed(self, store: Store, peer: Store, clock: VirtualClock) -> None:
-        """One that is replaced keeps what it has yet to get; one that is removed leaves nothing."""
+        """A replaced sink keeps what it has yet to receive; a removed one leaves nothing."""
         stored = await store.put_sink(replace(HOOK, created_at=7), audit_entry("e-1", "sinks.put"))
         assert stored == replace(HOOK, created_at=START)
         await store.create([new_run("run-1", now=START)])
@@ -146,7 +146,7 @@ class BusSuite(SuiteBase):
 
     @pytest.mark.contract("BUS-1")
     async def test_sinks_are_numbered_as_they_are_made(self, store: Store) -> None:
-        """To replace one leaves no number out, and one that is made again gets another."""
+        """Replacing a sink skips no number, and a sink that is created again gets another one."""
         for name in ("hook", "hook", "other"):
             await store.put_sink(replace(HOOK, name=name))
         await store.remove_sink("hook")
@@ -155,7 +155,7 @@ class BusSuite(SuiteBase):
         assert found == {"hook": 3, "other": 2}
 
     async def test_sinks_are_found_by_name_and_tenant(self, store: Store) -> None:
-        """In order of their names."""
+        """They are ordered by name."""
         for name, tenant in (("b", None), ("a", "acme"), ("c", "acme")):
             await store.put_sink(replace(HOOK, name=name, tenant=tenant))
 
@@ -169,7 +169,7 @@ class BusSuite(SuiteBase):
 
     @pytest.mark.parametrize("name", BAD_NAMES)
     async def test_a_sink_that_cannot_be_used_is_refused(self, store: Store, name: object) -> None:
-        """And nothing of it is stored."""
+        """Nothing of it is stored."""
         async with unchanged(store):
             with pytest.raises(InvalidInput):
                 await store.put_sink(replace(HOOK, name=name))
@@ -182,7 +182,7 @@ class BusSuite(SuiteBase):
     async def test_an_entry_is_settled_once_and_as_it_was_found(
         self, store: Store, peer: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """A relay that was overtaken puts nothing back; counts say what was sent."""
+        """A relay that was overtaken restores nothing; the counts are of what was sent."""
         await store.put_sink(HOOK)
         await node.start("run-1", marker("a"), wait("go"))
         first, second = await entries(store)
@@ -225,7 +225,7 @@ class BusSuite(SuiteBase):
 
     @pytest.mark.contract("BUS-1")
     async def test_sinks_are_settled_each_by_itself(self, store: Store) -> None:
-        """What one has got, another still waits for."""
+        """What one sink has received is still pending for another."""
         await store.put_sink(HOOK)
         await store.put_sink(replace(HOOK, name="slow"))
         await store.create([new_run(f"run-{number}", now=START) for number in (1, 2, 3)])
@@ -240,7 +240,7 @@ class BusSuite(SuiteBase):
     async def test_what_was_given_up_is_a_dead_letter_that_can_be_requeued_or_dropped(
         self, store: Store, peer: Store, clock: VirtualClock
     ) -> None:
-        """With an entry in the audit log for each."""
+        """Each action adds an entry to the audit log."""
         await store.put_sink(HOOK)
         await store.create([new_run(f"run-{number}", now=START) for number in (1, 2)])
         found = await entries(store)
@@ -274,7 +274,7 @@ class BusSuite(SuiteBase):
     async def test_events_are_replayed_from_an_instant_or_for_one_run(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """As far as the store has them, and within what the sink wants."""
+        """The replay covers what the store still has and the sink wants."""
         await node.start("run-1", wait("go"))
         await node.start("run-2", wait("go"))
         clock.advance(ms=5)
@@ -303,7 +303,7 @@ class BusSuite(SuiteBase):
     async def test_a_replay_examines_a_bounded_number_of_runs(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Also if the sink wants nothing of them: others wait meanwhile. For one run no other is examined."""
+        """This holds even if the sink wants none of them: others wait meanwhile. For one run, no other is examined."""
         for number in range(5):
             await node.start(f"run-{number}", complete())
         clock.advance(ms=5)
@@ -323,7 +323,7 @@ class BusSuite(SuiteBase):
 
     @pytest.mark.contract("BUS-1", "PRJ-3")
     async def test_alerts_are_events_of_their_own_for_sinks_that_want_them(self, store: Store, peer: Store) -> None:
-        """Once by their ids, numbered, and not for the sink that they are about."""
+        """Alerts are numbered, sent once per id, and not sent to the sink that they are about."""
         lag, dead = alert_of("PROJECTOR_LAG_HIGH", 2, "9 s", run_id="run-1"), alert_of("DEAD", 1, "x", sink="pager")
         await store.put_sink(HOOK)
         assert await store.raise_alerts([lag]) == 0
@@ -348,7 +348,7 @@ class BusSuite(SuiteBase):
     async def test_a_run_is_kept_while_a_sink_has_yet_to_get_it_up_to_a_bound(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Then it goes, with what was not delivered of it."""
+        """After that it is deleted, with what was not delivered of it."""
         await store.put_sink(HOOK)
         await node.start("run-1", complete())
         await node.start("run-2", complete())
@@ -368,7 +368,7 @@ class BusSuite(SuiteBase):
 
     @pytest.mark.contract("BUS-1", "FMT-2")
     async def test_what_waits_in_the_outbox_is_bounded_by_its_window(self, store: Store, clock: VirtualClock) -> None:
-        """Entries, dead letters and alerts, of one tenant or of all."""
+        """This covers entries, dead letters and alerts, of one tenant or of all."""
         await store.put_sink(replace(HOOK, alerts=True))
         await store.put_sink(replace(HOOK, name="acme:hook", tenant="acme"))
         await store.create([new_run("run-1", now=START, tenant="acme")])
@@ -395,7 +395,7 @@ class BusSuite(SuiteBase):
     async def test_purge_counts_what_goes_with_its_runs_once_as_its_dry_run_says(
         self, store: Store, node: SampleNode, outbox_ms: int | None
     ) -> None:
-        """Entries and dead letters of deleted runs go whatever their window is, and take no room of the limit."""
+        """Entries and dead letters of deleted runs go regardless of their window, and do not count for the limit."""
         await store.put_sink(replace(HOOK, alerts=True))
         await node.start("run-1", marker("a"), complete())
         await node.start("run-2", wait("go"))
@@ -414,7 +414,7 @@ class BusSuite(SuiteBase):
 
     @pytest.mark.contract("BUS-1", "FMT-2")
     async def test_purge_of_named_runs_leaves_what_the_bus_has_of_others(self, store: Store, node: SampleNode) -> None:
-        """Also what is past its window."""
+        """This includes entries past their window."""
         await store.put_sink(replace(HOOK, alerts=True))
         await node.start("run-1", complete())
         await node.start("run-2", complete())
@@ -432,7 +432,7 @@ class BusSuite(SuiteBase):
     async def test_runs_that_are_created_later_have_entries_of_their_own(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Also where a store gives the number of a deleted run again."""
+        """This holds even where a store reuses the number of a deleted run."""
         await store.put_sink(HOOK)
         await node.start("run-1", complete())
         await settle_all(store)

@@ -1,4 +1,4 @@
-"""The store suite, limits on activities: which calls get a place when, over all nodes, and what frees it."""
+"""The store suite, limits on activities: which calls get a slot and when, across all nodes, and what frees the slot."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +20,7 @@ from holdfast.testing.store_suite.jobs import VISIBLE_MS, close, ended, put
 QUEUE = f"{LIMITED}mail"
 NAME = "api"
 MS = 1_000
-"""A millisecond, as an instant counts."""
+"""A millisecond in the unit of instants."""
 
 
 def call(step_id: str, key: str = "", *, tenant: str = "acme", name: str = NAME, run: str = "run-1") -> Job:
@@ -58,7 +58,7 @@ class CallLimitSuite(SuiteBase):
     """Limits on activities."""
 
     async def _lacks_limits(self, store: Store) -> bool:
-        """Return whether the store decides nothing over all activities; then check that it says so."""
+        """Return whether the store does not support these limits; if so, check that it declares that."""
         if CALL_LIMITS not in store.capabilities.lacking:
             return False
         with pytest.raises(CheckpointOwnershipCapabilityError) as refused:
@@ -70,7 +70,7 @@ class CallLimitSuite(SuiteBase):
     async def test_limit_bounds_attempts_under_way_over_all_nodes(
         self, store: Store, peer: Store, node: SampleNode
     ) -> None:
-        """A place is free when the outcome of its attempt is delivered, whether the run has recorded it or not."""
+        """A slot is free when the outcome of its attempt is delivered, whether or not the run has recorded it."""
         if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=2)
@@ -78,7 +78,7 @@ class CallLimitSuite(SuiteBase):
         jobs, again_at = await ask(store, limit)
         assert [one.step_id for one in jobs] == ["s0", "s1"]
         assert jobs[0] == call("s0")
-        assert again_at == START + VISIBLE_MS * MS  # a place expires
+        assert again_at == START + VISIBLE_MS * MS  # a slot expires
         assert await steps(peer, limit, node="node-c") == []
         assert isinstance(await deliver_one(store, ended(jobs[1], "failed")), Accepted)
         assert await steps(peer, limit, node="node-c") == ["s2"]
@@ -88,7 +88,7 @@ class CallLimitSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-7")
     async def test_place_is_free_when_its_step_is_closed(self, store: Store, node: SampleNode) -> None:
-        """As a cancellation does it, or a time-out: the attempt may still be under way."""
+        """A cancellation or a timeout closes it: the attempt may still be running."""
         if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=1)
@@ -101,7 +101,7 @@ class CallLimitSuite(SuiteBase):
     async def test_place_of_a_silent_node_is_free_after_its_time_out_and_stays_lost(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """A heartbeat that is late is too late, also if the place is still free: else there could be one too many."""
+        """A late heartbeat is refused even if the slot is still free; otherwise there could be one attempt too many."""
         if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=1)
@@ -121,7 +121,7 @@ class CallLimitSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-7")
     async def test_place_that_is_given_back_is_free_at_once(self, store: Store, node: SampleNode) -> None:
-        """By a node that stops before it has begun."""
+        """A node that stops before it has begun gives it back."""
         if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=1)
@@ -147,7 +147,9 @@ class CallLimitSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-7")
     async def test_tenants_and_their_keys_take_turns(self, store: Store, node: SampleNode) -> None:
-        """However many calls one of them has, and whenever they came; within a key the one that is due longest."""
+        """This holds however many calls a tenant has, and whenever they came; within a key, the call due longest comes
+        first.
+        """
         if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=20)
@@ -161,7 +163,7 @@ class CallLimitSuite(SuiteBase):
     async def test_rate_is_exact_in_every_window(
         self, store: Store, peer: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Attempts count when they begin, however they end: also those of lost nodes, and those that are given back."""
+        """An attempt counts from its start, however it ends, including those of lost nodes and those given back."""
         if await self._lacks_limits(store):
             return
         limit = CallLimit(calls=2, period_ms=100)
@@ -184,7 +186,7 @@ class CallLimitSuite(SuiteBase):
     async def test_rate_of_a_key_counts_the_calls_of_that_key(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Together with the rate of all."""
+        """It applies together with the rate of all calls."""
         if await self._lacks_limits(store):
             return
         limit = CallLimit(key_calls=1, key_period_ms=50, calls=3, period_ms=100)
@@ -202,7 +204,7 @@ class CallLimitSuite(SuiteBase):
     async def test_call_that_is_due_later_takes_no_place_until_then(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """A retry asks anew when its time has come."""
+        """A retry acquires again when its time has come."""
         if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=1)
@@ -217,7 +219,7 @@ class CallLimitSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-7")
     async def test_who_could_take_nothing_is_not_told_to_ask_again(self, store: Store, node: SampleNode) -> None:
-        """Places expire for others; a node for which there is no call waits for a notification."""
+        """Slots expire for others; a node for which there is no call waits for a notification."""
         if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=1)
@@ -228,7 +230,7 @@ class CallLimitSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-7")
     async def test_limits_are_apart_and_one_without_numbers_has_none(self, store: Store, node: SampleNode) -> None:
-        """Numbers are those that the caller passes; what it does not know of is left to others."""
+        """The caller passes the numbers; calls with limits unknown to it are left to others."""
         if await self._lacks_limits(store):
             return
         await put(node, call("s0"), call("s1"), call("o0", name="other"), call("o1", name="other"))
@@ -240,7 +242,7 @@ class CallLimitSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-7")
     async def test_calls_with_limits_are_not_among_other_jobs(self, store: Store, node: SampleNode) -> None:
-        """A node that knows no limits cannot take them by mistake; what a call is given may hold anything."""
+        """A node that does not know limits cannot take them by mistake; the input of a call may be anything."""
         if await self._lacks_limits(store):
             return
         strange = replace(call("s0", "é'\"\\"), input=Raw(codec.encode(["a\x00b", '\\u0000","limit":{"name":"x"}'])))
@@ -255,7 +257,7 @@ class CallLimitSuite(SuiteBase):
     async def test_call_that_waits_is_found_with_its_place_in_line(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """A row for each run: its first call, what is taken, and how many of its own line are before it."""
+        """There is one row per run: its first call, the slots taken, and how many calls of its own line precede it."""
         if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=2)
@@ -273,7 +275,7 @@ class CallLimitSuite(SuiteBase):
         assert [(each.taken, each.taken_of_key, each.before, each.waiting) for each in found] == [
             *((2, 0, 0, 1), (2, 1, 0, 3), (2, 1, 2, 2))
         ]
-        clock.advance(ms=VISIBLE_MS)  # who had places is lost, and waits again as the last of its line
+        clock.advance(ms=VISIBLE_MS)  # the node that had the slots is lost, and its calls are last in line again
         first, *_, last = await store.find(PlaceQuery(run_ids=run_ids))
         assert (first.step_id, first.taken, first.waiting) == ("b0", 0, 2)
         assert (last.run_id, last.before, last.taken_of_key) == ("run-4", 0, 0)
@@ -282,7 +284,7 @@ class CallLimitSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-7")
     async def test_acquiring_under_limits_refuses_malformed_arguments(self, store: Store) -> None:
-        """And acquires nothing."""
+        """Nothing is acquired."""
         if await self._lacks_limits(store):
             return
         with pytest.raises(InvalidInput):

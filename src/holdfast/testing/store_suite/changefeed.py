@@ -1,4 +1,4 @@
-"""The store suite, following: which histories have grown since one looked last."""
+"""The store suite, the changefeed: which histories have grown since the last read."""
 
 import pytest
 
@@ -14,15 +14,15 @@ def versions(changes: Changes) -> dict[str, int]:
 
 
 def is_nothing(changes: Changes) -> bool:
-    """Return whether nothing has grown. Cursors may differ all the same."""
+    """Return whether nothing has grown. The cursors may still differ."""
     return not (changes.runs or changes.has_more or changes.is_lost)
 
 
 class ChangefeedSuite(SuiteBase):
-    """What has changed."""
+    """Finding what has changed."""
 
     async def test_nothing_has_changed_since_the_present_cursor(self, store: Store, node: SampleNode) -> None:
-        """Whatever was there before; also of an empty store."""
+        """This holds whatever the store had before, and for an empty store."""
         for number in range(2):
             cursor = (await store.changes()).cursor
             assert is_nothing(await store.changes(cursor))
@@ -30,7 +30,7 @@ class ChangefeedSuite(SuiteBase):
 
     @pytest.mark.contract("EVT-6")
     async def test_runs_that_are_created_or_take_a_turn_have_changed(self, store: Store, node: SampleNode) -> None:
-        """Each with its version, and each once for all that happened to it."""
+        """Each run is returned once, with its version, whatever happened to it."""
         await node.start("run-0", wait("go"))
         before = await store.changes()
         await store.create([new_run("run-1"), new_run("run-2")])
@@ -45,7 +45,7 @@ class ChangefeedSuite(SuiteBase):
         assert (everything.has_more, everything.is_lost) == (False, False)
 
     async def test_what_does_not_become_part_of_a_history_is_no_change(self, store: Store, node: SampleNode) -> None:
-        """A signal that waits, a lease, a turn that lost."""
+        """Examples are a waiting signal, a lease, a turn that lost."""
         run = await node.start("run-1", wait("go"))
         turn = await node.turn(run, marker("a"))
         await node.commit(turn)
@@ -57,20 +57,20 @@ class ChangefeedSuite(SuiteBase):
         assert is_nothing(await store.changes(cursor))
 
     async def test_a_cursor_is_valid_in_other_processes(self, store: Store, peer: Store, node: SampleNode) -> None:
-        """Whichever process wrote, and whichever read before."""
+        """This holds whichever process wrote, and whichever read before."""
         cursor = (await peer.changes()).cursor
         await node.start("run-1", wait("go"))
         assert versions(await peer.changes(cursor)) == versions(await store.changes(cursor)) == {"run-1": 3}
 
     async def test_runs_say_whether_tasks_may_be_concerned(self, store: Store, node: SampleNode) -> None:
-        """So that no reader looks for tasks where there are none; a store that does not know answers True."""
+        """So no reader looks for tasks where there are none; a store that does not know answers True."""
         cursor = (await store.changes()).cursor
         await node.start("run-1", task("approve"))
         assert [change.has_tasks for change in (await store.changes(cursor)).runs] == [True]
         assert Change("run-1", 1).has_tasks
 
     async def test_from_cursor_to_cursor_nothing_is_missed(self, store: Store, node: SampleNode) -> None:
-        """However little is looked at at a time."""
+        """This holds however small each read is."""
         changes = await store.changes()
         for number in range(10):
             await node.start(f"run-{number}", wait("go"))
@@ -86,7 +86,7 @@ class ChangefeedSuite(SuiteBase):
                 await store.changes(changes.cursor, limit)
 
     async def test_an_unknown_cursor_is_lost(self, store: Store, node: SampleNode) -> None:
-        """One goes on from where everything is now."""
+        """Reading continues from the current cursor."""
         await node.start("run", wait("go"))
         for number, cursor in enumerate(["nonsense", "99999999:x", "-1", "\ud800", "1" * 400]):
             lost = await store.changes(cursor)
@@ -96,7 +96,7 @@ class ChangefeedSuite(SuiteBase):
             assert versions(await store.changes(lost.cursor)) == {f"run-{number}": 3}, ascii(cursor)
 
     async def test_after_a_purge_a_cursor_is_lost_or_misses_nothing(self, store: Store, node: SampleNode) -> None:
-        """Also if what was purged came last."""
+        """This holds even if what was purged came last."""
         await node.start("run-0", wait("go"))
         await node.start("run-1", complete())
         cursor = (await store.changes()).cursor

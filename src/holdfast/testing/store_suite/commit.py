@@ -46,7 +46,7 @@ class CommitSuite(SuiteBase):
     async def test_committed_events_are_numbered_on_without_gaps(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """The store numbers events and says when they were stored; turns may have one event, many or none."""
+        """The store numbers events and records when they were stored; turns may have one event, many or none."""
         await node.create("run-1")
         stamps = []
         for todo in ((marker("a"),), (marker("b"), marker("c"), marker("d")), (), (marker("e"),)):
@@ -64,7 +64,9 @@ class CommitSuite(SuiteBase):
 
     @pytest.mark.contract("EVT-2", "WF-7")
     async def test_what_could_not_be_read_again_is_not_stored(self, store: Store, node: SampleNode) -> None:
-        """A field of a wrong type is refused with the whole turn, and the run is as before; so is a new run."""
+        """A field of a wrong type is refused with the whole turn, and the run is unchanged. The same holds for a new
+        run.
+        """
         await node.start("run-1")
         run = await node.load("run-1")
         turn = await node.turn(run, replace(task("approve"), route=None))
@@ -82,7 +84,7 @@ class CommitSuite(SuiteBase):
 
     @pytest.mark.contract("EVT-2")
     async def test_every_field_of_an_event_is_kept(self, store: Store, node: SampleNode) -> None:
-        """Also those that are rarely set; only `run_seq` and `persisted_at` are the store's."""
+        """This includes rarely set fields; only `run_seq` and `persisted_at` are the store's."""
         run = await node.start("run-1")
         turn = await node.turn(run, marker("mark", {"b": [1, None, "é\u2028😀"]}))
         [event] = turn.events
@@ -104,7 +106,7 @@ class CommitSuite(SuiteBase):
 
     @pytest.mark.contract("EVT-2")
     async def test_event_of_an_unknown_type_is_preserved(self, store: Store, node: SampleNode) -> None:
-        """A newer version's event goes in and comes out unchanged, whitespace included."""
+        """A newer version's event is returned unchanged, including whitespace."""
         run = await node.start("run-1")
         turn = await node.turn(run, marker("mark"))
         body = UnknownBody(Raw(b'{ "what": "we cannot know" }'))
@@ -114,7 +116,7 @@ class CommitSuite(SuiteBase):
         assert kept == replace(future, run_seq=3, persisted_at=START)
 
     async def test_raw_values_in_events_are_kept_byte_for_byte(self, store: Store, node: SampleNode) -> None:
-        """User values are never looked into."""
+        """User values are never parsed."""
         run = await node.start("run-1")
         turn = await node.turn(run, marker("mark"))
         body = MarkerRecorded("mark", Raw(b'{"z": 1.0,  "a": 1e3}'))
@@ -141,7 +143,7 @@ class CommitSuite(SuiteBase):
     # --- losing
 
     async def test_turn_of_an_unknown_run_loses(self, store: Store, node: SampleNode) -> None:
-        """There is nothing to append to."""
+        """There is no history to append to."""
         turn = await rich_turn(node)
         async with unchanged(store):
             assert await node.commit(replace(turn, run_id="missing")) == CommitConflict("no such run")
@@ -151,7 +153,7 @@ class CommitSuite(SuiteBase):
     async def test_turn_from_another_version_loses_without_a_trace(
         self, store: Store, node: SampleNode, away: int
     ) -> None:
-        """It was computed from a state that is not the run's. Said before anything about the epoch."""
+        """It was computed from a different state of the run. This is reported before anything about the epoch."""
         turn = await rich_turn(node)
         stale = replace(turn, expected_version=turn.expected_version + away, epoch=7)
         async with unchanged(store):
@@ -162,7 +164,7 @@ class CommitSuite(SuiteBase):
     async def test_turn_under_another_epoch_loses_without_a_trace(
         self, store: Store, node: SampleNode, epoch: int
     ) -> None:
-        """Its owner has lost the run, or was never given it."""
+        """Its owner has lost the run, or never had it."""
         turn = await rich_turn(node)
         async with unchanged(store):
             answer = await node.commit(replace(turn, epoch=epoch))
@@ -182,7 +184,7 @@ class CommitSuite(SuiteBase):
     async def test_what_is_learnt_of_an_activity_after_the_end_is_kept(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """A turn without events that leaves the run finished is no new life: the run ended when it ended."""
+        """A turn without events on a finished run does not revive it: its time of end does not change."""
         await node.start("run-1", complete())
         clock.advance(ms=5)
         run = await node.step("run-1", records=[record("run-1")])
@@ -192,7 +194,7 @@ class CommitSuite(SuiteBase):
     async def test_turn_that_would_append_an_event_again_is_a_conflict_that_names_it(
         self, store: Store, node: SampleNode
     ) -> None:
-        """The key of an event is unique in its run; the one that is there comes with the answer."""
+        """The key of an event is unique in its run; the answer contains the existing event."""
         turn = await rich_turn(node)
         history = await read_history(store, "run-1")
         again = replace(turn, events=(*turn.events, replace(history[1], run_seq=0, persisted_at=0)))
@@ -224,7 +226,7 @@ class CommitSuite(SuiteBase):
     async def test_turn_that_opens_a_second_task_for_a_wait_loses_without_a_trace(
         self, store: Store, node: SampleNode
     ) -> None:
-        """At most one open task for each step: one that is there, or another of the same turn."""
+        """A step has at most one open task, counting existing ones and those of the same turn."""
         turn = await rich_turn(node)
         twin = replace(turn.tasks[0], task_id="twin")
         async with unchanged(store):
@@ -239,7 +241,7 @@ class CommitSuite(SuiteBase):
     async def test_task_that_takes_the_place_of_one_closed_in_the_same_turn_is_no_conflict(
         self, store: Store, node: SampleNode
     ) -> None:
-        """What counts is how things stand after the turn."""
+        """The state after the turn is what counts."""
         await node.start("run-1", task("approve"))
         turn = await node.turn(await node.load("run-1"), marker("mark"))
         old = Task(task_id="old", run_id="run-1", step_id="other", name="other", status="OPEN", created_at=START)
@@ -254,7 +256,7 @@ class CommitSuite(SuiteBase):
     async def test_retry_of_a_committed_turn_gets_the_same_answer(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """After an unknown outcome the caller asks again: at once, after later turns, after the run has finished."""
+        """After an unknown outcome the caller retries: immediately, after later turns, after the run has finished."""
         turn = await rich_turn(node)
         first = await node.commit(turn)
         assert isinstance(first, Committed)
@@ -270,7 +272,7 @@ class CommitSuite(SuiteBase):
     async def test_retry_of_a_committed_turn_gets_the_same_answer_after_the_epoch_moved_on(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """It is part of the history, whichever node owns the run now."""
+        """The turn is part of the history, whichever node owns the run now."""
         turn = await node.turn(await node.start("run-1"), marker("mark"))
         first = await node.commit(turn)
         clock.advance(ms=node.lease_ms)
@@ -288,7 +290,7 @@ class CommitSuite(SuiteBase):
     async def test_equal_event_of_another_node_or_epoch_is_not_taken_for_a_retry(
         self, store: Store, node: SampleNode, other: EngineRunRef
     ) -> None:
-        """Two owners that did the same are still two: the loser must not believe that its turn is in the history."""
+        """Two owners that did the same are still two: the loser must not assume that its turn is in the history."""
         turn = await node.turn(await node.start("run-1"), marker("mark"))
         await node.commit(turn)
         twin = replace(turn, events=tuple(replace(event, engine_run_ref=other) for event in turn.events))
@@ -299,7 +301,7 @@ class CommitSuite(SuiteBase):
     async def test_another_turn_that_begins_alike_is_not_taken_for_a_retry(
         self, store: Store, node: SampleNode
     ) -> None:
-        """A turn that was given up for lost and computed again, while the first one arrived after all: it loses."""
+        """It loses: the turn was presumed lost and computed again, while the first one arrived after all."""
         run = await node.create("run-1")
         first = await node.turn(run, wait("go"))
         others = [await node.turn(run, *todo) for todo in ((marker("mark"),), (wait("go"), marker("mark")))]
@@ -328,7 +330,7 @@ class CommitSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-1")
     async def test_losers_in_a_batch_do_not_disturb_winners(self, store: Store, node: SampleNode) -> None:
-        """Each turn is answered at its place, and only the winners are stored."""
+        """Each turn is answered at its own position, and only the winners are stored."""
         turns = [await rich_turn(node, f"run-{number}") for number in range(6)]
         losers = [
             replace(turns[1], expected_version=1),
@@ -350,7 +352,7 @@ class CommitSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-1")
     async def test_second_turn_of_a_run_in_a_batch_sees_the_first(self, store: Store, node: SampleNode) -> None:
-        """From the same version it loses; from the version that the first one makes it wins."""
+        """From the same version it loses; from the version that the first one creates, it wins."""
         run = await node.start("run-1")
         first = await node.turn(run, marker("first"))
         stale = await node.turn(run, marker("stale"))
@@ -363,7 +365,7 @@ class CommitSuite(SuiteBase):
     async def test_run_released_by_a_turn_stays_free_in_the_rest_of_its_batch(
         self, store: Store, node: SampleNode
     ) -> None:
-        """The turn after it is of the same epoch, so it counts; but it takes nothing back."""
+        """The next turn has the same epoch, so it counts; but it does not take the run back."""
         run = await node.start("run-1")
         first = await node.turn(run, marker("first"), release=True)
         second = replace(await node.turn(run, marker("second")), expected_version=first.expected_version + 1)
@@ -380,7 +382,7 @@ class CommitSuite(SuiteBase):
     async def test_of_simultaneous_turns_from_one_version_exactly_one_wins(
         self, store: Store, peer: Store, node: SampleNode
     ) -> None:
-        """The guard is the store's, not a lock of the caller."""
+        """The store enforces this, not a lock of the caller."""
         run = await node.start("run-1")
         turns = [await node.turn(run, marker(f"mark-{number}")) for number in range(10)]
         ways = [store, peer] * 5
@@ -400,7 +402,7 @@ class CommitSuite(SuiteBase):
         assert await store.commit([]) == []
 
     async def test_what_is_sent_after_the_commit_belongs_to_the_next_turn(self, store: Store, node: SampleNode) -> None:
-        """A retry does not consume what came in after the first try."""
+        """A retry does not consume what arrived after the first attempt."""
         await node.start("run-1", wait("go"))
         await store.deliver([message("run-1", "m-1")])
         turn = await node.turn(await node.load("run-1"), marker("mark"))

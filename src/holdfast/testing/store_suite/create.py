@@ -1,4 +1,4 @@
-"""The store suite, creating runs: idempotent requests, refusals, and runs that are claimed as they are written."""
+"""The store suite, creating runs: idempotent requests, refusals, and runs that are claimed on creation."""
 
 import asyncio
 from typing import Any
@@ -47,7 +47,7 @@ class CreateSuite(SuiteBase):
         assert await read_history(store, "run-1") == [replace(new.events[0], run_seq=1, persisted_at=START)]
 
     async def test_several_first_events_are_numbered_from_one(self, store: Store) -> None:
-        """The store numbers the first events too, and the version is the last one's number."""
+        """The store numbers these events too, and the version is the number of the last one."""
         first = new_run("run-1")
         second = replace(first.events[0], idempotency_key="0" * 64, event_id="second")
         await store.create([replace(first, events=(*first.events, second))])
@@ -57,7 +57,7 @@ class CreateSuite(SuiteBase):
         assert run.head.version == 2
 
     async def test_waits_tasks_and_messages_come_with_the_run(self, store: Store, clock: VirtualClock) -> None:
-        """Signal-with-start and tasks at the start need nothing but `create`."""
+        """Signal-with-start and tasks at the start need only `create`."""
         opened = Wait(run_id="run-1", step_id="go", name="go", token="t", since=START)
         asked = Task(task_id="task-1", run_id="run-1", step_id="ask", name="ask", status="OPEN", created_at=START)
         later = message("run-1", "later", due_at=START + 5_000)
@@ -75,7 +75,7 @@ class CreateSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-3")
     async def test_activity_records_come_with_the_run(self, store: Store) -> None:
-        """The first turn may schedule a keyed step: its record is claimed by the creation."""
+        """The first turn may schedule a keyed step: the creation claims its record."""
         claimed = replace(record("run-1"), result=UNSET)
         await store.create([replace(new_run("run-1"), records=(claimed,)), new_run("run-2")])
         loaded = await store.load(["run-1", "run-2"])
@@ -89,7 +89,7 @@ class CreateSuite(SuiteBase):
         assert run.head.ready_at is None
 
     async def test_two_first_messages_with_one_id_are_refused(self, store: Store) -> None:
-        """Messages are known by their id, so a run cannot begin with two of one."""
+        """Messages are identified by their id, so a run cannot begin with two of the same id."""
         late, early = message("run-1", "same", due_at=START + 5_000), message("run-1", "same", due_at=START)
         [answer] = await store.create([replace(new_run("run-1"), messages=(late, early))])
         assert isinstance(answer, Refused)
@@ -110,7 +110,7 @@ class CreateSuite(SuiteBase):
     async def test_same_request_after_the_run_has_finished_makes_no_second_run(
         self, store: Store, node: SampleNode
     ) -> None:
-        """A late retry does not run the work again."""
+        """A late retry does not repeat the work."""
         await node.start("run-1", complete(), request_id="req-1")
         assert await store.create([new_run("run-2", request_id="req-1")]) == [Existing("run-1")]
 
@@ -124,7 +124,7 @@ class CreateSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-1")
     async def test_same_request_id_of_another_tenant_or_plan_is_another_request(self, store: Store) -> None:
-        """The request's key holds its whole scope."""
+        """The key of a request contains its whole scope."""
         answers = await store.create(
             [
                 new_run("run-1", request_id="req-1"),
@@ -142,7 +142,7 @@ class CreateSuite(SuiteBase):
         check_refused(answer, Conflict, run_id="run-1")
 
     async def test_requests_within_a_batch_are_answered_one_by_one(self, store: Store) -> None:
-        """An item sees the ones before it, and a loser does not harm the others."""
+        """An item sees the ones before it, and a refused item does not affect the others."""
         answers = await store.create(
             [
                 new_run("run-1", request_id="req-1", value=1),
@@ -159,7 +159,7 @@ class CreateSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-1")
     async def test_of_simultaneous_equal_requests_exactly_one_creates(self, store: Store, peer: Store) -> None:
-        """The uniqueness is the store's, not the caller's."""
+        """The store enforces uniqueness, not the caller."""
         calls = [
             way.create([new_run(f"run-{number}", request_id="req-1")]) for number, way in enumerate([store, peer] * 5)
         ]
@@ -179,7 +179,7 @@ class CreateSuite(SuiteBase):
                 check_refused(answer, InvalidInput, field=field)
 
     async def test_strange_names_are_kept_apart_and_never_normalised(self, store: Store) -> None:
-        """Case, Unicode form, separators, dots and escapes make different runs."""
+        """Case, Unicode form, separators, dots and escapes distinguish runs."""
         names = [*STRANGE_NAMES, "x" * 255]
         assert kinds(await store.create([new_run(name) for name in names])) == ["Created"] * len(names)
         assert [run and run.head.run_id for run in await store.load(names)] == names
@@ -214,7 +214,7 @@ class CreateSuite(SuiteBase):
         check_refused(answer, InvalidInput, field="tasks")
 
     async def test_text_that_is_not_unicode_is_refused(self, store: Store) -> None:
-        """What cannot be written down is refused for one run, instead of failing the batch."""
+        """Text that cannot be stored is refused for its run alone, instead of failing the batch."""
         for field in ("parent_run_id", "reference_key", "tags"):
             bad = ("fine", "\ud800") if field == "tags" else "\ud800"
             answers = await store.create([replace(new_run("run-1"), **{field: bad}), new_run(f"fine-{field}")])
@@ -231,14 +231,14 @@ class CreateSuite(SuiteBase):
         assert kinds(answers) == ["Created"] * most
 
     async def test_empty_batch_is_answered_with_nothing(self, store: Store) -> None:
-        """Nothing in, nothing out."""
+        """An empty batch has no answers."""
         assert await store.create([]) == []
 
-    # --- claimed as they are written
+    # --- claimed on creation
 
     @pytest.mark.contract("OWN-1")
     async def test_run_created_for_a_node_belongs_to_it_at_epoch_one(self, store: Store, node: SampleNode) -> None:
-        """The creator continues at once, and no other node can claim the run."""
+        """The creator continues immediately, and no other node can claim the run."""
         await node.renew()
         assert await store.create([new_run("run-1")], claim_for="node-a") == [Created("run-1", 1)]
         assert await SampleNode(store, "node-b").claim() == []
@@ -256,7 +256,7 @@ class CreateSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-1")
     async def test_creating_for_a_node_without_a_lease_creates_nothing(self, store: Store, clock: VirtualClock) -> None:
-        """Not for one that never had a lease, and not for one whose lease has just run out."""
+        """This holds for a node that never had a lease, and for one whose lease has just expired."""
         bad: Any = None
         await store.renew("node-b", 1_000)
         clock.advance(ms=1_000)

@@ -15,7 +15,7 @@ from holdfast.testing.store_suite.base import SuiteBase, unchanged
 
 
 async def let_die(node: SampleNode, run_id: str = "run-1", *names: str) -> list[str]:
-    """Start a run and commit a turn that gives up messages; return the ids of the letters."""
+    """Start a run and commit a turn that dead-letters messages; return the ids of the letters."""
     await node.start(run_id, wait("go"))
     letters = tuple(dead_letter(run_id, name, died_at=START + number) for number, name in enumerate(names))
     turn = await node.turn(await node.load(run_id))
@@ -24,7 +24,7 @@ async def let_die(node: SampleNode, run_id: str = "run-1", *names: str) -> list[
 
 
 def error_of(answer: object) -> CallerError:
-    """Return why something was refused."""
+    """Return the reason of a refusal."""
     assert isinstance(answer, Refused), answer
     return answer.error
 
@@ -34,7 +34,7 @@ class DeadLetterSuite(SuiteBase):
 
     @pytest.mark.contract("MSG-3")
     async def test_a_turn_gives_up_a_message_and_keeps_its_letter(self, store: Store, node: SampleNode) -> None:
-        """In one commit: the message is gone from the inbox and there as a letter."""
+        """One commit removes the message from the inbox and keeps it as a letter."""
         await node.start("run-1", wait("go"))
         await store.deliver([message("run-1", "poison")])
         turn = await node.turn(await node.load("run-1"))
@@ -46,7 +46,7 @@ class DeadLetterSuite(SuiteBase):
 
     @pytest.mark.contract("MSG-3", "OWN-1")
     async def test_a_turn_with_a_conflict_writes_no_dead_letter(self, store: Store, node: SampleNode) -> None:
-        """Nor does one whose letters cannot be kept."""
+        """Neither does a turn whose letters cannot be kept."""
         await node.start("run-1", wait("go"))
         turn = replace(await node.turn(await node.load("run-1")), dead=(dead_letter(),))
         bad = [
@@ -64,7 +64,7 @@ class DeadLetterSuite(SuiteBase):
 
     @pytest.mark.contract("MSG-3", "MSG-2")
     async def test_committing_the_same_turn_again_leaves_one_letter(self, store: Store, node: SampleNode) -> None:
-        """Because its id follows from what died, and when."""
+        """Its id is derived from the message and the time."""
         await node.create("run-1")
         turn = replace(await node.turn(await node.load("run-1"), wait("go")), dead=(dead_letter(),))
         assert await node.commit(turn) == await node.commit(turn)
@@ -72,7 +72,7 @@ class DeadLetterSuite(SuiteBase):
 
     @pytest.mark.contract("MSG-3")
     async def test_letters_are_found_by_run_and_reason_and_page(self, store: Store, node: SampleNode) -> None:
-        """The oldest first."""
+        """The oldest come first."""
         ids = await let_die(node, "run-1", "a", "b", "c")
         others = await let_die(node, "run-2", "d")
         everything = await store.find(DeadLetterQuery())
@@ -93,7 +93,7 @@ class DeadLetterSuite(SuiteBase):
     async def test_a_letter_that_is_requeued_is_due_now_as_if_for_the_first_time(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """And wakes its run; asking again changes nothing, also after it was handled."""
+        """It also wakes its run. A repeated request changes nothing, even after the message was handled."""
         [letter_id] = await let_die(node, "run-1", "poison")
         clock.advance(ms=500)
         assert await store.settle_dead_letters([letter_id], "requeue", "ann") == [Settled(letter_id, "requeue")]
@@ -110,7 +110,7 @@ class DeadLetterSuite(SuiteBase):
 
     @pytest.mark.contract("MSG-3")
     async def test_a_message_of_the_same_id_that_waits_by_now_stays(self, store: Store, node: SampleNode) -> None:
-        """There are never two of one id."""
+        """There are never two messages with the same id."""
         [letter_id] = await let_die(node, "run-1", "poison")
         newer = message("run-1", "poison", occurred_at=START + 7)
         await store.deliver([newer])
@@ -119,7 +119,7 @@ class DeadLetterSuite(SuiteBase):
 
     @pytest.mark.contract("MSG-3", "WF-7")
     async def test_each_letter_is_answered_by_itself(self, store: Store, node: SampleNode) -> None:
-        """Unknown, settled otherwise, unreadable, of a finished run: one refusal harms no other."""
+        """The cases: unknown, settled otherwise, unreadable, of a finished run. A refusal does not affect others."""
         kept, dropped = await let_die(node, "run-1", "a", "b")
         [late] = await let_die(node, "run-2", "c")
         await node.step("run-2", complete())
@@ -137,7 +137,7 @@ class DeadLetterSuite(SuiteBase):
 
     @pytest.mark.contract("API-2")
     async def test_a_malformed_settlement_is_refused(self, store: Store) -> None:
-        """Before anything is looked up."""
+        """It is refused before anything is looked up."""
         malformed: list[tuple[list[Any], Any, str]] = [
             (["\ud800"], "drop", ""),
             ([7], "drop", ""),
@@ -153,7 +153,7 @@ class DeadLetterSuite(SuiteBase):
     async def test_letters_stay_until_their_run_is_purged(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Also past the end of the run."""
+        """They stay even after the end of the run."""
         await let_die(node, "run-1", "a", "b")
         await let_die(node, "run-2", "c")
         await node.step("run-1", complete())

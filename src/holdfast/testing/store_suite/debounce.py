@@ -34,11 +34,11 @@ def asked(run_id: str = "doc", *, request: str, value: Any = None, of: str = "do
 
 
 class DebounceSuite(SuiteBase):
-    """A later input reaches the run of its key that has not begun, or none: one verdict of the store."""
+    """A later input reaches the run of its key that has not begun, or none: the store decides this atomically."""
 
     @pytest.mark.contract("QUE-6")
     async def test_a_later_input_is_accepted_once_by_the_run_that_has_not_begun(self, store: Store) -> None:
-        """The first start has its own; a retry changes nothing, and another input under its id is refused."""
+        """The first start has its own input; a retry changes nothing, and a different input under its id is refused."""
         [answer] = await store.create([asked(request="r1", value=1)])
         assert (answer.run_id, type(answer)) == ("doc", Created)  # type: ignore[union-attr]
         assert await read_mailbox(store, "doc") == []
@@ -54,7 +54,7 @@ class DebounceSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-6")
     async def test_simultaneous_starts_are_one_run(self, store: Store, peer: Store) -> None:
-        """Each input is accepted but that of the run itself."""
+        """Every input is accepted, except that of the run itself."""
         calls = [way.create([asked(request=f"r{n}", value=n)]) for n, way in enumerate([store, peer] * 5)]
         answers = [answer for [answer] in await asyncio.gather(*calls)]
         assert sorted(kinds(answers)) == ["Created"] + ["Existing"] * 9
@@ -62,7 +62,7 @@ class DebounceSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-6")
     async def test_a_run_that_has_begun_takes_no_input(self, store: Store, node: SampleNode) -> None:
-        """Nor one that has finished: the next run is named, and a retry of what it has taken is known."""
+        """Neither does a finished run: the answer names the next run, and retries of accepted inputs are recognised."""
         await store.create([asked(request="r1")])
         await store.create([asked(request="r2", value=2)])
         await node.claim()
@@ -82,7 +82,7 @@ class DebounceSuite(SuiteBase):
     @pytest.mark.contract("QUE-6")
     @pytest.mark.parametrize("command", ["CANCEL", "EMERGENCY_STOP", "APPROVE"])
     async def test_a_run_takes_no_input_after_a_command_that_decides_on_it(self, store: Store, command: Any) -> None:
-        """Though no turn has read it; one that was refused, or pauses, decides nothing."""
+        """This holds even before a turn has read it; a refused command, or a pause, decides nothing."""
         await store.create([asked(request="r1")])
         await store.deliver([control_request("doc", command, "bob", refusal="not bob", signal_id="c1")])
         await store.deliver([control_request("doc", "PAUSE", "ann", signal_id="c2")])
@@ -98,7 +98,7 @@ class DebounceSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-6")
     async def test_a_run_takes_inputs_for_so_long_at_most(self, store: Store, clock: VirtualClock) -> None:
-        """By the store's clock, from when it was created."""
+        """The store's clock measures this from the run's creation."""
         await store.create([asked(request="r1")])
         clock.advance(ms=TERMS.at_most_ms - 1)
         [answer] = await store.create([asked(request="r2", value=2)])
@@ -109,7 +109,7 @@ class DebounceSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-6", "EVT-3")
     async def test_no_run_begins_without_an_input_that_was_accepted(self, store: Store, node: SampleNode) -> None:
-        """A turn that was computed before does not commit; the next one has seen it."""
+        """A turn that was computed before does not commit; the next one has seen the input."""
         await store.create([asked(request="r1")])
         await node.claim()
         before = await node.load("doc")
@@ -122,7 +122,7 @@ class DebounceSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-6")
     async def test_a_start_without_its_input_is_refused(self, store: Store) -> None:
-        """It has one signal, which says what the input is."""
+        """It has exactly one signal, which contains the input."""
         good = asked(request="r1")
         [later] = good.signals
         async with unchanged(store):

@@ -1,4 +1,4 @@
-"""The store suite, definitions: what versions of workflows declare is kept for those who do not have their code."""
+"""The store suite, definitions: what versions of workflows declare is kept for processes without their code."""
 
 import pytest
 
@@ -20,7 +20,7 @@ class DefinitionSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-10")
     async def test_what_was_published_last_is_found_by_every_process(self, store: Store, peer: Store) -> None:
-        """Each version has its own; what is there already may be published again."""
+        """Each version has its own definition; publishing the same one again is allowed."""
         second = WorkflowDeclaration(plan_id="order", plan_version="2")
         for _ in range(2):
             await store.publish_definitions([RICH, second])
@@ -42,7 +42,7 @@ class DefinitionSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-10", "API-4")
     async def test_definitions_that_cannot_be_kept_are_refused(self, store: Store) -> None:
-        """Nothing of the call is kept."""
+        """Nothing of the call is stored."""
         for wrong in ("order", WorkflowDeclaration(plan_id="", plan_version="1"), None):
             with pytest.raises(InvalidInput):
                 await store.publish_definitions([RICH, wrong])  # type: ignore[list-item]

@@ -1,4 +1,4 @@
-"""The store suite, deletion: one run, or what a tenant has, and never what a family that goes on needs."""
+"""The store suite, deletion: one run, or the data of a tenant, and never what an unfinished family needs."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from holdfast.testing.store_suite.base import SuiteBase, unchanged
 
 
 async def left(store: Store) -> list[str]:
-    """Return the runs that are there."""
+    """Return the runs that remain."""
     return [head.run_id for head in await store.find(RunQuery())]
 
 
@@ -21,11 +21,11 @@ def one(run_id: str, **more: bool) -> PurgePolicy:
 
 
 class DeletionSuite(SuiteBase):
-    """What is named goes, and nothing else."""
+    """What is named is deleted, and nothing else."""
 
     @pytest.mark.contract("FMT-2")
     async def test_one_finished_run_is_deleted_with_all_that_is_its_own(self, store: Store, node: SampleNode) -> None:
-        """A dry run counts the same, and others stay."""
+        """A dry run counts the same, and other runs stay."""
         for run_id in ("run-1", "run-2"):
             await node.start(run_id, task("approve"), wait("go"))
             await store.deliver([signal(run_id, "other", signal_id="s")])
@@ -42,7 +42,7 @@ class DeletionSuite(SuiteBase):
 
     @pytest.mark.contract("FMT-2", "INV")
     async def test_a_run_of_a_family_that_goes_on_is_not_deleted(self, store: Store, node: SampleNode) -> None:
-        """Nor one that has not finished itself."""
+        """Neither is a run that has not finished itself."""
         await node.start("parent", wait("go"))
         await node.start("child", complete(), parent="parent")
         await node.start("other", complete())
@@ -55,7 +55,7 @@ class DeletionSuite(SuiteBase):
 
     @pytest.mark.contract("FMT-2", "API-4")
     async def test_what_a_tenant_has_is_deleted_and_nothing_of_others(self, store: Store, node: SampleNode) -> None:
-        """Runs by parts, tokens and audit entries; what has not finished stays."""
+        """Runs go in batches, with tokens and audit entries; unfinished runs stay."""
         for number in range(3):
             await node.start(f"acme-{number}", complete(), tenant="acme")
             await node.start(f"globex-{number}", complete(), tenant="globex")
@@ -74,7 +74,7 @@ class DeletionSuite(SuiteBase):
 
     @pytest.mark.contract("API-2")
     async def test_a_deletion_that_is_malformed_is_refused(self, store: Store, node: SampleNode) -> None:
-        """Above all one that would delete everybody's tokens."""
+        """Most importantly, one that would delete the tokens of all tenants."""
         await node.start("run-1", complete())
         async with unchanged(store):
             for policy in (

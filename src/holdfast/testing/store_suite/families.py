@@ -1,4 +1,4 @@
-"""The store suite, families: what turns send to other runs arrives, or the sending run learns why not."""
+"""The store suite, families: what turns send to other runs arrives, or the sending run is informed why not."""
 
 import asyncio
 from typing import Any
@@ -49,7 +49,7 @@ async def head_of(store: Store, run_id: str) -> RunHead | None:
 
 
 async def refusal_received(node: SampleNode) -> ChildOutcome:
-    """Return the message about its child that the run gets, and let the run handle it."""
+    """Return the message about its child that the run receives, and let the run handle it."""
     loaded = await node.load("run-1")
     [message] = loaded.messages
     assert (message.type, message.step_id) == ("SubWorkflowCompleted", "child")
@@ -68,7 +68,7 @@ class FamilySuite(SuiteBase):
     async def test_child_is_of_the_same_tenant_project_and_environment(
         self, store: Store, node: SampleNode, close_policy: str
     ) -> None:
-        """So is its child, wherever the turn is made."""
+        """The same holds for the child's own child, wherever the turn is made."""
         await node.start("run-1", tenant="acme", project="shop", environment="prod")
         await node.step("run-1", child(close_policy=close_policy))
         head = await head_of(store, CHILD)
@@ -84,7 +84,7 @@ class FamilySuite(SuiteBase):
 
     @pytest.mark.contract("WF-4", "QUE-1")
     async def test_request_of_a_caller_is_never_that_of_a_child(self, store: Store, node: SampleNode) -> None:
-        """Whatever request id it chooses: both are there, and neither is taken for the other."""
+        """Whatever request id the caller chooses, both runs exist, and neither is taken for the other."""
         [created] = await store.create([new_run("stranger", plan_id="ship", request_id=CHILD)])
         assert created.run_id == "stranger"  # type: ignore[union-attr]
         await node.start("run-1", child())
@@ -98,7 +98,9 @@ class FamilySuite(SuiteBase):
     async def test_parent_gets_a_failure_for_a_child_whose_id_is_taken(
         self, store: Store, node: SampleNode, tenant: str
     ) -> None:
-        """With the same commit, and once, however often that is repeated; the other run is left alone."""
+        """It is part of the same commit, and occurs once, however often that is repeated; the other run is not
+        affected.
+        """
         await node.start(CHILD, wait("go"), tenant=tenant)
         await node.create("run-1")
         turn = await node.turn(await node.load("run-1"), child())
@@ -119,7 +121,7 @@ class FamilySuite(SuiteBase):
     async def test_repeated_commit_does_not_take_its_own_child_for_a_stranger(
         self, store: Store, node: SampleNode
     ) -> None:
-        """Although the child has gone on, or has ended, since."""
+        """This holds although the child has continued, or has ended, since."""
         await node.create("run-1")
         turn = await node.turn(await node.load("run-1"), child())
         for todo in ((), (wait("go"),), (complete(),)):
@@ -136,7 +138,7 @@ class FamilySuite(SuiteBase):
     async def test_parent_whose_id_was_used_before_does_not_get_the_child_of_that_time(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Its former child stayed longer than its parent; its outcome would never be reported."""
+        """Its former child outlived its parent; its outcome would never be reported."""
         await node.start("run-1", child(close_policy="abandon"), complete())
         clock.advance(ms=10_000)
         await node.claim()
@@ -154,7 +156,7 @@ class FamilySuite(SuiteBase):
     async def test_refused_child_without_a_waiting_parent_leaves_a_dead_letter(
         self, store: Store, node: SampleNode, end: str
     ) -> None:
-        """In the same turn the parent has ended, begun again, or lost interest. Who has the id is not cancelled."""
+        """In the same turn the parent has ended, rotated, or stopped waiting. The run with the id is not cancelled."""
         await node.start(CHILD, wait("go"))
         todo: dict[str, tuple[Command, ...]] = {
             "finished": (complete(),),
@@ -172,7 +174,7 @@ class FamilySuite(SuiteBase):
 
     @pytest.mark.contract("WF-4", "WF-7")
     async def test_cancellation_goes_to_children_only(self, store: Store, node: SampleNode) -> None:
-        """One that is created by the same turn too; never to a run that only has the id."""
+        """This includes a child created by the same turn, and never a run that merely has the id."""
         await node.start("run-1", child(), CancelStep(step_id="child"), wait("go"))
         assert [sent.name for sent in await read_mailbox(store, CHILD)] == [CONTROL_SIGNAL]
         await node.start("run-2", wait("go"))
@@ -183,7 +185,7 @@ class FamilySuite(SuiteBase):
 
     @pytest.mark.contract("WF-4", "OWN-1")
     async def test_parent_and_another_caller_start_the_same_run_at_once(self, store: Store, peer: Store) -> None:
-        """One of them gets it, and the other is refused."""
+        """One of them gets the id, and the other is refused."""
         node = SampleNode(store)
         parents = [f"run-{number}" for number in range(8)]
         turns = []
@@ -208,7 +210,7 @@ class FamilySuite(SuiteBase):
     async def test_signal_that_the_other_run_refuses_leaves_a_letter_with_its_sender(
         self, store: Store, node: SampleNode
     ) -> None:
-        """Once, in the same commit; it can be dropped, and not handled again. The sender may have ended."""
+        """There is one letter, in the same commit; it can be dropped, but not requeued. The sender may have ended."""
         await node.start("done", complete())
         await node.start("waiting", wait("go"))
         await node.create("run-1")
@@ -233,7 +235,7 @@ class FamilySuite(SuiteBase):
     async def test_signal_stays_inside_unless_the_turn_may_cross(
         self, store: Store, node: SampleNode, field: str
     ) -> None:
-        """Elsewhere is nowhere: the letter says what it says of a run that does not exist."""
+        """The letter has the same text as for a run that does not exist."""
         elsewhere: dict[str, Any] = {field: "other"}
         await node.start("theirs", wait("go"), **elsewhere)
         await node.start("ours", wait("go"))
@@ -249,7 +251,7 @@ class FamilySuite(SuiteBase):
 
     @pytest.mark.contract("API-4", "WF-4")
     async def test_family_of_several_tenants_still_hears_of_each_other(self, store: Store, node: SampleNode) -> None:
-        """An older release has made such ones."""
+        """An older release has created such families."""
         await node.create("run-1", tenant="acme")
         turn = await node.turn(await node.load("run-1"), child())
         [new] = turn.starts

@@ -18,7 +18,7 @@ def with_signals(new: NewRun, *signals: SignalRequest) -> NewRun:
 
 
 class FirstSignalSuite(SuiteBase):
-    """A run and its first signals are one."""
+    """A run and its first signals are stored together."""
 
     @pytest.mark.contract("SIG-9", "SIG-3", "QUE-4")
     @pytest.mark.parametrize("owner", [None, "node-a"])
@@ -47,7 +47,7 @@ class FirstSignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-9", "QUE-1", "SIG-5")
     async def test_signals_of_a_request_that_was_made_before_go_to_its_run(self, store: Store) -> None:
-        """The run is the same; a signal with an id is there once, one without each time."""
+        """The run is the same. A signal with an id is there once; one without is added each time."""
         request = with_signals(
             new_run("run-1", request_id="r"), signal("x", "go", 1, signal_id="click-1"), signal("x", "go", 2)
         )
@@ -61,7 +61,7 @@ class FirstSignalSuite(SuiteBase):
     async def test_of_simultaneous_requests_with_one_signal_one_run_has_it_once(
         self, store: Store, peer: Store
     ) -> None:
-        """The first creates the run and its signal; the others find both."""
+        """The first request creates the run and its signal; the others find both."""
         request = with_signals(new_run("run-1", request_id="r"), signal("x", "go", signal_id="click-1"))
         calls = [way.create([replace(request, run_id=f"run-{n}")]) for n, way in enumerate([store, peer] * 5)]
         answers = [answer for [answer] in await asyncio.gather(*calls)]
@@ -71,7 +71,7 @@ class FirstSignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-9", "SIG-3", "SIG-11")
     async def test_what_could_never_be_accepted_keeps_the_run_from_being_created(self, store: Store) -> None:
-        """Nothing is half done: no run without its signal."""
+        """Nothing is partially done: there is no run without its signal."""
         big = signal("x", "go", "x" * self.limits.signal_payload_bytes)
         many = [signal("x", "go")] * (self.limits.signals_per_run_per_minute + 1)
         twice = [signal("x", "go", number, signal_id="click-1") for number in (1, 2)]
@@ -93,7 +93,7 @@ class FirstSignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-9", "SIG-3")
     async def test_a_run_that_is_there_answers_for_each_signal(self, store: Store, node: SampleNode) -> None:
-        """Another payload under the same id, and a run that has finished, are refused."""
+        """A different payload under the same id, and a signal to a finished run, are refused."""
         request = with_signals(new_run("run-1", request_id="r"), signal("x", "go", 1, signal_id="click-1"))
         await store.create([request])
         other = replace(request, signals=(signal("x", "go", 2, signal_id="click-1"), signal("x", "stop")))
@@ -119,7 +119,7 @@ class FirstSignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-9", "SIG-10", "QUE-1")
     async def test_no_run_is_created_with_signals_that_are_unfit(self, store: Store) -> None:
-        """A request that was made before is answered all the same, and delivers nothing."""
+        """A repeated request is answered all the same, and delivers nothing."""
         unfit = InvalidInput("signal 'go': payload: not a number")
         request = with_signals(new_run("run-1", request_id="r"), signal("x", "go", 1, signal_id="a"))
         async with unchanged(store):
@@ -130,7 +130,7 @@ class FirstSignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-9", "QUE-1")
     async def test_a_request_with_another_input_delivers_nothing(self, store: Store) -> None:
-        """A misuse of a request id leaves no trace, not even of its signal."""
+        """A misused request id leaves no trace, not even of its signal."""
         await store.create([new_run("run-1", request_id="r", value=1)])
         misuse = with_signals(new_run("run-2", request_id="r", value=2), signal("x", "go"))
         async with unchanged(store):
@@ -144,7 +144,7 @@ class FirstSignalSuite(SuiteBase):
     async def test_what_runs_send_arrives_once_and_is_not_counted_by_the_minute(
         self, store: Store, node: SampleNode
     ) -> None:
-        """It was recorded with a turn, so it is not refused for coming too fast. A retry changes nothing."""
+        """The signal was recorded with a turn, so it is not rate-limited. A retry changes nothing."""
         await node.start("run-1", wait("go"))
         await node.start("run-2")
         most = self.limits.signals_per_run_per_minute

@@ -16,7 +16,7 @@ from holdfast.testing.store_suite.jobs import VISIBLE_MS, acquire, attempts, clo
 def beat(
     step_id: str = "charge", queue: str = "mail", *, run_id: str = "run-1", attempt: int = 1, details: object = UNSET
 ) -> Heartbeat:
-    """Return a heartbeat; with details if they are given."""
+    """Return a heartbeat, with details if they are given."""
     said: Raw | UnsetType = UNSET if details is UNSET else codec.encode(details)
     return Heartbeat(run_id=run_id, step_id=step_id, queue=queue, engine_attempt_id=attempt, details=said)
 
@@ -28,13 +28,13 @@ async def send(store: Store, one: Heartbeat, node: str = "node-b") -> bool:
 
 
 class HeartbeatSuite(SuiteBase):
-    """Which node still has an activity, and the details of its progress."""
+    """Which node still executes an activity, and the details of its progress."""
 
     # --- jobs
 
     @pytest.mark.contract("ACT-1")
     async def test_heartbeat_keeps_a_job_for_longer(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """From now on, at each heartbeat; after that any node may acquire it."""
+        """Each heartbeat extends it from now on; after that any node may acquire it."""
         await put(node, job())
         await acquire(store)
         for _ in range(3):
@@ -49,7 +49,7 @@ class HeartbeatSuite(SuiteBase):
     async def test_late_heartbeat_counts_while_no_other_node_has_acquired_the_job(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """As with leases: the next acquisition fences, not the clock."""
+        """As with leases, the next acquisition fences, not the clock."""
         await put(node, job())
         await acquire(store)
         clock.advance(ms=5 * VISIBLE_MS)
@@ -60,7 +60,7 @@ class HeartbeatSuite(SuiteBase):
     async def test_heartbeat_of_a_node_without_the_job_is_refused(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Another node, an earlier attempt of the same one, a job that was not acquired, an unknown run."""
+        """The cases: another node, an earlier attempt of the same node, a job that was not acquired, an unknown run."""
         await put(node, job(), job(step_id="other", queue="post"))
         await acquire(store)
         clock.advance(ms=VISIBLE_MS)
@@ -77,7 +77,7 @@ class HeartbeatSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1")
     async def test_each_heartbeat_of_a_batch_has_its_own_answer(self, store: Store, node: SampleNode) -> None:
-        """In their order."""
+        """The answers are in the order of the heartbeats."""
         await put(node, job(step_id="a"), job(step_id="b"))
         await acquire(store, limit=1)
         beats = [beat("b"), beat("a", details=1), beat("none"), beat("a", details=2)]
@@ -87,7 +87,7 @@ class HeartbeatSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1", "OWN-3")
     async def test_next_attempt_gets_the_details(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """The last that were sent: a heartbeat without details keeps them. Null is a value like any other."""
+        """It gets the last ones sent: a heartbeat without details keeps them. Null is a value like any other."""
         await put(node, job())
         for attempt, details in enumerate(({"line": 7}, None, [1]), 1):
             [taken] = await acquire(store)
@@ -144,7 +144,7 @@ class HeartbeatSuite(SuiteBase):
     async def test_owner_keeps_details_that_its_heir_finds(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """They are no job: they are not acquired, not counted, and never due."""
+        """They are not a job: they are not acquired, not counted, and never due."""
         await node.start("run-1", activity("charge"))
         assert await send(store, beat(queue=""), "node-a")
         assert (await node.load("run-1")).details == {}
@@ -165,7 +165,7 @@ class HeartbeatSuite(SuiteBase):
     async def test_only_the_owner_of_an_unfinished_run_heartbeats_without_a_queue(
         self, store: Store, node: SampleNode
     ) -> None:
-        """With details or without, and not for a step that is queued."""
+        """This holds with or without details, and excludes queued steps."""
         await put(node, job())
         await node.start("done", complete())
         async with unchanged(store):
@@ -180,7 +180,7 @@ class HeartbeatSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1", "INV")
     async def test_owners_details_go_with_the_step_and_with_the_run(self, store: Store, node: SampleNode) -> None:
-        """And stay when the step is queued."""
+        """They stay when the step is queued."""
         await node.start("run-1", wait("go"))
         for step_id in ("a", "b", "c"):
             await send(store, beat(step_id, "", details=step_id), "node-a")
@@ -194,7 +194,7 @@ class HeartbeatSuite(SuiteBase):
 
     @pytest.mark.contract("API-2")
     async def test_malformed_heartbeat_is_refused_with_its_batch(self, store: Store, node: SampleNode) -> None:
-        """Nothing of the batch is kept."""
+        """Nothing of the batch is stored."""
         await put(node, job())
         await acquire(store)
         deep = Raw(b"[" * (JSON_DEPTH + 1) + b"]" * (JSON_DEPTH + 1))

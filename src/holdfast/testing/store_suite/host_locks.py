@@ -1,4 +1,4 @@
-"""The store suite, host locks: one holder at a time, by the store's clock, and each with an epoch of its own."""
+"""The store suite, host locks: one holder at a time, by the store's clock, and each with its own epoch."""
 
 import asyncio
 from typing import Any
@@ -15,18 +15,18 @@ FIRST, SECOND = "node-a#1", "node-b#1"
 
 
 async def held(store: Store, name: str, owner: str, lease_ms: int = 1_000) -> HostLock:
-    """Acquire a lock that is free, or one's own."""
+    """Acquire a lock that is free or already held by the caller."""
     lock = await store.acquire_lock(name, owner, lease_ms)
     assert lock is not None
     return lock
 
 
 class HostLockSuite(SuiteBase):
-    """Who may do what only one node may do at a time."""
+    """Locks for what only one node may do at a time."""
 
     @pytest.mark.contract("OWN-4")
     async def test_a_lock_has_one_holder_until_its_lease_expires(self, store: Store, clock: VirtualClock) -> None:
-        """Not a microsecond earlier; the next holder has the next epoch."""
+        """It does not expire a microsecond earlier; the next holder has the next epoch."""
         lock = await held(store, "retention", FIRST)
         assert lock == HostLock(
             name="retention", owner=FIRST, epoch=1, acquired_at=START, lease_until=START + 1_000_000
@@ -42,7 +42,7 @@ class HostLockSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-4")
     async def test_its_holder_renews_it_and_keeps_the_epoch(self, store: Store, clock: VirtualClock) -> None:
-        """Late as well, if no other owner came first: what it wrote under the epoch still holds."""
+        """Even late, if no other owner came first: what it wrote under the epoch remains valid."""
         await held(store, "retention", FIRST)
         clock.advance(ms=999)
         renewed = await held(store, "retention", FIRST, 5_000)
@@ -55,7 +55,7 @@ class HostLockSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-4")
     async def test_a_released_lock_is_free_at_once(self, store: Store, clock: VirtualClock) -> None:
-        """Only by its holder, at its epoch; the epoch grows even for the same owner."""
+        """Only its holder can release it, at its epoch; the epoch grows even for the same owner."""
         lock = await held(store, "retention", FIRST)
         assert not await store.release_lock("retention", SECOND, lock.epoch)
         assert not await store.release_lock("retention", FIRST, lock.epoch + 1)
@@ -70,7 +70,7 @@ class HostLockSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-4")
     async def test_of_many_that_ask_at_once_one_gets_it(self, store: Store, clock: VirtualClock) -> None:
-        """Every name is a lock of its own."""
+        """Every name is a separate lock."""
         asked = [store.acquire_lock("retention", f"node-{number}#1", 1_000) for number in range(8)]
         won = [lock for lock in await asyncio.gather(*asked) if lock is not None]
         assert len(won) == 1
@@ -84,7 +84,7 @@ class HostLockSuite(SuiteBase):
     async def test_a_node_that_comes_back_ends_the_locks_of_its_former_lives(
         self, store: Store, clock: VirtualClock
     ) -> None:
-        """But not those of other nodes, whose names may begin alike."""
+        """This excludes other nodes, whose names may begin alike."""
         await held(store, "retention", FIRST, 60_000)
         await held(store, "relay", "node-aa#1", 60_000)
         await store.renew("node-a#2", 60_000)
@@ -104,7 +104,7 @@ class HostLockSuite(SuiteBase):
     @pytest.mark.contract("OWN-4", "API-2")
     @pytest.mark.parametrize("name", BAD_NAMES)
     async def test_what_is_no_name_is_refused(self, store: Store, clock: VirtualClock, name: Any) -> None:
-        """And so are leases that are none."""
+        """Invalid leases are refused as well."""
         for call in (
             store.acquire_lock(name, FIRST, 1),
             store.acquire_lock("retention", name, 1),
