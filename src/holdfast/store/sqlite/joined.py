@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 EXPECTED = "a connection of sqlite3, or one of SQLAlchemy or Django with that driver"
 FIRST_PAUSE_S, LONGEST_PAUSE_S, WATCHED_S = 0.002, 0.1, 60.0
-"""How often a transaction is polled, at first and later, and for how long. After that, nodes find the run themselves."""
+"""How often a transaction is polled, first and later, and for how long. After that, nodes find the run by polling."""
 
 
 class JoinedSqlite:
