@@ -24,13 +24,13 @@ from holdfast.testing.store_suite.base import (
 
 
 class InboxSuite(SuiteBase):
-    """Who may send what, when."""
+    """Who may send what, and when."""
 
     # --- to whom
 
     @pytest.mark.contract("SIG-3")
     async def test_signal_to_an_unknown_run_is_refused(self, store: Store) -> None:
-        """Never accepted and dropped."""
+        """It is never accepted and then dropped."""
         await check_deliver_refused(store, signal("missing", "go"), NotFound, run_id="missing")
 
     @pytest.mark.contract("SIG-3")
@@ -38,12 +38,12 @@ class InboxSuite(SuiteBase):
     async def test_signal_to_a_finished_run_is_refused(
         self, store: Store, node: SampleNode, end: object, status: str
     ) -> None:
-        """Never accepted and dropped; the refusal says how the run ended."""
+        """It is never accepted and then dropped; the refusal contains how the run ended."""
         await node.start("run-1", end)  # type: ignore[arg-type]
         await check_deliver_refused(store, signal("run-1", "go"), RunTerminal, run_id="run-1", status=status)
 
     async def test_answers_come_one_by_one_and_a_refused_item_harms_no_other(self, store: Store) -> None:
-        """Signals and messages may be mixed; each is answered at its own place."""
+        """Signals and messages may be mixed; each is answered at its own position."""
         await store.create([new_run("run-1")])
         answers = await store.deliver(
             [
@@ -79,7 +79,7 @@ class InboxSuite(SuiteBase):
     async def test_signal_is_refused_for_the_first_reason_in_the_documented_order(
         self, store: Store, node: SampleNode
     ) -> None:
-        """A finished run that is over its rate and has no wait: each reason hides those after it."""
+        """The run is finished, over its rate, and has no wait: each reason hides the later ones."""
         await node.start("run-1", wait("other"))
         for _ in range(self.limits.signals_per_run_per_minute):
             await accept(store, signal("run-1", "go"))
@@ -95,7 +95,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-5", "SIG-11")
     async def test_duplicate_is_answered_although_the_rate_is_exceeded_and_there_is_no_wait(self, store: Store) -> None:
-        """A retry of what was accepted is not a new request, so no reason against new ones applies."""
+        """A retry of what was accepted is not a new request, so reasons against new ones do not apply."""
         await store.create([new_run("run-1")])
         first = await accept(store, signal("run-1", "go", signal_id="click-1"))
         for _ in range(self.limits.signals_per_run_per_minute - 1):
@@ -108,7 +108,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-3")
     async def test_required_wait_must_be_open_for_that_name(self, store: Store, node: SampleNode) -> None:
-        """A wait for another name, or of another run, is not enough."""
+        """A wait for another name, or of another run, does not count."""
         await node.start("run-1", wait("go"))
         await node.start("run-2", wait("stop"))
         request = signal("run-2", "go", require_waiting=True)
@@ -117,7 +117,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-3")
     async def test_required_wait_must_not_be_taken_by_a_signal_ahead(self, store: Store, node: SampleNode) -> None:
-        """Two waits take two signals; a third finds no wait, until the program waits again."""
+        """Two waits take two signals; a third signal finds no wait until the program waits again."""
         await node.start("run-1", wait("go", "first"), wait("go", "second"))
         pushy = signal("run-1", "go", require_waiting=True)
         await accept(store, pushy)
@@ -135,7 +135,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-3")
     async def test_required_wait_of_a_step_is_exactly_that_one(self, store: Store, node: SampleNode) -> None:
-        """Addressed by step, a signal finds that wait and no other, and only signals to it are ahead."""
+        """A signal addressed by step finds only that wait, and only earlier signals to it count as ahead."""
         await node.start("run-1", wait("go", "first"), wait("go", "second"))
         to_third = signal("run-1", "go", step_id="third", require_waiting=True)
         await check_deliver_refused(store, to_third, NotWaiting)
@@ -146,7 +146,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-3", "SIG-9")
     async def test_signals_ahead_take_the_waits_that_they_will_take(self, store: Store, node: SampleNode) -> None:
-        """Those without an address take the oldest wait; those that come too late for theirs take none."""
+        """Signals without an address take the oldest wait; signals that are too late for their wait take none."""
         await node.start("run-1", wait("go", "z-first"), wait("go", "a-second"))
         pushy = signal("run-1", "go", require_waiting=True)
         await accept(store, signal("run-1", "go"))
@@ -160,7 +160,7 @@ class InboxSuite(SuiteBase):
     async def test_a_wait_that_only_an_addressed_signal_takes_is_no_longer_there(
         self, store: Store, node: SampleNode
     ) -> None:
-        """Of two waits, one is taken by its address; one signal without an address still finds the other."""
+        """Of two waits, one is taken by its address; a single signal without an address still finds the other."""
         await node.start("run-1", wait("go", "first"), wait("go", "second"))
         await accept(store, signal("run-1", "go", step_id="first"))
         pushy = signal("run-1", "go", require_waiting=True)
@@ -172,14 +172,14 @@ class InboxSuite(SuiteBase):
     async def test_a_wait_whose_time_is_over_is_no_longer_there(
         self, store: Store, node: SampleNode, clock: VirtualClock
     ) -> None:
-        """It takes what came in time, to the microsecond, and nothing else, though no turn has closed it yet."""
+        """It takes what arrived in time, to the microsecond, and nothing else, even if no turn has closed it yet."""
         until = clock.now() + 1_000
         for run_id in ("run-1", "run-2"):
             await node.start(run_id, wait("go", "first", until), wait("go", "second", until), wait("go", "third"))
         first_run, second_run = (signal(f"run-{number}", "go", require_waiting=True) for number in (1, 2))
         clock.advance(us=1_000)
         await accept(store, replace(first_run, step_id="second"))
-        await check_deliver_refused(store, replace(first_run, step_id="first"), NotWaiting)  # it would come later
+        await check_deliver_refused(store, replace(first_run, step_id="first"), NotWaiting)  # it would be too late
         await accept(store, signal("run-2", "go"))
         clock.advance(us=1)
         await check_deliver_refused(store, replace(first_run, step_id="first"), NotWaiting)
@@ -193,7 +193,9 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-11")
     async def test_rate_is_limited_in_a_sliding_minute(self, store: Store, clock: VirtualClock) -> None:
-        """Over the limit the sender learns how long to wait; then there is room for exactly what has left."""
+        """Over the limit the sender gets the delay to wait; then there is room for exactly as many as have left the
+        window.
+        """
         await store.create([new_run("run-1")])
         for _ in range(self.limits.signals_per_run_per_minute):
             await accept(store, signal("run-1", "go"))
@@ -223,7 +225,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-11", "WF-6", "SIG-13")
     async def test_rate_counts_nothing_of_the_engines_own(self, store: Store) -> None:
-        """Updates and operators' commands are no signals of a sender: they are not refused, and do not count."""
+        """Updates and operators' commands are not signals of a sender: they are not refused, and do not count."""
         await store.create([new_run("run-1")])
         most = self.limits.signals_per_run_per_minute
         update, command = {"name": "poke", "input": None}, {"name": "PAUSE", "actor": "ann"}
@@ -238,7 +240,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-11")
     async def test_rate_holds_when_the_clock_is_set_back(self, store: Store, clock: VirtualClock) -> None:
-        """No sender is refused for longer than a minute, whatever the clock did; and the limit still holds."""
+        """No sender is refused for longer than a minute, even after a clock change, and the limit still holds."""
         await store.create([new_run("run-1")])
         full = [signal("run-1", "go") for _ in range(self.limits.signals_per_run_per_minute)]
         await store.deliver(full)
@@ -253,7 +255,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-11")
     async def test_default_limits_are_the_contracts(self, clock: VirtualClock) -> None:
-        """64 KB for a payload, 60 signals per run and minute."""
+        """They are 64 KB for a payload, and 60 signals per run and minute."""
         async with self.opened(clock, Limits()) as store:
             await store.create([new_run("run-1")])
             answers = await store.deliver([signal("run-1", "go") for _ in range(61)])
@@ -266,7 +268,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("MSG-1")
     async def test_message_is_kept_with_its_whole_envelope(self, store: Store, node: SampleNode) -> None:
-        """What was delivered is what is loaded; it makes the run ready at once."""
+        """What was delivered is what is loaded; it makes the run ready immediately."""
         await node.start("run-1")
         envelope = Message(
             signal_id="m-1",
@@ -286,7 +288,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("MSG-2")
     async def test_message_is_accepted_once_by_its_id(self, store: Store, node: SampleNode) -> None:
-        """A second one with the id of one that waits changes nothing, whatever it holds."""
+        """A second message with the id of a waiting one changes nothing, whatever it contains."""
         await node.start("run-1")
         await store.deliver([message("run-1", "m-1")])
         async with unchanged(store):
@@ -297,7 +299,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("MSG-2")
     async def test_message_ids_are_scoped_to_their_run(self, store: Store, node: SampleNode) -> None:
-        """Two runs may have messages of the same id, and a signal's id is another thing."""
+        """Two runs may have messages with the same id, and signal ids are separate."""
         await node.start("run-1")
         await node.start("run-2")
         answers = await store.deliver(
@@ -309,7 +311,7 @@ class InboxSuite(SuiteBase):
     async def test_message_is_handed_out_when_it_is_due_and_never_before(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Not a microsecond early by the store's clock."""
+        """It is not a microsecond early by the store's clock."""
         await node.start("run-1")
         later = message("run-1", "m-1", due_at=START + 5_000)
         await store.deliver([later])
@@ -323,7 +325,7 @@ class InboxSuite(SuiteBase):
     async def test_messages_are_handed_out_earliest_first(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """By the instant at which they became due, whatever the order of delivery; none means at delivery."""
+        """The due time decides, whatever the order of delivery; without one, a message is due at delivery."""
         await node.start("run-1")
         late, early = message("run-1", "a", due_at=START + 3_000), message("run-1", "z", due_at=START + 1_000)
         await store.deliver([late])
@@ -340,7 +342,7 @@ class InboxSuite(SuiteBase):
         await check_deliver_refused(store, message("run-1", "m-1"), RunTerminal, run_id="run-1", status="COMPLETED")
 
     async def test_malformed_message_is_refused(self, store: Store) -> None:
-        """Its run, its id and its type are checked before anything else."""
+        """Its run, id and type are checked before anything else."""
         await store.create([new_run("run-1")])
         for field in ("run_id", "signal_id"):
             async with unchanged(store):

@@ -1,4 +1,4 @@
-"""The store suite, queues: jobs that turns put there and close, and which node acquires them when."""
+"""The store suite, queues: jobs that turns queue and close, and which node acquires them when."""
 
 import asyncio
 from collections.abc import Sequence
@@ -42,14 +42,14 @@ SOON_S = 60.0
 async def queue_turn(
     node: SampleNode, jobs: Sequence[Job] = (), closed: Sequence[str] = (), run: str = "run-1"
 ) -> Turn:
-    """Return a turn with an event of its own that puts these jobs and closes these steps."""
+    """Return a turn with its own event that queues these jobs and closes these steps."""
     loaded = await node.load(run)
     turn = await node.turn(loaded, marker(f"mark-{loaded.head.version}"))
     return replace(turn, jobs=tuple(jobs), jobs_closed=tuple(closed))
 
 
 async def put(node: SampleNode, *jobs: Job) -> None:
-    """Put jobs into queues, each by a turn of its own run, which is started if it is not there."""
+    """Queue jobs, each by a turn of its own run, which is started if it does not exist."""
     for one in jobs:
         if (await node.store.load([one.run_id]))[0] is None:
             await node.start(one.run_id, wait("go"))
@@ -74,7 +74,7 @@ async def acquire(
 
 
 def ended(job: Job, how: str) -> Message:
-    """Return the message about how an attempt has ended."""
+    """Return the message that reports how an attempt has ended."""
     outcome = ActivityOutcome(
         logical_attempt_id=job.logical_attempt_id,
         engine_attempt_id=job.engine_attempt_id,
@@ -99,7 +99,7 @@ class JobSuite(SuiteBase):
     async def test_job_of_a_keyed_step_says_on_each_acquisition_what_is_known(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """The node that acquires it has to know whether it is the first: later ones verify before they call."""
+        """The node has to know whether it is the first to acquire the job: later ones verify before they call."""
         ended = EndedAttempt(1, START, "lost", "node-a", "NodeLost: gone")
         known = Effect(must_verify=True, called=1, losses=1, attempts=(ended,), late=LateResult(1, Raw(b'"r"')))
         keyed = replace(job(attempt=2), queued_attempt_id=2, idempotency_key="order:1|2", effect=known)
@@ -110,7 +110,7 @@ class JobSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1")
     async def test_job_is_queued_with_its_turn_and_is_acquired_once(self, store: Store, node: SampleNode) -> None:
-        """By any node, with or without a lease; it is handed out as it was put."""
+        """Any node can acquire it, with or without a lease; it is handed out as it was queued."""
         await node.start("run-1", wait("go"))
         turn = await queue_turn(node, [job()])
         assert await acquire(store) == []
@@ -122,7 +122,7 @@ class JobSuite(SuiteBase):
     async def test_job_is_not_acquired_before_it_is_due(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """By the store's clock; that is how a retry waits."""
+        """The store's clock decides; this is how a retry waits."""
         await put(node, job(due_at=START + 2_000))
         clock.advance(us=1_999)
         assert await acquire(store) == []
@@ -133,7 +133,7 @@ class JobSuite(SuiteBase):
     async def test_job_without_heartbeats_is_handed_out_again(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """When its time is over and not before, by any node; each acquisition is another attempt."""
+        """It is handed out when its time is over and not before, to any node; each acquisition is another attempt."""
         await put(node, job(attempt=5))
         for attempt, taker in enumerate(("node-b", "node-c", "node-c"), 5):
             assert attempts(await acquire(store, taker)) == [("charge", attempt)]
@@ -145,7 +145,9 @@ class JobSuite(SuiteBase):
     async def test_job_whose_outcome_was_delivered_is_not_acquired_again(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """However long its run takes to record the outcome, and without heartbeats. A turn may queue it again."""
+        """This holds however long its run takes to record the outcome, and without heartbeats. A turn may queue it
+        again.
+        """
         await put(node, job())
         due_before = await store.next_due("node-d", (), ("mail",))
         [taken] = await acquire(store)
@@ -165,7 +167,7 @@ class JobSuite(SuiteBase):
     async def test_only_a_success_counts_of_an_attempt_whose_job_was_acquired_again(
         self, store: Store, clock: VirtualClock, node: SampleNode, how: str
     ) -> None:
-        """The later attempt may be under way, so the run must not end the step by the word of the former."""
+        """The later attempt may be running, so a failure of the earlier one must not end the step."""
         await put(node, job())
         [first] = await acquire(store)
         clock.advance(ms=VISIBLE_MS)
@@ -183,7 +185,7 @@ class JobSuite(SuiteBase):
     async def test_outcome_that_is_delivered_again_leaves_the_next_attempt_alone(
         self, store: Store, node: SampleNode
     ) -> None:
-        """The answer to the first delivery was lost, and the run has recorded it and queued the job again meanwhile."""
+        """The answer to the first delivery was lost, and meanwhile the run has recorded it and queued the job again."""
         await put(node, job())
         [taken] = await acquire(store)
         await deliver_one(store, ended(taken, "failed"))
@@ -198,7 +200,7 @@ class JobSuite(SuiteBase):
     async def test_outcome_takes_a_job_that_a_later_attempt_gave_back(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """The later one has not begun, so the former decides."""
+        """The later attempt has not begun, so the earlier one decides."""
         await put(node, replace(job(), queued_attempt_id=1))
         [first] = await acquire(store)
         clock.advance(ms=VISIBLE_MS)
@@ -210,7 +212,7 @@ class JobSuite(SuiteBase):
     async def test_outcome_without_a_job_and_of_other_steps_changes_no_queue(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Such as that of an attempt which was given back, or a token of another form."""
+        """Examples are the outcome of an attempt that was given back, or a token of another form."""
         await put(node, job(), job(step_id="other"))
         [taken, other] = await acquire(store)
         await store.release_jobs("node-b", [taken])
@@ -236,7 +238,7 @@ class JobSuite(SuiteBase):
     async def test_jobs_that_have_been_visible_for_longest_come_first(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Then in order of the runs' creation and of step ids, whatever the queue; a limit leaves the rest."""
+        """Ties are in order of the runs' creation and of step ids, across queues; a limit leaves the rest."""
         await node.start("run-9", wait("go"))
         await put(
             node,
@@ -254,7 +256,7 @@ class JobSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1")
     async def test_only_jobs_of_these_queues_and_activities_are_taken(self, store: Store, node: SampleNode) -> None:
-        """What a node does not know it leaves to others."""
+        """A node leaves to others what it does not know."""
         await put(
             node,
             job(step_id="a"),
@@ -269,7 +271,7 @@ class JobSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1")
     async def test_names_that_look_alike_are_different(self, store: Store, node: SampleNode) -> None:
-        """Of steps, of queues and of activities."""
+        """This holds for names of steps, queues and activities."""
         await node.start("run-1", wait("go"))
         jobs = [job(step_id=name, queue=name, activity_name=name) for name in STRANGE_NAMES]
         await node.commit(await queue_turn(node, jobs))
@@ -294,7 +296,7 @@ class JobSuite(SuiteBase):
     async def test_job_goes_with_the_turn_that_closes_its_step(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Acquired or not, and no other with it; closing an unknown step is harmless."""
+        """This holds for acquired and waiting jobs, and for no other job; closing an unknown step is harmless."""
         await put(node, job(step_id="a"), job(step_id="b"), job(step_id="c"), job("run-2", "a"))
         await acquire(store, limit=1)
         await close(node, "a", "b", "unknown")
@@ -305,7 +307,7 @@ class JobSuite(SuiteBase):
     async def test_job_that_is_put_again_replaces_the_first(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """At once, even if it was acquired: a step has one job, and its attempt is the turn's."""
+        """It is replaced immediately, even if acquired: a step has one job, and its attempt is the turn's."""
         await put(node, job())
         await acquire(store)
         again = job(queue="post", activity_name="refund", attempt=4)
@@ -317,7 +319,7 @@ class JobSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1", "EVT-1")
     async def test_retried_commit_neither_brings_a_job_back_nor_frees_it(self, store: Store, node: SampleNode) -> None:
-        """What is in the history already changes nothing, however late it is retried."""
+        """What is already in the history changes nothing, however late it is retried."""
         await node.start("run-1", wait("go"))
         turn = await queue_turn(node, [job()])
         answer = await node.commit(turn)
@@ -343,7 +345,7 @@ class JobSuite(SuiteBase):
     async def test_turn_with_a_job_that_cannot_be_read_again_cannot_be_stored(
         self, store: Store, node: SampleNode
     ) -> None:
-        """One of another run, or without a name; it harms no other turn."""
+        """The job belongs to another run, or has no name; no other turn is affected."""
         await node.start("run-1", wait("go"))
         bad = [job("run-2"), *(job(queue=name) for name in BAD_NAMES)]  # type: ignore[arg-type]
         for one in bad:
@@ -357,7 +359,7 @@ class JobSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1", "INV")
     async def test_run_that_finishes_loses_its_jobs(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """Earlier ones, acquired or not, and those of its last turn; other runs keep theirs."""
+        """It loses earlier jobs, acquired or not, and those of its last turn; other runs keep theirs."""
         await put(node, job(step_id="a"), job(step_id="b"), job("run-2", "a"))
         await acquire(store, limit=1)
         last = await node.turn(await node.load("run-1"), complete())
@@ -370,7 +372,7 @@ class JobSuite(SuiteBase):
     async def test_purge_of_a_run_leaves_nothing_to_the_next_of_its_name(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """And never touches what unfinished runs have in queues."""
+        """It never touches the queued jobs of unfinished runs."""
         await put(node, job("run-2"), job("run-1"))
         await node.step("run-1", complete())
         assert (await store.purge(PurgePolicy(finished_run_ms=0))).runs == 1
@@ -383,7 +385,7 @@ class JobSuite(SuiteBase):
     async def test_outcome_of_a_job_of_a_deleted_run_does_not_reach_the_next_of_its_name(
         self, store: Store, clock: VirtualClock, node: SampleNode, how: str
     ) -> None:
-        """It is refused, and leaves the job of the next run in its queue, whether or not that was acquired."""
+        """It is refused, and leaves the next run's job in its queue, acquired or not."""
         await put(node, job())
         [late] = await acquire(store, "node-b")
         await node.step("run-1", complete())
@@ -397,7 +399,7 @@ class JobSuite(SuiteBase):
             assert (await node.load("run-1")).messages == ()
             clock.advance(ms=VISIBLE_MS)
             [mine] = await acquire(store, "node-b")
-        old = replace(ended(mine, how), opened_at=0)  # as a node of an older release sends it
+        old = replace(ended(mine, how), opened_at=0)  # in the form in which a node of an older release sends it
         assert [type(each) for each in await store.deliver([old])] == [Accepted]
 
     # --- when there is something to acquire
@@ -406,7 +408,7 @@ class JobSuite(SuiteBase):
     async def test_next_due_knows_when_a_job_is_visible(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """In these queues only, and whichever comes first: a job or a run."""
+        """It considers these queues only, and returns whichever comes first: a job or a run."""
         await put(node, job(step_id="a", due_at=START + 3_000), job(step_id="b", queue="post", due_at=START + 1_000))
         assert await store.next_due("node-a") is None
         assert await store.next_due("node-a", None, ["none"]) is None
@@ -426,7 +428,7 @@ class JobSuite(SuiteBase):
         turn = await queue_turn(node, [job()])
         listener = store.wakeups.listen()
         while await listener.wait(0):
-            pass  # earlier notifications belong to the preparation
+            pass  # earlier notifications come from the setup
         await node.commit(turn)
         assert await listener.wait(SOON_S)
         listener.close()
@@ -435,7 +437,7 @@ class JobSuite(SuiteBase):
 
     @pytest.mark.contract("API-2")
     async def test_malformed_acquisition_is_refused(self, store: Store, node: SampleNode) -> None:
-        """And acquires nothing."""
+        """Nothing is acquired."""
         await put(node, job())
         many = ["mail"] * (self.limits.batch_items + 1)
         async with unchanged(store):
@@ -452,11 +454,11 @@ class JobSuite(SuiteBase):
                 with pytest.raises(InvalidInput):
                     await store.acquire_jobs("n", queues, activities, 1, 1)
 
-    # --- giving back
+    # --- giving jobs back
 
     @pytest.mark.contract("ACT-1", "ATT-1")
     async def test_a_job_that_was_not_begun_is_given_back_as_it_was(self, store: Store, node: SampleNode) -> None:
-        """Visible at once, with the same attempt; heartbeats of the former node are refused."""
+        """It is visible immediately, with the same attempt; heartbeats of the former node are refused."""
         await put(node, job("run-1"))
         [taken] = await store.acquire_jobs("node-a", ["mail"], ["charge"], 5, VISIBLE_MS)
         assert await store.release_jobs("node-b", [taken]) == 0
@@ -471,7 +473,7 @@ class JobSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1", "API-2")
     async def test_to_give_back_what_is_no_job_is_refused(self, store: Store) -> None:
-        """And what is not there, or was put again, stays as it is."""
+        """A job that does not exist, or was queued again, is not changed."""
         for unfit in ("job", job("run-1", step_id=""), job("")):
             with pytest.raises(InvalidInput):
                 await store.release_jobs("node-a", [unfit])  # type: ignore[list-item]

@@ -40,7 +40,7 @@ class LeaseSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-1")
     async def test_free_run_that_is_ready_is_claimed_and_loaded(self, store: Store, node: SampleNode) -> None:
-        """The claim is a lease with a new epoch, and brings all that waits for the run."""
+        """The claim is a lease with a new epoch, and loads everything that waits for the run."""
         await store.create([new_run("run-1")])
         await accept(store, signal("run-1", "go"))
         [run] = await node.claim()
@@ -49,7 +49,7 @@ class LeaseSuite(SuiteBase):
         assert run == await node.load("run-1")
 
     async def test_claim_brings_activity_records(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """The next owner needs what is known about effects in the world."""
+        """The next owner needs what is known about effects outside the store."""
         await node.start("run-1", wait("go"))
         await node.step("run-1", records=[record("run-1")])
         clock.advance(ms=node.lease_ms)
@@ -66,7 +66,7 @@ class LeaseSuite(SuiteBase):
     async def test_run_of_a_living_node_is_not_claimed_by_another(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
-        """Ready or not, until the last microsecond of the lease."""
+        """This holds whether or not the run is ready, until the last microsecond of the lease."""
         await node.start("run-1", wait("go"))
         await node.create("run-2")
         clock.advance(ms=node.lease_ms - 1, us=999)
@@ -76,7 +76,7 @@ class LeaseSuite(SuiteBase):
     async def test_runs_of_a_node_whose_lease_ran_out_are_claimed_ready_or_not(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
-        """What became of their activities is unknown; the epoch fences the former owner."""
+        """The state of their activities is unknown; the epoch fences the former owner."""
         await node.start("run-1", wait("go"))
         await node.create("run-2")
         clock.advance(ms=node.lease_ms)
@@ -91,7 +91,7 @@ class LeaseSuite(SuiteBase):
     async def test_orphans_of_nodes_that_died_together_are_claimed_in_order_of_creation(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
-        """Whichever of the nodes held them."""
+        """The order does not depend on which node held them."""
         for number, owner in enumerate((other, node, other, node)):
             await owner.start(f"run-{number}", wait("go"))
         clock.advance(ms=node.lease_ms)
@@ -102,7 +102,7 @@ class LeaseSuite(SuiteBase):
     async def test_runs_of_other_plans_are_left_to_others(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
-        """Free, own or orphaned: what a node does not know it neither claims nor waits for."""
+        """Free, own or orphaned: a node neither claims nor waits for runs whose definition it lacks."""
         await node.start("own", wait("go"), plan_id="mine")
         await node.start("strange", wait("go"), plan_id="theirs")
         await store.create([new_run("free", plan_id="theirs")])
@@ -120,7 +120,7 @@ class LeaseSuite(SuiteBase):
     async def test_a_claim_whose_answer_was_lost_hands_the_runs_out_again(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
-        """Taken over and not committed, a run is ready: otherwise no node would ever see its activities."""
+        """A run that was taken over and not committed is ready: otherwise no node would ever see its activities."""
         await node.start("run-1", activity("charge"))
         clock.advance(ms=node.lease_ms)
         [lost] = await other.claim()
@@ -132,7 +132,7 @@ class LeaseSuite(SuiteBase):
     async def test_own_run_that_is_ready_is_claimed_again_at_the_same_epoch(
         self, store: Store, node: SampleNode
     ) -> None:
-        """A node goes on with what it holds; only a new owner moves the epoch."""
+        """A node continues what it holds; only a new owner advances the epoch."""
         await node.start("run-1", wait("go"))
         await node.start("run-2", wait("go"))
         await accept(store, signal("run-2", "go"))
@@ -143,7 +143,7 @@ class LeaseSuite(SuiteBase):
     async def test_finished_run_is_never_claimed(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
-        """Not even when its last owner is gone."""
+        """This holds even when its last owner is gone."""
         await node.start("run-1", complete())
         clock.advance(ms=10 * node.lease_ms)
         assert await other.claim() == []
@@ -153,7 +153,7 @@ class LeaseSuite(SuiteBase):
     async def test_runs_that_were_ready_for_longest_come_first(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Whatever their ids and their ages; the rest is left for the next claim. The same for a node's own."""
+        """Their ids and ages do not matter; the rest is left for the next claim. The same holds for own runs."""
         for run_id, due_us in (("run-b", 3_000), ("run-c", 1_000), ("run-a", 2_000)):
             first = message(run_id, "start", due_at=START + due_us)
             await store.create([replace(new_run(run_id), messages=(first,))])
@@ -163,7 +163,7 @@ class LeaseSuite(SuiteBase):
         assert [run.head.run_id for run in await node.claim(1)] == ["run-c"]
 
     async def test_runs_of_one_instant_come_in_order_of_creation(self, store: Store, node: SampleNode) -> None:
-        """Not by their ids, which say nothing about age."""
+        """Ids do not matter: they do not reflect age."""
         await store.create([new_run("run-c"), new_run("run-a")])
         await store.create([new_run("run-b")])
         assert [run.head.run_id for run in await node.claim(2)] == ["run-c", "run-a"]
@@ -172,7 +172,7 @@ class LeaseSuite(SuiteBase):
     async def test_orphan_is_as_old_as_the_end_of_its_lease(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
-        """It stands in the same line as runs that are ready."""
+        """It is in the same line as runs that are ready."""
         await node.start("run-b", wait("go"))
         clock.advance(ms=node.lease_ms - 1)
         await store.create([new_run("run-c", now=clock.now())])
@@ -183,7 +183,7 @@ class LeaseSuite(SuiteBase):
     async def test_orphans_of_nodes_that_died_together_come_in_order_of_creation(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
-        """From any owner, and with any limit."""
+        """This holds for any owners and any limit."""
         for number, owner in enumerate((other, node, other, node)):
             await owner.start(f"run-{number}", wait("go"))
         clock.advance(ms=node.lease_ms)
@@ -201,7 +201,7 @@ class LeaseSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-1")
     async def test_claim_needs_a_current_lease(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """Not for a node that never renewed, let its lease run out, or gave it up."""
+        """A node that never renewed, or whose lease expired or was released, cannot claim."""
         await store.create([new_run("run-1")])
 
         async def check_refused() -> None:
@@ -241,7 +241,7 @@ class LeaseSuite(SuiteBase):
     async def test_former_owner_cannot_commit_after_a_takeover(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
-        """However late it notices, and even after renewing its lease; the new owner continues."""
+        """This holds however late it notices, and even after it renews its lease; the new owner continues."""
         turn = await node.turn(await node.start("run-1", wait("go")), marker("mark"))
         clock.advance(ms=node.lease_ms)
         [run] = await other.claim()
@@ -263,7 +263,7 @@ class LeaseSuite(SuiteBase):
     async def test_epoch_grows_with_every_claim_by_a_new_owner(
         self, store: Store, node: SampleNode, other: SampleNode
     ) -> None:
-        """And when an owner releases: its earlier turns are void, also if it claims the run again."""
+        """It also grows when an owner releases the run: its earlier turns are void, even if it claims the run again."""
         await store.create([new_run("run-1")])
         epochs = []
         for owner in (node, other, node, node):
@@ -293,7 +293,7 @@ class LeaseSuite(SuiteBase):
         assert len(await SampleNode(store, "node-b").claim()) == 1
 
     async def test_malformed_lease_is_refused(self, store: Store) -> None:
-        """A lease has a node with a name, and lasts from a millisecond to the longest one."""
+        """A lease needs a node with a name, and a duration from a millisecond to the maximum."""
         bad = (("", 1_000, "node"), ("a\nb", 1_000, "node"), ("a", 0, "lease_ms"), ("a", LEASE_MS + 1, "lease_ms"))
         for name, lease_ms, field in bad:
             async with unchanged(store):
@@ -320,7 +320,7 @@ class LeaseSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-1")
     async def test_longest_lease_counts_to_its_end(self, store: Store, clock: VirtualClock, other: SampleNode) -> None:
-        """Also by clocks that are up to as much behind the one that gave it."""
+        """This includes clocks that are behind the one that granted it, by up to that duration."""
         owner = SampleNode(store, "node-a", lease_ms=LEASE_MS)
         await owner.start("run-1", wait("go"))
         assert await other.claim() == []
@@ -337,7 +337,7 @@ class LeaseSuite(SuiteBase):
     async def test_released_runs_are_free_and_ready_at_once(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
-        """The former owner may have left activities undone. The other runs stay, and the lease too."""
+        """The former owner may have left activities undone. The other runs stay, and so does the lease."""
         await node.start("run-1", wait("go"))
         await node.start("run-2", timer(START + 60_000_000))
         await node.start("run-3", wait("go"))
@@ -361,7 +361,7 @@ class LeaseSuite(SuiteBase):
     async def test_releasing_all_frees_every_run_and_ends_the_lease(
         self, store: Store, node: SampleNode, other: SampleNode
     ) -> None:
-        """What a node does before it stops."""
+        """A node does this before it stops."""
         for number in range(3):
             await node.start(f"run-{number}", wait("go"))
         await node.start("run-9", complete())
@@ -370,7 +370,7 @@ class LeaseSuite(SuiteBase):
         assert [run.head.lease_epoch for run in await other.claim()] == [3, 3, 3]
 
     async def test_a_node_releases_only_its_own_runs(self, store: Store, node: SampleNode, other: SampleNode) -> None:
-        """Nor runs without an owner, or unknown ones."""
+        """Runs without an owner and unknown runs are not released either."""
         await node.start("run-1", wait("go"))
         await store.create([new_run("run-2")])
         await other.renew()
@@ -394,7 +394,7 @@ class LeaseSuite(SuiteBase):
 
     @pytest.mark.contract("TMR-1")
     async def test_next_due_is_when_a_free_or_own_run_becomes_ready(self, store: Store, node: SampleNode) -> None:
-        """The earliest of them; one that is ready already was due in the past."""
+        """The earliest one counts; a run that is already ready was due in the past."""
         await node.start("run-1", timer(START + 9_000))
         assert await store.next_due("node-a") == START + 9_000
         await node.start("run-2", timer(START + 5_000))
@@ -407,7 +407,7 @@ class LeaseSuite(SuiteBase):
     async def test_next_due_for_others_is_the_end_of_the_owners_lease(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Until then a run is its owner's business, even if it is ready."""
+        """Until then only its owner handles the run, even if it is ready."""
         await node.create("run-1")
         await store.deliver([message("run-1", "m-1")])
         assert await store.next_due("node-a") == START
@@ -420,10 +420,10 @@ class LeaseSuite(SuiteBase):
     async def test_run_that_needs_a_level_is_claimed_by_nodes_that_ask_for_it(
         self, store: Store, node: SampleNode, clock: VirtualClock
     ) -> None:
-        """Others do not see it: it is not claimed, and not due. Its definition is missing if no node has that."""
+        """Other nodes neither claim it nor see it as due. Its definition is orphaned if no node has that level."""
         plan, later = ("order", "1"), claimed_as("order", "1", 7)
         new = new_run("later", now=await store.now())
-        # The last one has published a value of that name, and needs nothing.
+        # The second run has published a value of that name, and needs no level.
         plain = replace(new_run("plain", now=await store.now()), snapshot=replace(new.snapshot, published={"needs": 7}))
         await store.create([replace(new, snapshot=replace(new.snapshot, needs=7)), plain])
         await store.renew(node.name, 30_000, [plan])
@@ -444,7 +444,7 @@ class LeaseSuite(SuiteBase):
         assert due <= clock.now()
         [run] = await store.claim(other.name, 10, [plan, later])
         assert (run.head.run_id, run.head.needs) == ("later", 7)
-        # Once it needs nothing any more, every node may go on with it: here when the owner is gone.
+        # Once it needs no level, every node may continue it: here when the owner is gone.
         turn = await other.turn(run, wait("go"))
         await other.commit(replace(turn, snapshot=replace(turn.snapshot, needs=7)))
         clock.advance(ms=60_000)

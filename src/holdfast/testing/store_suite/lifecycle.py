@@ -20,7 +20,7 @@ from holdfast.testing.samples import SampleNode, message, new_run, read_picture,
 from holdfast.testing.store_suite.base import SuiteBase, unchanged
 
 SOON_S = 60.0
-"""How long to wait for what should happen at once, before it counts as not happening."""
+"""How long to wait for what should happen immediately, before it counts as not happening."""
 
 
 class LifecycleSuite(SuiteBase):
@@ -28,14 +28,14 @@ class LifecycleSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-2")
     async def test_time_is_the_stores(self, store: Store, clock: VirtualClock) -> None:
-        """`now` is what every instant in the store is measured by."""
+        """`now` is the reference for every instant in the store."""
         assert await store.now() == START
         clock.advance(ms=1)
         assert await store.now() == START + 1_000
 
     @pytest.mark.contract("STO-2")
     async def test_capabilities_are_declared(self, store: Store) -> None:
-        """All four, and they do not change while the store is open."""
+        """There are four, and they do not change while the store is open."""
         declared = store.capabilities
         assert isinstance(declared, Capabilities)
         flags = (declared.conditional_batch, declared.atomic_batch, declared.read_after_write)
@@ -45,7 +45,7 @@ class LifecycleSuite(SuiteBase):
         assert store.capabilities == declared
 
     async def test_migrating_again_changes_nothing(self, store: Store, peer: Store, node: SampleNode) -> None:
-        """Once, by the first process; the answer is the schema's version."""
+        """The first process migrates once; the answer is the schema's version."""
         await node.start("run-1", wait("go"))
         version = await store.migrate()
         assert version >= 1
@@ -54,7 +54,7 @@ class LifecycleSuite(SuiteBase):
 
     @pytest.mark.contract("STO-2")
     async def test_what_one_has_written_another_reads(self, store: Store, peer: Store, node: SampleNode) -> None:
-        """When a verb has returned, every process sees what it did."""
+        """When a verb has returned, every process sees its effect."""
         await node.start("run-1", wait("go"))
         await peer.deliver([signal("run-1", "go", signal_id="click-1")])
         run = await node.step("run-1", wait("again"))
@@ -64,7 +64,7 @@ class LifecycleSuite(SuiteBase):
     # --- wake-ups
 
     async def test_notification_wakes_every_listener(self, store: Store) -> None:
-        """Both those that wait already, and those that will."""
+        """This includes listeners that are already waiting, and those that wait later."""
         first, second = store.wakeups.listen(), store.wakeups.listen()
         waiting = asyncio.create_task(first.wait(SOON_S))
         await asyncio.sleep(0)
@@ -75,7 +75,7 @@ class LifecycleSuite(SuiteBase):
         second.close()
 
     async def test_notification_since_the_last_wait_is_not_lost(self, store: Store) -> None:
-        """A listener that was busy returns from its next wait at once, and many notifications are one."""
+        """A busy listener returns from its next wait immediately, and several notifications count as one."""
         listener = store.wakeups.listen()
         for _ in range(2):
             store.wakeups.notify()
@@ -91,12 +91,12 @@ class LifecycleSuite(SuiteBase):
 
     @pytest.mark.parametrize("verb", ["create", "deliver", "commit", "release"])
     async def test_verbs_that_may_make_a_run_ready_notify(self, store: Store, node: SampleNode, verb: str) -> None:
-        """So that no node has to poll."""
+        """So no node has to poll."""
         run = await node.start("run-1", wait("go"))
         turn = await node.turn(run, release=True)
         listener = store.wakeups.listen()
         while await listener.wait(0):
-            pass  # earlier notifications belong to the preparation
+            pass  # earlier notifications come from the setup
         match verb:
             case "create":
                 await store.create([new_run("run-2")])
@@ -110,7 +110,7 @@ class LifecycleSuite(SuiteBase):
         listener.close()
 
     async def test_closing_wakes_those_who_still_wait(self, store: Store) -> None:
-        """A node that sleeps must be able to stop."""
+        """A sleeping node must be able to stop."""
         listener = store.wakeups.listen()
         waiting = asyncio.create_task(listener.wait(SOON_S))
         await asyncio.sleep(0)
@@ -126,7 +126,7 @@ class LifecycleSuite(SuiteBase):
         await store.close()
 
     async def test_closed_store_refuses_every_verb(self, store: Store, node: SampleNode) -> None:
-        """With an error that says so, never with one of its driver."""
+        """The error is of our own type, never one of the driver."""
         turn = await node.turn(await node.start("run-1", wait("go")))
         await store.close()
         calls = [

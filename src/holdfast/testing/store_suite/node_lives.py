@@ -12,7 +12,7 @@ from holdfast.testing.store_suite.jobs import VISIBLE_MS, acquire, attempts, put
 
 
 class NodeLifeSuite(SuiteBase):
-    """Nodes that have several lives under one name."""
+    """Nodes that have several lives under the same name."""
 
     @pytest.fixture
     def former(self, store: Store) -> SampleNode:
@@ -28,7 +28,7 @@ class NodeLifeSuite(SuiteBase):
     async def test_what_a_former_life_held_is_claimed_at_once(
         self, store: Store, former: SampleNode, later: SampleNode
     ) -> None:
-        """No run waits for the lease of a process that is gone, and a new epoch fences it off."""
+        """No run waits for the lease of a dead process, and a new epoch fences that process off."""
         await former.start("run-1", wait("go"))
         late = await former.turn(await former.load("run-1"), marker("late"))
         await later.renew(is_start=True)
@@ -62,7 +62,7 @@ class NodeLifeSuite(SuiteBase):
                 with pytest.raises(NodeSuperseded) as raised:
                     await former.renew()
             assert raised.value.details == {"node": "web"}
-            await later.claim()  # afterwards nothing is left of the former life
+            await later.claim()  # this leaves nothing with the former life
             clock.advance(ms=1)
             await later.renew()
         assert list((await store.stats()).leases) == ["web#2"]
@@ -71,7 +71,7 @@ class NodeLifeSuite(SuiteBase):
     async def test_a_life_that_only_lost_its_lease_gets_it_again(
         self, store: Store, former: SampleNode, later: SampleNode, clock: VirtualClock
     ) -> None:
-        """Also if there has been another life, which is gone as well, in good order or not."""
+        """This holds even if there was another life that has ended as well, cleanly or not."""
         await former.renew()
         clock.advance(ms=former.lease_ms)
         await former.renew()
@@ -85,7 +85,7 @@ class NodeLifeSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-1")
     async def test_other_names_are_left_alone(self, store: Store) -> None:
-        """However alike they are."""
+        """This holds however similar they are."""
         names = ("web", "web-1#1", "webs#1", "we#1", "web$1", "WEB#1")
         for name in names:
             await SampleNode(store, name).renew(is_start=True)
@@ -106,7 +106,7 @@ class NodeLifeSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-1", "ACT-1")
     async def test_jobs_of_a_former_life_are_acquired_at_once(self, store: Store, node: SampleNode) -> None:
-        """By any node, as another attempt. Other nodes keep theirs."""
+        """Any node can acquire them, as another attempt. Other nodes keep theirs."""
         await put(node, job(step_id="a"), job(step_id="b"))
         assert attempts(await acquire(store, "web#1", limit=1)) == [("a", 1)]
         assert attempts(await acquire(store, "webs#1", limit=1)) == [("b", 1)]
@@ -117,10 +117,10 @@ class NodeLifeSuite(SuiteBase):
 
 
 class LostNodeSuite(SuiteBase):
-    """How often nodes were lost that owned a run."""
+    """How often a run has lost the node that owned it."""
 
     async def _lose(self, store: Store, clock: VirtualClock, name: str) -> int:
-        """Let the run's owner expire, claim the run with another node, and return how often it was lost."""
+        """Let the run's owner expire, claim the run with another node, and return the loss count."""
         clock.advance(ms=30_000)
         [run] = await SampleNode(store, name).claim()
         return run.head.losses
@@ -129,14 +129,16 @@ class LostNodeSuite(SuiteBase):
     async def test_claims_from_nodes_that_are_gone_are_counted_up_to_a_bound(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Beyond it the node that tries the run counts; so a claim never blames it."""
+        """Beyond the bound the node that tries the run counts, so a claim never blames the run."""
         await node.start("run-1", wait("go"))
         assert (await node.load("run-1")).head.losses == 0
         assert [await self._lose(store, clock, f"node-{n}") for n in "bcdef"] == [1, 2, 2, 2, 2]
 
     @pytest.mark.contract("OWN-3")
     async def test_a_turn_sets_the_count(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """To 0, unless the turn has another count, more or less, with or without events; claims count on from there."""
+        """It sets 0 unless the turn has another count, higher or lower, with or without events; claims count from
+        there.
+        """
         await node.start("run-1", wait("go"))
         for name, before, after in (("b", 1, 0), ("c", 1, 5), ("d", 5, 4), ("e", 4, 0), ("f", 1, 1)):
             assert await self._lose(store, clock, f"node-{name}") == before
@@ -148,7 +150,7 @@ class LostNodeSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-3")
     async def test_what_is_given_back_or_claimed_again_is_not_lost(self, store: Store, node: SampleNode) -> None:
-        """Nor does a turn that comes too late change the count."""
+        """A turn that comes too late does not change the count either."""
         run = await node.start("run-1", wait("go"))
         late = replace(await node.turn(run, marker("late")), losses=7)
         await store.release("node-a")
@@ -161,7 +163,7 @@ class LostNodeSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-1", "OWN-3")
     async def test_what_a_former_life_held_was_lost(self, store: Store) -> None:
-        """However soon the node comes back."""
+        """This holds however soon the node restarts."""
         await SampleNode(store, "web#1").start("run-1", wait("go"))
         later = SampleNode(store, "web#2")
         await later.renew(is_start=True)

@@ -1,4 +1,4 @@
-"""The store suite, outcomes by token: one verdict for each, and no turn that has not seen what was accepted."""
+"""The store suite, outcomes by token: one verdict for each, and no turn that misses an accepted outcome."""
 
 import asyncio
 from collections.abc import Sequence
@@ -34,12 +34,12 @@ def outcome(version: int, result: object = "ann", step_id: str = "sign", **chang
 
 
 def accepted(answers: Sequence[object]) -> int:
-    """Count those that were accepted."""
+    """Count the accepted ones."""
     return sum(isinstance(answer, Accepted) for answer in answers)
 
 
 class OutcomeSuite(SuiteBase):
-    """Signals that come with conditions, and keys."""
+    """Signals with conditions, and keys."""
 
     async def _begun(self, store: Store, node: SampleNode) -> int:
         """Create and claim a run, and return its version."""
@@ -50,7 +50,7 @@ class OutcomeSuite(SuiteBase):
         return (await node.load("run-1")).head.version
 
     async def _record(self, node: SampleNode, command: Command) -> None:
-        """Commit a turn that has seen the outcomes, and records them, if the run has not ended."""
+        """Commit a turn that has seen the outcomes and records them, if the run has not ended."""
         loaded = await node.load("run-1")
         reported = [kept.inbox_seq for kept in loaded.signals if kept.name == OUTCOME_SIGNAL]
         if reported:
@@ -76,7 +76,7 @@ class OutcomeSuite(SuiteBase):
     async def test_an_outcome_is_accepted_at_its_version_and_before_its_time_is_over(
         self, store: Store, node: SampleNode, clock: VirtualClock
     ) -> None:
-        """Every refusal says which condition is not met, and leaves no trace."""
+        """Every refusal names the condition that is not met, and leaves no trace."""
         version = await self._begun(store, node)
         late = outcome(version, accept_before=START)
         assert "expected_version" not in (await check_deliver_refused(store, late, Conflict)).details
@@ -90,7 +90,7 @@ class OutcomeSuite(SuiteBase):
     async def test_a_step_has_one_outcome_at_a_time_whichever_attempt_it_is_of(
         self, store: Store, node: SampleNode
     ) -> None:
-        """Other steps, and signals of other names for the step, are nothing to it."""
+        """Other steps, and signals with other names for the step, do not interfere."""
         version = await self._begun(store, node)
         await accept(store, signal("run-1", "go", step_id="sign"))
         await accept(store, outcome(version))
@@ -100,7 +100,7 @@ class OutcomeSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1", "API-2")
     async def test_an_outcome_to_no_run_or_one_that_has_ended_is_refused(self, store: Store, node: SampleNode) -> None:
-        """As every signal is, whatever its conditions."""
+        """It is refused like every signal, whatever its conditions."""
         await check_deliver_refused(store, outcome(1), NotFound)
         version = await self._begun(store, node)
         await node.commit(await node.turn(await node.load("run-1"), complete()))
@@ -112,7 +112,7 @@ class OutcomeSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1")
     async def test_conditions_hold_within_a_batch(self, store: Store, node: SampleNode) -> None:
-        """In the order of the batch, and without harm to what is beside them."""
+        """They are checked in the order of the batch, and do not affect other items."""
         version = await self._begun(store, node)
         batch = [
             signal("run-1", "go"),
@@ -129,7 +129,7 @@ class OutcomeSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1")
     async def test_of_simultaneous_outcomes_one_is_accepted(self, store: Store, peer: Store, node: SampleNode) -> None:
-        """Whichever process brings them, and whichever attempts they are of."""
+        """This holds whichever process delivers them, and whichever attempts they belong to."""
         version = await self._begun(store, node)
         for step in range(5):
             batches = [
@@ -142,11 +142,13 @@ class OutcomeSuite(SuiteBase):
             assert accepted(answers) == 1
             assert all(isinstance(answer, Accepted | Refused) for answer in answers)
 
-    # --- no turn without it
+    # --- no turn without the outcome
 
     @pytest.mark.contract("ACT-1", "OWN-1")
     async def test_a_turn_that_has_not_seen_an_outcome_is_a_conflict(self, store: Store, node: SampleNode) -> None:
-        """Whatever the turn does, also the last one of the run; one that has seen it may close the step."""
+        """This holds for every turn, including the last one of the run; one that has seen the outcome may close the
+        step.
+        """
         version = await self._begun(store, node)
         loaded = await node.load("run-1")
         turns = [await node.turn(loaded, command) for command in (complete(), wait(), marker("more"))]
@@ -164,7 +166,7 @@ class OutcomeSuite(SuiteBase):
     async def test_other_signals_and_outcomes_that_were_seen_are_no_conflict(
         self, store: Store, node: SampleNode
     ) -> None:
-        """An outcome that a turn has seen and left stays, and the turns that follow go on."""
+        """An outcome that a turn has seen and not consumed stays, and later turns continue."""
         version = await self._begun(store, node)
         await accept(store, outcome(version))
         loaded = await node.load("run-1")
@@ -176,7 +178,7 @@ class OutcomeSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1", "OWN-1")
     async def test_one_conflict_in_a_batch_harms_no_other_turn(self, store: Store, node: SampleNode) -> None:
-        """The others are committed by the same call, also where the store takes them all together."""
+        """The same call commits the others, even where the store commits them all together."""
         version = await self._begun(store, node)
         await store.create([new_run(f"run-{number}") for number in range(2, 6)])
         others = [run for run in await store.claim(node.name, 10) if run.head.run_id != "run-1"]
@@ -191,7 +193,7 @@ class OutcomeSuite(SuiteBase):
     async def test_an_outcome_and_a_turn_race_and_one_of_them_wins(
         self, store: Store, peer: Store, node: SampleNode
     ) -> None:
-        """Never both: an outcome is accepted at a version, and no turn follows that version without it."""
+        """Both never win: an outcome is accepted at a version, and no turn follows that version without it."""
         await self._begun(store, node)
         for number in range(10):
             loaded = await node.load("run-1")
@@ -208,7 +210,7 @@ class OutcomeSuite(SuiteBase):
     async def test_outcomes_are_loaded_however_full_the_mailbox_is(
         self, store: Store, node: SampleNode, clock: VirtualClock
     ) -> None:
-        """Of other signals only some are: a turn sees every outcome that it must not commit without."""
+        """A load limits other signals only: a turn sees every outcome that it must not commit without."""
         version = await self._begun(store, node)
         for _ in range(MAILBOX_SIGNALS + 1):
             clock.advance(ms=MINUTE_MS)
@@ -223,7 +225,7 @@ class OutcomeSuite(SuiteBase):
 
     @pytest.mark.contract("API-4", "STO-1")
     async def test_a_key_is_made_once_and_is_the_same_for_everybody(self, store: Store, peer: Store) -> None:
-        """Of many who bring one, the first stands; each name has its own."""
+        """If several processes bring a key, the first one is kept; each name has its own key."""
         keys = [f"{number:064x}" for number in range(8)]
         asked = [(store, peer)[number % 2].put_key("completion", key) for number, key in enumerate(keys)]
         [kept] = set(await asyncio.gather(*asked))
@@ -235,7 +237,7 @@ class OutcomeSuite(SuiteBase):
 
     @pytest.mark.contract("API-2")
     async def test_a_malformed_key_is_refused(self, store: Store) -> None:
-        """And nothing is kept."""
+        """Nothing is stored."""
         for key in ("", "ab", "g" * 64, "AB" * 32, KEY + "0", 7, None):
             with pytest.raises(InvalidInput):
                 await store.put_key("completion", key)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ class PlanSuite(SuiteBase):
 
     @pytest.mark.contract("WF-3")
     async def test_a_node_claims_only_the_versions_that_it_has(self, store: Store, clock: VirtualClock) -> None:
-        """Free, own or orphaned; nor does it wait for the others."""
+        """This covers free, own and orphaned runs; the node does not wait for the others either."""
         first, second = SampleNode(store, "node-a"), SampleNode(store, "node-b", LEASE_MS)
         await first.start("orphan-1", wait("go"))
         await first.start("orphan-2", wait("go"), plan_version="2")
@@ -46,7 +46,9 @@ class PlanSuite(SuiteBase):
 
     @pytest.mark.contract("WF-3", "MSG-3")
     async def test_what_no_node_alive_has_is_found_once_it_is_late(self, store: Store, clock: VirtualClock) -> None:
-        """With since when it waits; a definition that a live node has is not orphaned, however late it is."""
+        """The answer contains since when it waits; a definition that a live node has is not orphaned, however late it
+        is.
+        """
         await say(store, "node-a", NEW)
         await store.create([new_run("run-1"), new_run("run-2", plan_version="2"), new_run("x", plan_id="other")])
         clock.advance(ms=LATE_MS - 1, us=999)
@@ -63,7 +65,7 @@ class PlanSuite(SuiteBase):
 
     @pytest.mark.contract("WF-3")
     async def test_runs_that_wait_or_have_finished_miss_nothing(self, store: Store, clock: VirtualClock) -> None:
-        """Only what is due needs its definition."""
+        """Only runs that are due need their definition."""
         node = SampleNode(store, "node-a")
         await node.start("waiting", wait("go"))
         await node.start("done", complete())
@@ -82,7 +84,7 @@ class PlanSuite(SuiteBase):
     async def test_runs_of_a_node_that_is_gone_count_from_the_end_of_its_lease(
         self, store: Store, clock: VirtualClock
     ) -> None:
-        """While it is alive, it has them, whatever it publishes."""
+        """While the node is alive, it is taken to have them, whatever it publishes."""
         node = SampleNode(store, "node-a", 1_000)
         await node.start("run-1", wait("go"))
         await say(store, "node-a", lease_ms=1_000)
@@ -97,7 +99,7 @@ class PlanSuite(SuiteBase):
 
     @pytest.mark.contract("WF-3", "FMT-1")
     async def test_a_node_that_says_nothing_may_have_everything(self, store: Store, clock: VirtualClock) -> None:
-        """As one of an older version; what was published stays until other definitions are published."""
+        """Nodes of an older version publish nothing; what was published stays until other definitions are published."""
         await store.create([new_run("run-1")])
         await say(store, "node-a")
         await store.renew("node-b", 1_000)
@@ -112,7 +114,7 @@ class PlanSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-1", "OWN-3")
     async def test_runs_are_handed_over_to_a_node_with_a_lease(self, store: Store, clock: VirtualClock) -> None:
-        """Only by their owner, and they are ready there at once."""
+        """Only their owner can hand them over, and the receiver can continue them immediately."""
         await say(store, "node-a", OLD)
         await say(store, "node-b", OLD, lease_ms=1_000)
         await store.create([new_run("run-1"), new_run("run-2")])
@@ -133,7 +135,7 @@ class PlanSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-1", "OWN-3")
     async def test_what_was_handed_over_is_free_when_the_node_is_released(self, store: Store) -> None:
-        """Although it was never claimed there."""
+        """This holds although they were never claimed there."""
         await say(store, "node-a", OLD)
         await say(store, "node-b", OLD)
         await store.create([new_run("run-1")])
@@ -147,7 +149,7 @@ class PlanSuite(SuiteBase):
     async def test_nodes_with_a_lease_are_found_with_what_they_have_said(
         self, store: Store, clock: VirtualClock
     ) -> None:
-        """In order of their names, and as they published it last."""
+        """They are in the order of their names, with what they published last."""
         assert await store.find_nodes() == []
         await say(store, "node-b", OLD, ("", "activity\nship"), lease_ms=1_000)
         await say(store, "node-a", OLD)
@@ -164,7 +166,7 @@ class PlanSuite(SuiteBase):
         assert await store.find_nodes() == []
 
     async def test_malformed_definitions_are_refused(self, store: Store) -> None:
-        """By every verb that takes them, and nothing changes."""
+        """Every verb that takes definitions refuses them, and nothing changes."""
         await store.renew("node-a", LEASE_MS)
         bad: Any
         async with unchanged(store):

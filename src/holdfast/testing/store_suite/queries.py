@@ -51,7 +51,7 @@ class QuerySuite(SuiteBase):
     # --- loading
 
     async def test_runs_are_loaded_in_the_order_asked_with_none_for_missing_ones(self, store: Store) -> None:
-        """Each place of the answer belongs to a place of the question, repeated ids included."""
+        """Each position in the answer corresponds to one in the request, including repeated ids."""
         await store.create([new_run("run-1"), new_run("run-2")])
         loaded = await store.load(["run-2", "missing", "run-1", "run-2"])
         assert [run and run.head.run_id for run in loaded] == ["run-2", None, "run-1", "run-2"]
@@ -63,7 +63,7 @@ class QuerySuite(SuiteBase):
             await store.load(["run"] * (self.limits.batch_items + 1))
 
     async def test_loaded_run_agrees_with_what_is_found(self, store: Store, node: SampleNode) -> None:
-        """There is one head, whichever way it is read."""
+        """A run has the same head, whichever way it is read."""
         await node.start("run-1", wait("go"), reference_key="order 7", tags=("b", "a", "b"))
         [found] = await store.find(RunQuery())
         assert found == (await node.load("run-1")).head
@@ -72,7 +72,7 @@ class QuerySuite(SuiteBase):
     # --- runs
 
     async def test_runs_are_found_by_what_they_are(self, store: Store, node: SampleNode) -> None:
-        """Each filter by itself, and together; text matches exactly."""
+        """Each filter works alone and in combination; text matches exactly."""
         await node.start("run-1", tenant="acme", tags=("eu", "vip"), reference_key="order 7")
         await node.start("run-2", complete(), plan_id="refund", tags=("vi",), parent="run-1")
         await node.create("run-3", tenant="Acme", tags=("v%",), reference_key="order")
@@ -92,7 +92,7 @@ class QuerySuite(SuiteBase):
         assert await run_ids(store, tenant="acme", status=COMPLETED) == []
 
     async def test_runs_are_found_whose_activity_is_tried_again(self, store: Store, node: SampleNode) -> None:
-        """By what the run is doing, not by what a text in it says; not once it has finished."""
+        """What the run is doing counts, not a text in it; a finished run does not match."""
         broken = ErrorInfo("ConnectionError", 'no answer; "retrying":{"step_id":"a"}', retryable=True)
         for run_id, retry in (("run-1", Retry(initial_ms=60_000)), ("run-2", Retry(max_attempts=1))):
             await node.start(run_id, activity("charge"))
@@ -107,7 +107,7 @@ class QuerySuite(SuiteBase):
         assert (head.snapshot.retrying.failures, head.snapshot.waiting_name) == (1, "charge")
 
     async def test_runs_are_found_by_their_time_of_creation(self, store: Store, clock: VirtualClock) -> None:
-        """From an instant, which is included, until one, which is not."""
+        """The range includes its start and excludes its end."""
         for number in range(3):
             await store.create([new_run(f"run-{number}", now=clock.now())])
             clock.advance(us=1)
@@ -116,7 +116,7 @@ class QuerySuite(SuiteBase):
         assert await run_ids(store, created_from=START + 1, created_until=START + 2) == ["run-1"]
 
     async def test_runs_are_paged_by_their_ids(self, store: Store) -> None:
-        """Ordered by id, code point by code point; a page is never longer than the store's limit."""
+        """The order is by id, code point by code point; a page is never longer than the store's limit."""
         names = sorted([*STRANGE_NAMES, *(f"run-{number:02}" for number in range(20))])
         await store.create([new_run(name) for name in names])
         most = self.limits.page_items
@@ -129,7 +129,7 @@ class QuerySuite(SuiteBase):
         assert seen == names
 
     async def test_the_newest_runs_come_first_if_asked_for(self, store: Store, clock: VirtualClock) -> None:
-        """In the reverse order of creation, whatever their ids; also behind one that has gone meanwhile."""
+        """The order is the reverse of creation, whatever their ids, even after a run that was deleted meanwhile."""
         for name in "bdac":
             await store.create([new_run(name, now=clock.now(), tenant="acme" if name in "ba" else "other")])
             clock.advance(us=10)
@@ -147,7 +147,9 @@ class QuerySuite(SuiteBase):
         assert await run_ids(store, newest=True, created_until=START + 20, created_from=START + 10) == ["d"]
 
     async def test_runs_are_found_by_words_in_what_is_shown_of_them(self, store: Store, node: SampleNode) -> None:
-        """Each word a part of some text, and all of them: no character stands for others, A to Z have no case."""
+        """Each word has to occur in some text, and all words have to match: there are no wildcards, and A to Z have no
+        case.
+        """
         await node.create("run-1", reference_key="Order 7%", tags=("eu", 'v"ip'))
         await node.create("Run_2", plan_id="refund")
         await node.start("run-é", fail("Payment\n'declined'"), tags=("É",))
@@ -168,7 +170,7 @@ class QuerySuite(SuiteBase):
         assert await run_ids(store, text="declined eu") == []
 
     async def test_runs_are_found_among_some(self, store: Store) -> None:
-        """Only those that are named, whatever else is asked for."""
+        """Only those that are named match, whatever the other filters."""
         await store.create([new_run("run-1"), new_run("run-2", tenant="acme"), new_run("run-3")])
         assert await run_ids(store, run_ids=("run-3", "run-1", "gone", "run-1")) == ["run-1", "run-3"]
         assert await run_ids(store, run_ids=("run-1", "run-2"), tenant="acme") == ["run-2"]
@@ -177,7 +179,7 @@ class QuerySuite(SuiteBase):
     # --- waits
 
     async def test_waits_are_found_by_run_and_by_name(self, store: Store, node: SampleNode) -> None:
-        """Which waits has this run, and which runs wait for this name."""
+        """A query finds the waits of a run, and the runs that wait for a name."""
         await node.start("run-1", wait("go", "z"), wait("stop", "a"))
         await node.start("run-2", wait("go", "m"), wait("Go", "n"))
 
@@ -205,7 +207,7 @@ class QuerySuite(SuiteBase):
 
     @pytest.mark.contract("EVT-6")
     async def test_events_of_several_runs_are_found_each_behind_its_place(self, store: Store, node: SampleNode) -> None:
-        """In order of run id and number, as they are read one by one; a run that is not there has none."""
+        """The order is by run id and number, as when reading them one by one; a missing run has no events."""
         await node.start("b", wait("go"))
         await node.start("a", wait("go"))
         await node.start("c")
@@ -224,7 +226,7 @@ class QuerySuite(SuiteBase):
 
     @pytest.mark.contract("EVT-6")
     async def test_the_ends_of_runs_that_have_finished_are_found_together(self, store: Store, node: SampleNode) -> None:
-        """Others are left out, and so are those that are not behind their places. Missing runs are named."""
+        """Unfinished runs are left out, and so are those not past their positions. Missing runs are named."""
         for run_id in ("b", "a", "c"):
             await node.start(run_id, complete())
         await node.start("d", wait("go"))
@@ -245,7 +247,7 @@ class QuerySuite(SuiteBase):
     # --- the mailbox
 
     async def test_mailbox_is_found_by_name_id_and_consumption(self, store: Store, node: SampleNode) -> None:
-        """Unconsumed signals in order of acceptance; those that were consumed too if asked for."""
+        """Unconsumed signals are in order of acceptance; consumed ones are included on request."""
         await node.start("run-1", wait("go"))
         await store.deliver(
             [signal("run-1", "go", signal_id="a"), signal("run-1", "stop", signal_id="a"), signal("run-1", "go")]
@@ -267,7 +269,7 @@ class QuerySuite(SuiteBase):
 
     @pytest.mark.contract("SIG-9")
     async def test_unconsumed_signals_are_found_over_all_runs(self, store: Store, node: SampleNode) -> None:
-        """In the order in which the runs were created, and then of acceptance; also behind a run that has gone."""
+        """The order is that of the runs' creation, and then of acceptance, even after a deleted run."""
         await node.create("b", tenant="acme")
         await node.start("a", wait("go"))
         await node.start("c", tenant="acme")
@@ -304,7 +306,7 @@ class QuerySuite(SuiteBase):
     # --- tasks
 
     async def test_tasks_are_found_by_run_id_status_assignee_and_role(self, store: Store, node: SampleNode) -> None:
-        """Each filter by itself, and together; a role must be one of the task's, whole."""
+        """Each filter works alone and in combination; a role must equal one of the task's."""
         await node.start("run-1", task("a", roles=("boss", "clerk"), assignee="ann"), task("b", roles=("bos",)))
         await node.start("run-2", task("c", assignee="bob"))
         await node.step("run-2", complete())
@@ -354,7 +356,7 @@ class QuerySuite(SuiteBase):
         assert await find(actor_roles=("boss",)) == ["a", "b", "c", "d", "e"]
 
     async def test_tasks_are_paged_by_their_ids(self, store: Store, node: SampleNode) -> None:
-        """Whatever run they belong to; a page is never longer than the store's limit."""
+        """This holds across runs; a page is never longer than the store's limit."""
         most = self.limits.page_items
         await node.start("run-1", *(task(f"task-{number}") for number in range(most - 3)))
         await node.start("run-2", *(task(f"task-{number}") for number in range(6)))
@@ -366,7 +368,7 @@ class QuerySuite(SuiteBase):
 
     @pytest.mark.contract("TSK-1")
     async def test_tasks_are_found_by_words_in_names_and_payloads(self, store: Store, node: SampleNode) -> None:
-        """All of them, in any order, whatever the case of A to Z; in payloads as they stand in JSON."""
+        """All words have to match, in any order, ignoring the case of A to Z; payloads are matched as JSON text."""
         await node.start(
             "run-1",
             replace(task("a"), name="Approve order", payload=Raw(b'{"who":"Ann \\"the boss\\" O\xc3\x89"}')),
@@ -395,7 +397,7 @@ class QuerySuite(SuiteBase):
 
     @pytest.mark.contract("API-2")
     async def test_a_search_has_so_many_words_and_no_more(self, store: Store) -> None:
-        """Each word is looked for in every row."""
+        """Each word is searched for in every row."""
         for text in ("x " * (SEARCH_WORDS + 1), "x" * (SEARCH_CHARS + 1)):
             for find in (store.find(RunQuery(text=text)), store.find(TaskQuery(text=text))):
                 with pytest.raises(InvalidInput, match="words"):
@@ -412,7 +414,7 @@ class QuerySuite(SuiteBase):
     async def test_a_look_at_runs_ends_after_so_many_rows(
         self, store: Store, clock: VirtualClock, newest: bool
     ) -> None:
-        """With the place from where to go on, whether anything was found or not; and then it finds the rest."""
+        """It returns the position to continue from, whether or not it found anything, and continuing finds the rest."""
         for number in range(9):
             clock.advance(ms=1)
             tags = ("rare",) if number in (0, 8) else ()
@@ -439,7 +441,7 @@ class QuerySuite(SuiteBase):
 
     @pytest.mark.contract("API-2")
     async def test_a_look_at_tasks_ends_after_so_many_rows(self, store: Store, node: SampleNode) -> None:
-        """Those of others count too: looking at them takes as long."""
+        """Tasks of others count too: scanning them takes as long."""
         await node.start("run-1", *(task(f"task-{number}", roles=("boss",)) for number in range(5)), tenant="acme")
         await node.start("run-2", task("mine", roles=("clerk",)))
         found: list[str] = []
@@ -458,7 +460,7 @@ class QuerySuite(SuiteBase):
     async def test_rows_end_where_they_are_large_enough_together(
         self, store: Store, node: SampleNode, clock: VirtualClock
     ) -> None:
-        """With the row that reaches it: there is at least one, if there is any, however large."""
+        """It ends with the row that reaches the size: there is at least one if any exists, however large."""
         large = Raw(b'"' + b"x" * 1_000 + b'"')
         await node.start("run-1", *(replace(task(f"task-{number}"), payload=large) for number in range(5)), wait("go"))
         for number in range(5):
@@ -481,7 +483,7 @@ class QuerySuite(SuiteBase):
 
     @pytest.mark.contract("API-4")
     async def test_waits_tasks_and_letters_are_found_by_tenant(self, store: Store, node: SampleNode) -> None:
-        """That of their run, whole; together with everything else."""
+        """The tenant is that of their run, compared whole; it combines with all other filters."""
         for tenant in ("acme", "Acme", "acm"):
             run_id = f"run-{tenant}"
             await node.start(run_id, wait("go"), task("a", assignee="ann"), tenant=tenant)
@@ -500,7 +502,7 @@ class QuerySuite(SuiteBase):
 
     @pytest.mark.contract("EVT-6")
     async def test_events_are_paged_by_run_seq(self, store: Store, node: SampleNode) -> None:
-        """A reader goes on after the last number that it has, and meets no gap; it may ask for a longer page."""
+        """A reader continues after the last number it has, without gaps; it may request a longer page."""
         most = self.limits.page_items
         await node.start("run-1", *(marker(f"mark-{number}") for number in range(most + 5)))
         first = await store.read_events("run-1")
@@ -513,7 +515,7 @@ class QuerySuite(SuiteBase):
 
     @pytest.mark.contract("EVT-6")
     async def test_unknown_run_has_no_events(self, store: Store) -> None:
-        """Which is an answer, not an error."""
+        """This is an answer, not an error."""
         assert await store.read_events("missing") == []
 
     @pytest.mark.contract("EVT-1")
@@ -525,7 +527,7 @@ class QuerySuite(SuiteBase):
         assert {event.run_id for event in await read_history(store, "run-2")} == {"run-2"}
 
     async def test_page_of_fewer_than_one_is_refused(self, store: Store) -> None:
-        """By every verb that pages, with the field's name."""
+        """Every verb that pages refuses it, with the field's name."""
         await store.create([new_run("run-1")])
         calls = [
             call
@@ -544,7 +546,7 @@ class QuerySuite(SuiteBase):
             assert raised.value.details == {"field": "limit"}
 
     async def test_what_cannot_be_looked_up_is_refused(self, store: Store) -> None:
-        """Text that is not Unicode and numbers past any store: a typed error, never one of the driver."""
+        """Text that is not Unicode, and numbers beyond any store, raise a typed error, never one of the driver."""
         calls: list[Awaitable[object]] = [
             store.load(["\ud800"]),
             store.read_events("\ud800"),
@@ -565,7 +567,7 @@ class QuerySuite(SuiteBase):
     # --- counting
 
     async def test_stats_count_what_is_there(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """By status, by readiness, by what waits: not what is closed, consumed, or due only later."""
+        """They count by status, readiness, and what waits, without what is closed, consumed, or due only later."""
         empty = Stats(
             runs={},
             ready=0,
@@ -605,7 +607,7 @@ class QuerySuite(SuiteBase):
     async def test_stats_name_the_queues_and_the_nodes(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """With how many jobs wait in each queue, and until when each node has its lease."""
+        """They contain the number of waiting jobs of each queue, and the end of each node's lease."""
         await node.start("run-1")
         end = await store.renew("node-c", 20)
         await store.renew("node-b", 10)

@@ -43,7 +43,7 @@ from holdfast.testing.samples import (
 from holdfast.testing.store_suite.base import SuiteBase, accept, deliver_one, unchanged
 
 EVERYTHING = PurgePolicy(finished_run_ms=0, task_ms=0, runtime_state_ms=0)
-"""The greediest policy: whatever may go, goes."""
+"""The most aggressive policy: everything that may be deleted is deleted."""
 
 
 async def run_ids(store: Store) -> list[str]:
@@ -52,7 +52,7 @@ async def run_ids(store: Store) -> list[str]:
 
 
 class RetentionSuite(SuiteBase):
-    """Deleting only what is over."""
+    """Deleting only what has ended."""
 
     # --- whole runs
 
@@ -60,7 +60,7 @@ class RetentionSuite(SuiteBase):
     async def test_finished_run_past_its_window_goes_with_all_that_belongs_to_it(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """To the microsecond, counted from its end; the report says how much it was."""
+        """The window is exact to the microsecond, counted from the run's end; the report counts what was deleted."""
         await node.start("run-1", wait("go"), task("approve"))
         await store.deliver([signal("run-1", "go", signal_id="click-1"), signal("run-1", "other")])
         clock.advance(ms=500)
@@ -93,7 +93,7 @@ class RetentionSuite(SuiteBase):
 
     @pytest.mark.contract("FMT-2")
     async def test_purge_is_bounded_by_bytes(self, store: Store, node: SampleNode, clock: VirtualClock) -> None:
-        """The oldest runs whose events fit, at least one, and it says that there are others."""
+        """It deletes the oldest runs whose events fit, at least one, and reports that there are others."""
         for number, size in enumerate([100, 30_000, 100, 100]):
             await node.start(f"run-{number}", marker("large", "é" * (size // 2)))
             await node.step(f"run-{number}", complete())
@@ -108,7 +108,7 @@ class RetentionSuite(SuiteBase):
     async def test_nothing_finished_is_deleted_without_a_window(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """None keeps for ever."""
+        """None means keep for ever."""
         await node.start("run-1", task("approve"), complete())
         clock.advance(ms=10**9)
         async with unchanged(store):
@@ -116,7 +116,7 @@ class RetentionSuite(SuiteBase):
 
     @pytest.mark.contract("FMT-2")
     async def test_unfinished_run_is_never_touched(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """However old it is, and whatever the policy: its tasks, snapshot, signals, messages and records stay."""
+        """This holds whatever its age and the policy: its tasks, snapshot, signals, messages and records stay."""
         await node.start("run-1", wait("go"), task("approve"), timer(clock.now() + 10**15))
         await store.deliver([signal("run-1", "other")])
         await node.step("run-1", marker("mark"), records=[record("run-1")])
@@ -147,7 +147,7 @@ class RetentionSuite(SuiteBase):
 
     @pytest.mark.contract("FMT-2", "INV")
     async def test_finished_parent_stays_while_a_child_is_unfinished(self, store: Store, node: SampleNode) -> None:
-        """One of several is enough; the finished child is free to go."""
+        """One unfinished child is enough; the finished child can be deleted."""
         await node.start("parent", complete())
         await node.start("child-1", complete(), parent="parent")
         await node.start("child-2", wait("go"), parent="parent")
@@ -159,13 +159,13 @@ class RetentionSuite(SuiteBase):
 
     @pytest.mark.contract("FMT-2")
     async def test_child_whose_parent_is_gone_may_go(self, store: Store, node: SampleNode) -> None:
-        """A parent that is not there holds nothing."""
+        """A parent that no longer exists does not hold its children."""
         await node.start("child", complete(), parent="missing")
         assert (await store.purge(PurgePolicy(finished_run_ms=0))).runs == 1
 
     @pytest.mark.contract("FMT-2")
     async def test_grandparent_does_not_hold_a_grandchild(self, store: Store, node: SampleNode) -> None:
-        """Only neighbours refer to each other."""
+        """Only parents and children refer to each other."""
         await node.start("a-grandparent", wait("go"))
         await node.start("b-parent", complete(), parent="a-grandparent")
         await node.start("c-child", complete(), parent="b-parent")
@@ -192,7 +192,7 @@ class RetentionSuite(SuiteBase):
     async def test_runtime_states_of_finished_runs_have_a_window_of_their_own(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """A snapshot is a cache: folding the events, which stay, gives it back."""
+        """A snapshot is a cache: folding the events, which stay, restores it."""
         await node.start("run-1", complete())
         await node.start("run-2", wait("go"))
         snapshot = (await node.load("run-1")).head.snapshot
@@ -209,7 +209,7 @@ class RetentionSuite(SuiteBase):
     async def test_acceptance_records_go_when_they_expire_and_not_before(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Whatever the policy and whether the run has finished; the signals stay in the mailbox."""
+        """The policy and the status of the run do not matter; the signals stay in the mailbox."""
         await node.start("run-1", wait("go"))
         await accept(store, signal("run-1", "other", signal_id="click-1"))
         clock.advance(ms=1)
@@ -223,7 +223,7 @@ class RetentionSuite(SuiteBase):
 
     @pytest.mark.contract("FMT-2")
     async def test_what_goes_with_its_run_is_counted_once(self, store: Store, node: SampleNode) -> None:
-        """Also when the windows of its parts have passed too."""
+        """This holds even when the windows of its parts have passed too."""
         await node.start("run-1", task("approve"))
         await node.step("run-1", complete())
         events = len(await read_history(store, "run-1"))
@@ -233,7 +233,7 @@ class RetentionSuite(SuiteBase):
 
     @pytest.mark.contract("FMT-2")
     async def test_stale_runs_are_counted_and_kept(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """Unfinished runs that nothing has happened to; a turn makes them fresh, a finished run is never stale."""
+        """A stale run is unfinished and inactive; a turn makes it fresh, and a finished run is never stale."""
         await node.start("run-1", wait("go"))
         await node.start("run-2", wait("go"))
         await node.start("run-3", complete())
@@ -248,7 +248,7 @@ class RetentionSuite(SuiteBase):
     async def test_dry_run_reports_what_the_purge_then_does(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """And changes nothing, whatever the policy."""
+        """It changes nothing, whatever the policy."""
         for number in range(4):
             await node.start(f"run-{number}", task("approve"), wait("go"))
             await accept(store, signal(f"run-{number}", "other", signal_id="click-1"))
@@ -271,7 +271,7 @@ class RetentionSuite(SuiteBase):
     async def test_limit_cuts_a_purge_short_and_says_so(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """The next one goes on where it ended; each kind of data is limited by itself."""
+        """The next purge continues where it ended; each kind of data is limited separately."""
         for number in range(5):
             await node.start(f"run-{number}", task("approve"))
             await accept(store, signal(f"run-{number}", "go", signal_id="click-1"))
@@ -293,7 +293,7 @@ class RetentionSuite(SuiteBase):
 
     @pytest.mark.contract("FMT-2")
     async def test_purge_leaves_other_runs_as_they_were(self, store: Store, node: SampleNode) -> None:
-        """Deleting one run does not disturb its neighbours."""
+        """Deleting a run does not affect its neighbours."""
         await node.start("run-2", wait("go"), task("approve"))
         await store.deliver([signal("run-2", "other", signal_id="click-1")])
         await node.step("run-2", records=[record("run-2")])
@@ -306,13 +306,13 @@ class RetentionSuite(SuiteBase):
         await store.purge(EVERYTHING)
         assert await read_picture(store) == before
 
-    # --- what could be deleted, and what is archived
+    # --- deletable and archived runs
 
     @pytest.mark.contract("FMT-2")
     async def test_finished_runs_whose_family_has_ended_are_found_by_their_end(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """In pages, by tenant, workflow and status, whatever order they were created in."""
+        """They are found in pages, by tenant, workflow and status, whatever their order of creation."""
         await node.start("parent", wait("go"))
         await node.start("child", complete(), parent="parent")
         await node.start("c", task("approve"), tenant="acme")
@@ -340,7 +340,7 @@ class RetentionSuite(SuiteBase):
     async def test_what_is_archived_is_remembered_by_the_purge_that_deletes_it(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Of a run that is not deleted, or that is another run of the same id, nothing is remembered."""
+        """Nothing is remembered for a run that is not deleted, or is another run with the same id."""
         await node.start("run-1", complete(), tenant="acme")
         await node.start("run-2", complete())
         await node.start("open", wait("go"))
@@ -374,7 +374,7 @@ class RetentionSuite(SuiteBase):
 
     @pytest.mark.contract("API-2")
     async def test_what_is_said_to_be_archived_is_checked(self, store: Store, node: SampleNode) -> None:
-        """Before anything is deleted."""
+        """It is checked before anything is deleted."""
         await node.start("run-1", complete())
         archived = archived_run((await node.load("run-1")).head)
         async with unchanged(store):
@@ -390,7 +390,7 @@ class RetentionSuite(SuiteBase):
     async def test_settled_dead_letters_have_a_window_of_their_own(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Counted from when they were settled; open ones stay, and so does their run."""
+        """It is counted from their settlement; open ones stay, and so does their run."""
         await node.start("run-1", wait("go"))
         letters = [dead_letter("run-1", f"letter-{number}", died_at=START + number) for number in range(3)]
         turn = await node.turn(await node.load("run-1"))
@@ -410,7 +410,7 @@ class RetentionSuite(SuiteBase):
 
     @pytest.mark.contract("FMT-2")
     async def test_the_oldest_go_first(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """Whatever their names are."""
+        """Names do not matter."""
         for run_id in ("c", "a", "b"):
             await node.start(run_id, complete())
             clock.advance(ms=1)
@@ -423,12 +423,12 @@ def _end(head: RunHead) -> tuple[Instant, str]:
 
 
 async def found_runs(store: Store, query: FinishedRunQuery) -> list[str]:
-    """Return the ids of the runs that are found."""
+    """Return the ids of the runs that a query finds."""
     return [head.run_id for head in await store.find(query)]
 
 
 def archived_run(head: RunHead) -> ArchivedRun:
-    """Return where a run could be archived."""
+    """Return the record of where a run was archived."""
     return ArchivedRun(
         run_id=head.run_id,
         tenant=head.tenant,
