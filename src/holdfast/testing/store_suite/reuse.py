@@ -25,20 +25,20 @@ def asked(
     stops: str | None = None,
     **more: Any,
 ) -> NewRun:
-    """Return a start with the id `of`, which proposes this run id, and to stop that run."""
+    """Return a start with the id `of` that proposes this run id, and that stops the run `stops`."""
     new = new_run(run_id, request_id=request_id or f"{run_id} {policy} {stops}", **more)
     stop = None if stops is None else control_request(stops, "EMERGENCY_STOP", "", "replaced", signal_id="stop")
     return replace(new, reuse=Reuse(run_id=of, policy=policy, stop=stop))
 
 
 def restart_as(answer: Any) -> tuple[Any, Any]:
-    """Return the latest run and the next id, which a refused proposal names."""
+    """Return the latest run and the next id, which the refusal of a proposal contains."""
     problem = check_refused(answer, Conflict)
     return problem.details["run_id"], problem.details["restart_as"]
 
 
 class ReuseSuite(SuiteBase):
-    """What becomes of an id that is taken is one verdict of the store."""
+    """The store decides atomically what happens to an id that is taken."""
 
     async def _finish(self, node: SampleNode, run_id: str) -> None:
         await node.claim()
@@ -47,7 +47,7 @@ class ReuseSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-1", "QUE-5")
     async def test_an_id_that_is_free_is_given(self, store: Store) -> None:
-        """Whatever the policy; a proposal of a later number is corrected."""
+        """This holds for any policy; a proposal with a later number is corrected."""
         for policy in ("return", "reject", "restart-if-finished", "terminate-and-restart"):
             [answer] = await store.create([asked(policy, policy, of=policy)])
             assert isinstance(answer, Created)
@@ -57,7 +57,7 @@ class ReuseSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-1", "QUE-5")
     async def test_the_same_request_gives_the_run_that_it_started(self, store: Store, node: SampleNode) -> None:
-        """Also when that has finished, and was restarted since: a retry never restarts twice."""
+        """This holds even when that run has finished, and was restarted since: a retry never restarts twice."""
         await store.create([asked("cart", request_id="r1")])
         await self._finish(node, "cart")
         [answer] = await store.create([asked("cart~000002", request_id="r2")])
@@ -73,7 +73,7 @@ class ReuseSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-5")
     async def test_a_run_is_returned_or_the_start_refused(self, store: Store, node: SampleNode) -> None:
-        """`return` and `reject` do not look at its status, nor at the input."""
+        """`return` and `reject` depend neither on the run's status nor on the input."""
         await store.create([asked("cart")])
         for _ in range(2):
             async with unchanged(store):
@@ -84,7 +84,7 @@ class ReuseSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-5")
     async def test_a_finished_run_is_restarted_once(self, store: Store, peer: Store, node: SampleNode) -> None:
-        """Of simultaneous requests one makes the next run, and the others get it."""
+        """Of simultaneous requests, one creates the next run, and the others get it."""
         await store.create([asked("cart", request_id="first")])
         [answer] = await store.create([asked("cart", request_id="second")])
         assert answer == Existing("cart", is_reused=True)
@@ -100,7 +100,7 @@ class ReuseSuite(SuiteBase):
     async def test_restarts_are_counted_on_whatever_is_deleted_or_looks_like_one(
         self, store: Store, node: SampleNode
     ) -> None:
-        """Children of restarts and ids that only look like restarts lie among them."""
+        """Among them are children of restarts, and ids that only look like restarts."""
         await store.create([asked("cart")])
         await self._finish(node, "cart")
         others = ["cart~000002/pay", "cart~000003", "cart~12", "cart~000003/x/y", "cart~0000031", "cartoon", "car"]
@@ -116,7 +116,7 @@ class ReuseSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-5")
     async def test_a_run_is_replaced_and_told_in_one_step(self, store: Store, node: SampleNode) -> None:
-        """The command is in its inbox when the next run is there, once; what is refused leaves no trace."""
+        """The command is in its inbox once, when the next run exists; a refused request leaves no trace."""
         await store.create([asked("cart", request_id="first")])
         replacing = asked("cart~000002", "terminate-and-restart", request_id="second", stops="cart")
         async with unchanged(store):
@@ -140,7 +140,7 @@ class ReuseSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-5", "SIG-1")
     async def test_signals_of_a_batch_are_in_the_order_of_its_requests(self, store: Store) -> None:
-        """What came with an earlier request is in the inbox before a later one ends that run."""
+        """A signal of an earlier request is in the inbox before a later request ends that run."""
         first = asked("cart", request_id="first")
         await store.create([first])
         again = replace(first, signals=(signal("x", "add", 1, signal_id="one"),))
@@ -151,7 +151,7 @@ class ReuseSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-5", "API-4")
     async def test_runs_of_others_are_neither_given_nor_stopped(self, store: Store) -> None:
-        """Nor are those of another workflow. The refusal says no more than that the id is taken."""
+        """Neither are those of another workflow. The refusal contains only that the id is taken."""
         await store.create([asked("cart")])
         for policy in ("return", "reject", "restart-if-finished", "terminate-and-restart"):
             for other in ({"tenant": "b"}, {"project": "b"}, {"environment": "b"}, {"plan_id": "b"}):
@@ -161,8 +161,8 @@ class ReuseSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-5", "SIG-9", "SIG-5")
     async def test_a_signal_goes_to_the_run_that_is_there_or_to_the_next(self, store: Store, node: SampleNode) -> None:
-        """The caller delivers it to a run that another request has made; one that this run, finished since, has
-        accepted starts no other run.
+        """The caller delivers it to a run that another request has created. A signal that this run has accepted starts
+        no other run, even after the run has finished.
         """
 
         def add(run_id: str, item: int, **more: Any) -> NewRun:
@@ -185,7 +185,9 @@ class ReuseSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-5", "OWN-1")
     async def test_a_node_without_a_lease_is_not_answered(self, store: Store, clock: VirtualClock) -> None:
-        """Also if nothing would be created: the id is taken, the request is known, or the start is malformed."""
+        """This holds even if nothing would be created: the id is taken, the request is known, or the start is
+        malformed.
+        """
         bad: Any = None
         await store.create([asked("cart", request_id="first")])
         await store.renew("node-b", 1_000)
@@ -206,7 +208,7 @@ class ReuseSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-5", "API-2")
     async def test_what_cannot_be_reused_is_refused(self, store: Store) -> None:
-        """Before anything is stored."""
+        """It is refused before anything is stored."""
         bad: Any = "sometimes"
         stop = control_request("dog", "EMERGENCY_STOP", "", signal_id="stop")
         cases = [

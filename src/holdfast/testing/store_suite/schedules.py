@@ -17,7 +17,7 @@ from holdfast.testing.store_suite.base import BAD_NAMES, STRANGE_NAMES, SuiteBas
 
 
 def schedule(schedule_id: str = "nightly", **more: Any) -> Schedule:
-    """Return a schedule of every hour."""
+    """Return an hourly schedule."""
     fields = {"app": "shop", "workflow": "order", "spec": ScheduleSpec(every_ms=3_600_000), **more}
     return Schedule(schedule_id=schedule_id, **fields)
 
@@ -28,7 +28,7 @@ async def ids(store: Store, **query: Any) -> list[str]:
 
 
 class ScheduleSuite(SuiteBase):
-    """What becomes of schedules, and of the runs that they start."""
+    """How schedules change, and the runs that they start."""
 
     @pytest.mark.contract("TMR-2")
     async def test_a_schedule_and_its_runs_are_one_commit(self, store: Store, clock: VirtualClock) -> None:
@@ -51,7 +51,7 @@ class ScheduleSuite(SuiteBase):
 
     @pytest.mark.contract("TMR-2")
     async def test_a_retry_of_a_commit_is_recognised(self, store: Store, clock: VirtualClock) -> None:
-        """As after an answer that was lost; another change of the same revision is refused."""
+        """A retry follows a lost answer; a different change of the same revision is refused."""
         stored, _ = await store.commit_schedule(schedule(), 0)
         ticked = replace(stored, watermark=START)
         after, _ = await store.commit_schedule(ticked, 1, [new_run("tick-1", request_id="t1")])
@@ -61,7 +61,7 @@ class ScheduleSuite(SuiteBase):
 
     @pytest.mark.contract("TMR-2", "FMT-2")
     async def test_a_retry_does_not_bring_a_deleted_run_back(self, store: Store, node: SampleNode) -> None:
-        """Retention may have deleted the run of a tick before a late repetition of its commit arrives."""
+        """Retention may have deleted the run of a tick before a late retry of its commit arrives."""
         stored, _ = await store.commit_schedule(schedule(), 0)
         ticked = replace(stored, watermark=START)
         entry = AuditEntry(entry_id="e-1", operation="schedules.trigger", actor="ann", subject="nightly")
@@ -76,7 +76,7 @@ class ScheduleSuite(SuiteBase):
 
     @pytest.mark.contract("TMR-2")
     async def test_of_many_commits_at_once_one_wins(self, store: Store, clock: VirtualClock) -> None:
-        """Whether the schedule is new or not."""
+        """This holds for new and existing schedules."""
         for revision in (0, 1):
             commits = [
                 store.commit_schedule(
@@ -91,7 +91,7 @@ class ScheduleSuite(SuiteBase):
 
     @pytest.mark.contract("TMR-2")
     async def test_a_run_that_is_refused_does_not_undo_the_rest(self, store: Store, clock: VirtualClock) -> None:
-        """The tick is decided all the same."""
+        """The tick counts as handled all the same."""
         await store.create([new_run("taken", request_id="other")])
         starts = [new_run("taken"), new_run("fine")]
         stored, [refused, created] = await store.commit_schedule(schedule(), 0, starts)
@@ -131,14 +131,14 @@ class ScheduleSuite(SuiteBase):
         clock.advance(ms=1)
         again, _ = await store.commit_schedule(schedule(note="again"), 0)
         assert again.revision == 1
-        with pytest.raises(Conflict):  # a tick that was in flight when the schedule was deleted and made again
+        with pytest.raises(Conflict):  # a tick that was in flight when the schedule was deleted and created again
             await store.commit_schedule(replace(stored, watermark=START), 1, [new_run("late")])
         assert await store.load(["late"]) == [None]
         assert await store.find(ScheduleQuery()) == [again]
 
     @pytest.mark.contract("TMR-2", "API-4")
     async def test_what_callers_change_is_in_the_audit_log(self, store: Store, clock: VirtualClock) -> None:
-        """In the same commit."""
+        """The entry is in the same commit."""
         entry = AuditEntry(entry_id="e-1", operation="schedules.create", actor="ann", subject="nightly")
         stored, _ = await store.commit_schedule(schedule(), 0, audit=entry)
         with pytest.raises(Conflict):
@@ -152,7 +152,7 @@ class ScheduleSuite(SuiteBase):
 
     @pytest.mark.contract("FMT-2", "TMR-2")
     async def test_a_tenant_that_is_deleted_has_no_schedules(self, store: Store, clock: VirtualClock) -> None:
-        """Others keep theirs."""
+        """Other tenants keep theirs."""
         await store.commit_schedule(schedule("mine", tenant="gone"), 0)
         await store.commit_schedule(schedule("theirs"), 0)
         await store.purge(PurgePolicy(tenant="gone", finished_run_ms=0, plans=True))
@@ -160,7 +160,7 @@ class ScheduleSuite(SuiteBase):
 
     @pytest.mark.contract("TMR-2", "API-2")
     async def test_malformed_schedules_are_refused(self, store: Store, clock: VirtualClock) -> None:
-        """Nothing is stored; strange names are names."""
+        """Nothing is stored; unusual names are valid."""
         bad: list[Any] = [schedule(name) for name in BAD_NAMES]  # type: ignore[arg-type]
         bad += [schedule(tenant=""), schedule(app=None), schedule(spec=ScheduleSpec()), schedule(next_due="soon"), None]
         bad += [schedule(spec=ScheduleSpec(every_ms=1)), schedule(input=Raw(b"{")), schedule(tags=("",))]

@@ -1,4 +1,4 @@
-"""What every store must find by search attributes, in which order, and how many."""
+"""The store suite, search: what every store must find by search attributes, in which order, and how many."""
 
 from typing import Any
 
@@ -26,12 +26,12 @@ PEOPLE: dict[str, Attributes] = {
 
 
 async def fill(store: Store) -> None:
-    """Create the runs that are looked for."""
+    """Create the runs to search for."""
     await store.create([new_run(run_id, attributes=attributes) for run_id, attributes in PEOPLE.items()])
 
 
 async def search(store: Store, where: str = "", **query: Any) -> str:
-    """Return the ids of the runs that match, one page after the other, as one text."""
+    """Return the ids of the runs that match, over all pages, as one text."""
     asked = RunQuery(where=parse_conditions(where, {}), **query)
     found: list[str] = []
     for _ in range(50):
@@ -88,7 +88,7 @@ class SearchSuite(SuiteBase):
     @pytest.mark.contract("QUE-4")
     @pytest.mark.parametrize("newest", [False, True])
     async def test_runs_are_found_by_comparison_range_and_presence(self, store: Store, newest: bool) -> None:
-        """Values of different kinds are never compared, and all conditions hold."""
+        """Values of different kinds are never compared, and all conditions have to hold."""
         await fill(store)
         for where, expected in CASES.items():
             wanted = expected[::-1] if newest else expected
@@ -100,7 +100,7 @@ class SearchSuite(SuiteBase):
     @pytest.mark.contract("QUE-4")
     @pytest.mark.parametrize(("limit", "look"), [(100, None), (1, None), (2, 1), (3, 2)])
     async def test_runs_are_ordered_by_an_attribute(self, store: Store, limit: int, look: int | None) -> None:
-        """Runs without the attribute are left out; ties are in the order of creation, in the direction of the order."""
+        """Runs without the attribute are left out; ties are in the order of creation, in the direction of the sort."""
         await fill(store)
         bounds: dict[str, Any] = {"limit": limit, "look": look}
         assert await search(store, order=Order("cents", "n"), **bounds) == "acbf"
@@ -116,7 +116,7 @@ class SearchSuite(SuiteBase):
     async def test_search_is_combined_with_everything_else_that_is_known_of_a_run(
         self, store: Store, node: SampleNode
     ) -> None:
-        """Tenant, workflow, status, reference, tag, times of creation and end, and words."""
+        """The others are tenant, workflow, status, reference, tag, times of creation and end, and words."""
         await store.create(
             [
                 new_run("a", attributes={"cents": 1}, tenant="t", plan_id="one", tags=("x",)),
@@ -139,7 +139,7 @@ class SearchSuite(SuiteBase):
     async def test_runs_are_found_and_ordered_by_their_time_of_end(
         self, store: Store, node: SampleNode, clock: Any
     ) -> None:
-        """Unfinished ones have none."""
+        """Unfinished runs have no time of end."""
         await node.start("a")
         await node.start("b")
         await node.start("c")
@@ -157,7 +157,7 @@ class SearchSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-4", "EVT-5")
     async def test_a_turn_changes_attributes_with_its_commit(self, store: Store, node: SampleNode) -> None:
-        """What the run had before is not found any more; a turn that changes none leaves them."""
+        """The run is no longer found by its earlier values; a turn that changes none keeps them."""
         await store.create([new_run("a", attributes={"cents": 1, "region": "eu"})])
         await node.renew()
         await node.claim()
@@ -174,7 +174,7 @@ class SearchSuite(SuiteBase):
         assert await search(store, "cents=*", newest=True) == ""
 
     async def test_attributes_go_with_their_run(self, store: Store, node: SampleNode, clock: Any) -> None:
-        """A deleted run is not found, and its number can be another run's."""
+        """A deleted run is not found, and its number can be reused by another run."""
         await store.create([new_run("a", attributes={"cents": 1})])
         await node.renew()
         await node.claim()
@@ -196,7 +196,7 @@ class SearchSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-4")
     async def test_runs_are_counted_by_workflow_and_status(self, store: Store, node: SampleNode) -> None:
-        """By the same queries that find them; a count that was cut short has a cursor."""
+        """The same queries count and find them; a count that was cut short has a cursor."""
         await fill(store)
         await store.create([new_run("x", attributes={"region": "eu"}, plan_id="another")])
         await node.start("done")

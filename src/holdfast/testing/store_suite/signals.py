@@ -33,13 +33,13 @@ TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
 
 
 class SignalSuite(SuiteBase):
-    """Accepting signals, once by their ids and in order."""
+    """Accepting signals in order, and once per id."""
 
     # --- acceptance
 
     @pytest.mark.contract("SIG-1", "SIG-2")
     async def test_accepted_signal_is_in_the_mailbox_under_its_storage_key(self, store: Store) -> None:
-        """The key holds the store's time in fixed width, and its last part is the cursor."""
+        """The key contains the store's time in fixed width, and its last part is the cursor."""
         await store.create([new_run("run-1")])
         result = await accept(store, signal("run-1", "go", {"n": 1}, signal_id="click-1", step_id="s-1"))
         [kept] = await store.find(MailboxQuery(run_id="run-1"))
@@ -58,7 +58,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-5", "EVT-2")
     async def test_values_come_back_in_the_order_in_which_they_were_given(self, store: Store) -> None:
-        """Of a signal and of an event; a retry is the same whatever order it is written in."""
+        """This holds for signals and events; a retry is the same, whatever order it is written in."""
         given, retried = (
             Raw(b'{"zeta":[{"b":1,"a":2}],"alpha":{"0":1,"-1":2}}'),
             Raw(b'{"alpha":{"-1":2,"0":1},"zeta":[{"a":2,"b":1}]}'),
@@ -79,7 +79,7 @@ class SignalSuite(SuiteBase):
     async def test_storage_keys_are_different_whatever_the_names_contain(
         self, store: Store, clock: VirtualClock
     ) -> None:
-        """A separator within a name is escaped: two runs or names never share a folder."""
+        """A separator within a name is escaped, so two runs or names never share a folder."""
         folders = set()
         await store.create([new_run(name) for name in STRANGE_NAMES])
         for run_id in STRANGE_NAMES:
@@ -114,7 +114,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-1", "SIG-2")
     async def test_order_is_acceptance_order_with_strictly_increasing_times(self, store: Store) -> None:
-        """Signals of one instant get different times, so keys sort as they were accepted."""
+        """Signals of the same instant get different times, so keys sort in order of acceptance."""
         await store.create([new_run("run-1")])
         await store.deliver([signal("run-1", name) for name in ("b", "a", "b")])
         await store.deliver([signal("run-1", "a")])
@@ -146,7 +146,7 @@ class SignalSuite(SuiteBase):
     async def test_a_signal_has_what_the_clock_said_beside_its_time_of_acceptance(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Deadlines go by the clock, also after it was set back and times of acceptance run ahead of it."""
+        """Deadlines follow the clock, even after it was set back and the times of acceptance are ahead of it."""
         await node.start("run-1")
         await store.deliver([signal("run-1", "go"), signal("run-1", "go")])
         clock.set_back(ms=3_600_000)
@@ -159,7 +159,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-1", "SIG-3")
     async def test_of_a_large_mailbox_a_run_is_loaded_with_what_its_waits_can_take(self, clock: VirtualClock) -> None:
-        """Unread signals of other names, and those for steps that do not wait, cost nothing, however many there are."""
+        """However many there are, unread signals of other names, and those for steps that do not wait, are not loaded."""
         much = MAILBOX_SIGNALS + 5
         update = {"name": "rename", "input": None}
         sent = [
@@ -193,7 +193,7 @@ class SignalSuite(SuiteBase):
     async def test_a_mailbox_that_is_not_large_is_loaded_whole_although_many_were_consumed(
         self, clock: VirtualClock
     ) -> None:
-        """What counts is what is unread."""
+        """Only unread signals count."""
         async with self.opened(clock, Limits(signals_per_run_per_minute=10_000)) as store:
             node = SampleNode(store)
             await node.start("run-1")
@@ -216,7 +216,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-5", "SIG-6")
     async def test_duplicate_gets_the_answer_of_the_first_sender(self, store: Store, clock: VirtualClock) -> None:
-        """The canonical result is the first one's, time and key included, and nothing more is enqueued."""
+        """The canonical result is that of the first sender, including time and key, and nothing more is enqueued."""
         await store.create([new_run("run-1")])
         first = await accept(store, signal("run-1", "go", 1, signal_id="click-1"))
         clock.advance(ms=10)
@@ -233,7 +233,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-5")
     async def test_of_simultaneous_duplicates_exactly_one_is_enqueued(self, store: Store, peer: Store) -> None:
-        """Insert-or-read is atomic: all of them get the same result."""
+        """Insert-or-read is atomic: all senders get the same result."""
         await store.create([new_run("run-1")])
         calls = [way.deliver([signal("run-1", "go", 1, signal_id="click-1")]) for way in [store, peer] * 10]
         answers = [answer for [answer] in await asyncio.gather(*calls)]
@@ -243,7 +243,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-5")
     async def test_id_is_scoped_to_run_and_name(self, store: Store) -> None:
-        """The same id for another name or another run is another signal."""
+        """The same id with another name or for another run is another signal."""
         await store.create([new_run("run-1"), new_run("run-2")])
         answers = await store.deliver(
             [
@@ -256,7 +256,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-5")
     async def test_same_id_with_another_payload_is_a_conflict(self, store: Store) -> None:
-        """The refusal names the signal, and never the payload."""
+        """The refusal names the signal, but never contains the payload."""
         await store.create([new_run("run-1")])
         await accept(store, signal("run-1", "go", "first-secret", signal_id="click-1"))
         request = signal("run-1", "go", "other-secret", signal_id="click-1")
@@ -267,7 +267,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-5")
     async def test_ids_are_compared_byte_for_byte(self, store: Store, clock: VirtualClock) -> None:
-        """Case, Unicode form, spaces, separators and escapes make different ids, and each is found again."""
+        """Case, Unicode form, spaces, separators and escapes distinguish ids, and each is found again."""
         await store.create([new_run("run-1")])
         results = {}
         for signal_id in STRANGE_IDS:
@@ -294,7 +294,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-5")
     async def test_signal_that_was_consumed_is_still_a_duplicate(self, store: Store, node: SampleNode) -> None:
-        """Consumption does not make room for the same signal."""
+        """Consuming a signal does not free its id."""
         await node.start("run-1", wait("go"))
         first = await accept(store, signal("run-1", "go", signal_id="click-1"))
         await node.step("run-1", wait("go", "again"))
@@ -305,7 +305,9 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-5")
     async def test_malformed_signal_id_is_refused(self, store: Store) -> None:
-        """Empty, over 128 UTF-8 bytes, not Unicode, or not a string; also for a run that does not exist."""
+        """It is empty, over 128 UTF-8 bytes, not Unicode, or not a string; this holds even for a run that does not
+        exist.
+        """
         await store.create([new_run("run-1")])
         for bad in ("", "x" * 129, "é" * 65, "a\x00b", "\ud800", 7, b"id"):
             for run_id in ("run-1", "missing"):
@@ -313,7 +315,7 @@ class SignalSuite(SuiteBase):
                 await check_deliver_refused(store, request, InvalidInput, field="signal_id")
 
     async def test_malformed_name_is_refused(self, store: Store) -> None:
-        """The names of the run, the signal and the step obey the rules of names."""
+        """The names of the run, the signal and the step have to follow the rules for names."""
         await store.create([new_run("run-1")])
         for field, named in (("run_id", "run_id"), ("name", "signal_name"), ("step_id", "step_id")):
             bads = [bad for bad in BAD_NAMES if not (field == "step_id" and bad is None)]
@@ -326,7 +328,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-11")
     async def test_payload_over_the_limit_is_refused(self, store: Store) -> None:
-        """Exactly the limit is accepted; a byte more is not, even for a run that does not exist."""
+        """A payload of exactly the limit is accepted; one more byte is refused, even for a run that does not exist."""
         most = self.limits.signal_payload_bytes
         await store.create([new_run("run-1")])
         await accept(store, signal("run-1", "go", "x" * (most - 2)))
@@ -363,7 +365,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-6", "FMT-2")
     async def test_retry_after_its_record_was_purged_is_a_new_request(self, store: Store, clock: VirtualClock) -> None:
-        """A purged record was expired: its payload, which is still there, raises no doubt."""
+        """A purged record had expired, so its payload, which still exists, raises no doubt."""
         await store.create([new_run("run-1")])
         await accept(store, signal("run-1", "go", signal_id="click-1"))
         clock.advance(ms=self.limits.acceptance_retention_ms)
@@ -372,7 +374,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-6")
     async def test_payload_without_its_record_is_indeterminate(self, store: Store) -> None:
-        """It may have been delivered: the error says so, with a correlation id, and nothing is enqueued."""
+        """It may have been delivered: the error states that, with a correlation id, and nothing is enqueued."""
         await store.create([new_run("run-1")])
         await accept(store, signal("run-1", "go", "a-secret", signal_id="click-1"))
         await self.lose_acceptance_record(store, "run-1", "go", "click-1")
@@ -393,7 +395,7 @@ class SignalSuite(SuiteBase):
     async def test_indeterminate_signal_is_a_new_request_after_the_retention(
         self, store: Store, clock: VirtualClock
     ) -> None:
-        """The doubt ends when the record, had it been there, would have expired."""
+        """The doubt ends when the record, if it existed, would have expired."""
         await store.create([new_run("run-1")])
         await accept(store, signal("run-1", "go", signal_id="click-1"))
         await self.lose_acceptance_record(store, "run-1", "go", "click-1")
@@ -405,7 +407,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-6")
     async def test_lost_record_of_one_signal_raises_no_doubt_about_others(self, store: Store) -> None:
-        """Neither another id, nor another name, nor a signal without an id."""
+        """This holds for another id, another name, and a signal without an id."""
         await store.create([new_run("run-1")])
         await accept(store, signal("run-1", "go", signal_id="click-1"))
         await self.lose_acceptance_record(store, "run-1", "go", "click-1")
@@ -418,7 +420,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-5", "SIG-6")
     async def test_finished_run_still_answers_for_what_it_accepted(self, store: Store, node: SampleNode) -> None:
-        """Duplicate, Conflict and doubt come before RunTerminal: the sender learns what became of its signal."""
+        """Duplicate, Conflict and doubt come before RunTerminal: the sender learns what happened to its signal."""
         await node.start("run-1")
         kept = await accept(store, signal("run-1", "go", 1, signal_id="kept"))
         await accept(store, signal("run-1", "go", 1, signal_id="lost"))

@@ -1,4 +1,4 @@
-"""The store suite, plans: bodies by their hashes, registered versions, runs of plans, and how long bodies are kept."""
+"""The store suite, plans: bodies by hash, registered versions, runs of plans, and how long bodies are kept."""
 
 from hashlib import sha256
 from typing import Any
@@ -23,11 +23,11 @@ PURGE = PurgePolicy(finished_run_ms=0)
 
 
 class StoredPlanSuite(SuiteBase):
-    """Plans as data: what a run of a plan needs is in the store, for as long as the run is."""
+    """Plans as data: the store has what a run of a plan needs, for as long as the run exists."""
 
     @pytest.mark.contract("WF-1")
     async def test_a_body_is_found_by_its_tenant_and_hash(self, store: Store, peer: Store) -> None:
-        """Byte for byte, in every process, and by no one else."""
+        """It is unchanged byte for byte, in every process, and hidden from other tenants."""
         await store.put_plan("acme", HASH, BODY)
         await store.put_plan("acme", HASH, BODY)
         assert await peer.get_plan("acme", HASH) == BODY
@@ -41,7 +41,7 @@ class StoredPlanSuite(SuiteBase):
     async def test_a_version_is_registered_once_with_one_body(
         self, store: Store, peer: Store, clock: VirtualClock
     ) -> None:
-        """Again it is answered as it was; with another body it is refused."""
+        """Registering it again gets the same answer; a different body is refused."""
         with pytest.raises(NotFound, match="put it first"):
             await store.register_plan(ETL)
         await store.put_plan("default", HASH, BODY)
@@ -59,7 +59,7 @@ class StoredPlanSuite(SuiteBase):
         assert [kept.entry_id for kept in await store.find(AuditQuery())] == ["e-1"]
 
     async def test_registered_versions_are_found_page_by_page(self, store: Store) -> None:
-        """In order of tenant, plan and version."""
+        """The order is by tenant, plan and version."""
         plans = []
         for tenant, plan_id, version in (("a", "etl", "1"), ("a", "etl", "2"), ("a", "étude", "1"), ("b", "etl", "1")):
             await store.put_plan(tenant, HASH, BODY)
@@ -79,7 +79,7 @@ class StoredPlanSuite(SuiteBase):
     async def test_the_version_that_was_registered_last_is_found_among_any_number(
         self, store: Store, clock: VirtualClock
     ) -> None:
-        """Whatever it is called; of one moment, the one that is last in order."""
+        """Version names do not matter; of versions registered at the same time, the one that sorts last is returned."""
         await store.put_plan("default", HASH, BODY)
         newest = PlanQuery(tenant="default", plan_id="etl", newest_first=True, limit=1)
         for version in ("2", "9", "1"):
@@ -95,7 +95,7 @@ class StoredPlanSuite(SuiteBase):
 
     @pytest.mark.contract("WF-1", "WF-3")
     async def test_runs_of_plans_are_claimed_by_one_definition(self, store: Store, clock: VirtualClock) -> None:
-        """Whatever their names and versions; those of code are not."""
+        """Their names and versions do not matter; runs of code are not claimed by it."""
         first = SampleNode(store, "node-a")
         await first.start("lost", wait("go"), plan_id="plan:etl", plan=HASH)
         await store.create(
@@ -123,7 +123,7 @@ class StoredPlanSuite(SuiteBase):
 
     @pytest.mark.contract("WF-1")
     async def test_a_run_of_a_plan_names_its_body(self, store: Store) -> None:
-        """Else no node could ever run it."""
+        """Otherwise no node could ever execute it."""
         [refused] = await store.create([new_run("run-1", plan_id="plan:etl")])
         assert isinstance(refused, Refused)
         assert refused.error.details == {"field": "plan"}
@@ -134,7 +134,7 @@ class StoredPlanSuite(SuiteBase):
     async def test_a_body_is_kept_while_anything_refers_to_it(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """A run, finished or not, or a registered version; and for a day after it was given."""
+        """References are runs, finished or not, and registered versions; a new body is kept for a day."""
         names = ("registered", "open", "done", "fresh", "unused")
         hashes = {name: sha256(name.encode()).hexdigest() for name in names}
         for name in names[:-2]:
@@ -169,7 +169,7 @@ class StoredPlanSuite(SuiteBase):
 
     @pytest.mark.contract("FMT-2", "API-4")
     async def test_the_plans_of_a_tenant_are_deleted_with_it(self, store: Store, node: SampleNode) -> None:
-        """But for the bodies that unfinished runs need; nothing of others."""
+        """The bodies that unfinished runs need stay, and so do the plans of others."""
         for tenant in ("acme", "globex"):
             await store.put_plan(tenant, HASH, BODY)
             await store.register_plan(replace(ETL, tenant=tenant))
@@ -186,7 +186,7 @@ class StoredPlanSuite(SuiteBase):
             await store.purge(PurgePolicy(plans=True))
 
     async def test_malformed_plans_are_refused(self, store: Store) -> None:
-        """And nothing changes."""
+        """Nothing changes."""
         bad: Any
         async with unchanged(store):
             for bad in (

@@ -1,4 +1,4 @@
-"""The store suite, streams: what runs write for readers outside, in order, once, and no longer than they may."""
+"""The store suite, streams: what runs write for outside readers, in order, exactly once, and only while permitted."""
 
 from typing import Any
 
@@ -27,14 +27,14 @@ def chunks(*values: Any, run_id: str = "run-1", **more: Any) -> StreamAppend:
 
 
 async def append(store: Store, given: StreamAppend) -> Appended:
-    """Append what must be accepted."""
+    """Append chunks that must be accepted."""
     [answer] = await store.append_streams([given])
     assert isinstance(answer, Appended), answer
     return answer
 
 
 async def refused(store: Store, given: StreamAppend) -> Refused:
-    """Append what must be refused, and leave no trace."""
+    """Append chunks that must be refused, and leave no trace."""
     before = await page(store)
     [answer] = await store.append_streams([given])
     assert isinstance(answer, Refused), answer
@@ -62,7 +62,7 @@ class StreamSuite(SuiteBase):
     """Streams of runs."""
 
     async def _lacks_streams(self, store: Store) -> bool:
-        """Return whether the store keeps no streams; then check that it says so."""
+        """Return whether the store does not support streams; if so, check that it declares that."""
         if STREAMS not in store.capabilities.lacking:
             return False
         with pytest.raises(CheckpointOwnershipCapabilityError):
@@ -75,7 +75,7 @@ class StreamSuite(SuiteBase):
     async def test_stream_chunks_are_numbered_in_order_and_read_from_any_of_them(
         self, store: Store, peer: Store, node: SampleNode
     ) -> None:
-        """Also from within a segment; and in pages of whole segments."""
+        """Reading can start within a segment; pages consist of whole segments."""
         if await self._lacks_streams(store):
             return
         await node.start("run-1", wait("go"))
@@ -101,7 +101,7 @@ class StreamSuite(SuiteBase):
 
     @pytest.mark.contract("STR-1")
     async def test_stream_has_what_is_sent_again_once_and_no_gap(self, store: Store, node: SampleNode) -> None:
-        """Whether or not the first answer was heard."""
+        """This holds whether or not the first answer arrived."""
         if await self._lacks_streams(store):
             return
         await node.start("run-1", wait("go"))
@@ -117,7 +117,7 @@ class StreamSuite(SuiteBase):
 
     @pytest.mark.contract("STR-1")
     async def test_stream_of_a_later_attempt_begins_anew_or_is_resumed(self, store: Store, node: SampleNode) -> None:
-        """The mark says from where; other writers in between stay. An earlier attempt writes no more."""
+        """The mark records its start; chunks of other writers stay in between. An earlier attempt writes no more."""
         if await self._lacks_streams(store):
             return
         await node.start("run-1", wait("go"))
@@ -138,7 +138,7 @@ class StreamSuite(SuiteBase):
     async def test_stream_that_an_attempt_resumed_before_anything_was_written_is_its_own(
         self, store: Store, peer: Store, node: SampleNode
     ) -> None:
-        """An earlier attempt, which is late, begins it no more; and there is no stream until something is written."""
+        """A late earlier attempt does not restart it; and the stream does not exist until something is written."""
         if await self._lacks_streams(store):
             return
         await node.start("run-1", wait("go"))
@@ -152,7 +152,7 @@ class StreamSuite(SuiteBase):
     async def test_stream_is_written_by_the_owner_of_the_run_while_it_goes_on(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Not after its lease was lost, nor after the run has finished; but the chunks are still there."""
+        """Writing ends when the lease is lost or the run has finished; the chunks stay."""
         if await self._lacks_streams(store):
             return
         await node.start("run-1", wait("go"))
@@ -169,7 +169,7 @@ class StreamSuite(SuiteBase):
     async def test_stream_is_written_by_who_has_the_job(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """As with heartbeats: until another node has acquired it."""
+        """As with heartbeats, until another node has acquired it."""
         if await self._lacks_streams(store):
             return
         await put(node, job())
@@ -203,12 +203,12 @@ class StreamSuite(SuiteBase):
 
     @pytest.mark.contract("STR-1")
     async def test_stream_that_is_full_drops_and_counts(self, clock: VirtualClock) -> None:
-        """What is there stays, and the writer goes on."""
+        """Existing chunks stay, and the writer continues."""
         async with self.opened(clock, Limits(stream_bytes=2_000)) as store:
             if await self._lacks_streams(store):
                 return
             await SampleNode(store).start("run-1", wait("go"))
-            text = "x" * 1_000  # twice that is too much, whether or not it is encrypted
+            text = "x" * 1_000  # twice this is too much, whether or not it is encrypted
             await append(store, chunks(text))
             assert (await append(store, chunks(text, "x", position=1))).head.dropped == 2
             await append(store, chunks("y", position=3))
@@ -217,7 +217,7 @@ class StreamSuite(SuiteBase):
             assert found.head.dropped == 2
 
     async def test_streams_of_a_run_are_found_by_their_names(self, store: Store, node: SampleNode) -> None:
-        """In the order of names, a page at a time, with how far each goes."""
+        """They are in the order of names, a page at a time, each with its end."""
         if await self._lacks_streams(store):
             return
         await node.start("run-1", wait("go"))
@@ -237,7 +237,7 @@ class StreamSuite(SuiteBase):
         assert [*first, *await store.find(StreamQuery(run_id="run-1", after=first[-1].name))] == found
 
     async def test_stream_goes_with_its_run(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """And a run of the same id begins without."""
+        """A new run with the same id begins without it."""
         if await self._lacks_streams(store):
             return
         await node.start("run-1", wait("go"))
@@ -251,7 +251,7 @@ class StreamSuite(SuiteBase):
         assert values(await page(store)) == []
 
     async def test_stream_refuses_what_is_malformed(self, store: Store, node: SampleNode) -> None:
-        """Each item for itself."""
+        """Each item is refused separately."""
         if await self._lacks_streams(store):
             return
         await node.start("run-1", wait("go"))

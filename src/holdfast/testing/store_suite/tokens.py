@@ -1,4 +1,4 @@
-"""The store suite, access tokens: kept as they were made, found by page, and never valid again once revoked."""
+"""The store suite, access tokens: kept as they were created, found by page, and never valid again once revoked."""
 
 from itertools import permutations
 from typing import Any
@@ -27,11 +27,11 @@ RICH = access_token(
 
 
 class TokenSuite(SuiteBase):
-    """What is known of tokens only grows."""
+    """Knowledge about tokens only grows."""
 
     @pytest.mark.contract("API-4")
     async def test_tokens_are_kept_as_they_were_made(self, store: Store, peer: Store) -> None:
-        """And other processes see them as soon as they are."""
+        """Other processes see them immediately."""
         plain = access_token("a" * 16, name="日本語")
         assert await store.put_tokens([RICH, plain]) == [RICH, plain]
         assert await peer.find_tokens(TokenQuery()) == [RICH, plain]
@@ -40,7 +40,9 @@ class TokenSuite(SuiteBase):
 
     @pytest.mark.contract("API-4")
     async def test_a_token_that_was_revoked_stays_so_whatever_is_kept_later(self, store: Store, peer: Store) -> None:
-        """Such as the word of a process that does not know of it, and says only that the token was used."""
+        """Such as the record of a process that does not know of the revocation, and only reports that the token was
+        used.
+        """
         await store.put_tokens([RICH])
         revoked = replace(RICH, revoked_at=START + 3, revoked_by="ann")
         assert await store.put_tokens([revoked]) == [revoked]
@@ -52,7 +54,7 @@ class TokenSuite(SuiteBase):
 
     @pytest.mark.contract("API-4")
     async def test_nothing_else_of_a_token_can_be_changed(self, store: Store) -> None:
-        """Not who it is, nor what it is good for, nor its secret."""
+        """Neither its identity, nor its permissions, nor its secret."""
         await store.put_tokens([RICH])
         async with unchanged(store):
             other = access_token(RICH.token_id, "e" * 64, role="admin", tenant=None, name="eve")
@@ -60,7 +62,7 @@ class TokenSuite(SuiteBase):
 
     @pytest.mark.contract("API-4")
     async def test_records_of_a_token_can_be_kept_in_any_order(self, store: Store) -> None:
-        """The result is what `merge_tokens` says."""
+        """The result is that of `merge_tokens`."""
         changes: list[dict[str, Any]] = [
             {"last_used_at": START + 1},
             {"last_used_at": START + 4},
@@ -78,7 +80,7 @@ class TokenSuite(SuiteBase):
 
     @pytest.mark.contract("API-4")
     async def test_tokens_are_found_by_tenant_and_page(self, store: Store) -> None:
-        """In the order of their ids."""
+        """The order is by id."""
         tokens = [access_token(f"{number:016x}", tenant=f"t{number % 2}") for number in range(45)]
         await store.put_tokens(list(reversed(tokens)))
         found: list[AccessToken] = []
@@ -91,7 +93,7 @@ class TokenSuite(SuiteBase):
     async def test_sessions_are_found_if_asked_for_and_go_when_they_have_run_out(
         self, store: Store, clock: VirtualClock
     ) -> None:
-        """Tokens stay, so that it can be seen who had one."""
+        """Expired tokens stay, so that their former holders can be seen."""
         session = access_token("a" * 16, session_of=RICH.token_id, expires_at=START + 1_000)
         ended = replace(RICH, expires_at=START + 1_000)
         await store.put_tokens([ended, session])
@@ -104,7 +106,7 @@ class TokenSuite(SuiteBase):
 
     @pytest.mark.contract("API-2")
     async def test_a_malformed_token_is_refused(self, store: Store) -> None:
-        """And none of those that come with it is kept."""
+        """None of the tokens in the same call is stored."""
         malformed: list[dict[str, Any]] = [
             {"token_id": ""},
             {"token_id": "\ud800"},

@@ -31,13 +31,15 @@ from holdfast.testing.store_suite.base import STRANGE_IDS, SuiteBase, accept
 
 
 class TurnSuite(SuiteBase):
-    """Everything that a commit changes, and nothing else."""
+    """What a commit changes, and nothing else."""
 
     # --- the inbox
 
     @pytest.mark.contract("MSG-2")
     async def test_consumed_messages_are_gone_and_others_stay(self, store: Store, node: SampleNode) -> None:
-        """Dequeue and state are one commit; what the turn did not name is handed out again."""
+        """Consuming messages and changing the state are one commit; messages that the turn did not name are handed out
+        again.
+        """
         await node.start("run-1")
         await store.deliver([message("run-1", name) for name in ("a", "b", "c")])
         turn = await node.turn(await node.load("run-1"), marker("mark"))
@@ -49,7 +51,7 @@ class TurnSuite(SuiteBase):
     async def test_new_messages_are_left_for_the_run_itself(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Due ones are handed out at once, and later ones when their time comes."""
+        """Due messages are handed out immediately, and later ones when their time comes."""
         run = await node.start("run-1")
         turn = await node.turn(run, marker("mark"))
         new = (message("run-1", "now"), message("run-1", "later", due_at=START + 2_000))
@@ -59,7 +61,7 @@ class TurnSuite(SuiteBase):
         assert (await node.load("run-1")).messages == new
 
     async def test_turn_may_replace_a_message_by_one_of_the_same_id(self, store: Store, node: SampleNode) -> None:
-        """Consumption comes first, so a timer can be set anew under its old name."""
+        """Consumption comes first, so a timer can be set again under its old name."""
         await node.start("run-1")
         await store.deliver([message("run-1", "again")])
         turn = await node.turn(await node.load("run-1"), marker("mark"))
@@ -85,7 +87,7 @@ class TurnSuite(SuiteBase):
     async def test_received_signals_are_marked_with_the_event_that_consumed_them(
         self, store: Store, node: SampleNode
     ) -> None:
-        """One commit moves the cursor and records the event; the receipt can be followed to it."""
+        """One commit advances the cursor and records the event; the receipt leads to it."""
         await node.start("run-1", wait("go", "first"), wait("go", "second"))
         for number in range(3):
             await accept(store, signal("run-1", "go", number))
@@ -111,7 +113,7 @@ class TurnSuite(SuiteBase):
     # --- readiness
 
     async def test_run_that_only_waits_is_not_ready(self, store: Store, node: SampleNode) -> None:
-        """No worker is held by a wait."""
+        """A wait occupies no worker."""
         run = await node.start("run-1", wait("go"))
         assert run.head.ready_at is None
         assert await node.claim() == []
@@ -120,7 +122,7 @@ class TurnSuite(SuiteBase):
     async def test_signal_that_came_between_claim_and_commit_keeps_the_run_ready(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """The turn says how far it had seen; what came later wakes the run again."""
+        """The turn contains how far it had seen; a later signal wakes the run again."""
         run = await node.start("run-1", wait("go"))
         turn = await node.turn(run, marker("mark"))
         await accept(store, signal("run-1", "go"))
@@ -133,7 +135,7 @@ class TurnSuite(SuiteBase):
     async def test_signal_that_a_turn_has_seen_and_not_wanted_does_not_make_the_run_ready_again(
         self, store: Store, node: SampleNode
     ) -> None:
-        """It stays in the mailbox, and comes along whenever the run is loaded."""
+        """It stays in the mailbox, and is loaded whenever the run is."""
         await node.start("run-1", wait("go"))
         await accept(store, signal("run-1", "other"))
         run = await node.step("run-1")
@@ -146,7 +148,7 @@ class TurnSuite(SuiteBase):
     async def test_message_that_came_between_claim_and_commit_keeps_the_run_ready(
         self, store: Store, node: SampleNode
     ) -> None:
-        """A turn consumes only what it was handed."""
+        """A turn consumes only the messages that it was handed."""
         run = await node.start("run-1", wait("go"))
         turn = await node.turn(run, marker("mark"))
         await store.deliver([message("run-1", "m-1")])
@@ -156,7 +158,7 @@ class TurnSuite(SuiteBase):
 
     @pytest.mark.contract("TMR-1")
     async def test_run_is_ready_when_its_earliest_message_is_due(self, store: Store, node: SampleNode) -> None:
-        """A message that comes before the others brings the instant forward."""
+        """An earlier message brings the instant forward."""
         run = await node.start("run-1", timer(START + 9_000, "late"), timer(START + 5_000, "early"))
         assert run.head.ready_at == START + 5_000
         await store.deliver([message("run-1", "m-1", due_at=START + 7_000)])
@@ -167,7 +169,7 @@ class TurnSuite(SuiteBase):
     # --- waits, tasks, records
 
     async def test_waits_are_opened_and_closed_with_the_turn(self, store: Store, node: SampleNode) -> None:
-        """A wait can be found exactly as long as it is open."""
+        """A wait can be found exactly while it is open."""
         await node.start("run-1", wait("go", until=START + 60_000), wait("stop"))
         found = await store.find(WaitQuery(run_id="run-1"))
         assert [(kept.step_id, kept.name, kept.since, kept.until) for kept in found] == [
@@ -181,7 +183,7 @@ class TurnSuite(SuiteBase):
     async def test_wait_that_is_opened_again_takes_the_place_of_the_old_one(
         self, store: Store, node: SampleNode
     ) -> None:
-        """A step has one wait; its row is the latest, in every way to find it."""
+        """A step has one wait; every query finds its latest row."""
         await node.start("run-1", wait("go", until=START + 60_000))
         [old] = await store.find(WaitQuery())
         again = replace(old, name="stop", token="another", since=START + 1, until=None)
@@ -193,7 +195,7 @@ class TurnSuite(SuiteBase):
     async def test_tasks_are_opened_and_changed_with_the_turn(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """A task's row says how it stands; completing it is part of the commit that says so."""
+        """The row of a task has its current state; completing the task is part of the commit that records it."""
         await node.start("run-1", task("approve", roles=("clerk", "boss"), assignee="ann"))
         [opened] = await store.find(TaskQuery())
         assert (opened.run_id, opened.step_id, opened.status) == ("run-1", "approve", "OPEN")
@@ -208,7 +210,7 @@ class TurnSuite(SuiteBase):
         assert closed == replace(opened, status="COMPLETED", completed_at=clock.now(), completed_by="bob")
 
     async def test_task_that_changes_hands_is_found_by_the_new_ones(self, store: Store, node: SampleNode) -> None:
-        """A later row of the same task replaces the former one, in every way to find it."""
+        """A later row of the same task replaces the former one, in every query."""
         await node.start("run-1", task("approve", roles=("clerk",), assignee="ann"))
         [opened] = await store.find(TaskQuery())
         moved = replace(opened, roles=("boss",), assignee="bob")
@@ -221,7 +223,9 @@ class TurnSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-3")
     async def test_activity_records_are_kept_and_updated_by_their_scope(self, store: Store, node: SampleNode) -> None:
-        """One record for each activity, step and key; a later turn overwrites it. Completed ones are not loaded."""
+        """There is one record for each activity, step and key; a later turn overwrites it. Completed ones are not
+        loaded.
+        """
         await node.start("run-1", activity("charge"))
         claimed = replace(record("run-1"), status="indeterminate", result=UNSET)
         other = replace(record("run-1", "ship", activity_name="ship"), status="failed", error=ErrorInfo("E", "m"))
@@ -266,7 +270,7 @@ class TurnSuite(SuiteBase):
     async def test_snapshot_equals_the_fold_of_the_events_after_each_turn(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Deleting it and folding the events would give it back, at any time in a run's life."""
+        """Deleting it and folding the events would restore it, at any time in a run's life."""
 
         async def check(status: str) -> None:
             head = (await node.load("run-1")).head
@@ -294,7 +298,7 @@ class TurnSuite(SuiteBase):
     async def test_finished_run_is_never_ready_and_keeps_no_messages_waits_or_owner(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """What is left is what can be asked about: history, mailbox, tasks and records."""
+        """What remains is what can be queried: history, mailbox, tasks and records."""
         await node.start("run-1", wait("go"), timer(START + 5_000), task("approve"))
         await store.deliver([message("run-1", "m-1", due_at=START + 9_000), signal("run-1", "other")])
         turn = await node.turn(await node.load("run-1"), complete(), records=[record("run-1")])
@@ -315,7 +319,7 @@ class TurnSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-1")
     async def test_released_run_is_free_and_ready_only_if_something_waits(self, store: Store, node: SampleNode) -> None:
-        """A turn that lets go leaves nothing undone, so the run is not woken by it; the epoch stays."""
+        """A turn that releases its run leaves nothing undone, so the run is not woken by it; the epoch stays."""
         await node.start("run-1", wait("go"))
         run = await node.step("run-1", marker("mark"), release=True)
         assert (run.head.lease_owner, run.head.lease_epoch, run.head.ready_at) == (None, 1, None)
@@ -331,7 +335,7 @@ class TurnSuite(SuiteBase):
     async def test_a_rotation_keeps_what_belongs_to_the_steps_that_it_carries_over(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Waits, tasks, jobs, records and timers of the others are gone, and a fold can begin at the rotation."""
+        """Waits, tasks, jobs, records and timers of other steps are gone, and a fold can begin at the rotation."""
         kept = (
             wait("go", "wait", START + 60_000_000),
             replace(task("ask"), payload=Raw(b'{"cents":7}')),
