@@ -159,7 +159,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-1", "SIG-3")
     async def test_of_a_large_mailbox_a_run_is_loaded_with_what_its_waits_can_take(self, clock: VirtualClock) -> None:
-        """However many there are, unread signals of other names, and those for steps that do not wait, are not loaded."""
+        """Unread signals of other names, and those for steps that do not wait, are not loaded, however many."""
         much = MAILBOX_SIGNALS + 5
         update = {"name": "rename", "input": None}
         sent = [
