@@ -14,8 +14,8 @@ _OURS = frozenset({"schema", "connections", "pooler", "allow_unsafe"})
 class Address(Struct, frozen=True, kw_only=True):
     """Where the store is, and how to connect.
 
-    `dsn` is for the driver, and may hold a password. With `has_pooler` a pooler stands between, which may give every
-    transaction another session: nothing is kept in sessions then, and there is no LISTEN.
+    `dsn` is for the driver, and may contain a password. With `has_pooler` there is a pooler in between, which may give
+    every transaction another session: then nothing is kept in sessions, and there is no LISTEN.
     """
 
     dsn: str
@@ -32,9 +32,9 @@ class Address(Struct, frozen=True, kw_only=True):
 
 
 def parse_address(text: str) -> Address:
-    """Return the address that a text such as `postgresql://ann@host/db?schema=orders&connections=8` names.
+    """Return the address in a text such as `postgresql://ann@host/db?schema=orders&connections=8`.
 
-    `pooler=transaction` is for poolers in transaction mode, `allow_unsafe=true` for servers that do not keep what they
+    `pooler=transaction` is for poolers in transaction mode, `allow_unsafe=true` for servers that may lose what they
     have acknowledged. Everything else in the query is for the driver.
     """
     try:

@@ -1,18 +1,18 @@
 """`admit`, and how new runs enter the admission queues of their plans. They leave with their commits, by a trigger.
 
-**The rule** is `core/admission.py`. Here functions of the database (`next_run_1`, `free_slot_1`, `enqueue_1`) say it
-once more in SQL, so that deciding and writing are one statement. With the decision in the caller, each start of a
-limited workflow would hold the lock of its queue over two more round trips and a turn of the caller's event loop.
-Measured with single starts by one process and by three, that halves them (105 runs/s become 56 on a busy machine of two
-cores; batches of twenty lose from nothing to a fifth), and a node that stops in between would hold up every start of
-that workflow. A test compares the functions with the rule.
+**The rule** is `core/admission.py`. Functions of the database (`next_run_1`, `free_slot_1`, `enqueue_1`) repeat it in
+SQL, so that deciding and writing are one statement. If the caller decided, each start of a limited workflow would hold
+the lock of its queue for two more round trips and a turn of the caller's event loop. In measurements with single starts
+by one process and by three, that halves the rate (105 runs/s become 56 on a busy machine with two cores; batches of
+twenty lose between nothing and a fifth), and a node that stops in between would hold up every start of that workflow. A
+test compares the functions with the rule.
 
 **Queries.** Tables keep the counts and the first run of each line (the queued runs of one tenant and key). So finding
-the run that is next is one look into an index, however many runs are queued.
+the next run is one index lookup, however many runs are queued.
 
-**Locks.** Queues first, in order of the plans' names, then runs. So a transaction that will create runs with admission
-requests locks their queues before anything else (`lock`). The run that is next when a new run is queued is not known
-before: it is locked only if no other transaction holds it, and is otherwise left to the next `admit`. A run that
+**Locks.** Queues first, ordered by plan name, then runs. So a transaction that will create runs with admission requests
+locks their queues before anything else (`lock`). When a new run is queued, it is not known in advance which run is
+next: that run is locked only if no other transaction holds it, and is otherwise left to the next `admit`. A run that
 finishes takes no lock of a queue.
 """
 
@@ -41,10 +41,10 @@ LOCK_KNOWN = "SELECT 1 FROM holdfast.runs WHERE request_key = ANY ($1) ORDER BY 
 
 
 def waves(new_runs: Sequence[port.NewRun], fit: Sequence[int]) -> list[list[int]]:
-    """Return groups to be created one after the other: whether a run is admitted depends on those before it.
+    """Return groups to create one after the other: whether a run is admitted depends on the runs before it.
 
     No two in a group have the same run id or request, all or none have admission requests, and a run that may be
-    rejected is alone.
+    rejected is in a group by itself.
     """
     groups: list[list[int]] = []
     kind: object = None
@@ -87,7 +87,7 @@ def refused(new: port.NewRun, row: Any) -> port.Refused:
 
 
 async def enqueue_again(transaction: Transaction, turn: port.Turn, request: AdmissionRequest, now: Instant) -> None:
-    """Put a run that exists into its queue, unless it has a place there, and admit the run that is next."""
+    """Put an existing run into its queue, unless it is there already, and admit the next run."""
     held_back = [message.signal_id for message in turn.messages]
     place = request.key, -rank(request.priority, 0)
     await transaction.fetch(
@@ -98,8 +98,8 @@ async def enqueue_again(transaction: Transaction, turn: port.Turn, request: Admi
 async def lock(transaction: Transaction, new_runs: Sequence[port.NewRun], turns: Sequence[port.Turn] = ()) -> None:
     """Lock what new runs with admission requests will touch, at the beginning of their transaction.
 
-    These are their queues, and the existing runs to which a known request has signals; and the queues of the runs that
-    turns put there.
+    These are their queues, the existing runs to which a known request has signals, and the queues of the runs that
+    turns enqueue.
     """
     requested = [new for new in new_runs if getattr(new, "admission", None) is not None]
     requested = [new for new in requested if validation.check_new_run(new) is None]
@@ -117,7 +117,7 @@ async def lock(transaction: Transaction, new_runs: Sequence[port.NewRun], turns:
 async def admit(
     pool: Pool, limits: Mapping[str, RunLimit], most: int, node: str | None, now: Instant | None
 ) -> tuple[list[port.Admitted], Instant | None]:
-    """Admit up to `most` runs of these plans, in order of the plans' names."""
+    """Admit up to `most` runs of these plans, ordered by plan name."""
     rows = [(plan_id, *_limit_row(limits[plan_id])) for plan_id in sorted(limits)]
     found = await pool.fetch(ADMIT, now, askable(node), most, *columns(rows, 5))
     heard, code, again, were_free = tuple(found[0])[:4]

@@ -1,4 +1,4 @@
-"""The audit log on the server. Entries about another verb are appended by the statement of that verb."""
+"""The audit log on the server. The statement of a verb appends the entries about that verb."""
 
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
@@ -24,10 +24,10 @@ ON CONFLICT DO NOTHING
 
 
 def with_audit(statement: str, first: int, done: str, *, is_known: bool) -> str:
-    """Return a statement whose rows have o_now, o_ord and o_code, so that it appends the entries of those `done`.
+    """Extend a statement whose rows have o_now, o_ord and o_code so that it appends the entries of those `done`.
 
-    The entries are its parameters from `first` on: each its ord, and its columns. Runs that are known say themselves
-    whose they are.
+    The entries are its parameters from `first` on: the ord of each, and its columns. With `is_known` the tenant,
+    project and environment come from the existing runs.
     """
     places = ", ".join(f"${first + 1 + number}::{kind}[]" for number, kind in enumerate(_TYPES))
     of_run = "r.tenant, r.project, r.environment" if is_known else "t.tenant, t.project, t.environment"
@@ -51,7 +51,7 @@ def _row(entry: AuditEntry) -> tuple[Any, ...]:
 
 
 async def append(transaction: Db, entries: Sequence[AuditEntry]) -> None:
-    """Append entries that have their time."""
+    """Append entries that already have their time."""
     if entries:
         await transaction.fetch(_APPEND, *columns([_row(entry) for entry in entries], ENTRY_COLUMNS))
 
@@ -63,7 +63,7 @@ async def append_now(transaction: Transaction, entries: Sequence[AuditEntry], no
 
 
 async def find(db: Db, query: AuditQuery, limit: int) -> Found[AuditEntry]:
-    """Return the entries that the query names."""
+    """Return the entries that match the query."""
     where, order = audit_conditions(query), "DESC" if query.newest else "ASC"
     select = (
         f"SELECT {sql.AUDIT} FROM holdfast.audit_log {where.numbered} "
@@ -76,7 +76,7 @@ async def find(db: Db, query: AuditQuery, limit: int) -> Found[AuditEntry]:
 async def old(
     transaction: Transaction, until: Instant, limit: int, tenant: str | None, run_ids: list[str] | None
 ) -> list[Any]:
-    """Return the places of the entries up to an instant, of this tenant and these runs, the oldest first."""
+    """Return the positions of the entries up to an instant, of this tenant and these runs, oldest first."""
     return await transaction.fetch(
         "SELECT at, entry_id FROM holdfast.audit_log WHERE at <= $1 AND ($3::text IS NULL OR tenant = $3) "
         "AND ($4::text[] IS NULL OR run_id = ANY ($4)) ORDER BY at, entry_id LIMIT $2",

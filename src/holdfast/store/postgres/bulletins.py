@@ -24,7 +24,7 @@ ON CONFLICT DO NOTHING RETURNING bulletin_id
 async def put(
     transaction: Transaction, kind: str, bodies: Mapping[str, Raw], keep_ms: int, asked: Instant | None
 ) -> list[bool]:
-    """Put bulletins, each unless there is one under its id, and delete those that have expired."""
+    """Put bulletins, except under ids that have one, and delete those that have expired."""
     [[now]] = await transaction.fetch("SELECT holdfast.time_1($1)", asked)
     await transaction.fetch(
         "DELETE FROM holdfast.bulletins WHERE (kind, bulletin_id) IN (SELECT kind, bulletin_id FROM holdfast.bulletins "
@@ -38,7 +38,7 @@ async def put(
 
 
 async def find(db: Db, query: BulletinQuery, limit: int, asked: Instant | None) -> Found[Bulletin]:
-    """Return the bulletins that the query names."""
+    """Return the bulletins that match the query."""
     [[now]] = await db.fetch("SELECT holdfast.time_1($1)", asked)
     where = bulletin_conditions(query, now)
     if query.bulletin_ids is not None:

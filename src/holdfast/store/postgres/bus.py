@@ -90,7 +90,7 @@ SELECT {sql.BUS_LETTER} FROM holdfast.bus_dead_letters l JOIN holdfast.sinks s O
 
 
 async def now_of(transaction: Transaction, given: Instant | None) -> Instant:
-    """Return the server's time, or the one that replaces it."""
+    """Return the server's time, or the given time if there is one."""
     [[now]] = await transaction.fetch("SELECT holdfast.time_1($1)", given)
     return int(now)
 
@@ -119,7 +119,7 @@ async def put_sink(transaction: Transaction, sink: Sink, now: Instant) -> Sink:
 
 
 async def remove_sinks(transaction: Transaction, where: str, value: str | None) -> int:
-    """Delete sinks with all that is theirs."""
+    """Delete sinks with everything that belongs to them."""
     found = await transaction.fetch(f"DELETE FROM holdfast.sinks WHERE {where} = $1 RETURNING sink_no", value)
     gone = [row[0] for row in found]
     await transaction.fetch("DELETE FROM holdfast.bus_dead_letters WHERE sink_no = ANY ($1)", gone)
@@ -128,9 +128,9 @@ async def remove_sinks(transaction: Transaction, where: str, value: str | None) 
 
 
 async def _drop_lost(transaction: Transaction) -> None:
-    """Delete the entries of sinks that are gone, also those that a turn wrote which did not know that yet.
+    """Delete the entries of deleted sinks, including those written by turns that did not see the deletion yet.
 
-    What is visible of a sink that is there was written after it was stored, so that the sink is visible too.
+    Any visible entry of an existing sink was written after the sink was stored, so the sink is visible too.
     """
     lost = [row[0] for row in await transaction.fetch(_LOST_SINKS)]
     if lost:
@@ -206,7 +206,7 @@ async def replay(transaction: Transaction, asked: OutboxReplay, now: Instant) ->
 
 
 async def raise_alerts(transaction: Transaction, alerts: Sequence[BusAlert], now: Instant) -> int:
-    """Put alerts on the bus, if a sink gets them. The lock lets them become visible in the order of their numbers."""
+    """Put alerts on the bus, if a sink gets alerts. The lock makes them visible in the order of their numbers."""
     takers = await transaction.fetch("SELECT sink_no, name FROM holdfast.sinks WHERE alerts ORDER BY sink_no")
     if not takers:
         return 0
@@ -239,7 +239,7 @@ async def settle_letters(
         if not found:
             answers.append(Refused(decisions.no_such_letter(id_)))
             continue
-        sink_no, run_no, from_seq, to_seq = found[0]  # of a run that is deleted, the letters are too
+        sink_no, run_no, from_seq, to_seq = found[0]  # letters of a deleted run are deleted too
         if action == "requeue":
             row = (run_no, from_seq, to_seq, now, 0, now)
             await transaction.fetch(_PUT_ENTRIES, sink_no, *columns([row], 6))
@@ -249,7 +249,7 @@ async def settle_letters(
     return answers
 
 
-# --- what can be looked for
+# --- searches
 
 
 async def find_sinks(db: Db, query: SinkQuery, limit: int) -> Found[SinkStatus]:
@@ -292,7 +292,7 @@ async def find_letters(db: Db, query: BusDeadLetterQuery, limit: int) -> Found[B
 
 
 def held(after: Instant) -> str:
-    """Return the condition that a sink has yet to get events of a run, put into the outbox after an instant."""
+    """Return the condition that a sink has not received events of a run, put into the outbox after an instant."""
     return (
         "EXISTS (SELECT FROM holdfast.sinks s JOIN holdfast.outbox o ON o.sink_no = s.sink_no "
         f"WHERE o.run_no = runs.run_no AND o.at > {after:d})"
@@ -303,14 +303,14 @@ _MINE = "sink_no IN (SELECT sink_no FROM holdfast.sinks WHERE $1::text IS NULL O
 
 
 async def purge_of(transaction: Transaction, policy: PurgePolicy, doomed: list[int]) -> int:
-    """Delete what the bus has of runs, as it goes with them, or with `dry_run` only count it; return how much."""
+    """Delete what the bus has of runs that are being deleted, or with `dry_run` only count it; return the count."""
     letters = await _drop(transaction, policy, "bus_dead_letters WHERE run_no = ANY ($1)", doomed)
     of_runs = "outbox WHERE sink_no IN (SELECT sink_no FROM holdfast.sinks) AND run_no = ANY ($1)"
     return letters + await _drop(transaction, policy, of_runs, doomed)
 
 
 async def purge(transaction: Transaction, policy: PurgePolicy, doomed: list[int], now: Instant) -> tuple[int, bool]:
-    """Delete what a policy names, or with `dry_run` only count it; return how much, and whether there is more."""
+    """Delete what a policy names, or with `dry_run` only count it; return the count, and whether there is more."""
     count = await purge_of(transaction, policy, doomed)
     has_more, until = False, decisions.outbox_until(policy, now)
     if until is not None:

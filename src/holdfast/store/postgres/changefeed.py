@@ -1,9 +1,9 @@
 """`changes`: which histories have grown, read from the record that each transaction leaves.
 
 A trigger records, once for all turns that are committed together, the transaction and the runs. Transactions become
-visible in another order than they are numbered in, so a cursor is a snapshot: everything before a number has been seen,
-except the transactions that were in progress, whose numbers it holds. However long one of them takes, what it wrote is
-found by its number when it has ended, without waiting for it. Records are kept for about a minute.
+visible in a different order than they are numbered, so a cursor is a snapshot: everything before a number has been
+seen, except the transactions that were in progress, whose numbers the cursor holds. However long one of them takes, its
+changes are found by its number after it has ended, without waiting for it. Records are kept for about a minute.
 """
 
 import re
@@ -35,7 +35,7 @@ _VERSIONS = "SELECT run_no, run_id, version FROM holdfast.runs WHERE run_no = AN
 
 
 class Cursor(Struct, frozen=True):
-    """What has been seen: every transaction before `end` but for those in `open`."""
+    """What has been seen: every transaction before `end` except those in `open`."""
 
     end: int
     open: tuple[int, ...]
@@ -49,14 +49,14 @@ class Cursor(Struct, frozen=True):
         return min(self.open, default=self.end)
 
     def after(self, last: int, here: "Cursor") -> "Cursor":
-        """Return the cursor when everything up to a transaction has been seen that can be seen from `here`."""
+        """Return the cursor after everything up to the transaction `last` that is visible from `here` has been seen."""
         left = (xid for xid in self.open if xid > last or xid in here.open)
         new = (xid for xid in here.open if self.end <= xid <= last)
         return Cursor(max(self.end, last + 1), (*left, *new))
 
 
 async def changes(db: Db, text: str, limit: int) -> port.Changes:
-    """Return which histories have grown since a cursor."""
+    """Return the runs whose histories have grown since a cursor."""
     cursor = _cursor_of(text)
     if cursor is None:
         [[snapshot]] = await db.fetch(_HERE)
@@ -75,7 +75,7 @@ async def changes(db: Db, text: str, limit: int) -> port.Changes:
 
 
 def _first(noted: Sequence[Any], limit: int) -> Sequence[Any]:
-    """Return the records of the first transactions, up to so many events; of each transaction all or nothing."""
+    """Return the records of the first transactions, up to `limit` events; for each transaction all or none."""
     count = 0
     for number, row in enumerate(noted):
         if count >= limit and row[2] != noted[number - 1][2]:

@@ -1,8 +1,8 @@
 """Batches as columns: a statement takes each column as one array, however many rows there are.
 
-The hot verbs hand arrays over as text, in the form that the server reads (`literals`), and the statement casts them
-(`places`). The driver's own encoding asks of each value whether it is an array itself: it takes 8 to 11 µs of CPU for
-an event of fifteen columns, the text 3. Other statements use `columns`.
+The hot verbs pass arrays as text, in the form that the server reads (`literals`), and the statement casts them
+(`places`). The driver's own encoding checks for each value whether it is an array itself: it takes 8 to 11 µs of CPU
+for an event of fifteen columns, the text takes 3. Other statements use `columns`.
 """
 
 import re
@@ -31,11 +31,11 @@ MESSAGE_KINDS = ("int", "text", "bigint", "text")
 _HEX = re.compile(r"[0-9a-fA-F\x00]*")
 
 CALL_BYTES = 32 * 1024 * 1024
-"""How many bytes of values one call has, unless one turn or new run alone has more. Other calls wait for it."""
+"""How many bytes of values one call may have, unless one turn or new run alone has more. Other calls wait for it."""
 
 
 def bytes_of(events: Iterable[Event]) -> int:
-    """Return how many bytes the values of events have, about: those that programs, activities and callers choose."""
+    """Return the approximate size of the values in events: those that programs, activities and callers choose."""
     size = 0
     for event in events:
         body = event.data
@@ -70,7 +70,7 @@ def places(first: int, kinds: Sequence[str]) -> str:
 def literals(rows: Sequence[tuple[Any, ...]], kinds: Sequence[str]) -> list[str]:
     """Return rows as columns of these kinds, each as text. Bytes are given in hexadecimal.
 
-    What is no value of its kind is refused here, or by the server: it never becomes two values.
+    A value that is invalid for its kind is refused here, or by the server: it never becomes two values.
     """
     if not rows:
         return ["{}"] * len(kinds)
@@ -78,7 +78,7 @@ def literals(rows: Sequence[tuple[Any, ...]], kinds: Sequence[str]) -> list[str]
 
 
 def _plain(column: tuple[Any, ...]) -> str:
-    """Return numbers, or truth values. Anything else has quotes around it, or a name, that the server refuses."""
+    """Return numbers, or truth values. Anything else has quotes around it, or a name, and the server refuses it."""
     return "{" + str(list(column))[1:-1].replace("None", "NULL") + "}"
 
 
@@ -113,13 +113,13 @@ _LITERALS = {"text": _text, "bytea": _hex}
 def askable(value: Any) -> Any:
     """Return a value that can be a parameter: text in PostgreSQL never contains a NUL.
 
-    No name does either, so a NUL is replaced by another character that no name can contain.
+    Names never contain one either, so a NUL is replaced by another character that no name can contain.
     """
     return value.replace("\x00", "\x01") if isinstance(value, str) else value
 
 
 def event_rows(number: int, version: int, events: Iterable[Event]) -> list[tuple[Any, ...]]:
-    """Return the events of item `number` of a batch, counted on from its version."""
+    """Return the events of item `number` of a batch, numbered from after its version."""
     rows = []
     ref, ref_text = None, ""
     for run_seq, event in enumerate(events, version + 1):
@@ -148,19 +148,19 @@ def event_rows(number: int, version: int, events: Iterable[Event]) -> list[tuple
 
 
 def message_rows(number: int, messages: Iterable[Message]) -> list[tuple[Any, ...]]:
-    """Return the messages of item `number`; of two with one id the later one counts."""
+    """Return the messages of item `number`; of two with the same id, the later one counts."""
     latest = {message.signal_id: message for message in messages}
     return [(number, signal_id, message.due_at, encode_text(message)) for signal_id, message in latest.items()]
 
 
 class More:
-    """What only some items of a batch have, by the names that `commit_more_1` reads."""
+    """Data that only some items of a batch have, under the names that `commit_more_1` reads."""
 
     def __init__(self) -> None:
         self._lists: dict[str, list[dict[str, Any]]] = {}
 
     def text(self) -> str | None:
-        """Return it as JSON, or None if there is nothing."""
+        """Return it as JSON, or None if there is none."""
         return encode_text(self._lists) if self._lists else None
 
     def add(self, name: str, number: int, rows: Iterable[dict[str, Any]]) -> None:
@@ -177,7 +177,7 @@ class More:
         self.add("opened", number, ({field: getattr(wait, field) for field in fields} for wait in latest.values()))
 
     def add_tasks(self, number: int, tasks: Iterable[Task]) -> None:
-        """Add tasks; of two with one id the later one counts."""
+        """Add tasks; of two with the same id, the later one counts."""
         latest = {task.task_id: task for task in tasks}
         fields = ("task_id", "step_id", "status", "assignee", "roles", "due_at")
         self.add(
@@ -207,7 +207,7 @@ class More:
         )
 
     def add_attributes(self, number: int, attributes: Attributes) -> None:
-        """Add the search attributes that a run has in place of those it had."""
+        """Add the search attributes that replace those of a run."""
         rows = [
             {"name": name, "kind": kind, "word" if kind == "s" else "number": value}
             for name, kind, value in rows_of(attributes)

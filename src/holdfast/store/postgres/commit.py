@@ -3,8 +3,8 @@
 The function `commit_1` checks all turns of a call and writes those without a conflict. If a turn cannot be stored (an
 event that exists, a second open task, invalid text), the server refuses the whole call; then the turns are committed
 one by one, and the one at fault gets its conflict. A run that has two turns in one batch is written in two calls, so
-that the second finds what the first wrote. Turns that send something to other runs, or append to streams, take a
-transaction of several statements, which first locks every run that it will touch.
+that the second turn finds what the first one wrote. Turns that send something to other runs, or append to streams, take
+a transaction of several statements, which first locks every run that it will touch.
 """
 
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ _REASONS: dict[int, Any] = {
 
 
 class Judged(Struct, frozen=True):
-    """The server's verdicts on the turns of a call. A verdict of 0 is a turn that was committed."""
+    """The server's verdicts on the turns of a call. A verdict of 0 means that the turn was committed."""
 
     now: Instant
     verdicts: Sequence[int]
@@ -96,7 +96,7 @@ class Committing:
         self.heard: Instant | None = None
 
     async def run(self) -> list[Answer]:
-        """Commit each turn whose version and epoch are still its run's."""
+        """Commit each turn whose version and epoch are still those of its run."""
         for wave in _waves(self._turns):
             await self._commit(wave)
         return [self._answers[index] for index in range(len(self._turns))]
@@ -146,7 +146,7 @@ class Committing:
     async def _send_out(
         self, transaction: Transaction, turns: list[port.Turn], locked: dict[str, Any], now: Instant
     ) -> None:
-        """Start runs and deliver what the turns send, and store what remains of refusals."""
+        """Start runs and deliver what the turns send, and store the messages and letters that result from refusals."""
         starts = [new for turn in turns for new in turn.starts]
         created = (
             await create(transaction, decisions.never_rejected(starts), None, self._limits, self._now) if starts else []
@@ -176,7 +176,7 @@ class Committing:
         sends: list[tuple[port.Turn, SignalRequest | Message]],
         runs: dict[str, outgoing.Whose],
     ) -> list[port.Delivered]:
-        """Deliver what turns send to other runs, if it may reach them."""
+        """Deliver what turns send to other runs, if they may reach them."""
         answers = [outgoing.unreachable(turn, item, runs) for turn, item in sends]
         near = [item for (_, item), answer in zip(sends, answers, strict=True) if answer is None]
         delivered = iter(
@@ -189,7 +189,7 @@ class Committing:
         if verdict == 0:
             return port.Committed(turn.expected_version + len(turn.events), judged.now)
         if verdict == 2:
-            there = await self._already_there(turn)  # with what it sends to others
+            there = await self._already_there(turn)  # along with what it sends to others
             if there is not None:
                 return there
         return port.CommitConflict(_REASONS[verdict], version, epoch)
@@ -206,7 +206,7 @@ class Committing:
         return port.Committed(end, there[0].persisted_at) if mine == theirs else None
 
     async def _explain(self, turn: port.Turn, problem: BaseException) -> Answer:
-        """Answer a turn that could not be stored. There may be another conflict: no run, another version."""
+        """Answer a turn that could not be stored. There may be another conflict: no run, or another version."""
         try:
             judged = await _judged(self._pool, _unfit_arguments(self._now, turn))
         except UNSTORABLE:
@@ -235,9 +235,9 @@ class Committing:
 
 
 def _waves(turns: Sequence[port.Turn]) -> list[list[int]]:
-    """Return the turns in groups that are committed one after the other, as few as keep their effects in order.
+    """Return the turns in groups to commit one after the other: the fewest that keep their effects in order.
 
-    A turn begins a new group if the group has a turn of its run, or one that starts its run or sends to it.
+    A turn begins a new group if the current group has a turn of its run, or one that starts its run or sends to it.
     """
     groups: list[list[int]] = []
     touched: set[Any] = set()
@@ -253,7 +253,7 @@ def _waves(turns: Sequence[port.Turn]) -> list[list[int]]:
 
 
 async def _lock(transaction: Transaction, turns: Sequence[port.Turn]) -> dict[str, Any]:
-    """Lock what turns, and what they send, will touch; return the runs by their ids."""
+    """Lock what turns, and the items they send, will touch; return the runs by their ids."""
     await admission.lock(transaction, [new for turn in turns for new in turn.starts], turns)
     others = {item.run_id for turn in turns for item in turn.sends if isinstance(getattr(item, "run_id", 0), str)}
     found = await transaction.fetch(LOCK, sorted({turn.run_id for turn in turns} | others))
@@ -302,7 +302,7 @@ def commit_arguments(now: Instant | None, turns: Sequence[port.Turn]) -> list[An
 
 
 def _unfit_arguments(now: Instant | None, turn: port.Turn) -> list[Any]:
-    """Return arguments with which a turn is checked, and never written."""
+    """Return arguments that have a turn checked but never written."""
     row = list(_run_row(turn, is_unfit=True))
     row[5] = "{}"
     return [now, *literals([tuple(row)], TURN_KINDS), *literals([], KINDS[len(TURN_KINDS) :]), None]

@@ -71,7 +71,7 @@ WHERE r.run_id = $1 AND s.name = $2 AND s.consumed_seq IS NULL
 async def create_on(
     pool: Pool, new_runs: Sequence[port.NewRun], owner: str | None, limits: Limits, now: Instant | None
 ) -> list[Answer]:
-    """Create runs; those that come with signals in one transaction with the delivery of these."""
+    """Create runs; those that come with signals in one transaction with the delivery of the signals."""
 
     async def work(transaction: Transaction) -> list[Answer]:
         await admission.lock(transaction, new_runs)
@@ -85,7 +85,7 @@ async def create_on(
 async def create(
     db: Db, new_runs: Sequence[port.NewRun], owner: str | None, limits: Limits, now: Instant | None
 ) -> list[Answer]:
-    """Create runs, for `owner` if there is one."""
+    """Create runs, owned by `owner` if there is one."""
     if any(getattr(new, "reuse", None) for new in new_runs):
         return await _create_reusing(db, new_runs, owner, limits, now)
     answers: dict[int, Answer] = {}
@@ -96,7 +96,7 @@ async def create(
             fit.append(index)
         else:
             answers[index] = port.Refused(problem)
-    # An empty call as well: it checks the owner's lease.
+    # An empty call is made too: it checks the owner's lease.
     for wave in _waves(new_runs, fit) or [[]]:
         await _create(db, new_runs, wave, answers, owner, limits, now)
     ordered = [answers[index] for index in range(len(new_runs))]
@@ -108,11 +108,11 @@ async def create(
 async def _create_reusing(
     db: Db, new_runs: Sequence[port.NewRun], owner: str | None, limits: Limits, now: Instant | None
 ) -> list[Answer]:
-    """Create runs of which the ids of some may be taken, in a transaction: one after the other, under their locks."""
+    """Create runs, some of whose ids may be taken, in a transaction: one after the other, under their locks."""
     unfit = [validation.check_new_run(new) for new in new_runs]
     ids = {new.reuse.run_id for new, problem in zip(new_runs, unfit, strict=True) if problem is None and new.reuse}
     [[has_lease, _]] = await db.fetch(LOCK_IDS, now, askable(owner), sorted(ids))
-    if not has_lease:  # this is checked once more with what is created
+    if not has_lease:  # checked again when runs are created
         raise decisions.lease_expired(str(owner))
     answers: list[Answer] = []
     for new, problem in zip(new_runs, unfit, strict=True):
@@ -161,7 +161,7 @@ async def _latest(db: Db, run_id: str) -> decisions.Taken | None:
 
 
 def _waves(new_runs: Sequence[port.NewRun], fit: Sequence[int]) -> list[list[int]]:
-    """Return groups without two of the same run id or request: of such, the earlier one is in an earlier group."""
+    """Return groups in which no two runs share an id or request: of two that do, the earlier is in an earlier group."""
     if any(new_runs[index].admission is not None for index in fit):
         return admission.waves(new_runs, fit)
     groups: list[list[int]] = []
@@ -210,7 +210,7 @@ async def _create(
         index, new = asked[row[1] - 1]
         answers[index] = _answer(new, row, owner, was_lost=bool(was_lost))
     for index, new, problem in zip(wave, runs, unfit, strict=True):
-        if problem is not None:  # of a request that was made before, the signals are delivered like any others
+        if problem is not None:  # for a repeated request, the signals are delivered like any others
             answers[index] = await _known(db, new) or port.Refused(problem)
 
 
@@ -228,7 +228,7 @@ async def _fetch(
         arguments = [*arguments, *admission.request_columns(new_runs)]
     if entries:
         arguments = [*arguments, *audit.entry_columns(entries)]
-    if isinstance(db, Transaction):  # what cannot be stored must not end the whole transaction
+    if isinstance(db, Transaction):  # a run that cannot be stored must not end the whole transaction
         async with db.savepoint():
             return await db.fetch(sql, *arguments)
     return await db.fetch(sql, *arguments, if_lost=lambda: was_lost.append(None))
@@ -255,7 +255,7 @@ async def _known_request(db: Db, new: port.NewRun) -> Answer | None:
 
 
 async def _known(db: Db, new: port.NewRun) -> Answer | None:
-    """Answer a run that could not be stored: its request or its id may be known all the same."""
+    """Answer a run that could not be stored: its request or its id may still be known."""
     found = await db.fetch(
         "SELECT request_key, run_id, input_sha256 FROM holdfast.runs WHERE request_key = $1 OR run_id = $2",
         bytes.fromhex(new.request_key),
@@ -292,7 +292,7 @@ def _arguments(now: Instant | None, owner: str | None, new_runs: Sequence[port.N
             more.add("plans", number, [{"tenant": new.tenant, "sha256": new.plan_sha256}])
         if new.snapshot.attributes:
             more.add_attributes(number, new.snapshot.attributes)
-        if new.waits_opened or new.tasks or new.records:  # hardly ever: a run has done nothing yet
+        if new.waits_opened or new.tasks or new.records:  # rare: a new run has done nothing yet
             more.add_waits(number, new.waits_opened)
             more.add_tasks(number, new.tasks)
             more.add_records(number, new.records)

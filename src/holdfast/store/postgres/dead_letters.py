@@ -1,4 +1,4 @@
-"""Dead letters: written with a turn, or for a row that cannot be read; found, and settled."""
+"""Dead letters: written with a turn or for an unreadable row, searched, and settled."""
 
 from collections.abc import Sequence
 from operator import itemgetter
@@ -38,7 +38,7 @@ async def settle(
     now: Instant | None,
     entry: AuditEntry | None = None,
 ) -> list[Settled | port.Refused]:
-    """Settle each letter, or return why not."""
+    """Settle each letter, or return why it cannot be settled."""
     await transaction.fetch(
         "SELECT 1 FROM holdfast.runs WHERE run_no IN (SELECT run_no FROM holdfast.dead_letters "
         "WHERE letter_id = ANY ($1)) ORDER BY run_id FOR UPDATE",
@@ -83,7 +83,7 @@ async def _settle(
 
 
 async def _requeue(transaction: Transaction, run_no: int, message: Message, now: Instant) -> None:
-    """Put a message back, due now, unless there is another with its id by now."""
+    """Put a message back, due now, unless there is another one with its id by now."""
     await transaction.fetch(
         "INSERT INTO holdfast.messages (run_no, signal_id, due_at, message) VALUES ($1, $2, $3, $4) "
         "ON CONFLICT DO NOTHING",
@@ -97,7 +97,7 @@ async def _requeue(transaction: Transaction, run_no: int, message: Message, now:
 
 
 async def unreadable_to_dead_letters(transaction: Transaction, run_no: int, node: str, now: Instant) -> None:
-    """Turn messages and signals of a run that cannot be read into dead letters, with the text that is stored."""
+    """Turn unreadable messages and signals of a run into dead letters, with the text that is stored."""
     [[run_id]] = await transaction.fetch("SELECT run_id FROM holdfast.runs WHERE run_no = $1", run_no)
     more = More()
     messages = await transaction.fetch("SELECT signal_id, message FROM holdfast.messages WHERE run_no = $1", run_no)

@@ -1,4 +1,4 @@
-"""Errors of the server and of the connection, as ours. The server's own text may quote stored data."""
+"""Translates errors of the server and the connection into ours. The server's own text may quote stored data."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ UNSTORABLE = (
     OverflowError,
     RecursionError,
 )
-"""Errors caused by the data that was to be stored."""
+"""Errors caused by the data to be stored."""
 
 _LOST = (
     OSError,
@@ -102,7 +102,7 @@ def _made(kind: type[StoreError], shown: str, text: str, code: str) -> StoreErro
 
 
 class Refusal(Exception):
-    """A connection that was made and cannot be used."""
+    """A connection that was established but cannot be used."""
 
     def __init__(self, error: StoreError, *, is_passing: bool) -> None:
         super().__init__(error.message)

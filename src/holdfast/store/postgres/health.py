@@ -1,7 +1,7 @@
 """`health`: the server, its replicas and its housekeeping, and facts about all runs.
 
-Everything is read from views that any user may read. What a server shows only to its monitors (`pg_monitor`) is empty
-for others, and then not judged.
+Everything is read from views that any user may read. Columns that a server shows only to its monitors (`pg_monitor`)
+are empty for others, and are then not evaluated.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +26,7 @@ from holdfast.store.health import (
 from holdfast.store.postgres.migrate import latest_version, schema_version
 from holdfast.store.postgres.pool import Pool, Rows
 
-# The ready set is smaller than the runs, and is what claims look at.
+# The ready set is smaller than the runs, and is what claims read.
 OWN = {
     "gone": """
         SELECT o.owner, o.runs, n.lease_until
@@ -54,7 +54,7 @@ SELECT c.relname FROM pg_class c WHERE c.relnamespace = $1::text::regnamespace A
         AND has_table_privilege(c.oid, 'UPDATE') AND has_table_privilege(c.oid, 'DELETE'))
 ORDER BY 1
 """
-# Every entry of the agenda, and every run that is open: those that have finished are too many to be read each time.
+# Every entry of the agenda, and every open run: there are too many finished ones to read them each time.
 MISPLACED = f"""
 SELECT r.run_id FROM holdfast.agenda a LEFT JOIN holdfast.runs r ON r.run_no = a.run_no
 WHERE r.run_no IS NULL OR (r.lease_owner IS NULL AND r.ready_at IS NULL)
@@ -76,7 +76,7 @@ SELECT s.who, s.seconds FROM (
     FROM pg_prepared_xacts WHERE database = current_database()
 ) s ORDER BY s.seconds DESC LIMIT 1
 """
-# A table's rows as the statistics have them: a header of 28 bytes, and the columns by their average width.
+# The size of a table's rows according to the statistics: a header of 28 bytes, and the columns by average width.
 TABLES = """
 SELECT c.relname AS name, coalesce(s.n_live_tup, 0) AS live, coalesce(s.n_dead_tup, 0) AS dead,
     pg_total_relation_size(c.oid) AS total_bytes, pg_relation_size(c.oid) AS row_bytes, c.reltuples::float8 AS rows,

@@ -1,4 +1,4 @@
-"""Host locks on the server. A released lock keeps its row, without an owner: its epoch must go on growing."""
+"""Host locks on the server. A released lock keeps its row, without an owner: its epoch must keep growing."""
 
 from holdfast.core.instants import Instant
 from holdfast.store import decisions
@@ -25,13 +25,13 @@ WHERE l.owner > $2 AND l.owner < $3 AND l.owner <> $4
 
 
 async def acquire(db: Db, name: str, owner: str, lease_ms: int, now: Instant | None) -> HostLock | None:
-    """Give the owner the lock, or return None if another one has it."""
+    """Give the owner the lock, or return None if another owner has it."""
     rows = await db.fetch(_ACQUIRE, now, name, owner, lease_ms * 1_000)
     return host_lock_of(rows[0]) if rows else None
 
 
 async def release(db: Db, name: str, owner: str, epoch: int) -> bool:
-    """Give the lock up, if the owner has it at this epoch."""
+    """Release the lock, if the owner has it at this epoch."""
     update = "UPDATE holdfast.host_locks SET owner = NULL WHERE name = $1 AND owner = $2 AND epoch = $3 RETURNING 1"
     return bool(await db.fetch(update, name, owner, epoch))
 
@@ -49,7 +49,7 @@ async def end_lives(db: Db, node: str, now: Instant) -> None:
 
 
 async def fence(db: Db, lock: HostLock | None) -> None:
-    """Refuse to go on for a holder that has lost its lock. Call it in the transaction that writes.
+    """Raise for a holder that has lost its lock. Call this in the transaction that writes.
 
     The row is locked, so that no other owner acquires the lock before the transaction has ended.
     """

@@ -1,4 +1,4 @@
-"""`deliver`: signals and messages put into inboxes, each at most once by its id, many at a time in one round trip."""
+"""`deliver`: puts signals and messages into inboxes, each at most once by its id, many at a time in one round trip."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -54,11 +54,11 @@ async def deliver(
 
 
 def _wave(items: Sequence[SignalRequest | Message], waiting: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return what can be delivered by one call, and what comes after it.
+    """Return the items that one call can deliver, and the rest.
 
-    A signal with conditions is delivered alone, and signals to entities apart from others. An item with the id of an
-    earlier one is delivered later. So is a signal that must find a wait, if there are earlier signals for its run, and
-    everything for the run after it: whether it finds one depends on them.
+    A signal with conditions is delivered alone, and signals to entities separately from others. An item with the id of
+    an earlier one is delivered later. So is a signal that requires an open wait, if there are earlier signals for its
+    run, and everything for the run after it: whether it finds a wait depends on them.
     """
     wave: list[int] = []
     later: list[int] = []

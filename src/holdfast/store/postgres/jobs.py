@@ -89,7 +89,7 @@ async def acquire(
     visible_ms: int,
     now: Instant | None,
 ) -> list[port.Job]:
-    """Acquire up to `limit` jobs: longest visible first, then in order of their runs' creation and of step ids."""
+    """Acquire up to `limit` jobs: longest visible first, then ordered by their runs' creation and by step id."""
     found = await pool.fetch(ACQUIRE, now, node, list(queues), list(activities), limit, visible_ms * 1_000)
     acquired = []
     for row in found:
@@ -101,7 +101,7 @@ async def acquire(
 
 
 async def find_places(db: Db, query: port.PlaceQuery, limit: int, now: Instant | None) -> port.Found[port.PlaceInLine]:
-    """Return what of these runs waits for a place: calls under their limits, and runs to be admitted."""
+    """Return what waits for a slot in these runs: calls under their limits, and runs to be admitted."""
     rows = await db.fetch(PLACES, now, list(map(askable, query.run_ids)), limit)
     return port.Found(map(sql.place_of, rows))
 
@@ -116,7 +116,7 @@ async def acquire_limited(
     visible_ms: int,
     now: Instant | None,
 ) -> tuple[list[port.Job], Instant | None]:
-    """Acquire up to `most` jobs that have room under their limits, in order of the limits' names."""
+    """Acquire up to `most` jobs that have room under their limits, ordered by the limits' names."""
     rows = [(name, *_numbers(limit)) for name, limit in limits.items()]
     *found, last = await pool.fetch(
         ACQUIRE_LIMITED, now, node, list(queues), list(activities), most, visible_ms * 1_000, *columns(rows, 7)
@@ -125,7 +125,7 @@ async def acquire_limited(
     for row in found:
         try:
             acquired.append(sql.job_of(tuple(row)[2:]))
-        except StoreCorrupt:  # its place is free when it is visible again
+        except StoreCorrupt:  # its slot is free when it is visible again
             continue
     return acquired, last[1]
 
@@ -138,7 +138,7 @@ def _numbers(limit: CallLimit) -> tuple[int | None, ...]:
 
 
 async def release(pool: Pool, node: str, jobs: Sequence[port.Job], now: Instant | None) -> int:
-    """Give back jobs that were acquired and not begun."""
+    """Return jobs that were acquired but not started."""
     asked = [(job.run_id, job.step_id, job.engine_attempt_id) for job in jobs]
     return len(await pool.fetch(RELEASE, now, node, *columns(asked, 3))) if asked else 0
 
@@ -146,7 +146,7 @@ async def release(pool: Pool, node: str, jobs: Sequence[port.Job], now: Instant 
 async def heartbeat(
     db: Db, node: str, beats: Sequence[port.Heartbeat], visible_ms: int, now: Instant | None
 ) -> tuple[Instant, list[bool]]:
-    """Keep the jobs and steps that the node still has; store the details of their progress."""
+    """Extend the jobs and steps that the node still has; store the details of their progress."""
     [row] = await db.fetch(
         HEARTBEAT,
         now,

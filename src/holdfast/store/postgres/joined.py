@@ -1,9 +1,9 @@
-"""`joined`: runs created and signals delivered in a transaction that a caller has begun on their own connection.
+"""`joined`: creates runs and delivers signals in a transaction that a caller has begun on the caller's own connection.
 
-The statements are those of `create` and `deliver`. asyncpg takes their values as they are; psycopg gets each as text,
-of which the server knows the type, so that nothing depends on how the caller has set up their connection. A savepoint
-keeps the caller's transaction usable when something is refused. The notification of nodes is part of the transaction
-too: the server sends it when that is committed.
+The statements are those of `create` and `deliver`. asyncpg accepts their values directly; psycopg gets each value as
+text, whose type the server knows, so that nothing depends on how the caller has configured the connection. A savepoint
+keeps the caller's transaction usable after a refusal. The notification of nodes is part of the transaction too: the
+server sends it on commit.
 """
 
 import re
@@ -31,25 +31,25 @@ DATABASE = """
 SELECT c.system_identifier::text || '/' || d.oid || '/' || n.oid
 FROM pg_control_system() c, pg_database d, pg_namespace n WHERE d.datname = current_database() AND n.nspname = $1
 """
-"""Names the schema of the store, whichever way a connection came to its server."""
+"""Identifies the schema of the store, whichever way a connection reached its server."""
 
 NOTIFY = f"SELECT pg_notify($2, ''), ({DATABASE})"
 UNSTORABLE_CLASSES = ("22", "23", "54")
-"""The classes of errors that are caused by what was to be stored."""
+"""The classes of errors that are caused by the data to be stored."""
 
 FAILED = "25P02"
 _PLACE = re.compile(r"\$(\d+)")
 _TO_ESCAPE = re.compile(r'(["\\])')
 _IDLE = 0
-"""The state of a connection of psycopg that is in no transaction."""
+"""The state of a psycopg connection without a transaction."""
 
 
 class _Unstorable(ValueError):
-    """What was to be stored cannot be, as a driver says."""
+    """A driver's report that the data cannot be stored."""
 
 
 class _Statements(Protocol):
-    """Executes statements on a connection of a caller."""
+    """Executes statements on a caller's connection."""
 
     async def fetch(self, sql: str, args: Sequence[Any]) -> Rows: ...
 
@@ -57,7 +57,7 @@ class _Statements(Protocol):
 
 
 class _Asyncpg:
-    """A connection of asyncpg, or one of its pool."""
+    """A connection of asyncpg, or one from its pool."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -72,10 +72,10 @@ class _Asyncpg:
 
 
 class _Psycopg:
-    """A connection of psycopg 3, of either kind."""
+    """A connection of psycopg 3, sync or async."""
 
     def __init__(self, connection: Any, run: Run) -> None:
-        import psycopg  # whose connection this is
+        import psycopg  # the package of this connection
 
         self._connection = connection
         self._run = run
@@ -111,7 +111,7 @@ class _Psycopg:
 
 
 def as_text(value: Any) -> str | None:
-    """Return a value as PostgreSQL writes it, of a type that the server knows by its place."""
+    """Return a value as PostgreSQL writes it, for a parameter whose type the server knows."""
     if value is None:
         return None
     if isinstance(value, list | tuple):
@@ -129,7 +129,7 @@ def _element(value: Any) -> str:
 
 
 class _CallersTransaction(Transaction):
-    """A transaction of a caller, as the verbs of the store take one."""
+    """A caller's transaction, in the form that the verbs of the store accept."""
 
     def __init__(self, statements: _Statements, schema: str) -> None:
         super().__init__(statements, schema)
@@ -183,7 +183,7 @@ class JoinedPostgres:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[_CallersTransaction]:
-        """Check the caller's connection and notify nodes by it. What the server says against it is raised as ours."""
+        """Check the caller's connection and notify nodes through it. Errors of the server are raised as ours."""
         shown = self._pool.address.shown
         statements = _statements_of(await driver_of(self._given))
         await statements.check_begun()
@@ -202,14 +202,14 @@ class JoinedPostgres:
             fault = fault_of(problem, shown)
             if fault is not None:
                 raise fault.error from problem
-            if not isinstance(problem, asyncpg.PostgresError) and hasattr(problem, "sqlstate"):  # of psycopg
+            if not isinstance(problem, asyncpg.PostgresError) and hasattr(problem, "sqlstate"):  # from psycopg
                 text = f"{shown}: the server has failed ({problem.sqlstate or type(problem).__name__})"
                 raise StoreUnavailable(text, store=shown) from problem
             raise
 
 
 def _statements_of(driver: Driver) -> _Statements:
-    if driver.package == "asyncpg" and hasattr(driver.connection, "is_in_transaction"):  # a pool is no connection
+    if driver.package == "asyncpg" and hasattr(driver.connection, "is_in_transaction"):  # a pool is not a connection
         return _Asyncpg(driver.connection)
     if driver.package == "psycopg" and hasattr(driver.connection, "cursor"):
         return _Psycopg(driver.connection, driver.run)

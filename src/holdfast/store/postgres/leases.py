@@ -1,9 +1,9 @@
-"""`claim`, `renew`, `release`, `next_due`: which node owns which runs, and when there is work; and definitions.
+"""`claim`, `renew`, `release`, `next_due`: which node owns which runs, and when there is work; also definitions.
 
-**Where a claim starts.** A claim reads the agenda in the order of its places. While a long transaction keeps dead rows
-from being removed, they pile up at the places of finished work; so every claim returns where the next one of its kind
-may start: at the oldest live place, but never later than what may still be about to be committed. From time to time one
-starts at the very beginning, so that what was committed later than expected is found too.
+**Where a claim starts.** A claim reads the agenda in the order of its positions. While a long transaction prevents the
+removal of dead rows, they accumulate at the positions of finished work. So every claim returns where the next one of
+its kind may start: at the oldest live position, but never after anything that may still be about to be committed. From
+time to time a claim starts at the very beginning, so that it also finds what was committed later than expected.
 """
 
 import asyncio
@@ -51,40 +51,40 @@ ORPHANED = "SELECT o_plan, o_version, o_since FROM holdfast.missing_2($1, $2)"
 RELEASE = "SELECT o_now, o_freed FROM holdfast.release_1($1, $2, $3)"
 
 FIRST = -(2**62)
-"""Before every place."""
+"""Before every position."""
 
 EVERYWHERE = (FIRST,) * 4
 AGAIN_AFTER = 30_000_000
-"""How long claims start at the oldest live place, before one reads everything again."""
+"""How long claims start at the oldest live position, before one reads everything again."""
 
 ASIDE = 60_000_000
-"""How long a run whose rows cannot be read is deferred, so that it does not hold up others."""
+"""How long a run with unreadable rows is deferred, so that it does not hold up others."""
 
 Kind = tuple[str, tuple[str, ...] | None]
 
 
 class Start(Struct, frozen=True):
-    """Where claims of one kind start, and since when none has read everything."""
+    """Where claims of one kind start, and since when none of them has read everything."""
 
     places: Sequence[int]
     since: Instant
 
 
 class Starts:
-    """Where claims start, by the node that claims and its definitions."""
+    """Where claims start, by the claiming node and its definitions."""
 
     def __init__(self) -> None:
         self._starts: dict[Kind, Start] = {}
         self._latest = 0
 
     def heard(self, now: Instant) -> None:
-        """Record the server's time. If it was set back, places were entered before every start: all are dropped."""
+        """Record the server's time. If it was set back, there are positions before every start: all are dropped."""
         if now < self._latest:
             self._starts.clear()
         self._latest = now
 
     def of(self, kind: Kind) -> Sequence[int]:
-        """Return the places to start at."""
+        """Return the positions to start at."""
         start = self._starts.get(kind)
         return EVERYWHERE if start is None else start.places
 
@@ -97,29 +97,29 @@ class Starts:
 
 
 def kind_of(node: str, plans: Sequence[port.Plan] | None) -> Kind:
-    """Return what kind of claim this is."""
+    """Return the kind of this claim."""
     return askable(node), None if plans is None else tuple(map(askable, sql.plan_keys(plans)))
 
 
 async def claim(
     pool: Pool, starts: Starts, node: str, limit: int, plans: Sequence[port.Plan] | None, now: Instant | None
 ) -> tuple[Instant, list[port.LoadedRun]]:
-    """Claim and load up to `limit` eligible runs; return the server's time too."""
+    """Claim and load up to `limit` eligible runs; also return the server's time."""
     kind = kind_of(node, plans)
     found = await pool.fetch(CLAIM, now, kind[0], limit, kind[1], starts.of(kind))
     heard, places = found[0][0], found[0][1]
     if places is None:
         raise decisions.lease_expired(node)
-    starts.heard(heard)  # before: a time that was set back makes places of no use
+    starts.heard(heard)  # first: a time that was set back invalidates positions
     starts.note(kind, places, heard)
     loaded = [await readable(pool, tuple(row)[2:], node, heard) for row in found if row[2] is not None]
     return heard, [run for run in loaded if run is not None]
 
 
 async def readable(pool: Pool, row: tuple[Any, ...], node: str, now: Instant) -> port.LoadedRun | None:
-    """Return a run that was claimed, without what cannot be read. A damaged run never stops others.
+    """Return a claimed run, leaving out what cannot be read. A damaged run never stops others.
 
-    A message or signal that cannot be read becomes a dead letter; a run with any other damage is deferred.
+    An unreadable message or signal becomes a dead letter; a run with any other damage is deferred.
     """
     try:
         return queries.loaded_of(row)
@@ -176,7 +176,7 @@ async def renew(
 
 
 async def extend(address: Address, node: str, lease_ms: int, now: Instant | None) -> None:
-    """Extend a current lease, on a connection of its own."""
+    """Extend a current lease, on a separate connection."""
     try:
         async with asyncio.timeout(lease_ms / 1_000):
             connection = await connect(address)
@@ -192,7 +192,7 @@ async def extend(address: Address, node: str, lease_ms: int, now: Instant | None
 
 
 async def find_orphaned(pool: Pool, late_ms: int, now: Instant | None) -> list[port.OrphanedDefinition]:
-    """Return the definitions that no live node has, of runs that have been eligible for so long."""
+    """Return the definitions that no live node has although runs of them have been eligible this long."""
     found = await pool.fetch(ORPHANED, now, late_ms * 1_000)
     return [port.OrphanedDefinition((plan_id, plan_version), since) for plan_id, plan_version, since in found]
 
@@ -219,7 +219,7 @@ async def publish_definitions(db: Db, definitions: Sequence[WorkflowDeclaration]
 
 
 async def find_definitions(db: Db, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
-    """Return the definitions in the order asked for; None where there is none."""
+    """Return the definitions in the requested order; None for those that do not exist."""
     asked = list(dict.fromkeys((askable(plan_id), askable(version)) for plan_id, version in plans))
     rows = await db.fetch(_FIND_DEFINITIONS, [plan_id for plan_id, _ in asked], [version for _, version in asked])
     found = {(row[0], row[1]): sql.definition_of(row[2]) for row in rows}

@@ -1,8 +1,8 @@
-"""Making a schema, or bringing it up to date, once, whichever node is first. See `store/schema.py`.
+"""Creates or upgrades a schema, once, whichever node is first. See `store/schema.py`.
 
-After the tables come the functions (`functions.sql`): they are replaced as a whole when the database has others than
-this build. Which it has is written into the comment on `holdfast_schema`, as the digest of that file. A store that a
-newer build has migrated keeps its functions. Nodes wait for each other by an advisory lock.
+The functions (`functions.sql`) follow the tables: they are replaced as a whole if the database has other functions than
+this build. The comment on `holdfast_schema` records which it has, as the digest of that file. A store that a newer
+build has migrated keeps its functions. Nodes wait for each other with an advisory lock.
 """
 
 from functools import cache
@@ -23,8 +23,8 @@ SELECT EXISTS (
     SELECT FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
     WHERE nspname = $1 AND relname = 'holdfast_schema')
 """
-"""This reads the catalogue. to_regclass asks the session's cache, which does not notice a schema that another node has
-made while this one waited for the lock."""
+"""This reads the catalogue. to_regclass uses the session's cache, which misses a schema that another node has created
+while this one waited for the lock."""
 
 
 def schema() -> Schema:
@@ -34,7 +34,7 @@ def schema() -> Schema:
 
 @cache
 def functions() -> str:
-    """Return the script that makes every function, or replaces it."""
+    """Return the script that creates or replaces every function."""
     return (files("holdfast.store.postgres") / "functions.sql").read_text()
 
 

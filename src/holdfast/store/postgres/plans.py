@@ -1,4 +1,4 @@
-"""Plans on the server: their bodies by hash, and the versions that are registered."""
+"""Plans on the server: their bodies by hash, and the registered versions."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ INSERT INTO holdfast.plans ({_COLUMNS}) SELECT $1, $2, $3, b.sha256, $5, $6, hol
 FROM holdfast.plan_bodies b WHERE b.tenant = $1 AND b.sha256 = $4 FOR KEY SHARE
 ON CONFLICT DO NOTHING
 """
-# Bodies that are being given, or registered, are left for another time.
+# Bodies that are just being put or registered are skipped until a later purge.
 _UNUSED = """
 SELECT b.tenant, b.sha256 FROM holdfast.plan_bodies b WHERE b.put_at <= $1 AND ($2::text IS NULL OR b.tenant = $2)
     AND ($3 OR NOT EXISTS (SELECT 1 FROM holdfast.plans p WHERE p.tenant = b.tenant AND p.sha256 = b.sha256))
@@ -35,7 +35,7 @@ ORDER BY b.tenant, b.sha256 LIMIT $5 FOR UPDATE OF b SKIP LOCKED
 
 
 async def put(db: Db, tenant: str, sha256: str, body: bytes, now: Instant | None) -> None:
-    """Keep a body; of a known one only when it was given last."""
+    """Store a body; if it is known, only update when it was last put."""
     await db.fetch(_PUT, tenant, bytes.fromhex(sha256), body, now)
 
 
@@ -73,7 +73,7 @@ async def find(db: Db, query: PlanQuery, limit: int) -> Found[RegisteredPlan]:
 
 
 async def unused(db: Db, policy: PurgePolicy, gone: list[int], now: Instant) -> list[Any]:
-    """Return the bodies that a purge deletes, one more than its limit."""
+    """Return the bodies that a purge deletes, up to one more than its limit."""
     until = decisions.unused_until(policy, now)
     if until is None:
         return []
@@ -81,7 +81,7 @@ async def unused(db: Db, policy: PurgePolicy, gone: list[int], now: Instant) -> 
 
 
 async def forget(db: Db, bodies: list[Any], policy: PurgePolicy) -> None:
-    """Delete bodies, and the versions that a tenant has registered if it is deleted."""
+    """Delete bodies; if a tenant is deleted, also the versions that it has registered."""
     await db.fetch(
         "DELETE FROM holdfast.plan_bodies b USING unnest($1::text[], $2::bytea[]) AS x (tenant, sha256) "
         "WHERE b.tenant = x.tenant AND b.sha256 = x.sha256",

@@ -1,12 +1,12 @@
-"""Connections to one server: few, kept, replaced when they break; and work that is retried where that is safe.
+"""Connections to one server: few, kept open, replaced when they break; and work that is retried where that is safe.
 
-The driver's pool resets a connection after each use, which costs a third of a small query; nothing here needs that,
+The driver's pool resets a connection after each use, which costs a third of a small query; that is unnecessary here,
 because nothing is left behind in a session. Every verb may be repeated (see the port), so after a transient error (a
-server that restarts, a deadlock, a replica that has not taken over yet) the work is retried with growing pauses, up to
-a bound; then a typed error is raised. The exception is work with `is_repeatable=False`: if its answer was lost, its
+server restart, a deadlock, a replica that has not taken over yet) the work is retried with growing pauses, up to a
+bound; then a typed error is raised. The exception is work with `is_repeatable=False`: if its answer was lost, its
 outcome is unknown, and the caller gets the error.
 
-A caller that is cancelled only stops waiting: its work is finished.
+A caller that is cancelled only stops waiting: its work is completed.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ Rows = list[Any]
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 1.0
 STATEMENT_S = 60.0
-"""How long to wait for an answer. A connection that was lost silently is noticed then, at the latest."""
+"""How long to wait for an answer. A silently lost connection is noticed by then at the latest."""
 
 CONNECT_S = 10.0
 
 CLOSE_S = 3.0
-"""How long a store that is closed waits for pending work, and for its connections to end."""
+"""How long closing a store waits for pending work, and for its connections to end."""
 
 _LOOK = """
 SELECT pg_is_in_recovery() AS is_replica, current_setting('transaction_read_only') = 'on' AS is_read_only,
@@ -66,7 +66,7 @@ class Transaction:
         return rows
 
     async def script(self, sql: str) -> None:
-        """Execute statements that have no values."""
+        """Execute statements without parameters."""
         await self.connection.execute(in_schema(sql, self._schema))
 
     def savepoint(self) -> Any:
@@ -95,7 +95,7 @@ class Pool:
     async def fetch(
         self, sql: str, *args: Any, is_repeatable: bool = True, if_lost: Callable[[], None] | None = None
     ) -> Rows:
-        """Execute one statement in a transaction of its own."""
+        """Execute one statement in a separate transaction."""
         text = in_schema(sql, self.address.schema)
 
         async def work(connection: Any) -> Rows:
@@ -109,7 +109,7 @@ class Pool:
         return await self._try(work, is_repeatable, if_lost)
 
     async def transact(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
-        """Let a function execute statements in one transaction. It may be called again: it has no other effects."""
+        """Run a function that executes statements in one transaction. It may run again: it has no other effects."""
 
         async def attempt(connection: Any) -> T:
             async with connection.transaction():
@@ -118,7 +118,7 @@ class Pool:
         return await self._try(attempt, is_repeatable=True)
 
     async def finished(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for work that is finished even if its caller is cancelled, and before the pool is closed."""
+        """Wait for work that is completed even if its caller is cancelled, and before the pool is closed."""
         try:
             self.check_open()
         except StoreError:
@@ -130,7 +130,7 @@ class Pool:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Finish pending work, within a bound, and close the connections; if cancelled, at once."""
+        """Finish pending work, for a bounded time, and close the connections; if cancelled, immediately."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -155,7 +155,7 @@ class Pool:
             raise StoreUnavailable("the store is closed", store=self.address.shown)
 
     async def check(self) -> None:
-        """Connect, and refuse at once a server that cannot be used, or cannot be reached."""
+        """Connect, and immediately refuse a server that cannot be used or reached."""
         try:
             self._free.append(await self._connect(is_first=True))
         except ValueError as problem:  # from the driver; it may quote the password
@@ -250,7 +250,7 @@ class Pool:
 
 
 async def connect(address: Address, **settings: str) -> Any:
-    """Make a connection. Behind a pooler it has no settings and no prepared statements, for they would be lost."""
+    """Open a connection. Behind a pooler it has no settings or prepared statements, because they would be lost."""
     given = (
         {}
         if address.has_pooler
@@ -292,7 +292,7 @@ def _is_home_closed() -> bool:
 
 
 def in_schema(sql: str, schema: str) -> str:
-    """Return a statement with our schema's name in place of `holdfast.`."""
+    """Return a statement with `holdfast.` replaced by the name of our schema."""
     return sql if schema == "holdfast" else sql.replace("holdfast.", f"{schema}.")
 
 

@@ -60,13 +60,13 @@ SELECT {", ".join(["run_id", *(f"e.{each.strip()}" for each in sql.EVENT.split("
     ORDER BY place_id COLLATE "C", x.run_seq LIMIT $3
 ) e WHERE before_bytes < $4 ORDER BY run_id COLLATE "C", run_seq
 """
-"""It looks each run up by the keys, whatever the server believes about the tables."""
+"""This looks each run up by the keys, whatever the server's statistics say about the tables."""
 
 SIZES = """
 SELECT octet_length(data) FROM holdfast.events
 WHERE run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = $1) AND run_seq > $2 ORDER BY run_seq LIMIT $3
 """
-# Of many runs the number is the server's estimate, as its planner makes it: rows a page when it last looked, by pages.
+# For many runs the number is the planner's estimate: rows per page at the last analysis, times pages.
 STATS = f"""
 SELECT (SELECT count(*) FROM holdfast.agenda WHERE ready_at <= t.now),
     (SELECT count(*) FROM holdfast.agenda WHERE owner <> ''),
@@ -95,7 +95,7 @@ FROM (SELECT holdfast.time_1($1) AS now OFFSET 0) t, (
 
 
 async def load(db: Db, run_ids: Sequence[str], now: Instant | None) -> list[port.LoadedRun | None]:
-    """Return the runs in the order asked for; None where missing."""
+    """Return the runs in the requested order; None for missing ones."""
     found = await db.fetch(LOAD, now, [run_id for run_id in set(run_ids) if "\x00" not in run_id])
     loaded = {row[1]: loaded_of(row) for row in found}
     return [loaded.get(run_id) for run_id in run_ids]
@@ -173,7 +173,7 @@ _SAYS = (
     "THEN strpos(lower((" + _ERROR + ') COLLATE "C"), ?) > 0 END)'
 )
 
-_RETRYING = (  # of a text inside JSON the quotes are escaped, so most rows are not parsed
+_RETRYING = (  # quotes are escaped in a text inside JSON, so most rows are not parsed
     "finished_at IS NULL AND CASE WHEN strpos(snapshot, '\"retrying\":{') > 0 "
     "THEN snapshot::json #>> '{retrying,step_id}' IS NOT NULL ELSE false END"
 )
@@ -220,7 +220,7 @@ def _add_run_conditions(where: Where, query: port.RunQuery) -> None:
 
 
 async def _search_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port.RunHead] | None:
-    """Return the runs that match a query which an index can drive, or None if none should. See `store/search.py`."""
+    """Return the runs that match a query that an index can drive; None if no index should. See `store/search.py`."""
     found = port.Found[port.RunHead]()
     while True:
         more = await _search_part(db, search.part_of(query, found.cursor), limit - len(found))
@@ -305,7 +305,7 @@ async def find_mailbox(db: Db, query: port.MailboxQuery, limit: int) -> port.Fou
 
 
 # The whole text is searched first, because parsing the JSON takes longer.
-_TASK = r"replace(task, '\u0000', '\u0001')::json"  # what people wrote may hold a NUL, which JSON functions refuse
+_TASK = r"replace(task, '\u0000', '\u0001')::json"  # user text may contain a NUL, which JSON functions refuse
 _MENTIONS = (
     f"""(strpos(lower(task COLLATE "C"), ?) > 0 AND (strpos(lower(({_TASK} ->> 'name') COLLATE "C"), ?) > 0 """
     f"""OR strpos(lower(({_TASK} -> 'payload')::text COLLATE "C"), ?) > 0))"""
@@ -363,7 +363,7 @@ async def stats(db: Db, now: Instant | None) -> port.Stats:
 
 
 async def most_rows(db: Db, size: str, where: Where, order: str, limit: int, most_bytes: int | None) -> int:
-    """Return how many rows fit into so many bytes together. Sizes are known without reading the values."""
+    """Return how many rows fit into this many bytes together. Sizes are known without reading the values."""
     if most_bytes is None:
         return limit
     fitting = _fitting(await read_page(db, f"SELECT {size}", where, order, limit), most_bytes)
@@ -371,12 +371,12 @@ async def most_rows(db: Db, size: str, where: Where, order: str, limit: int, mos
 
 
 def _fitting(sizes: list[Any], most_bytes: int) -> int | None:
-    """Return with how many rows they reach this size together, or None if they do not."""
+    """Return the number of rows at which they reach this total size, or None if they do not."""
     totals = accumulate(row[0] or 0 for row in sizes)
     return next((number for number, total in enumerate(totals, 1) if total >= most_bytes), None)
 
 
 async def read_page(db: Db, select: str, where: Where, order: str, limit: int, skip: int = 0) -> list[Any]:
-    """Return so many rows in this order, after skipping some."""
+    """Return up to `limit` rows in this order, after skipping some."""
     sql = f"{select} {where.numbered} ORDER BY {order} LIMIT {where.limit_parameter} OFFSET {skip:d}"
     return await db.fetch(sql, *(askable(value) for value in where.values(limit)))

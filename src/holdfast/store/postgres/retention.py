@@ -1,4 +1,4 @@
-"""`purge`: what retention deletes, and what it must not touch. And the runs that are archived elsewhere."""
+"""`purge`: what retention deletes, and what it must not touch. Also the archive locations of deleted runs."""
 
 from collections.abc import Sequence
 from operator import itemgetter
@@ -22,7 +22,7 @@ from holdfast.store.postgres.pool import Db, Transaction
 from holdfast.store.postgres.queries import read_page
 from holdfast.store.sql import Where
 
-# A purge takes the oldest first, in the order of an index: what a batch costs does not depend on how much is left.
+# A purge deletes the oldest first, in the order of an index: the cost of a batch does not depend on how much is left.
 _FAMILY_HAS_ENDED = """
 NOT EXISTS (SELECT 1 FROM holdfast.runs p WHERE p.run_id = runs.parent_run_id AND p.finished_at IS NULL)
     AND NOT EXISTS (SELECT 1 FROM holdfast.runs c WHERE c.parent_run_id = runs.run_id AND c.finished_at IS NULL)
@@ -76,7 +76,7 @@ _LONG = """
 SELECT run_no FROM holdfast.runs WHERE run_no = ANY ($1) AND version > $2
     AND version - (SELECT min(run_seq) FROM holdfast.events e WHERE e.run_no = runs.run_no) >= $2
 """
-# It walks the first entries of the primary key: what it costs does not depend on how long the history is.
+# This walks the first entries of the primary key: its cost does not depend on the length of the history.
 _DELETE_PART = """
 DELETE FROM holdfast.events WHERE run_no = $1
     AND run_seq < (SELECT min(run_seq) FROM holdfast.events WHERE run_no = $1) + $2
@@ -85,7 +85,7 @@ _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 
 
 class _Selection:
-    """Which rows one purge is about: at most `limit` of each kind, and one more that says there are others."""
+    """The rows that one purge covers: at most `limit` of each kind, and one more that shows there are others."""
 
     def __init__(self, db: Transaction, policy: PurgePolicy, now: Instant) -> None:
         self._db = db
@@ -95,11 +95,11 @@ class _Selection:
 
     @property
     def _all_go(self) -> bool:
-        """Whether all runs that are named go whole: then nothing is left of them to look for."""
+        """Whether all named runs are deleted completely: then nothing is left of them to search for."""
         return self._policy.run_ids is not None and 0 < len(self._policy.run_ids) <= len(self.doomed)
 
     async def rows(self, select: str, column: str, window_ms: int | None, *conditions: str) -> list[Any]:
-        """Return the rows whose instant in this column is past the window, the oldest first."""
+        """Return the rows whose instant in this column is past the window, oldest first."""
         if window_ms is None or (select is not _INDEX and self._all_go):
             return []
         policy, where = self._policy, Where()
@@ -188,7 +188,7 @@ async def purge(
 
 
 async def _long(db: Db, gone: list[Any]) -> set[int]:
-    """Return which of these runs have more events than one commit deletes."""
+    """Return those of these runs that have more events than one commit deletes."""
     asked = [run_no for run_no, _, _ in gone]
     return {row[0] for row in await db.fetch(_LONG, asked, decisions.PART_EVENTS)} if asked else set()
 
@@ -196,9 +196,9 @@ async def _long(db: Db, gone: list[Any]) -> set[int]:
 async def _delete_part(
     transaction: Transaction, policy: PurgePolicy, row: Any, now: Instant, entry: AuditEntry | None
 ) -> PurgeReport:
-    """Delete the oldest events of a run that is to go, and nothing else. Where it is archived is remembered at once."""
+    """Delete only the oldest events of a run that is to be deleted. Its archive location is stored immediately."""
     run_no, run_id, created_at = row
-    outbox = await bus.purge_of(transaction, policy, [run_no])  # as with their run: a sink has yet to get nothing of it
+    outbox = await bus.purge_of(transaction, policy, [run_no])  # as with their run: no sink needs them
     deleted = await transaction.fetch(f"{_DELETE_PART} RETURNING 1", run_no, decisions.PART_EVENTS)
     await note_archived(transaction, decisions.archived_of(policy, {run_id: created_at}, now))
     report = PurgeReport(events=len(deleted), outbox=outbox, has_more=True)
@@ -208,13 +208,13 @@ async def _delete_part(
 
 
 async def _within_bytes(db: Transaction, gone: list[Any], most: int) -> int:
-    """Return how many of these runs have no more bytes of events together."""
+    """Return how many of these runs have no more than this many bytes of events together."""
     sizes = {row[0]: int(row[1]) for row in await db.fetch(_SIZES, [run_no for run_no, _, _ in gone])}
     return decisions.within_bytes((sizes.get(run_no, 0) for run_no, _, _ in gone), most)
 
 
 async def _delete_runs(transaction: Transaction, policy: PurgePolicy, gone: list[Any], now: Instant) -> None:
-    """Delete runs with all that is theirs, and remember where they are archived."""
+    """Delete runs with everything that belongs to them, and store their archive locations."""
     if not gone:
         return
     doomed = [run_no for run_no, _, _ in gone]
@@ -224,7 +224,7 @@ async def _delete_runs(transaction: Transaction, policy: PurgePolicy, gone: list
 
 
 async def note_archived(transaction: Transaction, runs: Sequence[ArchivedRun]) -> None:
-    """Remember where deleted runs are archived."""
+    """Store the archive locations of deleted runs."""
     if runs:
         await transaction.fetch(_REMEMBER, *columns([sql.archived_row(run) for run in runs], 14))
 
@@ -232,7 +232,7 @@ async def note_archived(transaction: Transaction, runs: Sequence[ArchivedRun]) -
 async def _delete_parts(
     transaction: Transaction, tasks: list[Any], states: list[Any], letters: list[Any], archived: list[Any]
 ) -> None:
-    """Delete tasks, snapshots, dead letters, and what is known of archived runs."""
+    """Delete tasks, snapshots, dead letters, and archive locations."""
     for statement, rows in (
         ("DELETE FROM holdfast.tasks WHERE task_id = ANY ($1)", tasks),
         ("UPDATE holdfast.runs SET snapshot = NULL WHERE run_no = ANY ($1)", states),
@@ -274,14 +274,14 @@ async def find_finished(db: Db, query: FinishedRunQuery, limit: int) -> Found[Ru
 
 
 async def find_archived(db: Db, query: ArchivedRunQuery, limit: int) -> Found[ArchivedRun]:
-    """Return the archived runs that match the query, those that ended last first."""
+    """Return the archived runs that match the query, last to end first."""
     select = f"SELECT {sql.ARCHIVED} FROM holdfast.archived_runs"
     found = await read_page(db, select, sql.archived_conditions(query), "finished_at DESC, run_id DESC", limit)
     return sql.found_of(found, sql.archived_run_of, itemgetter(0), itemgetter(9, 0))
 
 
 async def _forget(transaction: Transaction, expired: list[Any], now: Instant) -> None:
-    """Delete acceptance records, unless one has been renewed meanwhile."""
+    """Delete acceptance records, except those that were renewed meanwhile."""
     await transaction.fetch(
         "DELETE FROM holdfast.acceptance_records a USING unnest($1::bigint[], $2::text[], $3::text[]) "
         "AS x (run_no, name, signal_id) WHERE a.run_no = x.run_no AND a.name = x.name AND a.signal_id = x.signal_id "
@@ -294,7 +294,7 @@ async def _forget(transaction: Transaction, expired: list[Any], now: Instant) ->
 
 
 async def _count(db: Db, doomed: list[int]) -> dict[str, int]:
-    """Return how much of each kind these runs have."""
+    """Return how many rows of each kind these runs have."""
     if not doomed:
         return dict.fromkeys(_COUNTED, 0)
     counts = ", ".join(f"(SELECT count(*) FROM holdfast.{table} WHERE run_no = ANY ($1))" for table in _COUNTED)

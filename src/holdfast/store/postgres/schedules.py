@@ -40,7 +40,7 @@ async def commit(
     if stored is None:
         assert known is not None
         return known, await _started_before(transaction, starts), None
-    if not await transaction.fetch(_PUT, *schedule_row(stored)):  # another one was inserted meanwhile
+    if not await transaction.fetch(_PUT, *schedule_row(stored)):  # another process inserted one meanwhile
         raise decisions.schedule_conflict(stored, stored)
     answers: list[port.Created | port.Existing | port.Refused] = []
     if starts:
@@ -52,7 +52,7 @@ async def commit(
 async def _started_before(
     transaction: Transaction, starts: Sequence[port.NewRun]
 ) -> list[port.Created | port.Existing | port.Refused]:
-    """Return the answers about the runs of a commit that is made again."""
+    """Return the answers about the runs of a repeated commit."""
     keys = [bytes.fromhex(new.request_key) for new in starts if validation.check_new_run(new) is None]
     select = "SELECT request_key, run_id FROM holdfast.runs WHERE request_key = ANY ($1)"
     found = {key.hex(): run_id for key, run_id in await transaction.fetch(select, keys)} if keys else {}

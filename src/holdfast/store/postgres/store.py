@@ -1,7 +1,7 @@
 """The PostgreSQL store, for many nodes on many machines.
 
 Each verb is one round trip and one transaction for a whole batch, except in a few rare cases. The time is the server's.
-Nothing depends on the session that a statement runs in, so a pooler in transaction mode may stand between. See
+Nothing depends on the session in which a statement runs, so a pooler in transaction mode may be in between. See
 `docs/adr/0016-postgresql.md`.
 """
 
@@ -85,14 +85,14 @@ _FINDERS: dict[type, Callable[[Pool, Any, int], Coroutine[Any, Any, port.Found[A
 }
 
 FRESH_S = 1.0
-"""How long the server's time is extrapolated by the local clock before it is queried again."""
+"""For how long the local clock extrapolates the server's time before it is queried again."""
 
 FLUSH_S = 1.0
 """How long closing waits for a wake-up to be sent."""
 
 
 class PostgresStore:
-    """A store in one schema of a PostgreSQL database. Make it with `open`."""
+    """A store in one schema of a PostgreSQL database. Create it with `open`."""
 
     def __init__(self, pool: Pool, clock: Clock | None, limits: Limits, wakeups: Wakeups) -> None:
         self.capabilities = port.Capabilities(
@@ -142,7 +142,7 @@ class PostgresStore:
 
     @property
     def transfer(self) -> Transfer:
-        """Whole runs, out of the database and into it."""
+        """Export and import of complete runs."""
         return PostgresTransfer(self._pool, self.now)
 
     # --- RunStore
@@ -157,7 +157,7 @@ class PostgresStore:
             return self._clock.now()
         loop_time = asyncio.get_running_loop().time()
         if self._heard is None or loop_time - self._heard[1] > FRESH_S:
-            if self._asking is None:  # callers that come at the same time share the answer
+            if self._asking is None:  # concurrent callers share the answer
                 self._asking = asyncio.create_task(self._ask_time(), name="time of the server")
                 self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
             now = await asyncio.shield(self._asking)
@@ -213,7 +213,7 @@ class PostgresStore:
         return JoinedPostgres(self._ready(), connection, self._limits, self._asked(), self._database)
 
     async def _database(self) -> str:
-        """Return what names the schema of this store among all servers."""
+        """Return the identity of this store's schema among all servers."""
         if self._named is None:
             [[self._named]] = await self._pool.finished(self._pool.fetch(DATABASE, self._pool.address.schema))
         return self._named
@@ -252,7 +252,7 @@ class PostgresStore:
         return lease_until
 
     def extend_lease(self, node: str, lease_ms: int) -> None:
-        """Extend a current lease, from any thread, while the loop is blocked, on a connection of its own."""
+        """Extend a current lease, from any thread, while the loop is blocked, on a separate connection."""
         now = None if self._clock is None else self._clock.now()
         asyncio.run(leases.extend(self._pool.address, node, lease_ms, now))
 
@@ -595,7 +595,7 @@ class PostgresStore:
 
         return await self._pool.finished(self._ready().transact(work))
 
-    # --- what several verbs need
+    # --- shared by several verbs
 
     async def _transact(self, work: Callable[[Transaction, Instant], Awaitable[T]]) -> T:
         """Do work in a transaction that knows its time."""
@@ -614,7 +614,7 @@ class PostgresStore:
         return None if self._clock is None else self._clock.now()
 
     def _listing(self) -> Pool:
-        """Return the connections for what may take long: no commit waits for them."""
+        """Return the connections for queries that may take long: no commit waits for them."""
         self._check_migrated()
         return self._lists
 
@@ -628,7 +628,7 @@ class PostgresStore:
             raise not_migrated(self._pool.address.shown)
 
     def _hear(self, now: Instant) -> None:
-        """Record the server's time. After a quick answer, a slow one that arrives soon says less: it is older."""
+        """Record the server's time. Soon after a quick answer, a slow one is worth less: it is older."""
         loop_time = asyncio.get_running_loop().time()
         if self._heard is not None:
             passed_s = loop_time - self._heard[1]

@@ -1,4 +1,4 @@
-"""Streams on the server. An append locks its runs first, in the order of their ids, and is decided on here."""
+"""Streams on the server. An append first locks its runs, ordered by id; the decision is made here."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

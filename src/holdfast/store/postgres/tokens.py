@@ -1,4 +1,4 @@
-"""Access tokens on the server: the record as it was made, and beside it the little that changes."""
+"""Access tokens on the server: the record as it was created, and separate columns for the little that changes."""
 
 from collections.abc import Sequence
 from operator import itemgetter
@@ -39,7 +39,7 @@ _KEEP_KEY = "INSERT INTO holdfast.store_keys (name, key) VALUES ($1, $2) ON CONF
 
 
 async def put(transaction: Transaction, tokens: Sequence[AccessToken], now: Instant | None) -> list[AccessToken]:
-    """Store tokens, joined with what is stored of them."""
+    """Store tokens, merged with what is stored of them."""
     await transaction.fetch(_FORGET, now)
     await transaction.fetch(_KEEP, *columns([_row_of(token) for token in tokens], 8))
     found = await transaction.fetch(_KEPT, [token.token_id for token in tokens])
@@ -58,7 +58,7 @@ async def put(transaction: Transaction, tokens: Sequence[AccessToken], now: Inst
 
 
 async def put_key(db: Db, name: str, key: str) -> str:
-    """Store a key unless there is one, and return the one that is stored."""
+    """Store a key unless there is one, and return the stored one."""
     await db.fetch(_KEEP_KEY, name, bytes.fromhex(key))
     kept = await get_key(db, name)
     assert kept is not None
@@ -66,7 +66,7 @@ async def put_key(db: Db, name: str, key: str) -> str:
 
 
 async def get_key(db: Db, name: str) -> str | None:
-    """Return the key that is stored under a name, or None."""
+    """Return the key stored under a name, or None."""
     kept = await db.fetch("SELECT key FROM holdfast.store_keys WHERE name = $1", name)
     return bytes(kept[0][0]).hex() if kept else None
 

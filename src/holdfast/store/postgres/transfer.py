@@ -1,4 +1,4 @@
-"""Whole runs out of a PostgreSQL database, and into it."""
+"""Export and import of complete runs of a PostgreSQL database."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -58,10 +58,10 @@ class PostgresTransfer:
         self._now = now
 
     async def settle(self) -> None:
-        """Do nothing: what a turn sends to other runs arrives with its commit."""
+        """Do nothing: what a turn sends to other runs is delivered with its commit."""
 
     async def read_runs(self, run_ids: Sequence[str]) -> list[WholeRun | None]:
-        """Return runs as a whole."""
+        """Return complete runs."""
 
         async def work(transaction: Transaction) -> list[WholeRun | None]:
             await transaction.script("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -70,7 +70,7 @@ class PostgresTransfer:
         return await self._pool.transact(work)
 
     async def write_runs(self, runs: Sequence[WholeRun]) -> None:
-        """Write runs as they were."""
+        """Write runs unchanged."""
         now = await self._now()
 
         async def work(transaction: Transaction) -> None:
@@ -81,7 +81,7 @@ class PostgresTransfer:
         await self._pool.transact(work)
 
     async def write_audit(self, entries: Sequence[AuditEntry]) -> None:
-        """Write entries of the audit log with their times."""
+        """Write entries of the audit log with their original times."""
 
         async def work(transaction: Transaction) -> None:
             found = await transaction.fetch("SELECT at, entry_id FROM holdfast.audit_log")
@@ -91,7 +91,7 @@ class PostgresTransfer:
         await self._pool.transact(work)
 
     async def write_archived(self, runs: Sequence[port.ArchivedRun]) -> None:
-        """Write where deleted runs are archived."""
+        """Write archive locations of deleted runs."""
         await self._pool.transact(lambda transaction: retention.note_archived(transaction, runs))
 
 

@@ -1,9 +1,9 @@
-"""Wake-ups by LISTEN and NOTIFY, on a connection of their own.
+"""Wake-ups by LISTEN and NOTIFY, on a separate connection.
 
-NOTIFY takes a lock of the whole server when its transaction commits, so it is never part of other work: `notify` sets a
-flag, and a task sends one NOTIFY for all calls since the last one. If LISTEN does not work (the server restarts, a
-pooler stands between) that costs latency only: meanwhile listeners are woken once a second to poll, and once more
-when it works again.
+NOTIFY takes a server-wide lock when its transaction commits, so it is never part of other work: `notify` sets a flag,
+and a task sends one NOTIFY for all calls since the last one. If LISTEN does not work (the server restarts, a pooler is
+in between), that costs only latency: meanwhile listeners are woken once a second to poll, and once more when it works
+again.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from holdfast.store.postgres.pool import connect
 from holdfast.store.wakeups import Ended, Interest, LocalListener, LocalWakeups, Pending, Topic, decoded, encoded
 
 DEAF_S = 1.0
-"""How often listeners poll while LISTEN does not work, and how often it is retried."""
+"""How often listeners poll while LISTEN does not work, and how often LISTEN is retried."""
 
 PAUSE_S = 0.002
-"""The least time between two NOTIFYs: all calls in between are one."""
+"""The minimum time between two NOTIFYs: all calls in between are merged into one."""
 
 
 def channel_of(schema: str) -> str:
@@ -96,7 +96,7 @@ class NotifyWakeups:
         await self._connection.add_listener(self._channel, self._heard)
 
     async def _send_and_hear(self) -> None:
-        """Send the notifications of this process until the connection breaks; meanwhile others are received."""
+        """Send the notifications of this process until the connection breaks; meanwhile receive those of others."""
         while True:
             await self._notified.wait()
             if self._connection.is_closed():
