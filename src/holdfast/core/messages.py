@@ -1,11 +1,11 @@
-"""What reaches a run from outside: messages, signals, results of activities, operators' commands.
+"""The inputs of a run: messages, signals, results of activities, operators' commands.
 
-A **message** is an envelope that the engine makes; the commit that handles it deletes it. It carries the waiting token
-of its step. A message whose token is no longer open is stale: handling it changes nothing. That is how timers are
-cancelled.
+A **message** is an envelope that the engine creates; the commit that handles it deletes it. It carries the waiting
+token of its step. If that token is no longer open the message is stale: handling it changes nothing. This is how
+timers are cancelled.
 
 A **signal** is sent from outside. It is kept in the run's mailbox, in the order of acceptance per name, until a wait
-consumes it, and it can be followed afterwards.
+consumes it, and it can be traced afterwards.
 """
 
 from collections.abc import Iterable, Sequence
@@ -56,15 +56,15 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The caller of the service who sent it."""
 
     is_latest_only: bool = False
-    """It is refused if the job of its step was acquired again: how a later attempt ends decides."""
+    """It is refused if the job of its step was acquired again: the outcome of the later attempt decides."""
 
     opened_at: Instant = 0
-    """When the step was opened of which it carries an outcome: that distinguishes its run from a later one of the same
-    id. 0 in messages of old, and in those that carry none."""
+    """When the step of its outcome was opened: this distinguishes the run from a later one with the same id.
+    0 in older messages, and in those without an outcome."""
 
     @property
     def attempt(self) -> int | None:
-        """The attempt of an activity whose outcome it carries; None if it carries none."""
+        """The attempt of an activity to which its outcome belongs; None if it carries none."""
         if self.type != "ActivityCompleted" or self.step_id is None or self.waiting_token is None:
             return None
         step_id, mark, attempt = self.waiting_token.rpartition(ATTEMPT_MARK)
@@ -79,7 +79,7 @@ class Answer(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class ChildOutcome(Struct, frozen=True, omit_defaults=True, gc=False):
-    """The payload of `SubWorkflowCompleted`: a result, or else an error."""
+    """The payload of `SubWorkflowCompleted`: a result or an error."""
 
     result: Raw = NULL
     error: ErrorInfo | None = None
@@ -88,7 +88,7 @@ class ChildOutcome(Struct, frozen=True, omit_defaults=True, gc=False):
 def child_outcome(
     run_id: str, parent_run_id: str, step_id: str | None, token: str | None, outcome: ChildOutcome, now: Instant
 ) -> Message:
-    """Return the message to a parent about how a child has ended, or that it never began."""
+    """Return the message that informs a parent how a child ended, or that it never began."""
     return Message(
         signal_id=fitting_id(f"child:{run_id}", NAME_BYTES),
         run_id=parent_run_id,
@@ -104,7 +104,7 @@ def child_outcome(
 class ActivityOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The payload of `ActivityCompleted`: a result, an error, or the note that the outcome is reported later.
 
-    `fraction` is the sender's draw for the jitter of the next attempt.
+    `fraction` is the sender's random number for the jitter of the next attempt.
     """
 
     logical_attempt_id: int
@@ -123,9 +123,9 @@ class ActivityOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
 
 
 class Original(Struct, frozen=True, gc=False):
-    """What a sender sent, where the payload that is stored is made from it: its fingerprint and its size.
+    """The fingerprint and size of the payload as sent, if the stored payload differs from it.
 
-    Retries are recognised by the fingerprint, and the limit is for this size.
+    Retries are recognised by the fingerprint, and the limit applies to this size.
     """
 
     sha256: str
@@ -133,7 +133,7 @@ class Original(Struct, frozen=True, gc=False):
 
 
 class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
-    """A signal as its sender wants it to be accepted."""
+    """A request to accept a signal."""
 
     run_id: str
     name: str
@@ -142,7 +142,7 @@ class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
     step_id: str | None = None
     require_waiting: bool = False
     expected_version: int | None = None
-    """Accept it only while the run is at this version, and no other signal of its name waits for the same step."""
+    """Accept it only while the run is at this version and no other signal of its name waits for the same step."""
     accept_before: Instant | None = None
     """Accept it only before this instant, by the store's clock."""
     is_unlimited: bool = False
@@ -158,22 +158,22 @@ class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def payload_sha256(self) -> str:
-        """What a retry with the same id is compared by."""
+        """The fingerprint by which a retry with the same id is compared."""
         return codec.value_digest(self.payload) if self.original is None else self.original.sha256
 
 
 ADMITTED = "admitted"
-"""The id of the message that starts a run which was held, and was queued for admission when it was released."""
+"""The id of the message that starts a run which was held, then released and queued for admission."""
 
 
 MAILBOX = "mailbox"
-"""The id of the message that a run leaves itself which has read a part of its mailbox."""
+"""The id of the message that a run leaves itself after reading a part of its mailbox."""
 
 
 class Signal(Struct, frozen=True, kw_only=True, gc=False):
     """A signal in a run's mailbox. `id` is the store's, `signal_id` the sender's.
 
-    `accepted_at` strictly grows within a run; `received_at` is the time of the store's clock then.
+    `accepted_at` strictly increases within a run; `received_at` is the time of the store's clock at acceptance.
     `state_after` or `error` is the result of the wait's handler, for the turn that consumes the signal.
     """
 
@@ -227,14 +227,14 @@ def dead_signal(signal: Signal, now: Instant) -> Message:
 
 
 CLOCK_SET_BACK = 1_000_000
-"""The most that times of acceptance run ahead of the clock, in microseconds, unless the clock was set back."""
+"""How far times of acceptance may run ahead of the clock, in microseconds, unless the clock was set back."""
 
 
 def with_arrival_times(signals: Sequence[Signal]) -> Sequence[Signal]:
     """Return the signals of a run with the times that are compared to the deadlines of waits.
 
-    That is the time of acceptance. After the clock was set back, times of acceptance run ahead of it, and every wait
-    would find them too late. Then the clock counts, and no signal arrived later than the one accepted after it.
+    This is normally the time of acceptance. After the clock was set back, times of acceptance run ahead of it, and
+    would be too late for every wait. Then the clock counts, and a signal arrives no later than the next one accepted.
     """
     for signal in signals:
         if came_at_of(signal.accepted_at, signal.received_at) != signal.accepted_at:
@@ -250,7 +250,7 @@ def with_arrival_times(signals: Sequence[Signal]) -> Sequence[Signal]:
 
 
 def came_at_of(accepted_at: Instant, received_at: Instant | None) -> Instant:
-    """Return the time of a signal that is compared to the deadlines of waits, without regard to later signals."""
+    """Return the time of a signal that is compared to the deadlines of waits, regardless of later signals."""
     is_ahead = received_at is not None and accepted_at > received_at + CLOCK_SET_BACK
     return accepted_at if received_at is None or not is_ahead else received_at
 
@@ -265,7 +265,7 @@ class AcceptedSignalResult(Struct, frozen=True, kw_only=True, gc=False):
     signal_storage_key: str
     accepted: bool = True
     warning: str | None = None
-    """A warning to the sender of an accepted signal: the workflow declares no signal of this name."""
+    """A warning to the sender of an accepted signal: the workflow does not declare a signal of this name."""
 
 
 class AcceptanceRecord(Struct, frozen=True, kw_only=True, gc=False):
@@ -293,7 +293,7 @@ class ActivitySucceeded(Struct, frozen=True, gc=False):
 
 
 class ActivityErrored(Struct, frozen=True, gc=False):
-    """An activity raised. `fraction` is the shell's draw for the jitter of the next attempt."""
+    """An activity raised. `fraction` is the engine's random number for the jitter of the next attempt."""
 
     step_id: str
     logical_attempt_id: int
@@ -304,7 +304,7 @@ class ActivityErrored(Struct, frozen=True, gc=False):
 
 
 class ActivityDetached(Struct, frozen=True, gc=False):
-    """An activity has ended without an outcome, which is reported later, before `until`."""
+    """An activity has ended without an outcome. The outcome is reported later, before `until`."""
 
     step_id: str
     logical_attempt_id: int
@@ -373,7 +373,7 @@ class Control(Struct, frozen=True, kw_only=True, gc=False):
 class ControlPayload(Struct, frozen=True):
     """The payload of a control signal. `refusal` is the reason of the authoriser, if it refused.
 
-    A signal, an operation on a task or an update is here only if it was refused; `subject` is its name. `raise_failure`
+    A signal, a task operation or an update appears here only if it was refused; `subject` is its name. `raise_failure`
     lets RESUME raise the error of a failed step; `may_override` lets SKIP_STEP skip a task or a wait.
     """
 
@@ -404,7 +404,7 @@ class Update(Struct, frozen=True, kw_only=True, gc=False):
     input: Raw = NULL
     inbox_seq: int | None = None
     refusal: ErrorInfo | UnsetType | None = UNSET
-    """Why the validation refuses it; None if it passes, UNSET if there was no validation."""
+    """Why the validation refuses the update; None if it passes, UNSET if there was no validation."""
     by: CallerRef | None = None
 
 
@@ -412,9 +412,9 @@ class Actor(Struct, frozen=True, omit_defaults=True):
     """The person who works on a task. The caller vouches for the name and the roles."""
 
     name: str
-    """Who it is, as histories and the audit log show it."""
+    """The name of the person in histories and the audit log."""
     roles: tuple[str, ...] = ()
-    """The roles that tasks ask for."""
+    """The person's roles, which tasks may require."""
     is_admin: bool = False
     """Whether this person may assign every task."""
 
@@ -436,7 +436,7 @@ class TaskRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
 
 class TaskOperation(Struct, frozen=True, kw_only=True, gc=False):
-    """A `TaskRequest` as it reaches the run. `problem` says why an answer does not fit; `id` is the store's."""
+    """A `TaskRequest` as it reaches the run. `problem` is why an answer does not fit; `id` is the store's."""
 
     id: str
     request: TaskRequest
@@ -449,11 +449,11 @@ CONTROL_SIGNAL = "holdfast.control"
 UPDATE_SIGNAL = "holdfast.update"
 TASK_SIGNAL = "holdfast.task"
 OUTCOME_SIGNAL = "holdfast.outcome"
-"""Carries the outcome of an activity that was reported by its token. A turn that has not read it does not commit."""
+"""The signal with an outcome that was reported by activity token. A turn that has not read it does not commit."""
 INPUT_STEP = "holdfast.input"
-"""In the place of a step: the outcome is a later input of a debounced run (`core/debounce.py`)."""
+"""Used instead of a step id: the outcome is a later input of a debounced run (`core/debounce.py`)."""
 OUTCOME_BYTES = 4 * ERROR_CAUSES * ERROR_TEXT_CHARS
-"""The most bytes that an outcome has beside a result: an error with its causes."""
+"""The most bytes of an outcome apart from its result: an error with its causes."""
 ENGINE_SIGNALS = frozenset({CONTROL_SIGNAL, UPDATE_SIGNAL, TASK_SIGNAL, OUTCOME_SIGNAL})
 
 _SIGNAL_PAYLOADS: dict[str, type] = {
@@ -468,7 +468,7 @@ PAYLOADS: dict[str, type] = {
     "ActivityCompleted": ActivityOutcome,
     "ExternalSignal": DeadSignal,
 }
-"""The types of the payloads that the engine itself reads, by the type of the message."""
+"""The types of the payloads that the engine itself reads, by message type."""
 
 
 def payload_type(item: "Message | Signal | SignalRequest") -> type | None:
@@ -479,7 +479,7 @@ def payload_type(item: "Message | Signal | SignalRequest") -> type | None:
 def activity_completed(
     run_id: str, step_id: str, token: str, outcome: ActivityOutcome, now: Instant, opened_at: Instant = 0
 ) -> Message:
-    """Return the message with the outcome of an activity that another node than the run's owner executed.
+    """Return the message with the outcome of an activity that was executed by a node other than the run's owner.
 
     An attempt has one outcome, so its token is the id of the message; the note that it is detached has another id.
     """
@@ -498,7 +498,7 @@ def activity_completed(
 
 
 def is_deadline(message: Message) -> bool:
-    """Return whether a message is the one that ends a step at its deadline."""
+    """Return whether this is the message that ends a step at its deadline."""
     return message.type == "TimerDue" and (message.waiting_token or "").startswith(f"{message.step_id}{DEADLINE_MARK}")
 
 
@@ -528,7 +528,7 @@ def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
     size, most = len(request.payload), limits.signal_payload_bytes
     if request.original is not None:
         size = request.original.size_bytes
-    if request.name == OUTCOME_SIGNAL:  # its result has the bound of any value
+    if request.name == OUTCOME_SIGNAL:  # its result has the limit of any value
         most = limits.value_bytes + OUTCOME_BYTES
     if size > most:
         return PayloadTooLarge(
@@ -566,7 +566,7 @@ def controls_of(signals: Iterable[Signal]) -> Iterable[Control]:
 
 
 def outcomes_of(signals: Iterable[Signal]) -> Iterable[ReportedOutcome]:
-    """Return the outcomes of activities among signals, which were reported by token."""
+    """Return the outcomes that were reported by activity token, among signals."""
     for signal in signals:
         if signal.name == OUTCOME_SIGNAL:
             outcome = _payload_of(signal, ActivityOutcome, _UNREADABLE_OUTCOME)
@@ -601,7 +601,7 @@ _UNREADABLE_OUTCOME = ActivityOutcome(logical_attempt_id=0, engine_attempt_id=0)
 
 
 def _payload_of(signal: Signal, kind: type[T], otherwise: T) -> T:
-    """Return what a signal of the engine's own carries. One that was damaged is refused or answered like any other."""
+    """Return the payload of one of the engine's own signals. A damaged one is refused or answered like any other."""
     try:
         return codec.decode(signal.payload, kind)
     except InvalidInput:
@@ -629,7 +629,7 @@ def control_request(
     raise_failure: bool = False,
     may_override: bool = False,
 ) -> SignalRequest:
-    """Return the signal that carries an operator's command, or the authoriser's refusal of whatever was sent."""
+    """Return the signal that carries an operator's command, or the authoriser's refusal of any request."""
     payload: dict[str, object] = {"name": name, "actor": actor, "reason": reason, "step_id": step_id}
     if refusal:
         payload["refusal"] = refusal
@@ -643,5 +643,5 @@ def control_request(
 
 
 def cancelled_text(run_id: str, reason: str) -> str:
-    """Return the words for a run that was cancelled."""
+    """Return the error text of a cancelled run."""
     return f"run {run_id} was cancelled{reason and ': '}{reason}"

@@ -1,25 +1,25 @@
 """Operators' commands: pause, resume, cancel, approve, retry, skip, terminate.
 
-The order is the contract's (SIG-13): the authoriser has decided before; here the decision is recorded first, as
+The contract fixes the order (SIG-13): the authoriser has decided before; here the decision is recorded first, as
 SignalAccepted or SignalRejected with actor and reason, and then applied.
 
 A failed step can be retried or skipped until the program gets the failure, that is, while the run is paused. If the
 failure itself paused the run, the run resumes when the last such step is settled. RESUME raises the failure in the
-workflow, which may end the run, so it needs `raise_failure` for that.
+workflow, which may end the run, so it requires `raise_failure`.
 
-A plan goes on beside a failed step (`on_failure: continue`), and knows what it has skipped because of it. So a failed
-step of a plan can be retried or skipped later too: the program gets the decision (`Replay`) and reconsiders what it had
-skipped. It is refused once the run is being cancelled or compensated.
+A plan continues after a failed step (`on_failure: continue`), and knows what it skipped because of the failure. So a
+failed step of a plan can also be retried or skipped later: the program gets the decision (`Replay`) and reconsiders
+what it had skipped. The command is refused once the run is being cancelled or compensated.
 
-APPROVE of a run that requires it leaves the run the message that starts it; without one it waits, with its signals.
-APPROVE of a run that has started, or of a step, answers the task in which a plan asks for the approval, unless the
-task names who may answer it.
+APPROVE of a run that requires approval leaves the run the message that starts it; until then the run waits, along with
+its signals. APPROVE of a run that has started, or of a step, answers the task in which a plan asks for the approval,
+unless the task names who may answer it.
 
-RETRY_STEP of an unresolved step (see `reconciliation.py`) asks its verifier again. Of an activity that has failed and
-is tried again later, it begins the next attempt at once; the bound of its policy counts no attempt more.
+RETRY_STEP of an unresolved step (see `reconciliation.py`) asks its verifier again. For a failed activity that is to be
+retried later, it begins the next attempt immediately, and no additional attempt counts toward the policy's limit.
 
-A task or a wait is skipped without a result: only those it asks may answer it. Skipping needs a permission of its own
-(`may_override`), and the workflow gets None.
+A task or a wait is skipped without a result: only the people or senders it asks may answer it. Skipping requires a
+separate permission (`may_override`), and the workflow gets None.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ from holdfast.core.timing import pauses
 
 
 def control(state: RunState, command: m.Control, writer: EventWriter) -> Decision | Refusal:
-    """Record the decision, then what it changes."""
+    """Record the decision, then its effects."""
     why_not = _objection(state, command, writer.now) if command.is_allowed else command.refusal or "not permitted"
     verdict = e.SignalRejected if why_not else e.SignalAccepted
     reason = why_not or command.reason
@@ -70,7 +70,7 @@ def _objection(state: RunState, command: m.Control, now: Instant) -> str:
 
 
 def failures_to_settle(state: RunState) -> tuple[str, ...]:
-    """Return the failed steps that wait for an operator: `on_failure="pause"`, and not yet delivered."""
+    """Return the failed steps that wait for an operator: `on_failure="pause"`, failure not yet delivered."""
     return tuple(
         step_id
         for step_id, failed in state.failed_steps.items()
@@ -79,7 +79,7 @@ def failures_to_settle(state: RunState) -> tuple[str, ...]:
 
 
 def objection_to_resume(failed: Sequence[str]) -> str:
-    """Return why a plain RESUME is refused while these failed steps wait for an operator; empty if there are none."""
+    """Return why a plain RESUME is refused while these failed steps wait for an operator; empty if it is not."""
     if not failed:
         return ""
     return (
@@ -110,7 +110,7 @@ def _objection_to_retry(state: RunState, step_id: str, now: Instant) -> str:
 
 
 def _approval(state: RunState, command: m.Control) -> OpenStep | None:
-    """Return the open task in which a plan asks to approve the step, or without one the run."""
+    """Return the open task in which a plan asks to approve the step, or the run if no step is named."""
     task = state.open_steps.get(f"{command.step_id or ''}{APPROVAL_PART}") if is_plan(state.plan_id) else None
     return task if task is not None and isinstance(task.body, e.TaskCreated) else None
 
@@ -128,15 +128,15 @@ def _objection_to_approval(state: RunState, command: m.Control) -> str:
 
 
 def certain_objection_to_retry(state: RunState, step_id: str) -> str:
-    """Return why a retry of a step is refused whatever is in the run's inbox already; empty if that is not certain.
+    """Return why a retry of a step is refused, whatever the run's inbox contains; empty if that is not certain.
 
-    A step that is open may fail before the run decides.
+    An open step may fail before the run decides.
     """
     return "" if step_id in state.open_steps else _objection_to_retry(state, step_id, 0)
 
 
 OVERRIDES = frozenset(kind for body, kind in e.OPENING.items() if body.ASKS_OTHERS)
-"""Kinds of steps that wait for an answer from outside: skipping one needs a permission of its own."""
+"""Kinds of steps that wait for an answer from outside: skipping one requires a separate permission."""
 
 _WITHOUT_RESULT: frozenset[str] = OVERRIDES | {"timer"}
 
@@ -161,7 +161,7 @@ def _objection_to_skip(state: RunState, command: m.Control, step_id: str, now: I
 
 
 def _objection_to_lock(step_id: str, body: e.Body) -> str:
-    """Return why the run of a lock is not skipped, whose parent would go on without the lock, or fail."""
+    """Return why the run of a lock is not skipped: its parent would continue without the lock, or fail."""
     if isinstance(body, e.ChildStarted) and is_lock(body.plan_id):
         scope, name, count = step_id.rpartition(body.plan_id)
         return (
@@ -172,14 +172,14 @@ def _objection_to_lock(step_id: str, body: e.Body) -> str:
 
 
 def _objection_to_no_plan(state: RunState, step_id: str, body: e.Body) -> str:
-    """Return why a step cannot be skipped that stores the plan which code is about to run; empty if it is another."""
+    """Return why a step that stores a plan for code to run cannot be skipped; empty for any other step."""
     if isinstance(body, e.StepStarted) and body.name == STORE_PLAN and not is_plan(state.plan_id):
         return f"step {step_id!r} stores the plan that the workflow runs next, which cannot go on without it"
     return ""
 
 
 _KINDS = {"signal": "wait for a signal"}
-"""What a kind of step is called, if it is not called as it is written."""
+"""The names of step kinds in texts, where they differ from the kind."""
 
 
 def _pause(state: RunState, command: m.Control, writer: EventWriter) -> None:
@@ -211,12 +211,12 @@ def go_on_for(state: RunState, reason: str, cause: str | None, writer: EventWrit
     """Resume a paused run."""
     writer.write(e.RunResumed(reason), cause=cause)
     for step in state.open_steps.values():
-        if step.kind == "signal" and step.due_at is not None:  # a signal may have held its message back
+        if step.kind == "signal" and step.due_at is not None:  # a signal may have delayed its message
             writer.schedule("TimerDue", step.step_id, step.token or "", step.due_at)
 
 
 def _cancel(state: RunState, command: m.Control, writer: EventWriter) -> None:
-    """Cancel the program. A run that has not started ends at once; a paused one resumes, to clean up."""
+    """Cancel the program. A run that has not started ends immediately; a paused one resumes to clean up."""
     if state.status in (PENDING, APPROVED):
         writer.write(e.RunCancelled(command.reason), cause=command.id)
         return
@@ -242,7 +242,7 @@ def _retry_step(state: RunState, command: m.Control, writer: EventWriter) -> Non
     if step is not None and step.is_unresolved:
         reconciliation.ask_again(step, writer, command.id)
         return
-    if step is not None:  # the attempt that was due later has not begun, and does not count
+    if step is not None:  # the attempt that was due later never began and does not count
         writer.retry(step, e.StepRetried(e.NOT_BEGUN, writer.now), command.id)
         writer.dispatch.append(step.step_id)
         return
@@ -270,7 +270,7 @@ def _skip_step(state: RunState, command: m.Control, writer: EventWriter) -> None
 
 
 def _go_on(state: RunState, command: m.Control, writer: EventWriter) -> None:
-    """Resume with the last failed step a run that was paused by failed steps, or by those and a missing definition."""
+    """Once the last failed step is settled, resume a run paused only by such steps, or also by a missing definition."""
     left = [step_id for step_id, failed in state.failed_steps.items() if not failed.is_delivered]
     if (state.is_held or state.awaits_definition) and left == [command.step_id]:
         _resume(state, command, writer)

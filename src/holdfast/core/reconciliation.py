@@ -1,24 +1,23 @@
 """Result reconciliation: what follows when it is not known whether the effect of a keyed step has happened.
 
-A step with an idempotency key is *reconcilable*. An attempt that may have begun and whose outcome was not recorded
-leaves its effect unknown, and `OpenStep.effect` remembers that: the next attempt, whatever its cause (a lost node, a
-time-out, the retry policy, a queue, RETRY_STEP), first asks the verifier. So there is one path for all of them.
+A step with an idempotency key is *reconcilable*. If an attempt may have begun and its outcome was not recorded, its
+effect is unknown, and `OpenStep.effect` records that: the next attempt, whatever its cause (a lost node, a time-out,
+the retry policy, a queue, RETRY_STEP), first asks the verifier. So all of these cases share one path.
 
-What a verifier answers reaches the run as an outcome of the attempt:
+The verifier's answer reaches the run as an outcome of the attempt:
 
 * not completed: the function is called in the same attempt. If that attempt was only a last look, because there is no
-  further one, the step fails with the error of the attempt before (`NOT_COMPLETED`);
+  further one, the step fails with the error of the previous attempt (`NOT_COMPLETED`);
 * completed with a result: a success, confirmed by the verifier;
 * completed, and the result cannot be found: the step fails with `ReconciliationFailed`;
 * anything else (`INDETERMINATE`): the step is unresolved.
 
-An **unresolved** step stays open, is executed by no node, and has a task of the engine for operators. The task is
-opened in the same decision. What closes the step, or tries it again, closes the task in the same decision too. The
-program knows nothing of the task.
+An **unresolved** step stays open, is executed by no node, and has an engine task for operators. The task is opened in
+the same decision, and closed in the decision that closes or retries the step. The program does not see the task.
 
-A success of an attempt that was given up counts if no later attempt can have begun. Otherwise it is kept with the step,
-and the present attempt decides: with the same result the step completes; anything else is a contradiction, and an
-operator decides.
+A success of an abandoned attempt counts if no later attempt can have begun. Otherwise it is kept with the step, and the
+current attempt decides: with the same result the step completes; anything else is a contradiction, and an operator
+decides.
 """
 
 from typing import Literal
@@ -50,23 +49,23 @@ from holdfast.errors import InvalidInput
 from holdfast.limits import COMMENT_CHARS, ERROR_TEXT_CHARS, LOSSES_IN_A_ROW
 
 OPERATOR = "operator"
-"""The role of those who are asked about unresolved steps."""
+"""The role of the people who are asked about unresolved steps."""
 
 TASK_TYPE = "reconciliation"
 """The type of a task about an unresolved step."""
 
 RECONCILIATION_FAILED = "ReconciliationFailed"
-"""The code of the error with which a step fails whose effect may have happened and has no usable result."""
+"""The error code of a failed step that may have had its effect and has no usable result."""
 
 COMPLETED_WITHOUT_RESULT = "completed-result-unavailable"
 INDETERMINATE = "indeterminate"
-"""The categories of errors that come from a verifier, or instead of its answer."""
+"""The category of errors that come from a verifier or replace its answer."""
 
 UNKNOWN_CODES = frozenset({TIMED_OUT, "NodeLost", "WorkerLost"})
-"""The codes of errors after which the function may have done its work."""
+"""The error codes after which the function may have done its work."""
 
 SHOWN_BYTES = 16_384
-"""The largest value that is shown to an operator in the task. Larger ones are in the run's history."""
+"""The largest value that the task shows to an operator. Larger ones are in the run's history."""
 
 Verdict = Literal["happened", "did-not-happen", "fail"]
 
@@ -80,7 +79,7 @@ class ReconciliationAnswer(Struct, frozen=True):
 
 
 class AboutStep(Struct, frozen=True):
-    """What the payload of the task says of the step, as far as the engine reads it again."""
+    """The part of the task's payload, about the step, that the engine reads again."""
 
     activity: str
 
@@ -106,17 +105,17 @@ FORM = codec.encode(
 
 
 def indeterminate(words: str) -> ErrorInfo:
-    """Return the error of an attempt after which only an operator can say what happened."""
+    """Return the error of an attempt after which only an operator can find out what happened."""
     return ErrorInfo("Indeterminate", words[:ERROR_TEXT_CHARS], category=INDETERMINATE)
 
 
 def without_result(words: str) -> ErrorInfo:
-    """Return the error of a step whose effect happened and whose result cannot be found."""
+    """Return the error of a step with an effect that happened and a result that cannot be found."""
     return ErrorInfo(RECONCILIATION_FAILED, words[:ERROR_TEXT_CHARS], category=COMPLETED_WITHOUT_RESULT)
 
 
 def not_completed(error: ErrorInfo | None) -> ErrorInfo:
-    """Return the error of a step whose effect did not happen, and which is not tried again."""
+    """Return the error of a step that had no effect and is not retried."""
     error = error or ErrorInfo(RECONCILIATION_FAILED, "the effect did not happen, and no attempt is left")
     return replace(error, retryable=False, category=NOT_COMPLETED)
 
@@ -129,7 +128,7 @@ def on_failure(
 ) -> Decision | None:
     """Return what follows from a failure after which the policy allows no further attempt; None if the step fails.
 
-    `lost` is how often a job was acquired before this attempt by nodes of which the run has not heard.
+    `lost` is how often nodes that never reported had acquired the job before this attempt.
     """
     if error.category == INDETERMINATE:
         return leave_unresolved(step, error, writer, node=node, cause=cause, was_called=False)
@@ -139,10 +138,10 @@ def on_failure(
 
 
 def _leaves_doubt(step: OpenStep, error: ErrorInfo, retry: Retry, lost: int) -> bool:
-    """Return whether the effect may have happened though the attempt failed.
+    """Return whether the effect may have happened although the attempt failed.
 
-    An error that cannot be retried is the function's own word, but about this attempt only: one before it that was in
-    doubt may have been slower than the verifier, which was asked before the function was called.
+    A non-retryable error is the function's own statement, but only about this attempt: an earlier attempt in doubt may
+    have been slower than the verifier, which was asked before the function was called.
     """
     if error.category in (NOT_COMPLETED, COMPLETED_WITHOUT_RESULT) or (step.effect and step.effect.is_last_look):
         return False
@@ -154,7 +153,7 @@ def _leaves_doubt(step: OpenStep, error: ErrorInfo, retry: Retry, lost: int) -> 
 def look_once_more(
     step: OpenStep, error: ErrorInfo, reason: str, writer: EventWriter, *, node: str = "", cause: str | None = None
 ) -> Decision:
-    """Ask the verifier of a step that is not to be tried again, before it fails."""
+    """Ask the verifier of a step that is not retried, before the step fails."""
     writer.retry(step, e.StepRetried(reason, None, error, is_last_look=True, node=node), cause)
     writer.dispatch.append(step.step_id)
     return writer.decision()
@@ -178,7 +177,7 @@ def on_loss(step: OpenStep, error: ErrorInfo, is_last: bool, retry: Retry, write
 
 
 def effect_after_takes(step: OpenStep, lost: int, retry: Retry) -> Effect:
-    """Return what is known of the effect of a job that so many nodes have acquired, of which its run has not heard."""
+    """Return what is known about the effect of a job that `lost` nodes acquired without reporting to its run."""
     known = step.effect or Effect(since=step.opened_at)
     words = f"{lost} times a node acquired the job of activity {step.name!r} and did not report its outcome"
     error = ErrorInfo("WorkerLost", words)
@@ -193,7 +192,7 @@ def effect_after_takes(step: OpenStep, lost: int, retry: Retry) -> Effect:
 
 
 def lost_too_often(effect: Effect, retry: Retry) -> bool:
-    """Return whether so many attempts in a row were lost that the step is left to an operator."""
+    """Return whether so many consecutive attempts were lost that the step is left to an operator."""
     is_endless = effect.is_last_look or not retry.max_attempts or not retry.count_lost
     return effect.losses >= LOSSES_IN_A_ROW and is_endless
 
@@ -206,7 +205,7 @@ def may_have_begun(step: OpenStep, now: Instant) -> bool:
 
 
 def may_be_under_way(step: OpenStep, now: Instant) -> bool:
-    """Return whether the function may have been called in the present attempt."""
+    """Return whether the function may have been called in the current attempt."""
     if step.effect is not None and (step.effect.is_last_look or not step.effect.was_called):
         return False
     is_early = step.due_at is not None and step.due_at > now and not step.is_detached
@@ -226,7 +225,7 @@ def leave_unresolved(
     cause: str | None = None,
     result: Raw | UnsetType = UNSET,
 ) -> Decision:
-    """Leave a step to an operator, and open the task for that."""
+    """Leave a step to an operator, and open the task for it."""
     body = e.StepUnresolved(error, was_called, result, node)
     attempt = step.engine_attempt_id
     event = writer.write(body, step.step_id, step.logical_attempt_id, attempt, cause, step.opened_event_id)
@@ -247,7 +246,7 @@ def leave_unresolved(
 
 
 def _facts(step: OpenStep, effect: Effect, error: ErrorInfo, result: Raw | UnsetType) -> Raw:
-    """Return what is known of an unresolved step, for the operator."""
+    """Return the facts about an unresolved step, for the operator."""
     facts: dict[str, object] = {
         "problem": error.message,
         "activity": step.name,
@@ -292,7 +291,7 @@ def step_of(state: RunState, task_step_id: str) -> OpenStep | None:
 
 
 def settle(task: OpenStep, actor: str, answer: Raw, writer: EventWriter, cause: str | None) -> None:
-    """Decide an unresolved step by the answer to its task, which is closed already."""
+    """Decide an unresolved step by the answer to its task, which is already closed."""
     step = step_of(writer.state, task.step_id)
     if step is None or step.effect is None:
         return
@@ -350,13 +349,13 @@ def on_success(
 def _contradict(
     step: OpenStep, attempt: int, result: Raw, writer: EventWriter, cause: str | None, node: str
 ) -> Decision:
-    """Fail closed: two attempts have succeeded with different results. An operator who was asked is asked anew."""
+    """Fail closed: two attempts have succeeded with different results. An operator is asked again, in a new task."""
     assert step.effect is not None
     assert step.effect.late is not None
     words = f"attempts {step.effect.late.engine_attempt_id} and {attempt} have succeeded with different results"
     if step.is_unresolved:
         writer.close_reconciliation(step.effect.task)
-        step = replace(step, engine_attempt_id=max(attempt, step.engine_attempt_id + 1))  # a task of its own
+        step = replace(step, engine_attempt_id=max(attempt, step.engine_attempt_id + 1))  # for a separate task
     return leave_unresolved(step, indeterminate(words), writer, node=node, cause=cause, result=result, was_called=True)
 
 
@@ -375,7 +374,7 @@ def _comment(step: OpenStep, text: str, writer: EventWriter, cause: str | None) 
 
 
 def on_stray_outcome(step: OpenStep, attempt: int, error: ErrorInfo | None, writer: EventWriter) -> Decision:
-    """Let the operator know of an attempt that ended after the step was unresolved: the job was acquired once more."""
+    """Inform the operator of an attempt that ended after the step became unresolved: the job was acquired again."""
     if attempt > step.engine_attempt_id:
         how = "without an outcome" if error is None else f"with {error}"
         _comment(step, f"attempt {attempt}, which was under way, has ended {how}", writer, None)
@@ -385,7 +384,7 @@ def on_stray_outcome(step: OpenStep, attempt: int, error: ErrorInfo | None, writ
 def on_success_of_closed(
     state: RunState, step_id: str, logical_attempt_id: int, attempt: int, result: Raw, writer: EventWriter, node: str
 ) -> Decision:
-    """Keep a success that differs from how its step was closed, as a diagnostic. It replaces nothing."""
+    """Record a success that differs from how its step was closed, as a diagnostic. It replaces nothing."""
     for closed in state.closed_effects:
         if (closed.step_id, closed.logical_attempt_id) == (step_id, logical_attempt_id):
             is_known = attempt in closed.attempts or closed.digest == codec.digest(bytes(result))

@@ -1,12 +1,12 @@
-"""Redaction: finds the values of secrets in text and in JSON, and puts their names there instead.
+"""Redaction: replaces the values of secrets in text and in JSON by their names.
 
-A value is found as it is, and escaped as JSON, as Python's `repr` or for a URL, in any mixture of escaped and plain
-characters, three layers deep; in hexadecimal; and in base64, with either alphabet, at any offset in what was encoded.
-The text is decoded and searched, rather than the value encoded in all the ways there are. So no pattern is made from a
-value, and a search takes linear time, whatever the text. It is decoded only if a part of the value that is hardly ever
-escaped is in it, or characters are escaped that hardly ever are; and where it comes from is traced only if it is there.
+A value is found in plain text, and escaped as JSON, as Python's `repr` or for a URL, in any mixture of escaped and
+plain characters, three layers deep; in hexadecimal; and in base64, with either alphabet, at any offset of the input.
+The text is decoded and searched, instead of encoding the value in all possible ways. So no pattern is made from a
+value, and a search takes linear time, whatever the text. The text is decoded only if it contains a part of the value
+that is rarely escaped, or escapes of characters that rarely are; origins are traced only if the value is found.
 
-A value that was changed in another way is not found: cut, hashed, encrypted, in other case, or a part of it.
+A value that was changed in another way is not found: truncated, hashed, encrypted, or in other case.
 """
 
 import re
@@ -22,10 +22,10 @@ from holdfast.core import codec
 from holdfast.limits import SECRET_CHARS_LEAST
 
 LINE_CHARS = 8
-"""How long a line of a value that has several, such as a private key, is at least to be redacted by itself."""
+"""The least length of a line, in a multi-line value such as a private key, to be redacted by itself."""
 
 NUMBER_CHARS = 8
-"""How long a value of digits is at least to be redacted from numbers too: shorter ones are there by chance."""
+"""The least length of a value of digits to be redacted from numbers too: shorter ones occur by chance."""
 
 _ESCAPED = re.compile(
     rb"\\(?:"
@@ -42,28 +42,28 @@ _UNUSUAL = re.compile(
     rb"%(?:25)*(?:2[dDeE]|3[0-9]|4[1-9a-fA-F]|5[0-9aAfF]|6[1-9a-fA-F]|7[0-9aAeE])"
     rb"|(?:\\|%(?:25)*5[cC])(?:u00|x|U000000)[2-7]"
 )
-"""Escapes of characters that are usually left as they are: letters, digits, and `_.~-`."""
+"""Escapes of characters that are usually not escaped: letters, digits, and `_.~-`."""
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 _LAYERS = 3
-"""How many layers of escapes are looked through, such as JSON in a URL in JSON."""
+"""How many layers of escapes are decoded, such as JSON in a URL in JSON."""
 
 
 class Redactor:
-    """Replaces the values of some secrets, by their names."""
+    """Replaces the values of some secrets by their names."""
 
     __slots__ = ("_anchors", "_numbers", "_wanted")
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._wanted: dict[bytes, str] = {}
-        """What is looked for, and the name of the secret that it shows."""
+        """The searched forms, each with the name of the secret that it reveals."""
         self._anchors: set[bytes] = set()
-        """Of each form a part that is there in every text that shows it, unless that has unusual escapes."""
+        """A part of each form that every text with the form contains, unless it has unusual escapes."""
         self._numbers: dict[bytes, str] = {}
         self.add(values)
 
     def add(self, values: Mapping[str, str]) -> None:
-        """Replace these values too; a thread that is redacting meanwhile may do so without them."""
+        """Replace these values too. A thread that is redacting at the same time may miss them."""
         wanted = dict(self._wanted)
         for name, value in values.items():
             for form in _forms(value):
@@ -94,14 +94,14 @@ class Redactor:
         return raw if redacted == value else codec.encode(redacted)
 
     def _may_show(self, data: bytes) -> bool:
-        """Return whether it is worth the time to decode a text."""
+        """Return whether a text may show a value, so that decoding it is worthwhile."""
         if any(anchor in data for anchor in self._anchors):
             return True
         return (b"\\" in data or b"%" in data) and _UNUSUAL.search(data) is not None
 
     def _shows(self, data: bytes, layers: int, seen: set[bytes]) -> bool:
-        """Return whether a text shows a value, looking through so many layers of escapes."""
-        if data in seen:  # the same by another way
+        """Return whether a text shows a value, after decoding up to this many layers of escapes."""
+        if data in seen:  # already reached by another way of decoding
             return False
         seen.add(data)
         if any(form in data for form in self._wanted):
@@ -123,7 +123,7 @@ class Redactor:
                 return value
 
     def _find(self, view: "_View", layers: int, seen: set[bytes]) -> list[tuple[int, int, str]]:
-        """Return where the values are, and whose they are."""
+        """Return the spans of the values, each with the name of its secret."""
         spans: list[tuple[int, int, str]] = []
         if view.data in seen:  # the same by another way
             return spans
@@ -140,7 +140,7 @@ class Redactor:
 
 
 def _decoded(data: bytes) -> Iterator[bytes]:
-    """Return what `_View.decoded` does, in a tenth of the time, and without where it comes from."""
+    """Return the same texts as `_View.decoded`, without their origins, in a tenth of the time."""
     if b"\\" in data:
         if _NUMERIC.search(data):
             yield _ESCAPED.sub(lambda found: _unescaped(found[0]), data)
@@ -156,11 +156,11 @@ def _decoded(data: bytes) -> Iterator[bytes]:
 
 
 _NO_TEXT = b"\xff\xfe"
-"""Bytes that are in no UTF-8 text."""
+"""Bytes that never occur in UTF-8 text."""
 
 
 class _View:
-    """A text with one more layer of escapes decoded, and where each part of it comes from."""
+    """A text with one more layer of escapes decoded, and the origin of each part of it."""
 
     __slots__ = ("_here", "_outer", "_there", "data")
 
@@ -169,15 +169,15 @@ class _View:
     ) -> None:
         self.data = data
         self._outer = outer
-        # Marks, by turns where plain text begins and where something decoded does: here, and in the outer text.
+        # Positions, in this text and in the outer one, at which plain and decoded parts alternately begin.
         self._here = here or [0]
         self._there = there or [0]
 
     def decoded(self) -> "Iterator[_View]":
-        """Return what the text is when its escapes of one kind are decoded, for each kind that it has."""
+        """Return, for each kind of escapes in the text, the text with these escapes decoded."""
         if b"\\" in self.data:
             yield from self._decoded(_ESCAPED, _unescaped)
-            if _CHARACTER.search(self.data):  # `repr` of text writes characters so, of bytes it writes bytes
+            if _CHARACTER.search(self.data):  # `repr` of text escapes characters like this, that of bytes escapes bytes
                 yield from self._decoded(_ESCAPED, _unescaped_character)
         if b"%" in self.data:
             yield from self._decoded(_PERCENT, lambda found: bytes([int(found[1:], 16)]))
@@ -198,7 +198,7 @@ class _View:
             yield _View(b"".join([*parts, self.data[last:]]), self, here, there)
 
     def origin(self, start: int, end: int) -> tuple[int, int]:
-        """Return which part of the outermost text shows this part."""
+        """Return the span of the outermost text from which this part was decoded."""
         if self._outer is None:
             return start, end
         first, last = bisect_right(self._here, start) - 1, bisect_right(self._here, end - 1) - 1
@@ -225,7 +225,7 @@ def _unescaped_character(found: bytes) -> bytes:
 
 
 def _forms(value: str) -> Iterator[bytes]:
-    """Return everything that shows a value: the whole, without space around it, and each longer line of it."""
+    """Return the forms that reveal a value: the whole, without surrounding space, and each longer line of it."""
     whole = [value, value.strip()]
     lines = [line.strip() for line in value.splitlines()] if len(value.splitlines()) > 1 else []
     shown = [*whole, *(line for line in lines if len(line) >= LINE_CHARS)]
@@ -237,20 +237,20 @@ def _forms(value: str) -> Iterator[bytes]:
 def _forms_of(text: str) -> Iterator[bytes]:
     data = text.encode()
     yield data
-    yield text.replace(" ", "+").encode()  # a form's space, once what is around it is decoded
+    yield text.replace(" ", "+").encode()  # a form's space, after the rest is decoded
     if not text.isascii() and max(text) < "\u0100":
-        yield text.encode("latin-1")  # as headers of HTTP are encoded
+        yield text.encode("latin-1")  # the encoding of HTTP headers
     yield data.hex().encode()
     yield data.hex().upper().encode()
     for offset, unlike in ((0, 0), (1, 2), (2, 3)):
-        # Without the characters that depend on what stands before and behind the value.
+        # Without the characters that depend on the text before and after the value.
         code = b64encode(bytes(offset) + data)[unlike : (offset + len(data)) * 8 // 6]
         yield code
         yield code.translate(_URL_SAFE)
 
 
 def _merged(spans: list[tuple[int, int, str]]) -> Iterator[tuple[int, int, str]]:
-    """Return the parts in order, those that overlap as one."""
+    """Return the spans in order, with overlapping ones merged."""
     [(start, end, name), *rest] = sorted(spans, key=lambda span: (span[0], -span[1]))
     for next_start, next_end, next_name in rest:
         if next_start < end:

@@ -1,4 +1,4 @@
-"""Restarts: what happens to a start with a run id that is taken.
+"""Restarts: what happens to a start when its run id is taken.
 
 A finished run never runs again, and its history stays until retention deletes it. So a restart of `cart-17` is another
 run, with the id `cart-17~000002`; the next one is `cart-17~000003`. The *latest* run of an id is its last restart, or
@@ -13,13 +13,13 @@ from holdfast.limits import NAME_BYTES
 RESTART_MARK = "~"
 MOST_RESTARTS = 999_999
 FIRST_CHARACTER = " "
-"""The least character that a name can have."""
+"""The smallest character that a name can have."""
 _DIGITS = 6
 _RESTART = re.compile(rf"{RESTART_MARK}([0-9]{{{_DIGITS}}})$")
 
 
 def check_reused_id(run_id: str, *, is_reused: bool = True) -> InvalidInput | None:
-    """Return why this cannot be the id that a start asks for; with `is_reused`, one of a run that may be restarted."""
+    """Return why a start cannot ask for this id; with `is_reused`, for an id that may be restarted."""
     if _RESTART.search(run_id):
         problem = f"ends in {RESTART_MARK} and {_DIGITS} digits, which is for restarts: name the id that was restarted"
     elif is_reused and len(run_id.encode()) + 1 + _DIGITS > NAME_BYTES:
@@ -30,7 +30,7 @@ def check_reused_id(run_id: str, *, is_reused: bool = True) -> InvalidInput | No
 
 
 def restart_number(run_id: str, other: str) -> int | None:
-    """Return which run of `run_id` the other one is: 1 for itself, from 2 on for its restarts, None for no such."""
+    """Return the number of a run of `run_id`: 1 for the run itself, from 2 for its restarts, None for another run."""
     if other == run_id:
         return 1
     found = _RESTART.fullmatch(other, len(run_id)) if other.startswith(run_id) else None
@@ -38,7 +38,7 @@ def restart_number(run_id: str, other: str) -> int | None:
 
 
 def number_of_id(run_id: str) -> int:
-    """Return which run of an id this one is: 1, unless it is a restart."""
+    """Return the number of this run among those of its id: 1, unless it is a restart."""
     found = _RESTART.search(run_id)
     return 1 if found is None else int(found[1])
 
@@ -51,14 +51,14 @@ def is_restart_of(run_id: str, other: str) -> bool:
 
 
 def restart_bounds(run_id: str) -> tuple[str, str]:
-    """Return the open range of texts that has all restarts of a run, beside others."""
+    """Return the open range of texts that contains all restarts of a run, among others."""
     return run_id + RESTART_MARK, f"{run_id}{RESTART_MARK}:"
 
 
 def below(run_id: str, found: str) -> str:
-    """Return the bound below which to look on for the last restart, from an id in its range that is none.
+    """Return the bound below which to continue the search for the last restart, given an id in its range that is none.
 
-    It may be a descendant of a restart, which then is the next to look at, if it is not deleted.
+    The id may be a descendant of a restart; then this restart is examined next, if it is not deleted.
     """
     restart = found[: len(run_id) + 1 + _DIGITS]
     return found if restart_number(run_id, restart) is None else restart + FIRST_CHARACTER

@@ -1,10 +1,10 @@
-"""The context of a run: short texts by name that its starter knows, such as the user and the trace.
+"""The context of a run: short named texts from its starter, such as the user and the trace.
 
-It is recorded once, with the start (`RunQueued.context`), and never changes. It is passed on to the activities of the
-run, to its children and the runs that it starts, and to its forks and retries. So it is the same at every replay. It
+It is recorded once, with the start (`RunQueued.context`), and never changes, so it is the same at every replay. It is
+passed on to the activities of the run, to its children and the runs that it starts, and to its forks and retries. It
 grants no rights: rights come from tokens.
 
-It is stored as a JSON object of texts, and sealed like any other payload.
+It is stored as a JSON object of texts and sealed like any other payload.
 """
 
 import re
@@ -19,14 +19,14 @@ from holdfast.errors import InvalidInput, PayloadTooLarge
 from holdfast.limits import CONTEXT_BYTES, CONTEXT_KEYS
 
 TRACE_KEY = "traceparent"
-"""The key with the span of the starter, as W3C Trace Context writes it."""
+"""The key with the span of the starter, in W3C Trace Context format."""
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def encode_context(texts: Mapping[Any, Any]) -> Raw:
-    """Return a context as it is kept; null for an empty one. Raise `InvalidInput` or `PayloadTooLarge` otherwise."""
+    """Return a context as stored; null for an empty one. Raise `InvalidInput` or `PayloadTooLarge` if it is invalid."""
     if not texts:
         return NULL
     if len(texts) > CONTEXT_KEYS:
@@ -46,10 +46,10 @@ def encode_context(texts: Mapping[Any, Any]) -> Raw:
 
 
 def texts_of(context: Raw) -> dict[str, str]:
-    """Return what a context holds."""
+    """Return the texts of a stored context."""
     return {} if context == NULL else codec.decode(context, dict[str, str])
 
 
 def is_traceparent(text: str) -> bool:
-    """Return whether a text names a span as W3C Trace Context does."""
+    """Return whether a text is a `traceparent` as in W3C Trace Context."""
     return _TRACE.fullmatch(text) is not None

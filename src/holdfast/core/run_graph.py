@@ -1,11 +1,11 @@
-"""The graph of a run: how each step of a flow or a plan stands, small enough to be drawn.
+"""The graph of a run: the status of each step of a flow or a plan, small enough to be drawn.
 
-A graph is folded once (`GraphFold`) and combined with the snapshot of a run each time that it is asked for. What is
-returned is bounded however many steps there are: the outermost nodes, and those of groups that are expanded.
-Groups of a flow are expanded as long as there is room; folds and the items of a `for_each` when they are asked for.
+A graph is folded once (`GraphFold`) and combined with the snapshot of a run for each request. The result is bounded,
+however many steps there are: the outermost nodes, and the nodes of expanded groups. Groups of a flow are expanded as
+long as there is room; folds and the items of a `for_each` are expanded on request.
 
-A step that no event names has not begun. If the program has decided so, something has begun that depends on it, or the
-run is completed, it was skipped.
+A step that no event names has not begun. It was skipped if the program decided so, if a step that depends on it has
+begun, or if the run is completed.
 """
 
 import re
@@ -23,20 +23,20 @@ from holdfast.core.snapshot import RunSnapshot, StepSnapshot, StepStatus
 from holdfast.core.state import TERMINAL, RunStatus
 
 AUTOMATIC_NODES = 150
-"""Up to how many nodes the groups of a flow are expanded without being asked for."""
+"""The most nodes up to which the groups of a flow are expanded without a request."""
 
 MOST_NODES = 1_000
-"""How many nodes are returned at most, whatever is asked for, beside those of the outermost level."""
+"""The most nodes that are returned, whatever is requested, in addition to those of the outermost level."""
 
 COMPENSATE = "compensate"
-"""The role of a step that undoes another one. Its id is `charge:compensate`."""
+"""The role of a step that compensates another one. Its id is `charge:compensate`."""
 
 _ITEM = re.compile(r"(.+)\[(\d+)\]")
 _WAITS = frozenset({"timer", "signal", "task"})
 
 
 class NodeStatus(StrEnum):
-    """How a node stands: as its step does; or WAITING, if that waits for a time, a signal or a person."""
+    """The status of a node: that of its step, or WAITING if the step waits for a time, a signal or a person."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -47,7 +47,7 @@ class NodeStatus(StrEnum):
 
 
 class RunNode(Struct, frozen=True, kw_only=True):
-    """A step or a group of steps, and how it stands in a run."""
+    """A step or a group of steps, and its status in a run."""
 
     id: str
     label: str
@@ -63,19 +63,19 @@ class RunNode(Struct, frozen=True, kw_only=True):
     """How often a step was tried."""
 
     counts: dict[NodeStatus, int]
-    """Of a group, how many of the steps in it stand in which way."""
+    """For a group, the number of its steps in each status."""
 
     is_expanded: bool
-    """Whether the nodes of a group are here."""
+    """Whether the nodes of a group are included."""
 
     is_critical: bool
-    """Whether it is on the critical path: what the end of its group waits for, or has waited for, longest."""
+    """Whether it is on the critical path: the chain for which the end of its group waits, or has waited, longest."""
 
     critical_after: str | None
-    """Which of those that it depends on is before it on that path."""
+    """The node before it on that path: one of those that it depends on."""
 
     change: Change | None
-    """Where two versions are compared, what becomes of it; of a group, whether something in it changes."""
+    """In a comparison of two versions, the change of the node; for a group, whether something in it changes."""
 
 
 class RunGraph(Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ class RunGraph(Struct, frozen=True, kw_only=True):
 
 
 class _Standing:
-    """How one node stands. Of a group: how all that is in it does."""
+    """The status of one node; for a group, that of all its steps."""
 
     __slots__ = (
         "attempts",
@@ -117,7 +117,7 @@ class _Standing:
 
 
 class GraphFold:
-    """A graph that is folded, and can be combined with any run of it."""
+    """A folded graph, which can be combined with any of its runs."""
 
     def __init__(self, graph: Graph) -> None:
         small = folded(graph)
@@ -127,13 +127,13 @@ class GraphFold:
         self._members: Mapping[str | None, list[GraphNode]] = small.members()
 
     def of_run(self, snapshot: RunSnapshot, expand: Collection[str] = (), collapse: Collection[str] = ()) -> RunGraph:
-        """Return how a run stands. `expand` names groups to be shown with their nodes, or nodes to be shown."""
+        """Return the graph of a run. `expand` names groups to be shown with their nodes, or nodes to be shown."""
         return _OfRun(self, self._nodes, self._members, snapshot).shown(expand, collapse)
 
     def of_versions(
         self, changes: Mapping[str, Change], expand: Collection[str] = (), collapse: Collection[str] = ()
     ) -> RunGraph:
-        """Return the graph without a run, with what differs between two versions."""
+        """Return the graph without a run, with the differences between two versions."""
         return _OfRun(self, self._nodes, self._members, RunSnapshot(run_id="")).mark(changes).shown(expand, collapse)
 
 
@@ -161,7 +161,7 @@ class _OfRun:
         self._sum_up()
 
     def mark(self, changes: Mapping[str, Change]) -> "_OfRun":
-        """Mark what differs from another version, and the groups that it is in."""
+        """Mark the nodes that differ from another version, and their groups."""
         for node_id, change in changes.items():
             self._standing[node_id].change = change
             parent = self._nodes[node_id].parent
@@ -173,8 +173,8 @@ class _OfRun:
     def _add_unplanned(self) -> None:
         """Add steps that the graph does not name.
 
-        Items of a for_each belong to its node. `charge:compensate` stands behind `charge`; other steps with a colon,
-        such as `charge:approval`, only say how `charge` stands. All others are in one group.
+        Items of a for_each belong to its node. `charge:compensate` follows `charge`; other steps with a colon, such as
+        `charge:approval`, only contribute to the status of `charge`. All others are in one group.
         """
         items: dict[str, list[tuple[int, str]]] = {}
         others: list[str] = []
@@ -206,7 +206,7 @@ class _OfRun:
         return name
 
     def _add_items(self, parent: str, items: list[tuple[int, str]]) -> None:
-        """Add the items of a group in folds of fixed size, whose names stay while the items become more."""
+        """Add the items of a group in folds of fixed size, so that their names stay when more items are added."""
         size = FOLD_MOST
         level = [(number, self._step_node(parent, step_id)) for number, step_id in items]
         while len(level) > FOLD_MOST:
@@ -240,7 +240,7 @@ class _OfRun:
             self._members[node.parent].append(node)
 
     def _from_the_top(self) -> list[GraphNode]:
-        """Return all nodes, each group before what is in it."""
+        """Return all nodes, each group before its members."""
         order: list[GraphNode] = []
         pending = [*self._members[None]]
         while pending:
@@ -268,7 +268,7 @@ class _OfRun:
                 self._standing[node.parent].is_begun = True
 
     def _mark_skipped(self) -> None:
-        """Mark what has not begun and never will: something behind it has begun, or the run is completed."""
+        """Mark the nodes that never begin: one that depends on them has begun, or the run is completed."""
         if self._status is RunStatus.COMPLETED:
             for here in self._standing.values():
                 here.is_skipped = not here.is_begun
@@ -311,7 +311,7 @@ class _OfRun:
         asked = self._asked(expand)
         levels: list[str | None] = [None]
         room, automatic = MOST_NODES, AUTOMATIC_NODES - len(self._members[None])
-        for level in levels:  # which grows meanwhile
+        for level in levels:  # grows during the loop
             for node in self._members[level]:
                 size = len(self._members.get(node.id, ()))
                 is_wanted = node.id in asked or (node.kind in _OPEN_KINDS and size <= automatic)
@@ -328,7 +328,7 @@ class _OfRun:
         return RunGraph(kind=self._kind, steps=sum(total.counts.values()), counts=total.counts, nodes=tuple(nodes))
 
     def _asked(self, expand: Collection[str]) -> set[str]:
-        """Return the groups that are asked for, and those around them."""
+        """Return the requested groups, and the groups that contain them."""
         asked: set[str] = set()
         for name in expand:
             node = self._nodes.get(name)
@@ -338,7 +338,7 @@ class _OfRun:
         return asked
 
     def _critical_path(self, levels: list[str | None]) -> dict[str, str | None]:
-        """Return what is on the critical path of the levels that are shown, each with what is before it."""
+        """Return the nodes on the critical path of the levels that are shown, each with its predecessor."""
         path: dict[str, str | None] = {}
         for level in levels:
             if level is not None and level not in path:
@@ -384,13 +384,13 @@ _STEP_KINDS: dict[str, NodeKind] = {kind: kind for kind in get_args(NodeKind) if
 
 
 def _role_of(step_id: str) -> tuple[str, str]:
-    """Return the step that another one is there for, and for what; without a role, the step itself."""
+    """Return the step that an auxiliary step serves, and its role; for any other step, the step itself."""
     base, _, role = step_id.rpartition(":")
     return (base, role) if base else (step_id, "")
 
 
 def _take_helper(here: _Standing, helper: StepSnapshot) -> None:
-    """Count a step that is there for another one, such as its approval: while only that is open, the other waits."""
+    """Count an auxiliary step of another one, such as its approval: while only this is open, the other step waits."""
     if helper.completed_at is None and not here.is_open and here.status in (NodeStatus.PENDING, NodeStatus.FAILED):
         here.status = _status_of(helper)
         here.started_at = helper.started_at if here.started_at is None else here.started_at
@@ -414,7 +414,7 @@ def _add_up(group: _Standing, part: _Standing) -> None:
 
 
 def _status_of_group(group: _Standing, *, is_finished: bool) -> NodeStatus:
-    """Return how a group stands, by what needs attention most."""
+    """Return the status of a group: the one that needs attention most."""
     counts = group.counts
     for status in (NodeStatus.FAILED, NodeStatus.RUNNING, NodeStatus.WAITING):
         if status in counts:

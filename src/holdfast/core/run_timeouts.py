@@ -3,12 +3,13 @@
 The **execution time-out** counts from the creation of a run, or from when it is to start later, over rotations,
 pauses, waits and retries. The **run time-out** counts from its start, and anew from each rotation.
 
-A run whose time is over is cancelled, so that its program may clean up: sagas undo what was done. It ends as FAILED
-with `RunTimedOut`, unless the program returns after all, or was being cancelled before. Cleaning up has a bound of its
-own; after it the run is ended as it stands, whether its code is there or not. A run that has not started never starts.
+When its time is over a run is cancelled, so that its program may clean up: sagas compensate what was done. It ends as
+FAILED with `RunTimedOut`, unless the program returns after all, or was already being cancelled. The clean-up has a time
+limit too; after it the run is ended in its current state, whether or not a node has its code. A run that has not
+started never starts.
 
-Each time-out is a message that the run leaves itself, due then by the store's clock. It has no step, and its token
-says which time-out it is. One of an earlier stretch is stale.
+Each time-out is a message that the run leaves itself, due at that time by the store's clock. It has no step, and its
+token names the time-out. A message from an earlier stretch is stale.
 """
 
 from msgspec.structs import replace
@@ -23,7 +24,7 @@ from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, RunState
 EXECUTION = "execution"
 RUN = "run"
 CLEANUP_MARK = "!cleanup"
-"""Follows the name of a time-out in the token of the message that ends the cleaning up."""
+"""Follows the name of a time-out in the token of the message that ends the clean-up."""
 
 CODE = "RunTimedOut"
 
@@ -35,14 +36,14 @@ def schedule_execution(state: RunState, writer: EventWriter) -> None:
 
 
 def schedule_stretch(state: RunState, writer: EventWriter) -> None:
-    """Leave a run that begins, or begins again, with the last event written the message for its run time-out."""
+    """Leave a run that begins or rotates with the last written event the message for its run time-out."""
     if state.timeouts is not None and state.timeouts.run_ms is not None and not state.timed_out:
         has_rotated = isinstance(writer.events[-1].data, e.ContinuedAsNew)
         _schedule(_stretch(_rotations(state) + has_rotated), writer.now + state.timeouts.run_ms * 1_000, writer)
 
 
 def schedule_again(state: RunState, writer: EventWriter) -> None:
-    """Leave a fork the messages for the time-outs that count in it."""
+    """Leave a fork the messages for its time-outs."""
     schedule_execution(state, writer)
     if state.timeouts is None or state.status not in (RUNNING, PAUSED):
         return
@@ -54,7 +55,7 @@ def schedule_again(state: RunState, writer: EventWriter) -> None:
 
 
 def start(state: RunState, writer: EventWriter) -> None:
-    """Start a run whose time is bounded, unless it is over already."""
+    """Start a run with time-outs, unless its time is already over."""
     if state.execution_deadline is not None and writer.now >= state.execution_deadline:
         _time_out(state, EXECUTION, writer)
         return
@@ -63,7 +64,7 @@ def start(state: RunState, writer: EventWriter) -> None:
 
 
 def on_due(state: RunState, message: m.Message, writer: EventWriter) -> Decision:
-    """Time the run out, or end its cleaning up; never early."""
+    """Time the run out, or end its clean-up; never early."""
     token = message.waiting_token or ""
     if token.endswith(CLEANUP_MARK):
         if message.due_at is not None and writer.now < message.due_at:
@@ -73,7 +74,7 @@ def on_due(state: RunState, message: m.Message, writer: EventWriter) -> Decision
     deadline = _deadline(state, token)
     if deadline is None or state.timed_out:
         return NOTHING
-    if writer.now < deadline:  # as late as it is now: a debounced start puts it off
+    if writer.now < deadline:  # the current deadline: a debounced start postpones it
         return Decision(messages=(replace(message, due_at=deadline),))
     _time_out(state, token.partition("@")[0], writer)
     return writer.decision()
@@ -88,7 +89,7 @@ def failure(state: RunState, timeout: str, *, is_cut: bool = False) -> e.RunFail
 
 
 def _deadline(state: RunState, token: str) -> Instant | None:
-    """Return when a time-out is; None if it is of an earlier stretch."""
+    """Return the instant of a time-out; None if it belongs to an earlier stretch."""
     if state.timeouts is None:
         return None
     if token == EXECUTION:
@@ -102,7 +103,7 @@ def _stretch(number: int) -> str:
 
 
 def _rotations(state: RunState) -> int:
-    """Return how often the run has begun again."""
+    """Return how often the run has rotated."""
     return state.occurrences.get(e.ContinuedAsNew.__name__, 0)
 
 
@@ -145,7 +146,7 @@ def _schedule(token: str, due_at: Instant, writer: EventWriter) -> None:
 
 
 def put_off(message: m.Message, start_at: Instant) -> m.Message:
-    """Return a message of a run that starts later: the time of its execution begins then."""
+    """Return a message of a run that starts later: its execution time-out counts from then."""
     if not is_timeout(message) or message.due_at is None:
         return message
     return replace(message, due_at=message.due_at + max(0, start_at - message.occurred_at))

@@ -1,13 +1,13 @@
-"""Schedules: when runs are started by themselves, and which of the due ticks start one.
+"""Schedules: when runs are started automatically, and which of the due ticks start one.
 
-A *tick* is an instant that a schedule names. Its identity is the schedule and that instant; the version of the
-workflow is no part of it. A schedule is one row with a `revision`. Whatever changes it (a tick, an operator, a
-deployment) is one commit that names the revision which it was computed from and, for ticks, creates the runs. So each
-tick is decided once, whatever crashes, however many nodes try, and also if its run was deleted since: every tick up to
-`watermark` is decided.
+A *tick* is an instant that a schedule names. It is identified by the schedule and that instant; the version of the
+workflow is not part of it. A schedule is one row with a `revision`. Every change (a tick, an operator, a deployment) is
+one commit that names the revision from which it was computed and, for ticks, creates the runs. So each tick is decided
+once, whatever crashes, however many nodes try, and even if its run was deleted since: every tick up to `watermark` is
+decided.
 
-`decide_ticks` is that decision. It knows no clock and no calendar: `now` and what follows a tick are arguments
-(`engine/ticks.py` has the calendar).
+`decide_ticks` is that decision. It knows no clock and no calendar: `now` and the function that returns the next tick
+are arguments (`engine/ticks.py` has the calendar).
 """
 
 from collections.abc import Callable
@@ -24,22 +24,22 @@ from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS, PRIORITY, TAGS
 
 Overlap = Literal["skip", "queue", "cancel-running", "allow"]
-"""What becomes of a tick while an earlier run of the schedule is not finished."""
+"""What happens to a tick while an earlier run of the schedule is not finished."""
 
 Following = Callable[[Instant], Instant | None]
 """Returns the first tick after an instant, or None if there is none."""
 
 ID_BYTES = 200
-"""How long the id of a schedule is at most, in UTF-8: tags and request ids are made of it."""
+"""The longest id of a schedule, in UTF-8 bytes: tags and request ids contain it."""
 
 QUEUED_TICKS = 1_000
-"""How many ticks wait for their turn at most; beyond that they are skipped."""
+"""The most ticks that wait in the queue; further ones are skipped."""
 
 TICKS_AT_ONCE = 1_000
-"""How many ticks one decision is about at most. The rest follows at once."""
+"""The most ticks in one decision. The rest follows immediately."""
 
 STARTS_AT_ONCE = 50
-"""How many runs one decision starts at most. The rest follows at once."""
+"""The most runs that one decision starts. The rest follows immediately."""
 
 DAY_MS = 86_400_000
 
@@ -47,8 +47,8 @@ DAY_MS = 86_400_000
 class ScheduleSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When to start runs: by `cron`, `every_ms` (counted from `start_at`, else from 1970), or once `at` an instant.
 
-    Cron is read in the time zone `tz`. Only ticks from `start_at` to before `end_at` count. Each is put off by up to
-    `jitter_ms`, always by the same for the same tick. A tick that no node could fire within `catch_up_ms` is missed.
+    Cron is read in the time zone `tz`. Only ticks from `start_at` to before `end_at` count. Each is delayed by up to
+    `jitter_ms`, always equally for the same tick. A tick that no node could fire within `catch_up_ms` is missed.
     """
 
     cron: str = ""
@@ -63,12 +63,12 @@ class ScheduleSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Schedule(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A schedule as it is stored: what it starts, when, and how far it is.
+    """A schedule as it is stored: what it starts, when, and its progress.
 
     `declared` recognises a declaration in code that has not changed. `next_due` is `next_tick` with its jitter, None
-    while it is paused, or ended. `queued` are ticks that wait for the run before, `running` are its runs that may not
-    have finished, `queue_run_id` is the run that the queue has started last. `tzdata` is the version of the time zones
-    by which `next_tick` was computed.
+    while the schedule is paused or ended. `queued` are ticks that wait for the previous run, `running` are its runs
+    that may not have finished, `queue_run_id` is the run that the queue started last. `tzdata` is the version of the
+    time zone data with which `next_tick` was computed.
     """
 
     schedule_id: str
@@ -107,7 +107,7 @@ class Schedule(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def place(self) -> tuple[str, str, str, str]:
-        """Where it is: its tenant, project and environment, and its id there."""
+        """Its tenant, project and environment, and its id there."""
         return (self.tenant, self.project, self.environment, self.schedule_id)
 
 
@@ -117,12 +117,12 @@ def tag_of(schedule_id: str) -> str:
 
 
 def request_id_of(schedule_id: str, tick: Instant) -> str:
-    """Return the request by which the run of a tick is started: the same for every node, version and retry."""
+    """Return the request id that starts the run of a tick: the same for every node, version and retry."""
     return f"{_REQUEST_PREFIX}{schedule_id}:{tick}"
 
 
 def is_of_schedule(request_id: str) -> bool:
-    """Return whether a request is that of a tick."""
+    """Return whether a request id belongs to a tick."""
     return request_id.startswith(_REQUEST_PREFIX)
 
 
@@ -130,7 +130,7 @@ _REQUEST_PREFIX = "schedule:"
 
 
 def due_at(schedule: Schedule, tick: Instant) -> Instant:
-    """Return when a tick is due: put off by its jitter, which follows from the schedule and the tick."""
+    """Return when a tick is due: delayed by its jitter, which is derived from the schedule and the tick."""
     if not schedule.spec.jitter_ms:
         return tick
     digest = sha256("|".join((*schedule.place, str(tick))).encode()).digest()
@@ -138,15 +138,15 @@ def due_at(schedule: Schedule, tick: Instant) -> Instant:
 
 
 def with_next(schedule: Schedule, tick: Instant | None) -> Schedule:
-    """Return the schedule with its next tick; one that is paused is not due."""
+    """Return the schedule with its next tick; a paused schedule is not due."""
     due = None if tick is None or schedule.is_paused else due_at(schedule, tick)
     return replace(schedule, next_tick=tick, next_due=due)
 
 
 class TickDecision(Struct, frozen=True):
-    """The schedule afterwards, the ticks whose runs are started, and whether running ones are cancelled for that.
+    """The new schedule, the ticks that start a run, and whether running runs are cancelled for that.
 
-    `is_from_queue`: the last of these ticks has waited in the queue.
+    `is_from_queue`: the last of these ticks was waiting in the queue.
     """
 
     schedule: Schedule
@@ -158,13 +158,13 @@ class TickDecision(Struct, frozen=True):
 def decide_ticks(schedule: Schedule, following: Following, now: Instant, *, is_running: bool) -> TickDecision:
     """Decide the ticks that are due. `is_running`: a run that is `waited_for` has not finished.
 
-    Of missed ticks `TICKS_AT_ONCE` are counted, and the others passed over.
+    Up to `TICKS_AT_ONCE` missed ticks are counted, and the others skipped.
     """
     spec, tick, watermark = schedule.spec, schedule.next_tick, schedule.watermark
     starts: list[Instant] = []
     queued = list(schedule.queued)
     skipped, missed = schedule.skipped, schedule.missed
-    oldest = now - (spec.catch_up_ms + spec.jitter_ms) * 1_000  # with the most that one may be put off
+    oldest = now - (spec.catch_up_ms + spec.jitter_ms) * 1_000  # including the longest delay by jitter
     left = TICKS_AT_ONCE
     while tick is not None and due_at(schedule, tick) <= now and len(starts) < STARTS_AT_ONCE and left:
         left -= 1
@@ -199,14 +199,14 @@ def decide_ticks(schedule: Schedule, following: Following, now: Instant, *, is_r
 
 
 def waited_for(schedule: Schedule) -> tuple[str, ...]:
-    """Return the runs that keep a tick waiting: those of the schedule, or of its queue if its runs may overlap."""
+    """Return the runs for which a tick waits: those of the schedule, or of its queue if its runs may overlap."""
     if schedule.spec.overlap != "allow":
         return schedule.running
     return (schedule.queue_run_id,) if schedule.queue_run_id else ()
 
 
 def check_spec(spec: ScheduleSpec) -> InvalidInput | None:
-    """Return what is wrong with when a schedule starts runs, but for the cron expression and the time zone."""
+    """Return what is wrong with the times of a schedule, except for the cron expression and the time zone."""
     if bool(spec.cron) + bool(spec.every_ms) + (spec.at is not None) != 1:
         return InvalidInput("a schedule has one of cron, every and at", field="cron")
     for field, least in (("every_ms", 1_000 if spec.every_ms else 0), ("jitter_ms", 0), ("catch_up_ms", 1_000)):
@@ -223,7 +223,7 @@ def check_spec(spec: ScheduleSpec) -> InvalidInput | None:
 
 
 def check_schedule(schedule: Schedule) -> InvalidInput | None:
-    """Return why a schedule could not be stored, or not be found again; None if it can."""
+    """Return why a schedule could not be stored, or not found again; None if it can."""
     for field in ("tenant", "project", "environment", "app", "workflow"):
         problem = check_name(field, getattr(schedule, field))
         if problem is not None:

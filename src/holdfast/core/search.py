@@ -1,16 +1,16 @@
 """Conditions on the attributes of runs, and the text in which people write them: `cents>1000 region=eu`.
 
-A query is conditions with spaces between them, and all of them hold. A condition is a name, one of = != < <= > >=, and
-a value; a value with spaces, or a text that looks like a number, stands in double quotes. `region=*` finds runs that
-have the attribute and `region!=*` those that do not; `city=New*` finds texts that begin so, as a text in quotes never
-does. A list has a value if one of its texts is it. `!=` finds runs that have the attribute, and none of its values is
-this.
+A query is a list of conditions separated by spaces, all of which must hold. A condition is a name, one of
+= != < <= > >=, and a value. A value with spaces, or a text that looks like a number, is put in double quotes.
+`region=*` finds runs that have the attribute and `region!=*` those that do not. `city=New*` finds texts with this
+prefix; in quotes the asterisk has no special meaning. A list matches a value if one of its texts equals it. `!=` finds
+runs that have the attribute with no value equal to this one.
 
-What runs have beside attributes is named with a colon, status:failed workflow:order tag:web reference:"o 7"
-parent:RUN-ID, and `created_at` and `finished_at` are compared with instants.
+Other fields of runs are named with a colon, status:failed workflow:order tag:web reference:"o 7" parent:RUN-ID, and
+`created_at` and `finished_at` are compared with instants.
 
-The declared type of a name decides what its value is. Where none is declared, the value itself does: `1000` is a
-number, `true` a truth value, `2026-01-31` and `2026-01-31T09:00:00Z` are instants, everything else is text.
+The declared type of a name determines how its value is read. If none is declared, the value itself does: `1000` is a
+number, `true` a boolean, `2026-01-31` and `2026-01-31T09:00:00Z` are instants, everything else is text.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ _MOMENT = pattern(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?")
 _ORDERED = {"<": lt, "<=": le, ">": gt, ">=": ge}
 
 OF_RUN: dict[str, Literal["created_at", "finished_at"]] = {"created_at": "created_at", "finished_at": "finished_at"}
-"""What runs can be ordered by beside attributes."""
+"""The fields by which runs can be ordered, besides attributes."""
 
 
 FIELDS = {
@@ -57,15 +57,15 @@ FIELDS = {
     "reference": "reference_key",
     "parent": "parent_run_id",
 }
-"""What is named with a colon, and the field of a query that it is."""
+"""The names that are written with a colon, and their fields in a query."""
 
 _BOUNDS = {">=": ("from", 0), ">": ("from", 1), "<": ("until", 0), "<=": ("until", 1)}
 
 
 class Condition(Struct, frozen=True, gc=False):
-    """What must hold of one attribute. `kind` and `value` are those of an index row.
+    """A condition on one attribute. `kind` and `value` are those of an index row.
 
-    For exists and missing the kind is None if it is not known, and there is no value.
+    For exists and missing there is no value, and the kind is None if it is not known.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Condition(Struct, frozen=True, gc=False):
 
 
 class Order(Struct, frozen=True, gc=False):
-    """The order of an answer: by an attribute of this kind, never a list; or without a kind by what OF_RUN names."""
+    """The order of a result: by an attribute of this kind, never a list; or without a kind by a field of OF_RUN."""
 
     name: str
     kind: RowKind | None = None
@@ -83,14 +83,14 @@ class Order(Struct, frozen=True, gc=False):
 
 
 class ParsedQuery(Struct, frozen=True):
-    """What a text asks for: conditions on attributes, and values of `FIELDS`, `created_from` and the like."""
+    """A parsed text: conditions on attributes, and values of `FIELDS`, `created_from` and the like."""
 
     conditions: tuple[Condition, ...] = ()
     fields: dict[str, str | Instant] = {}
 
 
 def parse_query(text: str, types: Mapping[str, AttributeType]) -> ParsedQuery:
-    """Return what a text asks for, or raise `InvalidInput` with the place that cannot be read."""
+    """Parse a text, or raise `InvalidInput` with the position that cannot be read."""
     found: list[Condition] = []
     fields: dict[str, str | Instant] = {}
     place = 0
@@ -121,7 +121,7 @@ def parse_query(text: str, types: Mapping[str, AttributeType]) -> ParsedQuery:
 
 
 def parse_conditions(text: str, types: Mapping[str, AttributeType]) -> tuple[Condition, ...]:
-    """Return the conditions on attributes that a text has, and nothing else may be in it."""
+    """Return the conditions on attributes in a text, which may contain nothing else."""
     parsed = parse_query(text, types)
     if parsed.fields:
         raise InvalidInput(f"where: {', '.join(parsed.fields)} cannot be asked for here", field="where")
@@ -149,7 +149,7 @@ def _bound(name: str, operator: str, text: str) -> tuple[str, Instant]:
 
 
 def parse_order(text: str, types: Mapping[str, AttributeType]) -> Order:
-    """Return the order that a text names: `cents`; from the greatest down `-cents` or `cents desc`."""
+    """Return the order that a text names: `cents`, or descending `-cents` or `cents desc`."""
     name = text.removeprefix("-").removesuffix(" desc").strip()
     descending = text.startswith("-") or text.endswith(" desc")
     if name in OF_RUN:
@@ -182,7 +182,7 @@ def _condition(name: str, operator: str, literal: str, types: Mapping[str, Attri
 
 
 def _literal(name: str, literal: str) -> str:
-    """Return the text of a value as it is written."""
+    """Return the text of a written value."""
     try:
         return decode(literal, type=str) if literal.startswith('"') else literal
     except ValueError as problem:
@@ -210,7 +210,7 @@ def _guess(text: str) -> Value:
 
 
 def matches(attributes: Mapping[str, Value], condition: Condition) -> bool:
-    """Return whether a condition holds of a run's attributes. The queries of databases mean the same."""
+    """Return whether a run's attributes meet a condition. Database queries have the same meaning."""
     value = attributes.get(condition.name)
     rows = [] if value is None else rows_of({condition.name: value})
     if condition.operator in ("exists", "missing"):
@@ -227,7 +227,7 @@ def matches(attributes: Mapping[str, Value], condition: Condition) -> bool:
 
 
 def after_prefix(prefix: str) -> str | None:
-    """Return the least text that is greater than every one with this prefix, by bytes; None if there is none."""
+    """Return the smallest text that is greater, by bytes, than every text with this prefix; None if there is none."""
     for place in range(len(prefix) - 1, -1, -1):
         following = ord(prefix[place]) + 1
         if following < 0x110000:

@@ -2,10 +2,10 @@
 
 The projector's rules (PRJ-2): events are applied in strictly increasing order of `run_seq`; a gap halts projection
 with `HistoryGap` and is never skipped; an event that was applied before changes nothing; the full and the
-incremental projection of the same events are equal. A snapshot is never edited: each projection is a new object, and
+incremental projection of the same events are equal. A snapshot is never modified: each projection is a new object, and
 `last_event_seq` is its watermark.
 
-A snapshot is a cache. Deleting it and folding the events gives it back.
+A snapshot is a cache. If it is deleted, folding the events restores it.
 
 `catch_up` is for a reader that follows a history (EVT-6, PRJ-3): it applies the new events. At a gap it stops, marks
 the projection STALE and returns an alert; it continues when it gets the missing events. A reader that crashed starts
@@ -27,14 +27,14 @@ from holdfast.errors import HistoryGap
 from holdfast.limits import PROJECTOR_LAG_MS
 
 CANCELLING = "CANCELLING"
-"""The substatus of a run that is being cancelled and cleans up."""
+"""The substatus of a run that is being cancelled and is cleaning up."""
 
 AWAITING_APPROVAL = "AWAITING_APPROVAL"
-"""The substatus of a run that does not start before it is approved."""
+"""The substatus of a run that waits for approval before it starts."""
 
 
 UNRESOLVED = "Unresolved"
-"""The error code of an open step that waits for an operator: whether its effect has happened is not known."""
+"""The error code of an open step that waits for an operator because it is not known whether its effect happened."""
 
 
 class StepStatus(StrEnum):
@@ -63,7 +63,7 @@ class StepSnapshot(Struct, frozen=True, kw_only=True):
     status: StepStatus
     """Its status."""
     kind: str = "activity"
-    """What it is: activity, timer, signal, task, child or update."""
+    """Its kind: activity, timer, signal, task, child or update."""
     logical_attempt_id: int = 1
     """1, and one more with each RETRY_STEP."""
     engine_attempt_id: int = 1
@@ -97,12 +97,12 @@ class RunSnapshot(Struct, frozen=True, kw_only=True):
     completed_at: Instant | None = None
     """When it ended."""
     total_duration_ms: int | None = None
-    """How long it took from then until its end."""
+    """How long it took, from its start to its end."""
     is_cancelling: bool = False
-    """Whether it was asked to cancel, and cleans up."""
+    """Whether it is being cancelled and is cleaning up."""
     decided: tuple[tuple[str, StepStatus], ...] = ()
-    """Steps of a flow or a plan that have ended without beginning: skipped, or failed because they could not begin, or
-    done already by the run that this one does again."""
+    """Steps of a flow or a plan that ended without beginning: skipped, failed because they could not begin, or already
+    done by the run that this one retries."""
 
 
 def project_run(run_id: str, events: Iterable[Event]) -> RunSnapshot:
@@ -133,7 +133,7 @@ def incremental_project(snapshot: RunSnapshot, events: Iterable[Event]) -> RunSn
 
 
 def _decision(step_id: str, marker: e.MarkerRecorded) -> dict[str, StepStatus]:
-    """Return what a marker of a flow or a plan says of a step: `load:when` and `ship:condition` may be false."""
+    """Return the status of a step from a marker of a flow or a plan: `load:when` and `ship:condition` may be false."""
     base, _, role = step_id.rpartition(":")
     if not base:
         return {}
@@ -193,7 +193,7 @@ def _project(snapshot: RunSnapshot, event: Event, steps: dict[str, StepSnapshot]
 
 
 def _give_up_open(event: Event, steps: dict[str, StepSnapshot], but: Collection[str] = ()) -> None:
-    """Mark open steps as skipped: the run has ended, or has rotated."""
+    """Mark open steps as skipped: the run has ended or rotated."""
     for step_id, step in steps.items():
         if step.status is StepStatus.RUNNING and step_id not in but:
             steps[step_id] = replace(step, status=StepStatus.SKIPPED, completed_at=event.persisted_at)
@@ -249,7 +249,7 @@ AlertCode = Literal["PROJECTOR_LAG_HIGH", "PROJECTOR_GAP_DETECTED", "WRITE_LATEN
 
 
 class Alert(Struct, frozen=True):
-    """A problem that an operator should know of. `priority` 1 is the most urgent."""
+    """A problem that an operator should know about. `priority` 1 is the most urgent."""
 
     code: AlertCode
     priority: int

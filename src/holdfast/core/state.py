@@ -5,16 +5,16 @@ Rules of this file:
 1. Everything that changes a run's state is here. If you change state elsewhere, you have a bug.
 2. Nothing here knows about storage, asyncio or the present time. A state is a fold over events and nothing else, so
    the same events give the same state on every node.
-3. A state is never edited: `evolve` and `fold` return a new one. `fold` copies the state and its mappings once and
+3. A state is never modified: `evolve` and `fold` return a new one. `fold` copies the state and its mappings once and
    works on its own copy, so that folding n events costs n, not n squared. A caller that folds events one by one, as
-   they are decided, keeps such a copy for as long as it is the only one that holds it (`own_copy`, `fold_onto`).
+   they are decided, keeps such a copy as long as it holds the only reference to it (`own_copy`, `fold_onto`).
 4. A state holds what is *open* or may still be needed (failed steps, a cursor for each signal name). The past is in the
    events.
 
-The life of a run is the table TRANSITIONS, and what an event does to a step stands on its body (`events.py`). An event
-that changes the status must be in the row of the present one; other events need a run that has not finished (and, for
-events of steps, one that has started). Anything else means that the history is damaged, and raises `CorruptHistory`; it
-is never skipped. Events of unknown types are counted and otherwise left alone.
+The table TRANSITIONS is the life cycle of a run, and the effect of an event on a step is defined on its body
+(`events.py`). An event that changes the status must be in the row of the current one; other events need a run that has
+not finished (and, for events of steps, one that has started). Anything else means that the history is damaged, and
+raises `CorruptHistory`; it is never skipped. Events of unknown types are counted and otherwise ignored.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -46,7 +46,7 @@ from holdfast.limits import CLOSED_EFFECTS
 
 
 class GivenAnswer(Struct, frozen=True, gc=False):
-    """An answer to a task: by whom, when and what. `token_id` is that of the caller, who may act for the actor."""
+    """An answer to a task: by whom, when and what. `token_id` is the caller's, who may act for the actor."""
 
     actor: str
     at: Instant
@@ -67,7 +67,7 @@ NO_PROGRESS = TaskProgress()
 
 
 class OpenStep(Struct, frozen=True, gc=False):
-    """A step that has been opened and not yet closed: what the run waits for."""
+    """A step that was opened and not yet closed: what the run waits for."""
 
     step_id: str
     kind: str
@@ -82,15 +82,15 @@ class OpenStep(Struct, frozen=True, gc=False):
     is_detached: bool = False
     task: TaskProgress | None = None
     error: ErrorInfo | None = None
-    """The error of the last attempt that failed, within the logical attempt."""
+    """The error of the last failed attempt within the logical attempt."""
     is_unbegun: bool = False
     """The attempt waits for a node that has the activity: no node has begun it."""
     effect: Effect | None = None
-    """What is known of the effect, if the step has a key and its first attempt is over."""
+    """What is known about the effect, if the step has a key and its first attempt is over."""
 
     @property
     def attempt(self) -> int:
-        """The number of the present attempt within the logical one, from 1; attempts that never began do not count."""
+        """The number of the current attempt within the logical one, from 1; attempts that never began do not count."""
         return self.engine_attempt_id - self.first_engine_attempt_id + 1
 
     @property
@@ -100,7 +100,7 @@ class OpenStep(Struct, frozen=True, gc=False):
 
     @property
     def is_unresolved(self) -> bool:
-        """Whether the step waits for an operator to say if its effect has happened."""
+        """Whether the step waits for an operator to decide if its effect has happened."""
         return self.effect is not None and self.effect.task != ""
 
     @property
@@ -110,14 +110,14 @@ class OpenStep(Struct, frozen=True, gc=False):
 
     @property
     def name(self) -> str:
-        """The name of what is done or waited for: of the activity, signal, task, marker or plan."""
+        """The name of the activity, signal, task, marker or plan that is executed or awaited."""
         return getattr(self.body, "name", "") or getattr(self.body, "plan_id", "")
 
 
 class FailedStep(Struct, frozen=True, gc=False):
-    """A step that failed for good. Until the program gets the failure, an operator can retry or skip the step.
+    """A step that failed permanently. Until the program gets the failure, an operator can retry or skip the step.
 
-    `delivered_by` is the event that delivered it: 0 for the failure itself, else the number of the resumption.
+    `delivered_by` is the event that delivered the failure: 0 for the failure itself, else the number of the resumption.
     """
 
     started: OpenStep
@@ -131,7 +131,7 @@ class FailedStep(Struct, frozen=True, gc=False):
 
 
 def apply_to_task(task: e.TaskCreated, progress: TaskProgress, event: Event) -> tuple[e.TaskCreated, TaskProgress]:
-    """Return a task, with its present assignee and roles, and its progress after one more event."""
+    """Return a task, with its current assignee and roles, and its progress after one more event."""
     body = event.data
     if isinstance(body, e.TaskAssigned):
         roles = task.roles if body.roles is None else body.roles
@@ -152,11 +152,11 @@ TERMINAL = e.TERMINAL
 TRANSITIONS = e.TRANSITIONS
 
 MENDED_BY_CODE = frozenset({"VersionMismatch", "NondeterminismError", "UnhandledError"})
-"""The error codes of paused runs that resume by themselves when a node has code that fits."""
+"""The error codes of paused runs that resume automatically when a node has matching code."""
 
 
 class Pause(Struct, frozen=True, gc=False):
-    """Since when a run is paused, and why; `actor` is the operator who has paused it, if one has."""
+    """When and why a run was paused; `actor` is the operator who paused it, if one did."""
 
     since: Instant
     reason: str = ""
@@ -164,7 +164,7 @@ class Pause(Struct, frozen=True, gc=False):
 
 
 def was_paused_by(pause: Pause | None, error: ErrorInfo | None) -> bool:
-    """Return whether this error has paused the run, and no operator and no failed step."""
+    """Return whether this error paused the run, rather than an operator or a failed step."""
     return pause is not None and error is not None and not pause.actor and pause.reason == error.code
 
 
@@ -187,7 +187,7 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     waits: dict[str, tuple[str, ...]] = {}
     """The open waits for each signal name, oldest first: an index into `open_steps`."""
     local_activities: int = 0
-    """How many of the open steps are activities that are not for a queue."""
+    """The number of open activities that are not in a queue."""
     failed_steps: dict[str, FailedStep] = {}
     cursors: dict[str, str] = {}
     occurrences: dict[str, int] = {}
@@ -195,15 +195,15 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     cancel_reason: str = ""
     """Why it is being cancelled, if it is and a reason was given."""
     requires_approval: bool = False
-    """The run does not start before an operator has approved it, and none has."""
+    """The run waits for an operator's approval before it starts."""
     start_at: Instant | None = None
-    """The run does not start before this instant, and has not."""
+    """The run has not started, and does not start before this instant."""
     needs: int = 0
-    """The level of the format that a node must understand to go on with the run."""
+    """The format level that a node must understand to continue the run."""
     is_held: bool = False
-    """A failed step has paused the run, and there is no other reason for the pause."""
+    """A failed step is the only reason for which the run is paused."""
     awaits_definition: bool = False
-    """The run is paused because its definition, or code that fits its history, is missing, and for no other reason."""
+    """The run is paused only because its definition, or code that matches its history, is missing."""
     steps_since_rotation: int = 0
     last_signal_id: str | None = None
     last_error: ErrorInfo | None = None
@@ -211,34 +211,34 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     last_executed_on: Instant = 0
     unknown_events: int = 0
     closed_effects: tuple[ClosedEffect, ...] = ()
-    """The keyed steps that were closed last, to notice a second success."""
+    """The last closed keyed steps, kept to detect a second success."""
     attributes: Attributes = {}
-    """The search attributes of the run, and the parts of its reference. Replaced as a whole, never written to."""
+    """The search attributes of the run, and the parts of its reference. Replaced as a whole, never modified."""
     pause: Pause | None = None
     """Why the run is paused, if it is."""
     retried: str | None = None
     """The step that was last retried after a failure; it may have ended since."""
     forked_from: e.ForkedFrom | None = None
-    """The run with whose history it began, if it is a fork."""
+    """The run from which it was forked, if it is a fork."""
     origin: e.RunOrigin | None = None
-    """How it came about. None in runs that rotated before there was one."""
+    """How it was created. None in runs that rotated before this field existed."""
     started_at: Instant = 0
     timeouts: e.RunTimeouts | None = None
-    """How long it may take, if that is bounded."""
+    """How long it may take, if there is a limit."""
     execution_deadline: Instant | None = None
-    """When its execution time-out is, if it has one."""
+    """The instant of its execution time-out, if it has one."""
     stretch_began_at: Instant = 0
-    """When the run began, or began again, if its time is bounded."""
+    """When the run started or last rotated, if its time is bounded."""
     timed_out: str = ""
-    """The time-out because of which it is being cancelled: `execution` or `run`."""
+    """The time-out that is cancelling it: `execution` or `run`."""
     context: Raw = e.NULL
-    """What its starter gave it for all that follows from it, if anything (`core/run_context.py`)."""
+    """The context from its starter, if any (`core/run_context.py`)."""
     published: dict[str, Any] = {}
-    """What the program has published last, by name. Replaced as a whole, never written to."""
+    """What the program has published last, by name. Replaced as a whole, never modified."""
     debounce: e.DebounceTerms | None = None
-    """How long it waits for a later start, until it begins."""
+    """How long it waits for a later start before it begins."""
     replaced_input: Raw | None = None
-    """The input that a later start has given it, until it begins."""
+    """The input from a later start, until it begins."""
 
     @property
     def is_finished(self) -> bool:
@@ -247,12 +247,12 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def awaits_approval(state: RunState) -> bool:
-    """Return whether a run waits to be approved before it starts."""
+    """Return whether a run waits for approval before it starts."""
     return state.requires_approval and state.status is PENDING
 
 
 def was_held(state: RunState) -> bool:
-    """Return whether a run that has not started was held back, by an approval or for its time."""
+    """Return whether a run that has not started was held for an approval or until an instant."""
     return state.status is APPROVED or (state.status is PENDING and state.start_at is not None)
 
 
@@ -310,7 +310,7 @@ def fold_onto(draft: RunState, events: Iterable[Event]) -> None:
 
 
 def state_of(run_id: str, events: Iterable[Event]) -> RunState:
-    """Return the state of a run from its whole history, or from its history since a rotation: it is the same."""
+    """Return the state of a run from its whole history or from its history since a rotation: both are equal."""
     events = iter(events)
     first = next(events, None)
     if first is None:
@@ -345,7 +345,7 @@ CARRIED = (
     "timed_out",
     "context",
 )
-"""The fields of a state that hold after a rotation too: its event carries them over."""
+"""The fields of a state that remain valid after a rotation: its event carries them over."""
 
 
 class CarriedUpdate(Struct, frozen=True, gc=False):
@@ -360,7 +360,7 @@ class CarriedUpdate(Struct, frozen=True, gc=False):
 
 
 class CarriedStep(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A step that a rotation carries over: an `OpenStep`, with its body as it was recorded, in its schema version."""
+    """A step that a rotation carries over: an `OpenStep`, with its body as recorded, in its schema version."""
 
     step_id: str
     kind: str
@@ -389,7 +389,7 @@ class CarriedFailure(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Carried(Struct, frozen=True, omit_defaults=True):
-    """What a rotation carries over beside the fields of a state. `steps` is None if it gives up all that is open."""
+    """What a rotation carries over besides the fields of a state. `steps` is None if it abandons all open steps."""
 
     updates: tuple[CarriedUpdate, ...] = ()
     steps: tuple[CarriedStep, ...] | None = None
@@ -406,7 +406,7 @@ OPENED_BY: dict[str, type[e.Body]] = {kind: body for body, kind in e.OPENING.ite
 def carried(state: RunState, update_ids: Sequence[str] = (), step_ids: Sequence[str] | None = None) -> dict[str, Any]:
     """Return what a rotation carries over: the fields that still hold, these updates, and these steps.
 
-    The updates have no answer yet. With an unresolved step goes the task in which an operator is asked about it.
+    The updates have no answer yet. An unresolved step is carried over along with its task for an operator.
     """
     updates = [
         CarriedUpdate(
@@ -416,7 +416,7 @@ def carried(state: RunState, update_ids: Sequence[str] = (), step_ids: Sequence[
         if step is not None and isinstance(step.body, e.UpdateAccepted)
     ]
     fields: dict[str, Any] = {field: getattr(state, field) for field in CARRIED}
-    if not state.attributes:  # as most runs, whose rotations are as they were before there were any
+    if not state.attributes:  # like most runs: then the rotation has the older form
         del fields["attributes"]
     if state.forked_from is None:
         del fields["forked_from"]
@@ -465,7 +465,7 @@ def _from_carried(step: CarriedStep) -> OpenStep:
 def carried_by(rotation: e.ContinuedAsNew) -> Carried:
     """Return the updates and steps that a rotation carries over."""
     text = bytes(rotation.carried)
-    if b'"updates"' not in text and b'"steps"' not in text:  # the usual rotation, without the detour
+    if b'"updates"' not in text and b'"steps"' not in text:  # fast path for the usual rotation
         return _NOTHING_CARRIED
     try:
         return decode(rotation.carried, type=Carried)
@@ -484,7 +484,7 @@ def carried_steps(rotation: e.ContinuedAsNew) -> dict[str, OpenStep]:
 
 
 def kept_open(rotation: e.ContinuedAsNew) -> frozenset[str]:
-    """Return the ids of the steps, with those of updates, that a rotation does not close."""
+    """Return the ids of the steps, including updates, that a rotation does not close."""
     known = carried_by(rotation)
     return frozenset((*(update.step_id for update in known.updates), *(step.step_id for step in known.steps or ())))
 
@@ -495,7 +495,7 @@ def _open_update(update: CarriedUpdate) -> OpenStep:
 
 
 def _state_before(run_id: str, first: Event) -> RunState:
-    if isinstance(first.data, e.UnknownBody):  # a rotation that only newer versions can read: the fold refuses it
+    if isinstance(first.data, e.UnknownBody):  # only newer versions can read this rotation: the fold refuses it
         return RunState(run_id=run_id, version=first.run_seq - 1, status=RUNNING)
     if isinstance(first.data, e.ContinuedAsNew) and first.run_seq > 1:
         fields = {"run_id": run_id, "version": first.run_seq - 1, "status": RUNNING}
@@ -622,7 +622,7 @@ def _queued(draft: RunState, event: Event) -> None:
         origin = replace(origin, attempt=body.retry_of.attempt)
     elif body.forked_from is not None:
         origin = replace(origin, attempt=body.forked_from.formers[-1].attempt)
-    elif body.debounce is not None:  # a later run of its key is no attempt at the same
+    elif body.debounce is not None:  # a later run of its key is not another attempt
         origin = replace(origin, attempt=1)
     _set(draft, "origin", origin)
 
@@ -661,7 +661,7 @@ def _started(draft: RunState, event: Event) -> None:
 
 
 def _since_fork(draft: RunState, instant: Instant) -> Instant:
-    """Return an instant, or that of the fork if it is of the other run's history."""
+    """Return the instant, or the instant of the fork if it is from the original run's history."""
     return instant if draft.forked_from is None else max(instant, draft.forked_from.forked_at)
 
 
@@ -684,10 +684,10 @@ def _paused(draft: RunState, event: Event) -> None:
     assert isinstance(event.data, e.RunPaused)
     _set(draft, "is_held", event.data.failed_step_id is not None)
     _set(draft, "awaits_definition", event.data.error is not None and event.data.error.code in MENDED_BY_CODE)
-    if draft.pause is None:  # else an operator's command, which was accepted right before
+    if draft.pause is None:  # else an operator's command, accepted immediately before
         _set(draft, "pause", Pause(event.emitted_at, event.data.reason))
     _record_error(draft, event)
-    if event.data.error is not None:  # right after a resumption: the program could not go on, and got nothing
+    if event.data.error is not None:  # immediately after a resumption: the program could not continue, and got nothing
         _mark_delivered(draft, draft.version, None)
 
 
@@ -725,7 +725,7 @@ def _record_error(draft: RunState, event: Event) -> None:
 
 
 def _record_step_error(draft: RunState, event: Event) -> None:
-    """Record what a step has failed with, unless the run is paused by an error: that one has to be fixed."""
+    """Record the error of a failed step, unless the run is paused by an error: that one has to be fixed."""
     if draft.status is not PAUSED or not was_paused_by(draft.pause, draft.last_error):
         _record_error(draft, event)
 
@@ -758,7 +758,7 @@ def _rotated(draft: RunState, event: Event) -> None:
 
 
 def _opener(opening: type[e.Body], kind: str) -> Callable[[RunState, Event], None]:
-    """Return the handler of events with this type of body, which open a step of this kind."""
+    """Return the handler of events with this body type, which open a step of this kind."""
     has_token, due = "token" in opening.__struct_fields__, opening.DUE_FIELD
     has_due = due in opening.__struct_fields__
 
@@ -789,7 +789,7 @@ def _opener(opening: type[e.Body], kind: str) -> Callable[[RunState, Event], Non
 
 
 def _index(draft: RunState, step_id: str, body: e.Body) -> None:
-    """Note an open step where it is found by something else than its id."""
+    """Add an open step to the indexes other than the one by id."""
     if type(body) is e.StepStarted:
         if not body.queue:
             _set(draft, "local_activities", draft.local_activities + 1)
@@ -817,7 +817,7 @@ def _close(draft: RunState, event: Event) -> OpenStep:
 
 
 def _note_closed(draft: RunState, step: OpenStep, event: Event) -> None:
-    """Note how a keyed step was closed: a second success that says otherwise is kept as a diagnostic."""
+    """Record how a keyed step was closed: a second success with another result is kept as a diagnostic."""
     attempt = event.engine_attempt_id or step.engine_attempt_id
     result = digest(bytes(event.data.result)) if isinstance(event.data, e.StepCompleted) else ""
     closed = ClosedEffect(step.step_id, step.logical_attempt_id, (attempt,) if result else (), result)
@@ -871,7 +871,7 @@ def _step_detached(draft: RunState, event: Event) -> None:
 
 
 def _left_open(draft: RunState, event: Event) -> OpenStep:
-    """Return the activity of an event after which no node executes it, as it is from then on."""
+    """Return the activity of an event as it is after the event, from which on no node executes it."""
     step = draft.open_steps.get(event.step_id or "")
     if step is None or step.kind != "activity":
         raise _step_misfit(draft, event)
@@ -880,7 +880,7 @@ def _left_open(draft: RunState, event: Event) -> OpenStep:
 
 
 def _step_unresolved(draft: RunState, event: Event) -> None:
-    """Leave the step to an operator: like a detached one, it is executed by no node."""
+    """Leave the step to an operator: like a detached step, no node executes it."""
     assert isinstance(event.data, e.StepUnresolved)
     step = _left_open(draft, event)
     effect = effect_after_doubt(step, event, event.data)
@@ -908,8 +908,8 @@ def _step_succeeded_late(draft: RunState, event: Event) -> None:
 def _signal_received(draft: RunState, event: Event) -> None:
     """Close the wait and move the cursor of the signal's name.
 
-    A signal that was addressed to one wait moves no cursor: it may overtake those that were not. A wait takes one
-    signal only, so no later signal can be taken by mistake.
+    A signal that was addressed to one wait moves no cursor: it may overtake signals that were not. A wait takes only
+    one signal, so it cannot take a later one by mistake.
     """
     assert isinstance(event.data, e.SignalReceived)
     _close(draft, event)
@@ -942,7 +942,7 @@ def _task_changed(draft: RunState, event: Event) -> None:
 
 
 def retry_token(step_id: str, engine_attempt_id: int) -> str:
-    """Return the token of one attempt of an activity: it guards the messages that are for that attempt."""
+    """Return the token of one attempt of an activity: it guards the messages for that attempt."""
     return f"{step_id}{ATTEMPT_MARK}{engine_attempt_id}"
 
 
@@ -979,4 +979,4 @@ _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
 }
 
 _RULES = {body: (body in _STATUS_EVENTS, body.KEYED_BY == "run", _HANDLERS.get(body)) for body in e.BODIES.values()}
-"""How events with each type of body are folded: whether they change the status and are counted, and their handler."""
+"""How events of each body type are folded: whether they change the status and are counted, and their handler."""

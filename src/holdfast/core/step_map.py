@@ -1,9 +1,9 @@
-"""The steps of a run by their ids, copied for each turn at the cost of what has changed.
+"""The steps of a run by id, copied for each turn at a cost that depends on the changes.
 
-A state is never edited, so each turn works on a copy of its mappings. Most runs have a few open steps, and a `dict` is
-copied in no time. A run of a plan may have ten thousand: `copy_of` makes a `StepMap` of so many. Its copies share one
-`dict`, which is not changed any more, and each has the few entries that differ. When these are too many they are merged
-into a new one. So a turn costs about the square root of what is open, and the order is that of a `dict`.
+A state is never modified, so each turn works on a copy of its mappings. Most runs have a few open steps, and copying a
+`dict` takes almost no time. A run of a plan may have ten thousand: `copy_of` makes a `StepMap` of so many. Its copies
+share one immutable `dict`, and each has the few entries that differ. When there are too many of these, they are merged
+into a new `dict`. So a turn costs about the square root of the number of open steps. The order is that of a `dict`.
 """
 
 from collections.abc import Iterator, MutableMapping
@@ -13,18 +13,18 @@ from typing import TypeVar
 V = TypeVar("V")
 
 LARGE = 512
-"""From how many entries on a copy is shared. Below it a plain `dict` is faster."""
+"""The number of entries from which copies share a base. Below it a plain `dict` is faster."""
 
 
 def copy_of(steps: dict[str, V]) -> dict[str, V]:
-    """Return a copy that only the caller holds: it behaves like a `dict`, and shares most of a large one."""
+    """Return a copy for the caller alone. It behaves like a `dict`, and shares most entries of a large one."""
     if type(steps) is dict:
         return steps.copy() if len(steps) < LARGE else StepMap(steps.copy())  # type: ignore[return-value]
     return steps.copy()
 
 
 class StepMap(MutableMapping[str, V]):
-    """A mapping in the order of insertion whose copies share what they have in common."""
+    """A mapping in insertion order. Its copies share their common entries."""
 
     __slots__ = ("_base", "_changed", "_gone", "_size")
 

@@ -1,15 +1,15 @@
 """Streams: ordered chunks that a run's activities and workflow write while they work, for readers outside.
 
-A stream is named within its run. Its chunks are numbered from 1 by the store. They are kept in
-*segments*, a JSON array of many chunks each, and are no events: a run never reads its streams, and no replay does.
+A stream has a name within its run. The store numbers its chunks from 1. They are kept in *segments*, each a JSON array
+of many chunks, and are not events: neither a run nor a replay ever reads the streams.
 
-An activity writes as one attempt of one step. It says how many chunks of this attempt were stored before (`position`),
-so a batch that is sent again is recognised, and one that is missing is noticed. An attempt after another one begins
-the step's part of the stream anew, which the first of its segments says (`restarted_from`), unless it resumes it.
+An activity writes as one attempt of one step. It passes how many chunks of this attempt were stored before
+(`position`), so a repeated batch is recognised, and a missing one is detected. A later attempt starts the step's part
+of the stream again, unless it resumes it; its first segment records that (`restarted_from`).
 
-A workflow writes with the commit of its turn, which is there once by itself.
+A workflow writes with the commit of its turn, so its chunks are stored exactly once.
 
-What a stream takes is bounded. What is written to a full one is dropped and counted.
+The size of a stream is limited. Chunks for a full stream are dropped and counted.
 """
 
 from msgspec import Raw, Struct
@@ -19,11 +19,11 @@ from holdfast.core.instants import Instant
 from holdfast.errors import Conflict
 
 OF_WORKFLOW = ""
-"""The step of chunks that a workflow wrote."""
+"""The step id of chunks that a workflow wrote."""
 
 
 class StreamChunks(Struct, frozen=True, kw_only=True, gc=False):
-    """What a turn appends to a stream: a JSON array of `count` chunks. With `closes` the stream is closed after it."""
+    """What a turn appends to a stream: a JSON array of `count` chunks. With `closes` the stream is then closed."""
 
     name: str
     count: int
@@ -34,9 +34,9 @@ class StreamChunks(Struct, frozen=True, kw_only=True, gc=False):
 class StreamAppend(Struct, frozen=True, kw_only=True, gc=False):
     """What an attempt of an activity appends to a stream.
 
-    `position` is how many chunks this attempt has appended before. With `resumes` there are no chunks: the attempt goes
-    on where the last one of its step ended, and the answer says how many chunks are there. `epoch` is that of the run's
-    lease for an activity that the owner of the run executes; None for one from a queue, which the node has acquired.
+    `position` is how many chunks this attempt has appended before. With `resumes` there are no chunks: the attempt
+    continues where the last attempt of its step ended, and the answer has the number of its chunks. `epoch` is that of
+    the run's lease if the owner of the run executes the activity; None if a node acquired it from a queue.
     """
 
     run_id: str
@@ -55,7 +55,7 @@ class StreamAppend(Struct, frozen=True, kw_only=True, gc=False):
 class StreamSegment(Struct, frozen=True, kw_only=True, gc=False):
     """Chunks that were stored together: the first has the number `first_seq`. `body` is a JSON array of them.
 
-    `restarted_from`: the chunks that the same step has written from this number on are begun anew with this segment.
+    `restarted_from`: with this segment the step starts its chunks from this number on again, which makes them obsolete.
     """
 
     run_id: str
@@ -69,7 +69,7 @@ class StreamSegment(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StreamHead(Struct, frozen=True, kw_only=True, gc=False):
-    """How far a stream goes: the number of its last chunk, its bytes, and how many chunks it had no room for."""
+    """The end of a stream: the number of its last chunk, its bytes, and how many chunks were dropped."""
 
     last_seq: int = 0
     size: int = 0
@@ -78,7 +78,7 @@ class StreamHead(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class NamedStream(Struct, frozen=True, kw_only=True, gc=False):
-    """A stream of a run, and how far it goes."""
+    """A stream of a run, and its end."""
 
     run_id: str
     name: str
@@ -86,7 +86,7 @@ class NamedStream(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StreamWriter(Struct, frozen=True, kw_only=True, gc=False):
-    """The last attempt of a step that wrote to a stream: how many chunks are there of it, from which number on."""
+    """The last attempt of a step that wrote to a stream: how many chunks it has there, and from which number on."""
 
     attempt: int
     epoch: int
@@ -95,7 +95,7 @@ class StreamWriter(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StreamRead(Struct, frozen=True, kw_only=True, gc=False):
-    """Which part of a stream to read: chunks after a number, in whole segments of so many bytes, but at least one."""
+    """The part of a stream to read: chunks after a number, in whole segments up to this size, but at least one."""
 
     run_id: str
     name: str
@@ -104,9 +104,9 @@ class StreamRead(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StreamPage(Struct, frozen=True, kw_only=True):
-    """A part of a stream. The first segment may begin with chunks that were asked for to be left out.
+    """A part of a stream. The first segment may begin with chunks before the requested ones.
 
-    `is_finished` is whether the run had finished before the segments were read: then no chunk comes after `head`.
+    `is_finished` is whether the run had finished before the segments were read: then no chunk follows `head`.
     """
 
     run_id: str
@@ -117,14 +117,14 @@ class StreamPage(Struct, frozen=True, kw_only=True):
 
 
 class Appended(Struct, frozen=True, gc=False):
-    """The chunks are stored, by this call or by an earlier one. `position` counts those of the step that are there."""
+    """The chunks are stored, by this call or an earlier one. `position` counts the stored chunks of the step."""
 
     position: int
     head: StreamHead
 
 
 class Decided(Struct, frozen=True):
-    """What an append changes: nothing, if its `writer` is None and it has no segment and no other head."""
+    """The changes of an append: none, if `writer` and the segment are None and the head is the same."""
 
     head: StreamHead
     writer: StreamWriter | None = None
@@ -132,7 +132,7 @@ class Decided(Struct, frozen=True):
 
 
 class WholeStream(Struct, frozen=True, kw_only=True):
-    """A stream with everything that is stored of it, for a copy of its run."""
+    """A stream with all of its stored data, for a copy of its run."""
 
     name: str
     head: StreamHead
@@ -148,7 +148,7 @@ def decide_chunks(head: StreamHead, run_id: str, given: StreamChunks, most_bytes
 def decide_append(
     head: StreamHead, writer: StreamWriter | None, given: StreamAppend, most_bytes: int, now: Instant
 ) -> Decided | Conflict:
-    """Decide what an attempt appends to a stream, or why it does not."""
+    """Decide what an attempt appends to a stream, or why it is refused."""
     epoch = given.epoch or 0
     if writer is not None and (given.attempt, epoch) < (writer.attempt, writer.epoch):
         return Conflict(
@@ -177,7 +177,7 @@ def decide_append(
         after = replace(writer, count=there + given.count)
     else:
         restarted_from = writer.first_seq if writer is not None and writer.count and given.count else None
-        if writer is not None and not given.count:  # it only closes the stream: what the last attempt wrote stands
+        if writer is not None and not given.count:  # it only closes the stream: the chunks of the last attempt remain
             after = replace(writer, attempt=given.attempt, epoch=epoch)
         else:
             after = StreamWriter(attempt=given.attempt, epoch=epoch, first_seq=head.last_seq + 1, count=given.count)

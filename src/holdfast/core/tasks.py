@@ -1,7 +1,7 @@
-"""The operations on a task, and their effects. How tasks are stored is not the concern of this module.
+"""The operations on a task, and their effects. This module does not deal with the storage of tasks.
 
 A person is *effective* for a task that is assigned to them, that names one of their roles, or that has neither a role
-nor an assignee. From that:
+nor an assignee. It follows that:
 
 * the assignee may claim, release and complete; without an assignee, every effective person may;
 * every effective person, and every administrator, may assign, reassign and comment.
@@ -24,10 +24,10 @@ from holdfast.core.state import APPROVED, NO_PROGRESS, PENDING, GivenAnswer, Ope
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted
 
 ENGINE = "holdfast"
-"""The actor of what the engine does to a task."""
+"""The actor of the engine's own operations on a task."""
 
 DECISIONS = e.recording("task")
-"""The bodies that record the decision about an operation: the first event of it."""
+"""The bodies that record the decision about an operation, as its first event."""
 
 Check = Callable[[Raw, Raw], None]
 """Raises `InvalidInput` if an answer (the second) does not fit a form (the first)."""
@@ -45,7 +45,7 @@ def task_operations(
             request = codec.decode(signal.payload, m.TaskRequest)
             problem = None
             if request.action == "complete":
-                if check is None and not is_of_engine(request.step_id):  # which no program knows
+                if check is None and not is_of_engine(request.step_id):  # no program knows it
                     continue
                 problem = _misfit(state, request, check, check_result)
             yield m.TaskOperation(
@@ -92,7 +92,7 @@ def operate(state: RunState, operation: m.TaskOperation, writer: EventWriter) ->
 
 
 def on_answer(step: OpenStep, message: m.Message, writer: EventWriter) -> Decision | Refusal:
-    """Take an answer that arrived as a message; a second one of the same person changes nothing."""
+    """Accept an answer that arrived as a message; a second one by the same person changes nothing."""
     given = codec.decode(message.payload, m.Answer)
     if any(earlier.actor == given.actor for earlier in _progress(step).answers):
         return NOTHING
@@ -157,7 +157,7 @@ def _objection(step: OpenStep, operation: m.TaskOperation) -> CallerError | None
 
 
 def _objection_to_person(step: OpenStep, name: str | None, by: e.CallerRef | None = None) -> CallerError | None:
-    """Return why a person who has answered may not answer again. One caller counts as one person, for all actors."""
+    """Return why a person who has answered may not answer again. A caller counts as one person for all its actors."""
     for given in _progress(step).answers:
         if given.actor == name:
             return Conflict(f"{name!r} has answered already", by=name, at=given.at)
@@ -178,7 +178,7 @@ def _refuse(request: m.TaskRequest, error: CallerError | None, writer: EventWrit
 
 
 def takes_several(task: e.TaskCreated) -> bool:
-    """Return whether the answer of a task is a list, of answers by different people."""
+    """Return whether the answer of a task is a list of answers by different people."""
     return task.approvals > 1 or task.of is not None
 
 
@@ -214,7 +214,7 @@ def schedule(step_id: str, task: e.TaskCreated, writer: EventWriter) -> None:
 
 
 def schedule_again(step: OpenStep, writer: EventWriter) -> None:
-    """Schedule the next reminder and the escalation of a task that is open already."""
+    """Schedule the next reminder and the escalation of a task that is already open."""
     task, remind_at, escalate_at = _created(step), _remind_at(step), _escalate_at(step)
     if remind_at is not None:
         _schedule(step.step_id, _reminder(task, _progress(step).reminders + 1), remind_at, writer)
@@ -223,14 +223,14 @@ def schedule_again(step: OpenStep, writer: EventWriter) -> None:
 
 
 def next_instants(step: OpenStep) -> list[Instant]:
-    """Return when the next reminder and the escalation of an open task are due; for any other step, nothing."""
+    """Return when the next reminder and the escalation of an open task are due; empty for any other step."""
     if not isinstance(step.body, e.TaskCreated):
         return []
     return [due_at for due_at in (_remind_at(step), _escalate_at(step)) if due_at is not None]
 
 
 def on_timer(step: OpenStep, message: m.Message, writer: EventWriter) -> Decision | Refusal:
-    """Remind or escalate, but never early. The token says which of the two; an old token does nothing."""
+    """Remind or escalate, but never early. The token determines which of the two; an old token does nothing."""
     task, count = _created(step), _progress(step).reminders + 1
     remind_at, escalate_at = _remind_at(step), _escalate_at(step)
     if remind_at is not None and message.waiting_token == _reminder(task, count):
@@ -249,7 +249,7 @@ def on_timer(step: OpenStep, message: m.Message, writer: EventWriter) -> Decisio
 
 
 def _remind_at(step: OpenStep) -> Instant | None:
-    """Return when the next reminder is due, from the last one on, so that missed reminders are not made up for."""
+    """Return when the next reminder is due, counted from the last one, so that missed reminders are not repeated."""
     task, reminded_at = _created(step), _progress(step).reminded_at
     since = step.opened_at if reminded_at is None else reminded_at
     return None if task.remind_ms is None else since + task.remind_ms * 1_000

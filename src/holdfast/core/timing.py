@@ -1,10 +1,10 @@
 """When a failed attempt is retried, and how long all attempts of a step may take.
 
 Attempts are counted from 1. The delay before attempt n + 1 is `initial_ms * factor ** (n - 1)`, at most `most_ms`;
-jitter takes away up to that share of it, by the fraction that the shell drew.
+jitter reduces it by up to that share, by a random fraction that the engine passes.
 
-`schedule_to_close` bounds the time of all attempts of an activity together, from when its step was opened. A message
-that is due when that time is over enforces it, whichever node executes the activity, and if none does.
+`schedule_to_close` limits the time of all attempts of an activity together, from when its step was opened. A message
+that is due at the end of that time enforces it, whichever node executes the activity, and even if none does.
 """
 
 from math import inf
@@ -37,7 +37,7 @@ class Retry(Struct, frozen=True, kw_only=True):
     most_ms: int = 100_000
     """The longest delay."""
     jitter: float = 0.2
-    """The share of a delay that is taken away at random: 0.2 is up to a fifth."""
+    """The share by which a delay is randomly reduced: 0.2 is up to a fifth."""
     non_retryable: tuple[str, ...] = ()
     count_lost: bool = True
 
@@ -60,7 +60,7 @@ class Retry(Struct, frozen=True, kw_only=True):
 
 
 def _names(exceptions: object) -> tuple[str, ...]:
-    """Return exceptions by the names under which they are recorded."""
+    """Return the names under which exceptions are recorded."""
     if isinstance(exceptions, tuple | list | set | frozenset):
         names = [each.__name__ if isinstance(each, type) else each for each in exceptions]
         if all(isinstance(name, str) for name in names):
@@ -73,7 +73,7 @@ NO_RETRY = Retry(max_attempts=1)
 
 
 def retry_delay_ms(policy: Retry, attempt: int, error: ErrorInfo, fraction: float) -> int | None:
-    """Return the delay before the attempt after `attempt`, or None if there is none."""
+    """Return the delay between `attempt` and the next one, or None if there is no next one."""
     if not error.retryable or error.code in policy.non_retryable:
         return None
     if error.bases and any(name in policy.non_retryable for name in error.bases):
@@ -105,7 +105,7 @@ class StepOptions(Struct, frozen=True):
     schedule_to_close_ms: int | None = None
     on_failure: str = "raise"
     plan_retry: Retry | None = None
-    """How often a plan begins the step anew, as the next logical attempt, before it pauses the run."""
+    """How often a plan starts the step again, as the next logical attempt, before it pauses the run."""
 
     def deadline_of(self, step: OpenStep) -> Instant | None:
         """Return the deadline of the step, or None if it has none."""
@@ -121,7 +121,7 @@ def step_options(options: Any) -> StepOptions:
 
 
 def pauses(step: OpenStep, error: ErrorInfo) -> bool:
-    """Return whether the run is paused when this attempt of a step has failed for good."""
+    """Return whether the run is paused when this attempt of a step fails permanently."""
     options = step_options(getattr(step.body, "options", NULL))
     if options.on_failure != "pause":
         return False
@@ -134,12 +134,12 @@ DEADLINE_MARK = "!close"
 
 
 def deadline_token(step_id: str, logical_attempt_id: int) -> str:
-    """Return the token of a step's deadline message. A step that an operator retries has another one."""
+    """Return the token of a step's deadline message. A retry by an operator has another one."""
     return f"{step_id}{DEADLINE_MARK}{logical_attempt_id}"
 
 
 def overdue_text(step: OpenStep, limit_ms: int | None) -> str:
-    """Return the error text of a step whose deadline has passed, with the error of its last attempt, if one failed."""
+    """Return the error text of a step that missed its deadline, with the error of its last failed attempt, if any."""
     problem = f"activity {step.name!r} was not done within {limit_ms} ms of being scheduled"
     if step.error is not None:
         problem = f"{problem}; its last error was {step.error}"
