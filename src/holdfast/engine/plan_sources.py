@@ -22,7 +22,7 @@ SCHEMES = ("file", "https", "s3", "gs", "az")
 
 
 class PlanSources:
-    """Fetches plans from the addresses that are allowed."""
+    """Fetches plans from allowed addresses."""
 
     def __init__(self, allowed: Sequence[str] = (), *, verify: Any = True, timeout_s: float = FETCH_S) -> None:
         for prefix in allowed:
@@ -50,7 +50,7 @@ class PlanSources:
             raise StoreUnavailable(f"the plan at {uri} could not be fetched within {self._timeout_s} s") from problem
 
     async def _get(self, uri: str) -> bytes:
-        httpx: Any = import_module("httpx")  # only where it is used: it is slow to import
+        httpx: Any = import_module("httpx")  # imported only where it is used: it is slow to import
         try:
             async with (
                 httpx.AsyncClient(verify=self._verify, follow_redirects=False, trust_env=False) as client,
@@ -103,13 +103,13 @@ def _read_file(path: str, folder: str) -> bytes:
         file = Path(unquote(path)).resolve()
         if not file.is_relative_to(Path(unquote(folder)).resolve()):
             raise NotPermitted(f"the file {path} leads out of the folder that is allowed")
-        if file.exists() and not file.is_file():  # a pipe would never end
+        if file.exists() and not file.is_file():  # reading a pipe would never end
             raise InvalidInput(f"{path} is not a regular file", field="uri")
         with file.open("rb") as opened:
             body = opened.read(PLAN_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError) as problem:
         raise NotFound(f"there is no file {path}") from problem
-    except (OSError, RuntimeError) as problem:  # RuntimeError: links that lead to each other
+    except (OSError, RuntimeError) as problem:  # RuntimeError: links that form a loop
         if not isinstance(problem, OSError) or problem.errno in (errno.ELOOP, errno.ENAMETOOLONG):
             raise InvalidInput(f"{path} is not a regular file: {problem}", field="uri") from problem
         raise StoreUnavailable(f"the file {path} cannot be read: {problem.strerror}") from problem
@@ -118,7 +118,7 @@ def _read_file(path: str, folder: str) -> bytes:
 
 
 async def _read_object(uri: str) -> bytes:
-    bucket_of = import_module("holdfast.store.object_artifacts").ObjectArtifacts.at  # it needs a package
+    bucket_of = import_module("holdfast.store.object_artifacts").ObjectArtifacts.at  # it needs an extra package
     bucket, _, key = uri.partition("://")[2].partition("/")
     body = bytearray()
     try:

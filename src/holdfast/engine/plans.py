@@ -1,7 +1,7 @@
 """Plans of an installation: stored by hash, registered by name, validated, and loaded for their runs.
 
 A plan belongs to a tenant. Its body is stored before anything refers to it, so a node that continues a run needs
-nothing else. A plan that a reference names is fetched if it is not in the store, and refused if its hash differs.
+nothing else. If a referenced plan is not in the store, it is fetched, and refused if its hash differs.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ from holdfast.registry import Registry
 from holdfast.store.port import Found, PlanQuery, PlanStore, RunHead, Store
 
 COMPENSATED = ":compensate"
-"""How the ids of steps end that undo others."""
+"""The suffix of the ids of compensation steps."""
 
 THREAD_BYTES = 64 * 1024
-"""From how many bytes on a plan is parsed in a thread: the event loop is for turns."""
+"""The size in bytes from which a plan is parsed in a thread, to keep the event loop free for turns."""
 
 
 async def load_plan(registry: Registry, store: PlanStore, tenant: str, hash: str) -> PlanDefinition:
@@ -52,7 +52,7 @@ async def load_plan(registry: Registry, store: PlanStore, tenant: str, hash: str
 
 
 async def parse_plan(registry: Registry, body: bytes) -> PlanDefinition:
-    """Return the plan that a text holds, which is kept in memory; raise `PlanInvalid` if it is none."""
+    """Return the plan in a text, and cache it; raise `PlanInvalid` if the text is not a plan."""
     if len(body) > THREAD_BYTES:
         definition = await asyncio.to_thread(PlanDefinition, body)
     else:
@@ -62,7 +62,7 @@ async def parse_plan(registry: Registry, body: bytes) -> PlanDefinition:
 
 
 async def load_plan_of(registry: Registry, store: PlanStore, head: RunHead, history: Sequence[Event]) -> None:
-    """Bring the plan of a run into memory, if it is a run of one. A missing body is found when the run begins."""
+    """Load the plan of a run into memory, if the run executes one. A missing body is reported when the run begins."""
     if not is_plan(head.plan_id) or not history:
         return
     source = state_of(head.run_id, history[:1]).plan
@@ -70,16 +70,16 @@ async def load_plan_of(registry: Registry, store: PlanStore, head: RunHead, hist
         try:
             await load_plan(registry, store, head.tenant, source.sha256)
         except NotFound:
-            return  # the run is paused, as one whose version is missing
+            return  # the run will be paused, like one whose version is missing
 
 
 async def input_of_retry(
     registry: Registry, store: Store, head: RunHead, queued: e.RunQueued, *, from_start: bool = False
 ) -> Raw:
-    """Return the input of a run that does a run of a plan again, from the steps that have not succeeded.
+    """Return the input of a run that retries a run of a plan from the steps that have not succeeded.
 
-    It has the results of the others, as far as they are needed. With `from_start`, or if anything was compensated,
-    there are none: then it begins at the beginning.
+    It contains the results of the other steps, as far as they are needed. With `from_start`, or if anything was
+    compensated, it contains none, so the new run starts from the beginning.
     """
     assert queued.plan is not None
     definition, input = await load_plan(registry, store, head.tenant, queued.plan.sha256), queued.input
@@ -107,7 +107,7 @@ async def input_of_retry(
 
 
 def _result_of(event: Event) -> StepResult | None:
-    """Return what a step that has ended well has given; a step that was skipped counts as such."""
+    """Return the result of a step that has succeeded; a skipped step counts as one."""
     match event.data:
         case e.StepCompleted():
             return StepResult(event.data.result, artifacts=event.data.artifacts)
@@ -123,7 +123,7 @@ def _result_of(event: Event) -> StepResult | None:
 
 
 class Plans:
-    """The plans of an installation, as callers see them."""
+    """The plans of an installation, for callers."""
 
     def __init__(self, store: Store, registry: Registry, sources: PlanSources) -> None:
         self._store = store
@@ -131,7 +131,7 @@ class Plans:
         self._sources = sources
 
     async def check(self, body: bytes) -> tuple[PlanDefinition | None, list[PlanProblem]]:
-        """Return the plan that a text holds, and what is wrong with it, also with what is installed on all nodes."""
+        """Return the plan in a text, and its problems, including those with what all nodes have installed."""
         if len(body) > THREAD_BYTES:
             definition, problems = await asyncio.to_thread(check_plan, body)
         else:
@@ -142,7 +142,7 @@ class Plans:
         return definition, await self.problems_now(definition)
 
     async def problems_now(self, definition: PlanDefinition) -> list[PlanProblem]:
-        """Return what a plan asks for that no node alive has, or that does not fit what is registered here."""
+        """Return what a plan needs that no live node has, or that does not match what is registered here."""
         nodes = abilities_of(await self._store.find_nodes())
         elsewhere = (
             {name for node in nodes for name in node.abilities.activities},
@@ -153,7 +153,9 @@ class Plans:
         return definition.problems_here(self._registry, *elsewhere)
 
     async def put(self, tenant: str, body: bytes, expected: PlanRef | None = None) -> PlanDefinition:
-        """Check a plan and keep its body; raise `PlanInvalid` with every problem, and `Conflict` if it is another."""
+        """Check a plan and store its body; raise `PlanInvalid` with every problem, and `Conflict` if it is not the
+        expected one.
+        """
         definition, problems = await self.check(body)
         if definition is None or problems:
             raise invalid(problems)
@@ -165,7 +167,7 @@ class Plans:
     async def register(
         self, tenant: str, body: bytes, *, uri: str = "", by: str = "", audit: AuditEntry | None = None
     ) -> RegisteredPlan:
-        """Keep a plan under its id and version. The same version with other bytes raises `Conflict`."""
+        """Store a plan under its id and version. The same version with other bytes raises `Conflict`."""
         definition = await self.put(tenant, body)
         registered = RegisteredPlan(
             tenant=tenant,
@@ -178,11 +180,11 @@ class Plans:
         return await self._store.register_plan(registered, audit)
 
     async def find(self, query: PlanQuery) -> Found[RegisteredPlan]:
-        """Return registered versions."""
+        """Return the registered versions that match."""
         return await self._store.find_plans(query)
 
     async def registered(self, tenant: str, plan_id: str, version: str | None = None) -> RegisteredPlan:
-        """Return a registered version; without one, that which was registered last."""
+        """Return a registered version; the most recently registered one if none is named."""
         query = PlanQuery(tenant=tenant, plan_id=plan_id, plan_version=version, newest_first=True, limit=1)
         found = await self._store.find_plans(query)
         if not found:
@@ -198,12 +200,12 @@ class Plans:
         return registered, await load_plan(self._registry, self._store, tenant, registered.sha256)
 
     async def resolve(self, tenant: str, ref: PlanRef) -> tuple[PlanDefinition, str]:
-        """Return the plan that a reference names, and where it came from; its body is in the store then.
+        """Return the plan that a reference names, and its source; its body is then in the store.
 
         It is taken from the store if it is there; otherwise it is fetched, and refused if it differs.
         """
         if ref.sha256:
-            # A plan that only memory knows was checked and not kept, or is another tenant's.
+            # A plan that is only in memory was checked and not stored, or belongs to another tenant.
             if await self._store.get_plan(tenant, ref.sha256) is not None:
                 definition = await load_plan(self._registry, self._store, tenant, ref.sha256)
                 _compare(definition, ref)
@@ -216,7 +218,7 @@ class Plans:
         return definition, registered.uri
 
     def activity(self) -> ActivityDefinition:
-        """Return the activity that keeps a plan in the store before a run of it is started."""
+        """Return the activity that stores a plan before a run of it is started."""
 
         async def store_plan(
             document: Any = None,

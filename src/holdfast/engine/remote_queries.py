@@ -1,8 +1,8 @@
-"""Queries of runs whose code this process does not have: a node that has it answers, through the store.
+"""Queries of runs for which this process has no code: a node that has the code answers, through the store.
 
-The process that was asked writes the question into the store as a bulletin for one live node that has the run's
+The process that was queried writes the question into the store as a bulletin for one live node that has the run's
 definition, if possible the owner of the run, and waits for the bulletin with the answer. A node looks for questions
-when it is notified, at most once in `LOOK_S`, and every `safety_poll_s` in case a notification was lost. Nothing is
+when it is notified, at most once per `LOOK_S`, and every `safety_poll_s` in case a notification was lost. Nothing is
 recorded in the run, and both bulletins expire soon. If the node is lost, another one is asked.
 
 A question without a name asks which queries and updates the run answers.
@@ -35,12 +35,12 @@ from holdfast.store.port import Bulletin, BulletinQuery, RunHead, Store
 QUESTION, ANSWER = "question", "answer"
 LOOK_S = 0.5
 WAIT_S = 8.0
-"""How long one node is waited for before another one is asked."""
+"""How long to wait for one node before another one is asked."""
 
 KEEP_MS = 30_000
 NODES = 3
 AT_ONCE = 500
-"""How many questions a node sees in one look."""
+"""How many questions a node reads in one look."""
 
 Answerer = Callable[[str, str, Raw], Awaitable[Raw]]
 """Answers a query of a run by its name, with arguments."""
@@ -66,7 +66,7 @@ _answers = msgspec.json.Decoder(_Answer)
 
 
 class RemoteQueries:
-    """Asks other nodes for this process, and answers for this node what others ask."""
+    """Asks other nodes on behalf of this process, and answers the questions of others on behalf of this node."""
 
     def __init__(self, store: Store, node: str, safety_poll_s: float, answer: Answerer, ids: Ids) -> None:
         self._store = store
@@ -80,7 +80,7 @@ class RemoteQueries:
     # --- asking
 
     async def ask(self, head: RunHead, name: str, arguments: Raw) -> Raw:
-        """Return the answer of a live node; `VersionMismatch` if none has the code of the run."""
+        """Return the answer of a live node; raise `VersionMismatch` if none has the code of the run."""
         tried: set[str] = set()
         for _ in range(NODES):
             node = await self._able_node(head, tried)
@@ -101,7 +101,7 @@ class RemoteQueries:
         )
 
     async def _able_node(self, head: RunHead, tried: set[str]) -> str | None:
-        """Return a live node that has the definition of a run: its owner, or one that is chosen by the run."""
+        """Return a live node that has the definition of a run: its owner, or one chosen by the run's id."""
         wanted = {(head.plan_id, head.plan_version), definition_of(head.plan_id, head.plan_version)}
         able = [
             each.node
@@ -113,7 +113,7 @@ class RemoteQueries:
         return able[crc32(head.run_id.encode()) % len(able)] if able else None
 
     async def _answer_of(self, question: _Question) -> _Answer | None:
-        """Put a question, and wait for its answer; None if there is none in time."""
+        """Send a question, and wait for its answer; None if none comes in time."""
         question_id = self._ids.new_id()
         listener = self._store.wakeups.listen()
         loop = asyncio.get_running_loop()
@@ -128,9 +128,7 @@ class RemoteQueries:
                 left_s = until - loop.time()
                 if left_s <= 0:
                     return None
-                await asyncio.sleep(
-                    min(0.02, left_s)
-                )  # others are notified too, all the time where there is much to do
+                await asyncio.sleep(min(0.02, left_s))  # others are notified too, which is often if there is much to do
                 await listener.wait(min(0.5, max(0.0, left_s)))
         finally:
             listener.close()
@@ -138,7 +136,7 @@ class RemoteQueries:
     # --- answering
 
     async def serve(self) -> None:
-        """Answer what is asked of this node, until it is cancelled."""
+        """Answer the questions for this node, until this is cancelled."""
         listener = self._store.wakeups.listen()
         try:
             while True:
@@ -154,7 +152,7 @@ class RemoteQueries:
                 task.cancel()
 
     async def _look(self) -> None:
-        """Begin to answer the questions that were not seen before. They expire soon, so there are few."""
+        """Start to answer the questions that are new. They expire soon, so there are few."""
         found = await self._store.find_bulletins(BulletinQuery(kind=QUESTION, limit=AT_ONCE))
         new = [bulletin for bulletin in found if bulletin.bulletin_id not in self._seen]
         self._seen = {bulletin.bulletin_id for bulletin in found}
@@ -166,7 +164,7 @@ class RemoteQueries:
     async def _reply(self, bulletin: Bulletin) -> None:
         try:
             question = _questions.decode(bulletin.body)
-        except msgspec.MsgspecError:  # of another release, or sealed by keys that are not here
+        except msgspec.MsgspecError:  # from another release, or encrypted with keys that are not here
             return
         if question.node != self._node:
             return
@@ -186,7 +184,7 @@ class RemoteQueries:
 
 
 def _result_of(answer: _Answer) -> Raw:
-    """Return the result in an answer, or raise the error in it, by its own type where that takes a message alone."""
+    """Return the result in an answer, or raise its error, by its original type if that takes only a message."""
     if not answer.code:
         return answer.result
     kind = getattr(errors, answer.code, None)

@@ -1,9 +1,9 @@
 """Retention: how long finished data is kept, and the duty of a node that deletes it.
 
-`Retention` is the policy. It has a window for each kind of data; None keeps it for ever. For a finished run the first
+`Retention` is the policy. It has a window for each kind of data; None keeps it forever. For a finished run the first
 rule that matches decides, and `finished` if none matches. By default nothing is deleted.
 
-`RetentionDuty` carries it out. One node has the duty, under the host lock `retention`. Each pass, including one that an
+`RetentionDuty` executes it. One node has the duty, under the host lock `retention`. Each pass, including one that an
 operator requests, runs under the lock `retention-pass` and is safe to repeat. It finds what is past its window in
 pages, archives it if the policy says so, and deletes it in small commits with pauses between them, so that turns hardly
 wait for it: at most `BATCH_RUNS` runs with `BATCH_EVENTS` events in a commit, and a pause of at least `REST` times as
@@ -49,28 +49,28 @@ from holdfast.store.queries import pages
 
 T = TypeVar("T")
 Window = timedelta | float | None
-"""How long something is kept: a timedelta, or a number of days. None: for ever."""
+"""How long something is kept: a timedelta, or a number of days. None: forever."""
 
 LOCK = "retention"
 PASS_LOCK = "retention-pass"
 PASS_LEASE_MS = 60_000
-"""How long after a crash no other pass begins."""
+"""How long no other pass begins after a crash."""
 
 OPERATION = "retention.run"
-"""Under which name the audit log has what was deleted."""
+"""The name of deletions in the audit log."""
 
 PAGE_RUNS = 500
-"""How many runs are looked for at a time; they are archived together."""
+"""How many runs are found at a time; they are archived together."""
 
 LOOK_RUNS = 5_000
 """How many finished runs are examined by one read."""
 
 BATCH_RUNS = 25
 BATCH_EVENTS = 500
-"""How much one commit deletes at most; a run with more events goes by commits of its own, in a database in several."""
+"""How many events one commit deletes at most. A run with more gets its own commits; in a database, several."""
 
 BATCH_BYTES = 2 * 1024 * 1024
-"""How many bytes of events one commit deletes at most; a larger run is deleted by a commit of its own."""
+"""How many bytes of events one commit deletes at most. A larger run is deleted by a commit of its own."""
 
 BATCH_ROWS = 250
 """How many rows of other kinds one commit deletes at most."""
@@ -79,7 +79,7 @@ SLOW_S = 0.25
 """A commit that takes longer halves the next ones."""
 
 REST = 4.0
-"""How long the pause after a commit is, in terms of the commit."""
+"""The pause after a commit, as a multiple of its duration."""
 
 SHORTEST_PAUSE_S = 0.005
 MOST_STALE = 10_000
@@ -134,12 +134,12 @@ class Retention(Struct, frozen=True, kw_only=True):
     - `tasks`, `snapshots`: those of finished runs that are kept longer.
     - `dead_letters`: counted from when they were settled.
     - `audit`: counted from when an entry was written.
-    - `outbox`: what waits for a sink, counted from when it was put there. Runs wait for their sinks for at most a week.
+    - `outbox`: entries that wait for a sink, counted from when they were added. Runs wait for sinks for at most a week.
     - `archive_index`: the record of where a run is archived, counted from when it was archived.
-    - `stale_runs`, `stale_tasks`: unfinished runs that have not changed, and tasks that have been open, for so long
+    - `stale_runs`, `stale_tasks`: unfinished runs that have not changed, and tasks that have been open, for this long
       raise an alert. With `cancel_stale_runs` and `cancel_stale_tasks` they are cancelled.
     - `archive`: the folder or bucket in which histories are archived before they are deleted.
-    - `every`: how often all this is done.
+    - `every`: the interval between passes.
 
     See docs/retention.md.
     """
@@ -174,7 +174,7 @@ class Retention(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_settings(cls, settings: RetentionSettings) -> "Retention | None":
-        """Return what the settings say, or None if they say nothing."""
+        """Return the policy in the settings, or None if they have none."""
         if settings == RetentionSettings():
             return None
         windows: dict[str, Any] = {field: getattr(settings, f"{field}_days") for field in _WINDOWS}
@@ -189,11 +189,11 @@ class Retention(Struct, frozen=True, kw_only=True):
 
     @property
     def all_rules(self) -> tuple[RetentionRule, ...]:
-        """The rules about finished runs, with the one for those that no other matches."""
+        """The rules for finished runs, including the default for runs that no other rule matches."""
         return (*self.rules, RetentionRule(finished=self.finished))
 
     def rule_of(self, head: RunHead) -> RetentionRule:
-        """Return the rule that decides about a run."""
+        """Return the rule that applies to a run."""
         return next(rule for rule in self.all_rules if rule.matches(head))
 
     def window_ms(self, field: str) -> int | None:
@@ -233,7 +233,7 @@ def _milliseconds(field: str, window: Any) -> int | None:
 class RetentionReport(Struct, frozen=True, kw_only=True):
     """What a pass has deleted, or would delete; how much it has archived; and what is stale.
 
-    `by_workflow` has the runs. `has_more` says that a bound cut it short.
+    `by_workflow` counts runs. `has_more` is true if a bound ended the pass early.
     """
 
     at: Instant
@@ -263,7 +263,7 @@ _DELETED = (
 
 
 class _Account:
-    """What a pass has done so far, and what of it the audit log does not have yet."""
+    """What a pass has done so far, and the part of it that the audit log does not have yet."""
 
     def __init__(self, now: Instant) -> None:
         self.at = now
@@ -288,20 +288,20 @@ class _Account:
 
 
 class _Pace:
-    """How much the next commit deletes, and how long it is waited after one."""
+    """How much the next commit deletes, and how long to pause after each."""
 
     def __init__(self, loop_time: Callable[[], float]) -> None:
         self._time = loop_time
         self.share = 1.0
 
     async def after(self, began: float) -> None:
-        """Wait after a commit that began then."""
+        """Pause after a commit that began at this time."""
         took_s = self._time() - began
         self.share = max(self.share / 2, 1 / BATCH_RUNS) if took_s > SLOW_S else min(self.share * 1.5, 1.0)
         await asyncio.sleep(max(took_s * REST, SHORTEST_PAUSE_S))
 
     def batches(self, heads: Sequence[RunHead]) -> Iterator[list[RunHead]]:
-        """Yield runs that are deleted by one commit."""
+        """Yield groups of runs that are deleted by one commit each."""
         batch: list[RunHead] = []
         events = 0
         for head in heads:
@@ -319,7 +319,7 @@ class _Pace:
 
 
 class RetentionDuty:
-    """Carries out the policy on one store."""
+    """Executes the policy on one store."""
 
     def __init__(
         self,
@@ -334,9 +334,9 @@ class RetentionDuty:
         self.policy = policy
         self.archive = archive
         self.last: RetentionReport | None = None
-        """What the last pass of this process has done."""
+        """The report of this process's last pass."""
         self.alerts: deque[tuple[Instant, Alert]] = deque(maxlen=KEPT_ALERTS)
-        """What operators should know, until a service has taken it."""
+        """Alerts for operators that a service has not taken yet."""
         self._node = node
         self._store = store
         self._ids = ids
@@ -345,7 +345,7 @@ class RetentionDuty:
         self._parts_until: Instant = 0
 
     async def run(self, held: HeldLock) -> None:
-        """Pass over the store now and then, for as long as this node has the lock."""
+        """Make a pass periodically, for as long as this node has the lock."""
         while True:
             try:
                 report = await self.sweep(held.check)
@@ -361,7 +361,7 @@ class RetentionDuty:
 
         The audit log names the caller, or the duty itself.
 
-        Raise `Conflict` if another pass is under way.
+        Raise `Conflict` if another pass is running.
         """
         is_free = not self._is_sweeping
         self._is_sweeping = True
@@ -382,7 +382,7 @@ class RetentionDuty:
         return self.last
 
     async def _release(self) -> None:
-        """Give the lock of the pass up, also if this pass was cancelled before it knew that it had the lock."""
+        """Release the lock of the pass, even if this pass was cancelled before it knew that it had the lock."""
         for lock in await self._store.find_locks():
             if (lock.name, lock.owner) == (PASS_LOCK, self._node):
                 await self._store.release_lock(lock.name, lock.owner, lock.epoch)
@@ -390,7 +390,7 @@ class RetentionDuty:
     async def _delete(
         self, account: _Account, check: Callable[[], None], until_s: float | None, caller: Caller | None
     ) -> None:
-        """Do one step after the other, with pauses; renew the lock, and write to the audit log, now and then."""
+        """Execute the steps one by one, with pauses; periodically renew the lock and write to the audit log."""
         time = asyncio.get_running_loop().time
         began = kept = time()
         pace = _Pace(time)
@@ -410,7 +410,7 @@ class RetentionDuty:
                     return
 
     async def preview(self, until_s: float) -> RetentionReport:
-        """Return what would be deleted now, and what is stale. Nothing changes."""
+        """Return what would be deleted now, and what is stale. Nothing is changed."""
         loop = asyncio.get_running_loop()
         account, until = _Account(await self._store.now()), loop.time() + until_s
         async with aclosing(self._finished(account.at)) as finished:
@@ -430,7 +430,7 @@ class RetentionDuty:
     # --- what is deleted
 
     async def _steps(self, account: _Account) -> AsyncGenerator[Callable[[_Pace], Awaitable[None]], None]:
-        """Yield what is to be done, one commit at a time."""
+        """Yield the steps, one commit at a time."""
         async for heads in self._finished(account.at):
             begun = [] if self.archive is None else await self._begun(heads)
             places = {run.run_id: run for run in begun}
@@ -451,7 +451,7 @@ class RetentionDuty:
                     most_bytes=round(BATCH_BYTES * pace.share),
                 )
                 report = await self._store.purge(policy)
-                # Too large together, or of one run only a part: what is left comes behind what was deleted.
+                # Too large together, or only a part of one run: the rest follows what was deleted.
                 if report.has_more and (report.runs or report.events):
                     left[:0] = batch[report.runs :]
                 account.add(report)
@@ -473,7 +473,7 @@ class RetentionDuty:
             yield others
 
     async def _begun(self, heads: Sequence[RunHead]) -> list[ArchivedRun]:
-        """Return where those runs are archived that were deleted in part by a pass which did not come to its end."""
+        """Return where the runs are archived that an incomplete pass has partly deleted."""
         found: list[ArchivedRun] = []
         for head in heads:
             if head.version > BATCH_EVENTS:
@@ -482,7 +482,7 @@ class RetentionDuty:
         return found
 
     async def _finished(self, now: Instant) -> AsyncGenerator[list[RunHead], None]:
-        """Yield the finished runs that are past their window, some at a time, each of one rule."""
+        """Yield the finished runs that are past their window, in batches of one rule each."""
         for rule in self.policy.all_rules:
             if rule.window_ms is None:
                 continue
@@ -501,9 +501,9 @@ class RetentionDuty:
                     yield heads
 
     async def _parts(self, account: _Account) -> AsyncIterator[Callable[[_Pace], Awaitable[None]]]:
-        """Yield the deletion of tasks and snapshots of finished runs that stay.
+        """Yield the deletion of tasks and snapshots of finished runs that are kept.
 
-        Of runs that ended before the last pass there is nothing left, so only those since are looked at.
+        Runs that ended before the last pass have none left, so only later runs are examined.
         """
         windows = [self.policy.window_ms(field) for field in ("tasks", "snapshots")]
         given = [window for window in windows if window is not None]
@@ -527,7 +527,7 @@ class RetentionDuty:
         self._parts_until = until
 
     def _others(self) -> PurgePolicy:
-        """Return the policy for what is no part of a finished run."""
+        """Return the policy for data that is not part of a finished run."""
         longest = max((rule.window_ms or 0 for rule in self.policy.all_rules), default=0)
         is_for_ever = any(rule.window_ms is None for rule in self.policy.all_rules)
         return PurgePolicy(
@@ -541,7 +541,7 @@ class RetentionDuty:
 
     @property
     def _inner(self) -> Store:
-        """The store without what opens payloads: of the runs that are looked at, none is needed."""
+        """The store without the layer that decrypts payloads: the pass needs no payloads."""
         return unsealed(self._store)
 
     # --- what is stale
@@ -565,7 +565,7 @@ class RetentionDuty:
                 logger.warning("retention: run %s could not be cancelled", run_id, exc_info=True)
 
     def _raise(self, now: Instant, code: AlertCode, what: str, found: list[str], field: str) -> None:
-        """Raise one alert about all that was found."""
+        """Raise one alert for everything that was found."""
         if found:
             days = (self.policy.window_ms(field) or 0) / 86_400_000
             detail = f"{len(found)} {what} for {days:g} days, such as {', '.join(found[:SHOWN_RUNS])}"
@@ -597,7 +597,7 @@ class RetentionDuty:
                     yield task.run_id, task.task_id
 
     async def _write(self, account: _Account, caller: Caller | None) -> None:
-        """Append to the audit log what was deleted since it was last written."""
+        """Append the deletions since the last write to the audit log."""
         said, account.unwritten = _said(account.unwritten), Counter()
         if said:
             entry = audit_entry(caller, self._ids.new_id, detail=said) or AuditEntry(
@@ -607,7 +607,7 @@ class RetentionDuty:
 
 
 async def _some(found: AsyncGenerator[T, None]) -> list[T]:
-    """Return the first of what is found, up to `MOST_STALE`."""
+    """Return the first items, up to `MOST_STALE`."""
     some: list[T] = []
     async with aclosing(found) as each:
         async for one in each:
@@ -618,7 +618,7 @@ async def _some(found: AsyncGenerator[T, None]) -> list[T]:
 
 
 def unsealed(store: Store) -> Store:
-    """Return a store as it is below what counts and opens payloads."""
+    """Return a store without the layers that count calls and decrypt payloads."""
     while isinstance(store, ObservedStore | SealingStore):
         store = store.inner
     return store

@@ -19,18 +19,18 @@ from holdfast.program.secrets import current_redactor
 
 
 class _Bound(NamedTuple):
-    """What is bound, and in which attempt of an activity: a node's own context is not that of its runs."""
+    """The bound texts, and the attempt of an activity that bound them: a node's own context is not that of its runs."""
 
     texts: Mapping[str, str]
     inside: ActivityContext | None
 
 
 BOUND: ContextVar[_Bound | None] = ContextVar("holdfast_context", default=None)
-"""What is bound around the code that runs."""
+"""The context that is bound around the running code."""
 
 
 def context() -> dict[str, str]:
-    """Return the context: of the run, inside a workflow or an activity; elsewhere what `bind_context` has bound.
+    """Return the context: inside a workflow or an activity that of the run, elsewhere the one bound by `bind_context`.
 
     In a workflow it is the same on every replay. It is a copy.
     """
@@ -39,7 +39,7 @@ def context() -> dict[str, str]:
 
 
 def _around() -> dict[str, str]:
-    """Return what is bound around code that is no workflow's."""
+    """Return the context that is bound around code outside of workflows."""
     activity, bound = current_activity(), BOUND.get()
     if bound is not None and bound.inside is activity:
         return dict(bound.texts)
@@ -50,7 +50,7 @@ def _around() -> dict[str, str]:
 def bind_context(**texts: str) -> Iterator[None]:
     """Add these texts to the context of runs and schedules that are started inside the `with`."""
     refuse_inside("bind_context", "a run keeps the context that it was started with")
-    encode_context(texts)  # which raises where it is wrong, and not where something is started
+    encode_context(texts)  # raises here, where the mistake is, and not at a later start
     token = BOUND.set(_Bound({**_around(), **texts}, current_activity()))
     try:
         yield
@@ -59,7 +59,7 @@ def bind_context(**texts: str) -> Iterator[None]:
 
 
 def context_of_start(texts: Mapping[str, str]) -> Raw:
-    """Return the context of what is started here: what is bound, and these texts; redacted of an activity's secrets."""
+    """Return the context of a run that is started here: the bound one and these texts, with secrets redacted."""
     raw = encode_context({**_around(), **texts})
     redactor = current_redactor()
     return raw if redactor is None else redactor.json(raw)

@@ -1,7 +1,7 @@
-"""Queries: what a run is asked about its present state. Nothing is recorded.
+"""Queries of a run's present state. Nothing is recorded.
 
-The run's program answers: as it is in memory, or rebuilt from the history for this query. Where this process does not
-have the run's code, a node that has it answers (`remote_queries.py`).
+The run's program answers, either the one in memory or one that is rebuilt from the history for this query. If this
+process does not have the run's code, a node that has it answers (`remote_queries.py`).
 """
 
 import asyncio
@@ -27,16 +27,16 @@ from holdfast.registry import Registry
 from holdfast.store.port import RunHead, Store
 
 EXAMINED = 10_000
-"""How many runs are remembered to have been replayed for what they answer."""
+"""For how many runs it is remembered that they were replayed to find out what they answer."""
 
 NO_QUERY = ""
-"""The name of no query."""
+"""The empty name: no query."""
 
 START_S = 10.0
 """How long a query waits for its run to start."""
 
 REST = 2
-"""The pause after a replay for a query, as a multiple of its duration: the event loop is for turns too."""
+"""The pause after a replay for a query, as a multiple of its duration: turns need the event loop, too."""
 
 
 class RunQueries:
@@ -54,11 +54,11 @@ class RunQueries:
         self._asked_again_at = 0.0
 
     async def serve(self) -> None:
-        """Answer what other nodes ask, until this is cancelled."""
+        """Answer the queries of other nodes, until this is cancelled."""
         await self._remote.serve()
 
     async def ask(self, run_id: str, name: str, arguments: Raw) -> Raw:
-        """Return the answer of a run. One that is about to start is waited for."""
+        """Return the answer of a run. If the run is about to start, wait for that."""
         head = await self._started(await head_of(self._store, run_id))
         if self._has_code(head):
             return await self._query(head, name, arguments)
@@ -66,7 +66,7 @@ class RunQueries:
             return await self._remote.ask(head, name, arguments)
         except VersionMismatch:
             with suppress(VersionMismatch):
-                return await self._query(head, name, arguments)  # which is a Conflict if the run has not started
+                return await self._query(head, name, arguments)  # raises Conflict if the run has not started
             raise
 
     async def handlers(self, run_id: str) -> Raw:
@@ -84,17 +84,17 @@ class RunQueries:
         return codec.encode({kind: _schemas(handlers) for kind, handlers in known.items()})
 
     def _has_code(self, head: RunHead) -> bool:
-        """Return whether this process has what a run executes; of a plan the store has it."""
+        """Return whether this process has the code of a run. A plan is in the store."""
         plan = head.plan_id, head.plan_version
         return plan in self._registry.workflows or definition_of(*plan) == ANY_PLAN
 
     async def _answer_for_others(self, run_id: str, name: str, arguments: Raw) -> Raw:
-        """Answer what another process asks; it has asked the authoriser."""
+        """Answer the query of another process, which has asked the authoriser."""
         head = await head_of(self._store, run_id)
         return await self._query(head, name, arguments) if name else await self._handlers(head)
 
     async def _examine(self, head: RunHead) -> None:
-        """Replay a run once, so that the queries and updates that its code registers are known. Nothing is written."""
+        """Replay a run once to find the queries and updates that its code registers. Nothing is written."""
         place = head.run_id, head.version
         if place in self._examined or head.status in (PENDING, APPROVED):
             return
@@ -107,7 +107,7 @@ class RunQueries:
                 await self._answer_from_history(head, NO_QUERY, NULL)
 
     async def _started(self, head: RunHead) -> RunHead:
-        """Wait for a run that is about to start, for a while, and return it as it is then."""
+        """Wait for a limited time until a run has started, and return its state then."""
         if head.status not in (PENDING, APPROVED):
             return head
         with suppress(TimeoutError, RunTerminal):
@@ -116,11 +116,11 @@ class RunQueries:
         return await head_of(self._store, head.run_id)
 
     async def _query(self, head: RunHead, name: str, arguments: Raw) -> Raw:
-        """Ask a run's program about its present state. One that has not started is a `Conflict`."""
+        """Query a run's program about its present state. Raise `Conflict` if it has not started."""
         run_id = head.run_id
         refuse_suspect(head)
         cached = self._run_cache.get(head)
-        if cached is not None and cached.ahead is None:  # what is not durable may never come to be
+        if cached is not None and cached.ahead is None:  # state that is not durable may be lost
             try:
                 return _answer(cached, name, arguments)
             except (NotDurable, RunawayWorkflow):  # this program no longer agrees with its history
@@ -129,9 +129,9 @@ class RunQueries:
         return await self._answer_from_history(head, name, arguments)
 
     async def _answer_from_history(self, head: RunHead, name: str, arguments: Raw) -> Raw:
-        """Answer a query by replaying its run. One run is replayed at a time, and not without a pause in between.
+        """Answer a query by replaying its run. Replays run one at a time, with a pause between them.
 
-        A replay holds up the event loop, which turns, leases and other callers share.
+        A replay blocks the event loop, which turns, leases and other callers share.
         """
         loop = asyncio.get_running_loop()
         async with self._asking:
@@ -139,7 +139,8 @@ class RunQueries:
             history = await read_since_rotation(self._store, head)
             await load_plan_of(self._registry, self._store, head, history)
             began_at = loop.time()
-            # Rebuilt for this query only: a turn may be rebuilding the run at the same time, and keeps its own.
+            # Rebuilt for this query only: a turn may be rebuilding the run at the same time, and has a program of its
+            # own.
             cached, problem = rebuild(head.run_id, history, self._registry)
             try:
                 if problem is not None:
@@ -158,6 +159,6 @@ def _answer(cached: CachedRun, name: str, arguments: Raw) -> Raw:
 
 
 def _schemas(handlers: Mapping[str, Signature]) -> dict[str, dict[str, Any]]:
-    """Return what handlers take and give, by their names."""
+    """Return the schemas of handlers' arguments and results, by name."""
     found = {name: signature.schemas() for name, signature in sorted(handlers.items())}
     return {name: {"input": input, "result": result} for name, (input, result) in found.items()}

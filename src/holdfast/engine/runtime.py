@@ -1,7 +1,7 @@
-"""The runtime: what callers ask of runs while an app has a node open. Each verb has its one path here.
+"""The runtime: the operations on runs while an app has a node open. Each verb has one path, which is here.
 
 `App`, `RunHandle`, the service's operations (and with them REST, JSON-RPC, the client and the command line) call these
-methods. None of them reaches into the node. A caller of a service is one argument, `caller`: it is shown to the
+methods. None of them accesses the node's parts. The caller of a service is an argument, `caller`: it is passed to the
 authoriser, recorded in the run, and named in the audit log. Without one, the request comes from code in this process.
 """
 
@@ -113,7 +113,7 @@ class Runtime:
         self._node = node
         self._middleware = registry.middleware.client
         self.artifacts = artifacts
-        """Where artifacts and large values are kept, if there is such a place."""
+        """Where artifacts and large values are kept, if there is artifact storage."""
         self.plans = Plans(store, registry, plan_sources or PlanSources())
         """The plans of the installation."""
         registry.built_in[STORE_PLAN] = self.plans.activity()
@@ -143,7 +143,7 @@ class Runtime:
         policy = retention or Retention()
         archive = archive_at(policy.archive, store)
         self.retention = RetentionDuty(node.name, store, policy, ids, archive, self._cancel_stale)
-        """What deletes what is past its window. Without a policy nothing but expired acceptance records."""
+        """Deletes what is past its window; without a policy, only expired acceptance records."""
         if retention is not None and node.options.takes_runs:
             node.add_duty(RETENTION_LOCK, self.retention.run)
         self.schedules = Schedules(
@@ -175,12 +175,12 @@ class Runtime:
                 await self.schedules.declare(Declaration(declared))
         relays = await self._declared_relays()
         await self._node.start()
-        if relays is not None:  # nothing that can fail comes after the start: who gets an error has no node
+        if relays is not None:  # nothing that can fail comes after the start: a caller who gets an error has no node
             relays.start()
             self.relays = relays
 
     async def _declared_relays(self) -> Relays | None:
-        """Store the sinks that the app declares, and return what relays to them here, if this node does."""
+        """Store the sinks that the app declares, and return the relays of this node, if it has any."""
         node = self._node
         has_relays = node.options.takes_runs if node.options.relays is None else node.options.relays
         if not has_relays:
@@ -190,9 +190,10 @@ class Runtime:
         return relays
 
     async def _sweep_artifacts(self, artifacts: Artifacts, held: HeldLock) -> None:
-        """Delete what no run owns any more, now and then, for as long as this node has the lock.
+        """Delete artifacts that belong to no run any more, periodically, for as long as this node has the lock.
 
-        It is safe on several nodes at once: the lock is for economy, because each sweep lists the whole artifact store.
+        It is safe on several nodes at once: the lock only saves work, because each sweep lists the whole artifact
+        store.
         """
         while True:
             await asyncio.sleep(self._node.options.artifact_sweep_s)
@@ -204,24 +205,24 @@ class Runtime:
                 logger.info("%d artifacts and values without a run were deleted", count)
 
     async def close(self) -> None:
-        """Stop sending signals, and the node."""
+        """Stop sending signals, then stop the node."""
         self.streams.close()
         if self.relays is not None:
             self.relays.cancel()
         try:
             await self._signals.stop()
-        except (Exception, asyncio.CancelledError):  # not GeneratorExit: a coroutine that is dropped awaits nothing
+        except (Exception, asyncio.CancelledError):  # not GeneratorExit: a coroutine that is being closed cannot await
             await self._node.stop()
             raise
         await self._node.stop()
-        if self.relays is not None:  # not before: a close that is abandoned here must not be resumed by its end
+        if self.relays is not None:  # not before: its end must not resume a close that is abandoned here
             await self.relays.stop()
 
     # --- the node
 
     @property
     def node_name(self) -> str:
-        """The node's name, with what distinguishes this life of it from others."""
+        """The node's name, including the part that is unique to this process."""
         return self._node.name
 
     @property
@@ -231,12 +232,12 @@ class Runtime:
 
     @property
     def limits(self) -> Limits:
-        """The bounds of this installation."""
+        """The limits of this installation."""
         return self._node.limits
 
     @property
     def activities_running(self) -> int:
-        """How many activities are under way on the node."""
+        """How many activities are running on the node."""
         return self._node.activities_running
 
     @property
@@ -247,7 +248,7 @@ class Runtime:
     def audit(
         self, caller: Caller | None, *, actor: str = "", subject: str = "", detail: str = ""
     ) -> AuditEntry | None:
-        """Return the audit log's entry about what a caller does; None for code in this process."""
+        """Return the audit log's entry for an operation of a caller; None for code in this process."""
         return audit_entry(caller, self.ids.new_id, actor=actor, subject=subject, detail=detail)
 
     # --- starting runs
@@ -257,7 +258,7 @@ class Runtime:
         command = OperatorCommand(name="CANCEL", reason="the next tick of its schedule is due", signal_id=signal_id)
         try:
             await self._commands.send(run_id, command, None, wait=False)
-        except CallerError:  # it has finished, or is gone
+        except CallerError:  # it has finished, or was deleted
             logger.debug("run %s is not cancelled", run_id, exc_info=True)
 
     async def dequeue_and_start(self) -> list[Dequeued]:
@@ -273,7 +274,7 @@ class Runtime:
         caller: Caller | None = None,
         connection: Any = None,
     ) -> AcceptedSignalResult:
-        """Send a signal. When this returns it is durable. `definition` is the run's workflow, if it is known.
+        """Send a signal. It is durable when this returns. `definition` is the run's workflow, if it is known.
 
         With a `connection` it is sent in the transaction that the caller has begun there.
         """
@@ -331,7 +332,7 @@ class Runtime:
             return refusal
 
     async def receipt(self, run_id: str, name: str, signal_id: str, storage_key: str | None = None) -> Receipt:
-        """Return what happened to a signal: the one with this storage key, else the last with this name and id."""
+        """Return what happened to a signal: the one with this storage key, otherwise the last with this name and id."""
         return await receipt_of(self.store, run_id, name, signal_id, storage_key)
 
     async def mailbox(self, run_id: str) -> list[Unconsumed]:
@@ -345,7 +346,7 @@ class Runtime:
     # --- questions
 
     async def query(self, run_id: str, name: str, arguments: Raw, caller: Caller | None = None) -> Raw:
-        """Ask a run about its present state. The node answers it from the run's program; nothing is recorded."""
+        """Query the present state of a run. The run's program answers; nothing is recorded."""
         require_step_name("query name", name)
         if self._middleware:
             call = ClientCall(verb="query", run_id=run_id, name=name, caller=caller, raw_input=arguments)
@@ -413,7 +414,7 @@ class Runtime:
         return body.result
 
     async def update_for_run(self, request: UpdateRequest) -> Raw:
-        """Update a run for a workflow: one of the same tenant, project and environment."""
+        """Send an update to a run on behalf of a workflow of the same tenant, project and environment."""
         own = await head_of(self.store, activity_context().run_id)
         other = await head_of(self.store, request.run_id)
         place = own.tenant, own.project, own.environment
@@ -430,13 +431,13 @@ class Runtime:
         """Return the whole history of a run."""
         events = await read_history(self.store, run_id)
         if not events:
-            await head_of(self.store, run_id)  # raises: there is no run without events
+            await head_of(self.store, run_id)  # raises if the run does not exist: every run has events
         return events
 
     async def wait_finished(self, run_id: str, *, is_known: bool = False) -> Event:
         """Wait for a run to finish, on any node, and return its last event.
 
-        With `is_known` this process has started it, so that whether it exists need not be looked up before.
+        With `is_known` this process has started the run, so its existence need not be checked first.
         """
         node, waiters = self._node, self._node.completion_waiters
         if waiters.problem is not None and node.failure is None:
@@ -469,7 +470,7 @@ class Runtime:
     # --- artifacts
 
     def open_artifact(self, artifact: e.ArtifactRef) -> AsyncIterator[bytes]:
-        """Yield the bytes of an artifact. `ArtifactCorrupt` is raised at the end, if they are not what was stored."""
+        """Yield the bytes of an artifact. `ArtifactCorrupt` is raised at the end if they are not the stored bytes."""
         if self.artifacts is None:
             raise ArtifactMissing("this process has no artifact store", uri=artifact.uri)
         return self.artifacts.open(artifact)
@@ -481,7 +482,7 @@ class Runtime:
     ) -> None:
         """Send an operator's command. It is durable when this returns; with `wait`, the run has decided.
 
-        A rejection by the run is `Conflict`, with the reason; one by the authoriser is `NotPermitted`.
+        A rejection by the run raises `Conflict`, with the reason; one by the authoriser raises `NotPermitted`.
         """
         if not self._middleware:
             await self._commands.send(run_id, command, caller, wait=wait)
@@ -495,9 +496,9 @@ class Runtime:
     async def retry_run(
         self, run_id: str, command: OperatorCommand, caller: Caller | None = None, *, from_start: bool = False
     ) -> str:
-        """Do a finished run again, as a new run; return its id. An unfinished one: `Conflict`.
+        """Retry a finished run as a new run, and return its id. Raise `Conflict` if the run is unfinished.
 
-        A failed run goes on from the step that failed, unless `from_start`.
+        A failed run continues from the step that failed, unless `from_start`.
         """
         return await self._forks.retry_run(run_id, command, caller, self._node.name, from_start=from_start)
 
@@ -511,17 +512,17 @@ class Runtime:
         input: Raw | None = None,
         request_id: str = "",
     ) -> tuple[str, int]:
-        """Start a run with the recorded results of another up to an event; return its id, and which event that is."""
+        """Start a run with the recorded results of another up to an event; return its id, and that event's number."""
         return await self._forks.fork_run(
             run_id, at, caller, self._node.name, request_id=request_id, input=input, command=command
         )
 
     def tasks(self, caller: Caller | None = None, store: port.Store | None = None) -> Tasks:
-        """Return the tasks of all runs; with a `store`, of the runs that are seen through it."""
+        """Return the tasks of all runs; with a `store`, only those visible through it."""
         return Tasks(store or self.store, self.registry, self._permissions, self.ids, caller)
 
     async def dead_letters(self, query: DeadLetterQuery) -> list[DeadLetterHandle]:
-        """Return the dead letters that a query names, the oldest first."""
+        """Return the dead letters that match a query, the oldest first."""
         return await find_dead_letters(self.store, query)
 
     async def settle_dead_letter(
@@ -534,20 +535,20 @@ class Runtime:
     # --- activities that are completed later
 
     def activity_token(self, token: str) -> ActivityToken:
-        """Return what a completion token stands for; raise `InvalidInput` if it was not made here."""
+        """Decode a completion token; raise `InvalidInput` if it was not made here."""
         return read_activity_token(token, self._node.completion_key)
 
     async def complete_activity(
         self, token: str, result: Any, *, actor: str = "", caller: Caller | None = None
     ) -> None:
-        """Report the result of an activity that ended by `complete_later`. When this returns it is durable."""
+        """Report the result of an activity that ended by `complete_later`. It is durable when this returns."""
         audit = self._audit_outcome(token, actor, caller)
         await report_result(self.store, self._node.completion_key, token, result, self.limits, self.registry, audit)
 
     async def fail_activity(
         self, token: str, error: BaseException | str, *, actor: str = "", caller: Caller | None = None
     ) -> None:
-        """Report that such an activity has failed. When this returns it is durable."""
+        """Report that such an activity has failed. It is durable when this returns."""
         audit = self._audit_outcome(token, actor, caller)
         await report_error(self.store, self._node.completion_key, token, error, self.registry, audit)
 
@@ -562,12 +563,12 @@ class Runtime:
 
 
 async def _await_callback(terms: CallbackTerms) -> Any:
-    """End without an outcome: that of a callback is reported by its token."""
+    """End without an outcome: the outcome of a callback is reported with its token."""
     activity_context().complete_later()
 
 
 def _updating_activity(runtime: "ref[Runtime]") -> ActivityDefinition:
-    """Return the activity that updates runs for workflows."""
+    """Return the activity that sends updates on behalf of workflows."""
 
     async def update_run(request: UpdateRequest) -> Any:
         found = runtime()

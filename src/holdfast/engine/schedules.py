@@ -1,9 +1,9 @@
 """Schedules of an app: the operations on them, and the duty that fires their ticks.
 
-Every change is computed from a schedule that was read, and committed at its revision; if another change was faster,
-the schedule is read again. The runs of ticks are created by the same commit (`core/schedules.py` explains why each tick
-therefore fires once). The host lock of the duty only saves work: without it every node would compute the ticks, and all
-but one would get a conflict.
+Every change is computed from a schedule that was read, and committed at its revision; if a concurrent change was
+committed first, the schedule is read again. The runs of ticks are created by the same commit (`core/schedules.py`
+explains why each tick therefore fires once). The host lock of the duty only saves work: without it every node would
+compute the ticks, and all but one would get a conflict.
 
 The duty sleeps until the next due instant, or until it is notified. The runs of a schedule that queues its ticks are
 awaited one after the other.
@@ -52,25 +52,25 @@ from holdfast.store import port
 from holdfast.store.port import RunQuery, ScheduleQuery
 
 Place = tuple[str, str, str, str]
-"""A schedule's tenant, project and environment, and its id."""
+"""A schedule's tenant, project, environment and id."""
 
 Change = Callable[[Schedule, Instant], Schedule]
 Prepare = Callable[[e.RunQueued, Schedule, Instant], port.NewRun]
 
 TRIES = 20
-"""How often a change that lost a race is tried again."""
+"""How often a change is retried after a conflict."""
 
 LOOK_S = 1.0
-"""How long the duty rests between two looks at least, however often it is notified."""
+"""The shortest time between two looks of the duty, however often it is notified."""
 
 DEFER_MS = 5_000
-"""How long a schedule is put off that cannot be fired, because no node has its workflow, or something is wrong."""
+"""How long a schedule is deferred that cannot be fired, because no node has its workflow, or because of an error."""
 
 RUNNING = 100
-"""How many of its last runs a schedule remembers that may not have finished."""
+"""How many of its latest runs, which may be unfinished, a schedule remembers."""
 
 INPUT_BYTES = 64 * 1024
-"""How large the input of a schedule is at most."""
+"""The maximum size of a schedule's input."""
 
 
 logger = logging.getLogger("holdfast.schedules")
@@ -83,7 +83,7 @@ class Declaration(Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """What recognises the declaration when it is made again."""
+        """Identifies the declaration when it is made again."""
         return codec.digest(codec.encode_text(self.schedule).encode())
 
 
@@ -120,7 +120,7 @@ class Schedules:
     # --- what callers do
 
     async def create(self, schedule: Schedule, caller: Caller | None = None) -> Schedule:
-        """Store a new schedule. Its first tick is the first one from now on. `Conflict` if there is one of that id."""
+        """Store a new schedule. Its first tick is the first one from now on. Raise `Conflict` if the id is taken."""
         await self._check(schedule)
         await self._permit(await self._queued(schedule, 0), caller)
         now = await self._store.now()
@@ -130,7 +130,7 @@ class Schedules:
         return await self._commit(begun, 0, (), caller)
 
     async def get(self, place: Place, store: port.Store | None = None) -> Schedule:
-        """Return a schedule; `NotFound` if there is none."""
+        """Return a schedule; raise `NotFound` if there is none."""
         tenant, project, environment, schedule_id = place
         query = ScheduleQuery(tenant=tenant, project=project, environment=environment, schedule_id=schedule_id, limit=1)
         for schedule in await (store or self._store).find(query):
@@ -138,20 +138,20 @@ class Schedules:
         raise NotFound(f"there is no schedule {schedule_id!r}", schedule_id=schedule_id)
 
     async def update(self, place: Place, change: Change, caller: Caller | None = None) -> Schedule:
-        """Change what a schedule starts, or when. Ticks that are over by now are not run by the new rule."""
+        """Change what a schedule starts, or when. Past ticks are not run by the new rule."""
         first = change(await self.get(place), await self._store.now())
         await self._check(first)
         await self._permit(await self._queued(first, 0), caller)
         return await self._change(place, lambda old, now: self._changed_to(old, change(old, now), now), caller)
 
     async def pause(self, place: Place, note: str = "", caller: Caller | None = None) -> Schedule:
-        """Fire no ticks until it is resumed; those of the meantime are not run."""
+        """Fire no ticks until it is resumed. Ticks in between are not run."""
         return await self._change(
             place, lambda old, _: with_next(replace(old, is_paused=True, note=note), old.next_tick), caller, note
         )
 
     async def resume(self, place: Place, note: str = "", caller: Caller | None = None) -> Schedule:
-        """Fire the ticks from now on."""
+        """Fire ticks from now on."""
 
         def change(old: Schedule, now: Instant) -> Schedule:
             return self._begun(replace(old, is_paused=False, note=note), now) if old.is_paused else old
@@ -167,7 +167,9 @@ class Schedules:
         raise Conflict("the schedule was changed by others each time; try again", schedule_id=place[3])
 
     async def trigger(self, place: Place, request_id: str = "", caller: Caller | None = None) -> str:
-        """Start a run now, beside the ticks and whatever runs; return its id. The same request again: the same run."""
+        """Start a run now, in addition to the ticks and running runs; return its id. The same request gives the same
+        run.
+        """
         request = f"trigger:{request_id}" if request_id else f"trigger once:{self._ids.new_id()}"
         for _ in range(TRIES):
             old, now = await self.get(place), await self._store.now()
@@ -189,9 +191,9 @@ class Schedules:
     async def backfill(
         self, place: Place, since: Instant, until: Instant, overlap: Overlap = "queue", caller: Caller | None = None
     ) -> int:
-        """Run the ticks from `since` to before `until` that are over: one after the other, or with `allow` at once.
+        """Run the past ticks from `since` to before `until`: one after the other, or with `allow` concurrently.
 
-        A tick whose run is still there is not run again. Return how many ticks there are.
+        A tick whose run still exists is not run again. Return the number of ticks.
         """
         if overlap not in ("queue", "allow"):
             raise InvalidInput("a backfill queues its ticks, or allows them to overlap", field="overlap")
@@ -218,9 +220,9 @@ class Schedules:
         return [due_at(schedule, tick) for tick in islice(ticks, count)]
 
     async def declare(self, declaration: Declaration) -> None:
-        """Store a schedule that is declared in code, or change it if the declaration is another one.
+        """Store a schedule that is declared in code, or update it if the declaration has changed.
 
-        What operators did stays: a schedule that they have paused is still paused.
+        Operators' changes are kept: a schedule that they have paused stays paused.
         """
         given, digest = declaration.schedule, declaration.digest
         await self._check(given)
@@ -248,21 +250,21 @@ class Schedules:
     # --- how a change is made
 
     def _begun(self, schedule: Schedule, now: Instant) -> Schedule:
-        """Return a schedule that begins, or begins anew: every tick up to now is decided."""
+        """Return a schedule that starts, or starts anew: every tick up to now counts as decided."""
         return self._followed(replace(schedule, watermark=max(now, schedule.watermark)), now)
 
     def _changed_to(self, old: Schedule, schedule: Schedule, now: Instant) -> Schedule:
-        """Return a schedule after a change. It begins anew if it has other ticks; else none that is due is left out."""
+        """Return a schedule after a change. If its ticks differ it starts anew; otherwise no due tick is skipped."""
         return self._followed(schedule, now) if _calendar(old) == _calendar(schedule) else self._begun(schedule, now)
 
     def _followed(self, schedule: Schedule, now: Instant) -> Schedule:
-        """Return a schedule with the tick that follows what is decided. One whose queue waits is looked at now."""
+        """Return a schedule with the tick after those that are decided. A schedule with a queue is due now."""
         moved = replace(schedule, tzdata=TZDATA, last_error="")
         moved = with_next(moved, following(schedule.spec, schedule.watermark))
         return replace(moved, next_due=now) if moved.queued and not moved.is_paused else moved
 
     async def _check(self, schedule: Schedule) -> None:
-        """Refuse a schedule that could not be stored, read or run."""
+        """Refuse a schedule that cannot be stored, read or run."""
         problem = check_schedule(schedule) or codec.check(schedule.input, "input")
         if problem is not None:
             raise problem
@@ -326,7 +328,9 @@ class Schedules:
     # --- the duty
 
     async def until_needed(self) -> None:
-        """Wait until the app has a schedule: one that is made here is noticed at once, and others within the poll."""
+        """Wait until the app has a schedule: one that is made here is noticed immediately, others within the poll
+        interval.
+        """
         while True:
             self._changed.clear()
             if await self._store.find(ScheduleQuery(app=self.app, limit=1)):
@@ -336,7 +340,7 @@ class Schedules:
                     await self._changed.wait()
 
     async def fire(self, held: HeldLock) -> None:
-        """Fire the ticks of all schedules of the app when they are due, for as long as the lock is held."""
+        """Fire the due ticks of all schedules of the app, for as long as the lock is held."""
         listener = self._store.wakeups.listen()
         try:
             await self._take_over()
@@ -352,7 +356,7 @@ class Schedules:
             self._awaited.clear()
 
     async def _take_over(self) -> None:
-        """Go on where the node before stopped: wait for runs, and compute by the time zones that are here."""
+        """Continue the previous node's work: wait for runs, and compute with the time zones of this machine."""
         query = ScheduleQuery(app=self.app)
         while page := await self._store.find(query):
             for schedule in page:
@@ -364,7 +368,7 @@ class Schedules:
             query = replace(query, after=page[-1].place)
 
     async def _fire_due(self, held: HeldLock) -> float:
-        """Fire what is due; return how long nothing else is."""
+        """Fire what is due; return the time until anything else is due."""
         for place in sorted(self._finished):
             self._finished.discard(place)
             held.check()
@@ -432,7 +436,7 @@ class Schedules:
         news: Sequence[port.NewRun],
         answers: Sequence[port.Created | port.Existing | port.Refused],
     ) -> None:
-        """Record which runs ticks have that were not created by this commit: earlier ones, or none."""
+        """Record the runs of ticks that this commit did not create: earlier runs, or none."""
         other = {
             new.run_id: answer
             for new, answer in zip(news, answers, strict=True)
@@ -459,14 +463,14 @@ class Schedules:
         await self._try(corrected, stored.revision)
 
     async def _try(self, schedule: Schedule, revision: int) -> None:
-        """Store a change that is made again if it is lost."""
+        """Store a change that is recomputed if it is lost."""
         try:
             await self._store.commit_schedule(schedule, revision)
         except Conflict:
             logger.debug("schedule %s was changed meanwhile", schedule.schedule_id)
 
     async def _unfinished(self, run_ids: Collection[str]) -> list[str]:
-        """Return those of the runs that have not finished."""
+        """Return the unfinished ones among the runs."""
         if not run_ids:
             return []
         heads = await self._store.find(RunQuery(run_ids=tuple(run_ids), limit=len(run_ids)))
@@ -474,7 +478,7 @@ class Schedules:
         return [run_id for run_id in run_ids if run_id in unfinished]
 
     async def _queued(self, schedule: Schedule, tick: Instant, request: str = "") -> e.RunQueued:
-        """Return the first event of the run of a tick. `request` replaces the tick in what recognises a retry."""
+        """Return the first event of a tick's run. `request` replaces the tick in the key that recognises a retry."""
         workflow, plan = schedule.workflow, None
         if is_plan(workflow):
             definition, uri = await self._plan(schedule)
@@ -498,7 +502,7 @@ class Schedules:
         )
 
     async def _version(self, schedule: Schedule) -> str:
-        """Return the version to start: the one here, else one that a live node has."""
+        """Return the version to start: the one here, otherwise one that a live node has."""
         name, wanted = schedule.workflow, schedule.workflow_version
         try:
             return self._registry.workflow(name, wanted).version
@@ -531,11 +535,11 @@ class Schedules:
         self._awaited[schedule.place] = asyncio.create_task(wait(), name="scheduled run")
 
     def look(self) -> None:
-        """Look at the schedules at once: the clock was moved."""
+        """Look at the schedules immediately: the clock was moved."""
         self._changed.set()
 
     async def _rest(self, listener: Any, wait_s: float) -> None:
-        """Sleep until then, until a schedule is changed here, or until a notification, but not more than that often."""
+        """Sleep until then, a change of a schedule here, or a notification, but for the minimum time at least."""
         loop = asyncio.get_running_loop()
         end, soonest = loop.time() + wait_s, loop.time() + LOOK_S
         changed = asyncio.ensure_future(self._changed.wait())
@@ -563,7 +567,7 @@ def _with_queued(schedule: Schedule, ticks: Sequence[Instant], now: Instant) -> 
 
 
 def _redeclared(old: Schedule, given: Schedule, digest: str) -> Schedule:
-    """Return a schedule as its declaration has it now, with what is its own: pause, queue, counts."""
+    """Return a schedule according to its new declaration, with its own state: pause, queue, counts."""
     return replace(
         old,
         workflow=given.workflow,
@@ -579,7 +583,7 @@ def _redeclared(old: Schedule, given: Schedule, digest: str) -> Schedule:
 
 
 def _calendar(schedule: Schedule) -> ScheduleSpec:
-    """Return what the ticks of a schedule follow from."""
+    """Return the specification from which the ticks of a schedule are computed."""
     return replace(schedule.spec, jitter_ms=0, overlap="skip", catch_up_ms=DAY_MS)
 
 
@@ -593,7 +597,7 @@ def spec_of(
     catch_up: timedelta | None = None,
     **more: Any,
 ) -> ScheduleSpec:
-    """Return when a schedule starts runs, from datetimes and timedeltas as code writes them."""
+    """Return when a schedule starts runs, from datetimes and timedeltas as written in code."""
     durations = {"every_ms": every, "jitter_ms": jitter, "catch_up_ms": catch_up}
     given: dict[str, Any] = {
         field: _milliseconds(field, value) for field, value in durations.items() if value is not None
@@ -610,7 +614,7 @@ def _milliseconds(field: str, value: Any) -> int:
 
 
 def instant_of(field: str, moment: Any) -> Instant:
-    """Return the instant of a datetime, which has a time zone."""
+    """Return the instant of a datetime with a time zone."""
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise InvalidInput(f"{field} is a datetime with a time zone, not {moment!r}", field=field)
     return instants.instant_of(moment)

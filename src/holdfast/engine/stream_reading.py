@@ -1,6 +1,6 @@
 """Readers of streams in this process. Readers at the same position of a stream share one read.
 
-A reader asks for the chunks after the last one that it has. If there are none, it waits until the store notifies it
+A reader requests the chunks after the last one that it has. If there are none, it waits until the store notifies it
 that something was written or has finished, or for `safety_poll_s`. Requests of readers that arrive together share one
 call.
 """
@@ -21,13 +21,13 @@ from holdfast.store.port import Store
 
 READS_AT_ONCE = 500
 PART_BYTES = 128 * 1024
-"""How much of a stream is read at a time, about: what a reader that is slow has in memory."""
+"""About how many bytes of a stream are read at a time: a slow reader keeps them in memory."""
 
 REST_S = 0.01
 """How long to wait after a hint before the next one counts: writers send more often than readers need."""
 
 REST = 3
-"""The same as a multiple of the time that the last read took, so that reading is a part of what a process does."""
+"""The same as a multiple of the last read's duration, so that reading takes only a share of a process's time."""
 
 _bodies = json.Decoder(list[Raw])
 
@@ -42,7 +42,7 @@ class StreamChunk(Struct, frozen=True):
     seq: int
     """Its number in the stream, from 1."""
     value: Any
-    """What was written."""
+    """The written value."""
     step_id: str
     attempt: int
     at: Instant
@@ -51,7 +51,7 @@ class StreamChunk(Struct, frozen=True):
 
 
 class StreamPart:
-    """What was read of a stream: chunks after a number. Readers that asked for the same share it."""
+    """A part of a stream: the chunks after a number. Readers that requested the same part share it."""
 
     def __init__(self, page: StreamPage, after: int) -> None:
         self._segments = page.segments
@@ -63,7 +63,7 @@ class StreamPart:
         for segment in page.segments:
             self.last_seq = segment.first_seq + segment.count - 1
         self.derived: Any = None
-        """What readers have made of the chunks, to be used by all of them."""
+        """What readers have derived from the chunks, shared by all of them."""
 
     @property
     def count(self) -> int:
@@ -72,13 +72,13 @@ class StreamPart:
 
     @property
     def is_last(self) -> bool:
-        """Whether no chunk comes after these: the run has finished, or the stream is closed."""
+        """Whether no chunk follows these: the run has finished, or the stream is closed."""
         return self.last_seq >= self.head.last_seq and (self.is_finished or self.head.is_closed)
 
     def chunks(self) -> Iterator[StreamChunk]:
         """Yield the chunks, their values as JSON. Each segment is decoded when it is reached.
 
-        Each chunk of a segment that cannot be opened here has the sealed segment as its value.
+        If a segment cannot be decrypted here, each of its chunks has the encrypted segment as its value.
         """
         for segment in self._segments:
             is_sealed = codec.is_sealed(segment.body)
@@ -91,7 +91,7 @@ class StreamPart:
 
 
 class StreamHub:
-    """What the readers of one process share."""
+    """The shared state of one process's readers."""
 
     def __init__(self, store: Store, poll_s: float) -> None:
         self._store = store
@@ -104,7 +104,7 @@ class StreamHub:
             self._read, lambda _: _stopped(), READS_AT_ONCE, "read streams"
         )
         self.reads = 0
-        """How many reads of the store there were."""
+        """How often the store was read."""
 
     @property
     def readers(self) -> int:
@@ -112,7 +112,7 @@ class StreamHub:
         return len(self._readers)
 
     def enter(self, wake: asyncio.Event) -> None:
-        """Set this event from now on whenever something may have been written, or have finished."""
+        """From now on, set this event whenever something may have been written, or have finished."""
         if self._is_closed:
             raise _stopped()
         self._readers.add(wake)
@@ -120,7 +120,7 @@ class StreamHub:
             self._task = asyncio.create_task(self._hear(), name="hints of streams")
 
     def leave(self, wake: asyncio.Event) -> None:
-        """Forget a reader, and stop listening with the last one."""
+        """Forget a reader. After the last one, stop listening."""
         self._readers.discard(wake)
         if not self._readers and self._task is not None:
             self._task.cancel()
@@ -136,7 +136,7 @@ class StreamHub:
         self._wake()
 
     async def read(self, run_id: str, name: str, after: int) -> StreamPart:
-        """Return a part of a stream. Readers that ask while another read is under way are answered together."""
+        """Return a part of a stream. Readers that ask while another read is in progress are answered together."""
         if self._is_closed:
             raise _stopped()
         return await self._reads.ask(StreamRead(run_id=run_id, name=name, after=after, most_bytes=PART_BYTES))
@@ -181,12 +181,12 @@ class StreamReader:
         self.run_id = run_id
         self.name = name
         self.last_seq = after
-        """The number of the last chunk that was returned: where another reader can go on."""
+        """The number of the last chunk that was returned, from which another reader can continue."""
         self.dropped = 0
-        """How many chunks the stream had no room for, as far as was read."""
+        """How many chunks the stream had no room for, as far as it was read."""
 
     async def __aiter__(self) -> AsyncIterator[StreamChunk]:
-        """Yield the chunks as they come."""
+        """Yield the chunks as they arrive."""
         wake = asyncio.Event()
         self._hub.enter(wake)
         try:

@@ -2,9 +2,9 @@
 
 Cron is `cronsim`'s: five fields, or six with seconds first, read as Debian's cron reads them. At a change of the clock
 a job at fixed hours that falls into the skipped hour runs right after the change, and one in the repeated hour runs
-once; jobs whose minutes or hours begin with `*` follow the real time, in `_Cron`, also where clocks change by half an
-hour or within one. Time zones come from the package `tzdata`, not from the machine, so that all nodes agree; its
-version is stored with each schedule.
+once; jobs whose minutes or hours begin with `*` follow the real time. `_Cron` also does this where clocks change by
+half an hour or within an hour. Time zones come from the package `tzdata`, not from the machine, so that all nodes
+agree; its version is stored with each schedule.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from holdfast.core.schedules import ScheduleSpec
 from holdfast.errors import InvalidInput
 
 TZDATA = version("tzdata")
-"""The version of the time zones."""
+"""The version of the time zone data."""
 
 _MACROS = {
     "@yearly": "0 0 1 1 *",
@@ -87,14 +87,14 @@ def _next_by_cron(spec: ScheduleSpec, after: Instant) -> Instant | None:
 
 
 class _Cron(CronSim):
-    """A cron expression, read from an instant on. It only goes forward in real time, in every time zone.
+    """A cron expression, evaluated from an instant on. It only moves forward in real time, in every time zone.
 
-    `cronsim` goes on by whole hours, and back to the full hour of the same local time. Where clocks change by half an
-    hour, or a quarter before the hour, that leaves ticks out, or never ends. It also knows no fixed hours with seconds.
+    `cronsim` advances by whole hours, and goes back to the full hour of the same local time. Where clocks change by
+    half an hour, or a quarter before the hour, this skips ticks or never ends. It also has no fixed hours with seconds.
     """
 
     STEP_S = 900
-    """Clocks change at a full quarter of an hour."""
+    """Clocks change at full quarters of an hour."""
 
     def __init__(self, expression: str, local: datetime) -> None:
         super().__init__(expression, local)
@@ -133,7 +133,7 @@ class _Cron(CronSim):
         return True
 
     def _leave_gap(self) -> None:
-        """Go on from a midnight that does not exist, because clocks are changed then."""
+        """Continue from a midnight that does not exist because clocks are changed then."""
         if self.dt.tzinfo is not None:
             self.dt = self.dt.astimezone(UTC).astimezone(self.dt.tzinfo)
 

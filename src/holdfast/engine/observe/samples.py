@@ -1,6 +1,6 @@
 """Samples of the installation over time, kept in the store for later inspection.
 
-Each process that has a node, or serves, tries once in `NodeOptions.sample_s`. The first that acquires the host lock
+Each process that has a node, or serves, tries once per `NodeOptions.sample_s`. The first that acquires the host lock
 takes the sample of that interval and stores it as a bulletin. The id of the bulletin is the interval, so two processes
 cannot store two samples of it. The others see that it exists. It expires after `NodeOptions.sample_keep_s`.
 
@@ -28,29 +28,29 @@ LOCK_MS = 60_000
 PAGE = 1_000
 
 LOOKED_AT = 20_000
-"""How many runs are looked at to count those that have finished, or that are tried again."""
+"""How many runs are examined to count those that have finished, or that are being retried."""
 
 SHARE = 200
-"""A sample is taken at most once in so many times as long as it takes."""
+"""The minimum ratio of the time between two samples to the time that a sample takes."""
 
 BUCKET_S = 300.0
-"""How often at most in a bucket, where every request is paid for."""
+"""The shortest interval in a bucket, where every request is charged for."""
 
 SPREAD_S = 2.0
-"""Within how many seconds the processes come round, so that one of them is first."""
+"""Over how many seconds the attempts of processes are spread, so that one of them is first."""
 
 logger = logging.getLogger("holdfast.node")
 
 
 class NodeLoad(Struct, frozen=True):
-    """How many runs a node owned, and how many activities were under way on it."""
+    """How many runs a node owned, and how many activities were running on it."""
 
     runs: int
     activities: int
 
 
 class Sample(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The installation at one time. `completed` and `failed` are runs that have ended since the sample before."""
+    """The installation at one time. `completed` and `failed` count runs that have ended since the previous sample."""
 
     runs: dict[str, int] = {}
     completed: int = 0
@@ -66,11 +66,11 @@ class Sample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     dead_letters: int = 0
     nodes: int = 0
     load: dict[str, NodeLoad] = {}
-    """By the names of the nodes that have published it."""
+    """The load by node, as the nodes have published it."""
 
 
 class SampleAt(Struct, frozen=True):
-    """A sample, when it was taken, and how long after the sample before."""
+    """A sample, when it was taken, and how long after the previous sample."""
 
     at: Instant
     every_s: float
@@ -116,7 +116,7 @@ async def _count(store: Store, runs: RunQuery) -> int:
 
 
 async def find_samples(store: Store, since: Instant, limit: int) -> list[SampleAt]:
-    """Return the samples from an instant on, in order. What another release has stored otherwise is left out."""
+    """Return the samples from an instant on, in order. Entries of other releases that cannot be decoded are skipped."""
     found: list[SampleAt] = []
     for bulletin in await store.find_bulletins(BulletinQuery(kind=KIND, since=since, limit=limit)):
         try:
@@ -128,7 +128,7 @@ async def find_samples(store: Store, since: Instant, limit: int) -> list[SampleA
 
 
 class Sampler:
-    """Takes samples for one process, whenever it is the first to come round."""
+    """Takes the samples of one process, whenever it is the first to try."""
 
     def __init__(self, store: Store, node: str, every_s: float, keep_s: float) -> None:
         self._store = store
@@ -138,7 +138,7 @@ class Sampler:
         self._offset_s = SPREAD_S * (crc32(node.encode()) % 1_000) / 1_000
 
     async def run(self) -> None:
-        """Come round again and again, until it is cancelled."""
+        """Try periodically, until this is cancelled."""
         pause_s, loop = self._every_s, asyncio.get_running_loop()
         while True:
             await asyncio.sleep(pause_s + min(self._offset_s, self._every_s / 10))
@@ -152,7 +152,7 @@ class Sampler:
                 pause_s = self._every_s
 
     async def come_round(self) -> bool:
-        """Take the sample of this stretch of time, unless another process has, or does; return whether it was taken."""
+        """Take the sample of this interval unless another process has done or does so; return whether it was taken."""
         now = await self._store.now()
         stretch = round(self._every_s * 1_000_000)
         number = now // stretch

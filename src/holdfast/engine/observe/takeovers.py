@@ -25,10 +25,10 @@ from holdfast.store.port import BulletinQuery, LoadedRun, Store
 KIND = "takeover"
 COLLECTED_S = 1.0
 REPORTED_S = 3.0
-"""How long runs that were taken over wait at most for the report: its write may be slower than all others."""
+"""How long runs that were taken over wait at most for the report, whose write may be slower than all others."""
 
 GONE_S = 10.0
-"""For how long after a node has ended the leases of others, what it claims may come from those."""
+"""For how long after this node has ended the leases of others its claims may be runs of theirs."""
 
 KEEP_MS = 7 * 86_400_000
 UNKNOWN = "a node that is gone"
@@ -37,7 +37,7 @@ logger = logging.getLogger("holdfast.node.takeovers")
 
 
 class Takeover(Struct, frozen=True):
-    """A node that has gone on with runs of another one. The same name twice: a process that was started again."""
+    """A node has continued runs of another one. If both have the same name, a process was restarted."""
 
     node: str
     taken_from: str
@@ -45,7 +45,7 @@ class Takeover(Struct, frozen=True):
 
 
 class TakeoverAt(Struct, frozen=True):
-    """A takeover, and when it was."""
+    """A takeover, and its time."""
 
     at: Instant
     takeover: Takeover
@@ -55,7 +55,7 @@ _takeovers = msgspec.json.Decoder(Takeover)
 
 
 class Takeovers:
-    """Collects what one node takes over, and reports it. `owns` says which runs it has already."""
+    """Collects what one node takes over, and reports it. `owns` returns whether it owns a run already."""
 
     def __init__(self, store: Store, node: str, owns: Callable[[str], bool]) -> None:
         self._store = store
@@ -68,16 +68,16 @@ class Takeovers:
         self._gone_until = 0.0
 
     def note_gone(self, nodes: list[str]) -> None:
-        """Note the nodes whose leases this one has just ended, because their processes are gone."""
+        """Note the nodes whose leases this one has just ended, because their processes have ended."""
         now = asyncio.get_running_loop().time()
         self._gone = self._gone.union(nodes) if now < self._gone_until else frozenset(nodes)
         self._gone_until = now + GONE_S
 
     async def note(self, claimed: Iterable[LoadedRun]) -> None:
-        """Note which of the runs that were claimed come from a node that is gone, and report them, most in a moment."""
+        """Note which claimed runs come from a node that is gone, and report them, most of them after a moment."""
         is_urgent = self._number == 0
         for loaded in claimed:
-            is_lost = loaded.head.losses and not is_set_aside(loaded.head)  # which has its losses from before
+            is_lost = loaded.head.losses and not is_set_aside(loaded.head)  # it keeps its earlier losses
             if is_lost and not self._owns(loaded.head.run_id):
                 self._taken[self._lost_by(loaded)] += 1
                 is_urgent |= is_suspect(loaded.head)
@@ -87,9 +87,9 @@ class Takeovers:
             self._reporting = asyncio.create_task(self._report_soon(), name="takeovers")
 
     def _lost_by(self, loaded: LoadedRun) -> str:
-        """Return which node had a run. One that was lost again has committed nothing: then the snapshot is older.
+        """Return the node that owned a run. If that node committed nothing, the snapshot names an earlier node.
 
-        If several nodes are gone, it is not known which of them had it last.
+        If several nodes are gone, it is not known which of them owned it last.
         """
         if loaded.head.losses > 1 and asyncio.get_running_loop().time() < self._gone_until and len(self._gone) == 1:
             return next(iter(self._gone))
@@ -97,7 +97,7 @@ class Takeovers:
         return name_of(last) if last else UNKNOWN
 
     def stop(self) -> None:
-        """Report nothing more."""
+        """Stop reporting."""
         if self._reporting is not None:
             self._reporting.cancel()
 
@@ -106,7 +106,7 @@ class Takeovers:
         await self._report()
 
     async def _report(self) -> None:
-        if not self._taken:  # it was urgent meanwhile
+        if not self._taken:  # it was reported urgently meanwhile
             return
         taken, self._taken = self._taken, Counter()
         here = name_of(self._node)
@@ -124,7 +124,7 @@ class Takeovers:
 
 
 async def find_takeovers(store: Store, since: Instant, limit: int) -> list[TakeoverAt]:
-    """Return the takeovers from an instant on, in order. What another release has stored otherwise is left out."""
+    """Return the takeovers from an instant on, in order. Entries of other releases are skipped if unreadable."""
     found: list[TakeoverAt] = []
     for bulletin in await store.find_bulletins(BulletinQuery(kind=KIND, since=since, limit=limit)):
         try:

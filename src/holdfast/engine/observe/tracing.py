@@ -1,13 +1,13 @@
-"""Traces: a run as spans of OpenTelemetry, made from its history. Needs `holdfast[otel]`.
+"""Traces: a run as OpenTelemetry spans, made from its history. Needs `holdfast[otel]`.
 
 The ids of a run's trace and spans are derived from the run's ids. So the trace can be found from the run's id, no
 context is propagated, and steps that were executed by many nodes are in one trace. The root links to the span of the
 starter, which is named in the context of the run. The node that records the end of a run exports the rest of its trace.
-For a run that takes long, what has happened is exported before, with a span of zero duration named `started` for the
-run and for each open step. After a crash spans may be exported again, with the same ids.
+For a long run, spans of finished steps are exported earlier, with a span of zero duration named `started` for the run
+and for each open step. After a crash spans may be exported again, with the same ids.
 
-Inside an activity the span of the step is current, so calls to traced libraries continue it. A verifier has a span of
-its own below that of the step. The node that calls the verifier exports it at once, because no history shows when the
+Inside an activity the span of the step is current, so calls to traced libraries continue it. A verifier has its own
+span below that of the step. The node that calls the verifier exports it immediately, because no history shows when the
 verifier was called.
 """
 
@@ -47,14 +47,14 @@ logger = logging.getLogger("holdfast.traces")
 
 _MARK = "__holdfast_traced__"
 MOST_BEHIND = 10_000
-"""How many finished runs wait for the exporter before traces are lost."""
+"""How many finished runs may wait for the exporter before traces are lost."""
 
 FAILED = (e.StepFailed, e.ChildFailed, e.RunFailed)
 ATTEMPTS = {e.StepRetried: "retried", e.StepDetached: "detached", e.StepUnresolved: "unresolved"}
-"""The events of an attempt after which its step goes on, and what they are called in a span."""
+"""The events of an attempt after which its step continues, and their names in a span."""
 
 LONG_S = 10.0
-"""How long a run goes on before what has happened is exported, and how long it takes until what follows is."""
+"""How long a run lasts before its first spans are exported, and the interval of later exports."""
 
 
 def span_context(run_id: str, step_id: str = "") -> SpanContext:
@@ -73,12 +73,12 @@ def _digest(text: str) -> bytes:
 
 
 def traceparent_of(span: SpanContext) -> str:
-    """Return a span as W3C Trace Context names it."""
+    """Return a span in the format of W3C Trace Context."""
     return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
 
 
 def span_of(traceparent: str) -> SpanContext | None:
-    """Return the span that a text of W3C Trace Context names, or None if it names none."""
+    """Return the span that a W3C Trace Context text names, or None if it names none."""
     if not is_traceparent(traceparent):
         return None
     _, trace_id, span_id, flags = traceparent.split("-")
@@ -89,14 +89,14 @@ def span_of(traceparent: str) -> SpanContext | None:
 class RunSpans:
     """The spans of one run: one for itself, and one for each of its steps, waits, timers, tasks and children.
 
-    It is given the history in parts, and keeps of it only what is still open.
+    It receives the history in parts, and keeps only what is still open.
     """
 
     def __init__(self, first: Event, resource: Resource) -> None:
         queued = first.data
         assert isinstance(queued, e.RunQueued)
         self.seq = 0
-        """The last event that it was given."""
+        """The last event that it has received."""
         self._resource = resource
         self._first = self._last = first
         self._name = f"run {queued.plan_id}"
@@ -109,7 +109,7 @@ class RunSpans:
         self._shown: set[str] = set()
 
     def take(self, events: Sequence[Event]) -> Iterator[ReadableSpan]:
-        """Yield the spans of the steps that have ended by these events."""
+        """Yield the spans of the steps that end with these events."""
         for event in events:
             self.seq, self._last, step_id = event.run_seq, event, event.step_id or ""
             if type(event.data) in e.OPENING:
@@ -120,7 +120,7 @@ class RunSpans:
                 yield self._step(self._opened.pop(step_id), event)
 
     def so_far(self) -> Iterator[ReadableSpan]:
-        """Yield spans without a length for what is open and was not shown before: the run itself first."""
+        """Yield spans of zero duration for everything open that was not exported before, the run itself first."""
         root = span_context(self._first.run_id)
         for step_id, begun in {"": self._first, **self._opened}.items():
             if step_id not in self._shown:
@@ -132,7 +132,7 @@ class RunSpans:
                 yield self._span(f"{name} started", context, above, begun, begun, about, self._links)
 
     def end(self) -> Iterator[ReadableSpan]:
-        """Yield the span of the run, which has ended, and the spans of the steps that were still open."""
+        """Yield the span of the finished run, and the spans of the steps that were still open."""
         root = span_context(self._first.run_id)
         yield self._span(self._name, root, self._above, self._first, self._last, self._about, self._links)
         for begun in self._opened.values():
@@ -169,7 +169,7 @@ def _starter(queued: e.RunQueued) -> SpanContext | None:
 
 
 def _attempt(event: Event) -> SpanEvent:
-    """Return what became of an attempt after which the step went on, as an event of the step's span."""
+    """Return the result of an attempt after which the step continued, as an event of the step's span."""
     about: dict[str, AttributeValue] = {"holdfast.node": event.engine_run_ref.node}
     if event.engine_attempt_id is not None:
         about["holdfast.attempt"] = event.engine_attempt_id
@@ -210,13 +210,13 @@ def _span(
 
 
 class _SoFar(NamedTuple):
-    """A run that goes on, of which is exported what has happened."""
+    """An unfinished run with spans that were already exported."""
 
     run_id: str
 
 
 class Tracing:
-    """Hands the traces of runs that finish here to an exporter, in the background. Losing one loses no run."""
+    """Sends the traces of runs that finish here to an exporter, in the background. Losing a trace loses no run."""
 
     def __init__(
         self, store: Store, exporter: SpanExporter, resource: Resource | None = None, long_s: float = LONG_S
@@ -232,7 +232,7 @@ class Tracing:
         self._unfinished: set[str] = set()
         self._has_unfinished = asyncio.Event()
         self._known: dict[str, RunSpans] = {}
-        """The runs of which something was exported before their end."""
+        """The runs with spans that were exported before their end."""
         self._unsubscribe = observer_of(store).subscribe(self._note)
         self._tasks = [
             asyncio.create_task(self._work(), name="traces"),
@@ -251,7 +251,7 @@ class Tracing:
                 self._has_unfinished.set()
 
     async def _show_long_runs(self) -> None:
-        """Export what has happened in runs that were going on before, now and then."""
+        """Export, periodically, what has happened in runs that were unfinished the last time."""
         before: set[str] = set()
         while True:
             await self._has_unfinished.wait()
@@ -264,8 +264,8 @@ class Tracing:
                 self._has_unfinished.clear()
 
     def note_span(self, span: ReadableSpan) -> None:
-        """Export a span that has ended, in whatever thread."""
-        with suppress(RuntimeError):  # the loop is closed: the node is gone
+        """Export a span that has ended, from any thread."""
+        with suppress(RuntimeError):  # the loop is closed: the node has ended
             self._loop.call_soon_threadsafe(self._put, span)
 
     def _put(self, ended: "str | ReadableSpan | _SoFar") -> None:
@@ -273,7 +273,7 @@ class Tracing:
             self._finished.put_nowait(ended)
         except asyncio.QueueFull:
             self.lost += 1
-            if self.lost & (self.lost - 1) == 0:  # the first, and each time that it has doubled
+            if self.lost & (self.lost - 1) == 0:  # the first one, and each time that the number has doubled
                 logger.warning("the exporter is too far behind; %d traces are lost so far", self.lost)
 
     async def _work(self) -> None:
@@ -281,7 +281,7 @@ class Tracing:
             ended = await self._finished.get()
             try:
                 await self._export(ended)
-            except Exception:  # an exporter is not ours, and may raise anything
+            except Exception:  # an exporter is foreign code, and may raise anything
                 name = ended if isinstance(ended, str) else getattr(ended, "name", "") or getattr(ended, "run_id", "")
                 logger.warning("the trace of run %s is lost", name, exc_info=True)
             finally:
@@ -313,7 +313,7 @@ class Tracing:
         return spans
 
     async def stop(self) -> None:
-        """Hand out what has finished so far, and stop."""
+        """Export what has finished so far, and stop."""
         self._unsubscribe()
         await self._finished.join()
         for task in self._tasks:
@@ -331,11 +331,11 @@ class RedactingSpanProcessor(SpanProcessor):
         self._inner = inner
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Pass on that a span begins."""
+        """Report the start of a span to the other processor."""
         self._inner.on_start(span, parent_context)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Pass on a span that has ended, redacted."""
+        """Pass a span that has ended on, redacted."""
         redactor = current_redactor()
         self._inner.on_end(span if redactor is None else _redacted(span, redactor))
 
@@ -384,7 +384,7 @@ async def carry_trace(call: ClientCall, call_next: CallNext[ClientCall]) -> Any:
     """
     if call.verb == "start" and TRACE_KEY not in call.context:
         activity, span = current_activity(), trace.get_current_span().get_span_context()
-        if not span.is_valid and activity is not None:  # the engine's own, by which a workflow starts others
+        if not span.is_valid and activity is not None:  # the engine's own activity, by which a workflow starts others
             span = span_context(activity.run_id, activity.step_id)
         if span.is_valid:
             call = call.with_context(**{TRACE_KEY: traceparent_of(span)})
@@ -403,12 +403,12 @@ def _in_step() -> Iterator[None]:
 
 
 class TracedApp(Protocol):
-    """What tracing needs of an app."""
+    """The part of an app that tracing needs."""
 
     registry: Registry
 
     def runtime(self) -> Runtime:
-        """Return what it has open."""
+        """Return the app's runtime."""
 
 
 @asynccontextmanager
@@ -417,8 +417,8 @@ async def traced(
 ) -> AsyncIterator[None]:
     """Trace the runs of the app's open node, and make the step's span the current one inside activities.
 
-    Started runs are linked to the current span. Of a run that takes longer than `long_s`, what has happened is exported
-    before it ends. See docs/observing.md.
+    Started runs are linked to the current span. For a run that takes longer than `long_s`, spans are exported before it
+    ends. See docs/observing.md.
     """
     starts = app.registry.middleware.client
     if carry_trace not in starts:
@@ -440,7 +440,7 @@ async def traced(
 
 
 def _traced_verifier(function: Callable[..., Any], is_async: bool, tracing: Tracing) -> Callable[..., Any]:
-    """Return a verifier that is current as a span below its step's while it looks, and exports it."""
+    """Return a verifier that runs in a span of its own below its step's, and exports that span."""
 
     @contextmanager
     def verification() -> Iterator[Callable[[Any], Any]]:

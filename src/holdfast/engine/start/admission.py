@@ -33,7 +33,7 @@ logger = logging.getLogger("holdfast.node")
 
 
 class Dequeued(Struct, frozen=True):
-    """What happened to a run that was admitted.
+    """What happened to an admitted run.
 
     STARTED: it starts here, or is ready for the node that claims it. SKIPPED: another node owns it, and starts it.
     FAILED: it cannot be read, and is retried later.
@@ -44,7 +44,7 @@ class Dequeued(Struct, frozen=True):
 
 
 class RunQueue:
-    """Admits runs for one node. `owner` returns the node that claims them, and `hold` gets each claimed run."""
+    """Admits runs for one node. `owner` returns the node that claims them, and `hold` receives each claimed run."""
 
     def __init__(
         self,
@@ -64,15 +64,15 @@ class RunQueue:
         self._most = options.claim_runs
         self._poll_s = options.safety_poll_s
         self._next_at: Instant | None = None
-        self._orphaned: list[str] = []  # admitted here, for other nodes; kept until they are released
+        self._orphaned: list[str] = []  # admitted here for other nodes; kept until they are released
         self._something = asyncio.Event()
 
     # --- called by the node
 
     def with_admission(self, new: NewRun, priority: int = 0) -> NewRun:
-        """Return a run with its admission request, if its workflow has limits; or held, if it requires approval."""
+        """Return a run with its admission request if its workflow has limits, or held if it requires approval."""
         limited, queued = self._limited.get(new.plan_id), new.events[0].data
-        # A fork of a run that is held until its time is so too. The due times of time-outs say nothing of its start.
+        # A fork of a run that is held until its start time is held, too. The due times of time-outs do not matter here.
         is_later = any(starts_run(message) and message.due_at is not None for message in new.messages)
         if limited is not None and isinstance(queued, RunQueued) and not is_later:
             new = replace(new, admission=limited.admission_request(queued.input, priority))
@@ -81,14 +81,14 @@ class RunQueue:
         return new
 
     async def request_of(self, run: LoadedRun, state: RunState) -> AdmissionRequest | None:
-        """Return with what a run that was held is queued for admission, if it is about to start and has no place yet.
+        """Return the admission request of a run that was held, if it is about to start and is not queued yet.
 
-        The limits are those that its workflow has now, as for a start at this moment.
+        The limits are the current ones of its workflow, as for a start at this moment.
         """
         limited = self._limited.get(state.plan_id)
         if limited is None or not was_held(state) or not is_about_to_start(run.messages):
             return None
-        if any(signal.step_id == INPUT_STEP for signal in run.signals):  # the turn puts its start off
+        if any(signal.step_id == INPUT_STEP for signal in run.signals):  # the turn postpones its start
             return None
         [queued] = [event.data for event in await self._store.read_events(state.run_id, 0, 1)]
         assert isinstance(queued, RunQueued)
@@ -99,12 +99,14 @@ class RunQueue:
             return self._without_key(state.run_id, state.plan_id, queued.priority, problem)
 
     def notice_start(self, new: NewRun | Turn) -> None:
-        """Take note of a run that was created, or queued: if it waits for a rate, `work` has to watch the time."""
+        """Note a run that was created or queued: if it waits for a rate, `work` has to watch the time."""
         if new.admission is not None and new.admission.limit.starts is not None:
             self._something.set()
 
     def notice_starts_of(self, plan_id: str, events: Sequence[Event]) -> None:
-        """Take note that a run of a workflow with a rate has started here, if it has: the next start is known now."""
+        """Note the start here of a run of a workflow with a rate, if it has started: the time of the next start is now
+        known.
+        """
         limited = self._limited.get(plan_id)
         if limited is None or limited.limit.starts is None:
             return
@@ -112,12 +114,12 @@ class RunQueue:
             self._something.set()
 
     def notice_end(self, plan_id: str) -> None:
-        """Take note that a run has finished here: there may be room for another."""
+        """Note that a run has finished here: there may be room for another."""
         if plan_id in self._limited:
             self._something.set()
 
     def with_admissions(self, turns: list[Turn]) -> list[Turn]:
-        """Return the turns so that the children that they start have admission requests."""
+        """Return the turns with admission requests for the children that they start."""
         if not self._limited and not self._registry.approvals:
             return turns
         return [self._with_admissions_of_children(turn) if turn.starts else turn for turn in turns]
@@ -129,13 +131,13 @@ class RunQueue:
         return replace(turn, starts=tuple(starts))
 
     def _is_external(self, new: NewRun) -> bool:
-        """Return whether a run is of a workflow that only other apps have."""
+        """Return whether only other apps have the workflow of a run."""
         return (new.plan_id, new.plan_version) not in self._registry.workflows and not is_plan(new.plan_id)
 
     async def with_external_admissions(self, turns: list[Turn]) -> list[Turn]:
-        """Return the turns so that children of other apps' workflows are admitted as these declare.
+        """Return the turns with children of other apps' workflows admitted as those declare.
 
-        The programs have gone on already, so what is declared is looked up until it is known.
+        The programs have continued already, so the declarations are looked up until they are known.
         """
         found = {id(new) for turn in turns for new in turn.starts if self._is_external(new)}
         if not found:
@@ -157,7 +159,8 @@ class RunQueue:
         ]
 
     async def as_declared(self, runs: Sequence[NewRun], priorities: Mapping[str, int]) -> list[NewRun]:
-        """Return runs of other apps' workflows, held for approval or with a request, as those are published.
+        """Return runs of other apps' workflows, held for approval or with an admission request, as those workflows
+        publish.
 
         Only the code of a workflow can compute a key: these runs share one.
         """
@@ -173,7 +176,7 @@ class RunQueue:
         return answer
 
     def notice_starts(self, turns: list[Turn]) -> None:
-        """Take note of the children that turns have started."""
+        """Note the children that turns have started."""
         if self._limited:
             for turn in turns:
                 self.notice_start(turn)
@@ -183,7 +186,7 @@ class RunQueue:
     def _child_with_admission(self, new: NewRun, priority: int) -> NewRun:
         try:
             return self.with_admission(new, priority)
-        except InvalidInput as problem:  # its parent has gone on: there is no caller to refuse
+        except InvalidInput as problem:  # its parent has continued: there is no caller to refuse
             new = replace(new, admission=self._without_key(new.run_id, new.plan_id, priority, problem))
             is_held = (new.plan_id, new.plan_version) in self._registry.approvals
             return held_for_approval(new) if is_held else new
@@ -204,7 +207,7 @@ class RunQueue:
         for each in admitted:
             if each.run is not None and self._definition_filter.understands(each.run.head):
                 self._hold(each.run)
-            elif each.run is not None:  # limits are the workflow's, whatever the version
+            elif each.run is not None:  # limits apply to the workflow, whatever the version
                 self._orphaned.append(each.run_id)
         if self._orphaned and owner is not None:
             await self._store.release(owner, self._orphaned)

@@ -1,7 +1,7 @@
 """Runs that are made from other runs: retries of finished runs, and forks that begin with recorded results.
 
-The core decides what is kept of a history (`core/fork.py`). This module reads the history, compares it with the code of
-this process where only the code can decide, and creates the new run, once for each command or request.
+The core decides which part of a history is kept (`core/fork.py`). This module reads the history, compares it with the
+code of this process where only the code can decide, and creates the new run, once for each command or request.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from holdfast.store.decisions import no_such_run
 from holdfast.store.payloads import refuse_sealed
 
 MOST_REPLAYED = 20_000
-"""How many events are replayed to find the earlier failures of a failed run that a retry can leave out."""
+"""How many events are replayed to find those earlier failures of a failed run that a retry can omit."""
 
 _REFERENCE = pattern(rb'"(%b[^"]+)"' % SCHEME.encode())
 
@@ -57,7 +57,7 @@ Create = Callable[[port.NewRun, Instant], Awaitable[port.Created | port.Existing
 
 
 class Forks:
-    """Makes runs from other runs of one store. `create` creates a run that begins at the beginning."""
+    """Creates runs from other runs of one store. `create` creates a run that starts from the beginning."""
 
     def __init__(
         self, store: port.Store, registry: Registry, commands: CommandSender, ids: Ids, create: Create
@@ -71,10 +71,10 @@ class Forks:
     async def retry_run(
         self, run_id: str, command: OperatorCommand, caller: Caller | None, node: str, *, from_start: bool = False
     ) -> str:
-        """Do a finished run again, as a new run; return its id. An unfinished one: `Conflict`.
+        """Retry a finished run as a new run, and return its id. Raise `Conflict` if the run is unfinished.
 
-        A failed run goes on from the step that failed, with the recorded results; with `from_start`, and after another
-        end, the new run begins with the same input.
+        A failed run continues from the step that failed, with the recorded results. With `from_start`, or after another
+        outcome, the new run starts with the same input.
         """
         command = self._commands.checked(command)
         flag: Any = from_start
@@ -87,7 +87,7 @@ class Forks:
             try:
                 await self._commands.deliver(run_id, command, caller)
             except RunTerminal:
-                head = await head_of(self._store, run_id)  # it has finished in the meantime
+                head = await head_of(self._store, run_id)  # it has finished meanwhile
             else:
                 raise Conflict(f"run {run_id} has not finished", run_id=run_id, command=command.name)
         kept = None if from_start else await self._kept_of_failed(head, command)
@@ -96,10 +96,10 @@ class Forks:
         return await self._continue(head, kept, command, caller, node)
 
     async def _kept_of_failed(self, head: port.RunHead, command: OperatorCommand) -> Kept | None:
-        """Return what a retry keeps of a failed run; None if it begins at the beginning.
+        """Return what a retry keeps of a failed run; None if it starts from the beginning.
 
-        It does if the workflow has undone steps, or done others, after the one that failed; a run of a plan keeps the
-        results of its steps otherwise (`input_of_retry`).
+        That is so if the workflow has compensated steps, or executed others, after the failed one. It is always so for
+        a run of a plan, which keeps the results of its steps in another way (`input_of_retry`).
         """
         if head.status is not FAILED or is_plan(head.plan_id):
             return None
@@ -120,22 +120,23 @@ class Forks:
         return settled if len(settled.events) > 1 else None
 
     async def _without(self, kept: Kept, places: Sequence[int]) -> Kept:
-        """Return what is kept without the failures at these places that the program has not acted on.
+        """Return the kept events without those failures at these positions that the program has not acted on.
 
-        An example is a failure in a `gather` that waits for others: what was recorded afterwards stands without it too.
+        An example is a failure in a `gather` that waits for others: the events recorded afterwards are valid without
+        it.
         """
         if self._fits(without(kept, places)):
             return without(kept, places)
         dropped: set[int] = set()
         tries = MOST_REPLAYED // len(kept.events)
         for place in places[: -tries - 1 : -1]:  # the last ones
-            await asyncio.sleep(0)  # a replay holds up the event loop, which turns and leases share
+            await asyncio.sleep(0)  # a replay blocks the event loop, which turns and leases share
             if self._fits(without(kept, dropped | {place})):
                 dropped.add(place)
         return without(kept, dropped) if dropped else kept
 
     def _fits(self, kept: Kept) -> bool:
-        """Return whether the code here goes with what is kept."""
+        """Return whether the code here matches the kept events."""
         try:
             cached, problem = rebuild(kept.events[0].run_id, since_rotation(events_of(kept)), self._registry)
         except CorruptHistory:
@@ -146,7 +147,7 @@ class Forks:
     async def _start_again(
         self, head: port.RunHead, command: OperatorCommand, caller: Caller | None, node: str, *, from_start: bool
     ) -> str:
-        """Start the run that does this one again, once for each command, and return its id."""
+        """Start the run that retries this one, once for each command, and return its id."""
         run_id = head.run_id
         page = await self._store.read_events(run_id, 0, 1)
         if not page:
@@ -190,7 +191,7 @@ class Forks:
         return answer.run_id
 
     async def _input_of(self, head: port.RunHead, queued: e.RunQueued) -> Raw:
-        """Return the input that a run began with: that of its start, or of the last one that was debounced."""
+        """Return the initial input of a run: that of its start, or of the last debounced start."""
         if queued.debounce is None:
             return queued.input
         bodies = [event.data for event in await read_history(self._store, head.run_id, head.version)]
@@ -209,8 +210,8 @@ class Forks:
     ) -> tuple[str, int]:
         """Start a run with the recorded results of another up to an event, once for each request.
 
-        Return its id, and how many events it has of the other: a history is cut where a commit ended. Without `at` it
-        goes on from the failures that have ended a run (`kept_to_continue`).
+        Return its id, and how many events it shares with the other: a history is cut at the end of a commit. Without
+        `at` it continues from the failures that have ended a run (`kept_to_continue`).
         """
         command.check()
         if request_id != "" and (problem := check_name("request_id", request_id)) is not None:
@@ -227,7 +228,7 @@ class Forks:
         number = codec.digest(f"{run_id}|fork|{request_id}".encode())
         fork_id = _fitting(f"{run_id}/fork-{number[:12]}", f"fork-{number}")
         forked = fork(kept, fork_id, await self._store.now(), EngineRunRef(node), input)
-        place = "end" if at is None else forked.copied  # the end moves on while the run does
+        place = "end" if at is None else forked.copied  # the end moves while the run continues
         new = _new_run(
             head,
             forked,
@@ -248,7 +249,7 @@ class Forks:
         return answer
 
     async def _count_copied(self, run_id: str) -> int:
-        """Return how many events a fork that was made before has of the other run."""
+        """Return how many events an existing fork shares with the other run."""
         for first in await self._store.read_events(run_id, 0, 1):
             if isinstance(first.data, e.RunQueued) and first.data.forked_from is not None:
                 return first.data.forked_from.run_seq
@@ -257,7 +258,7 @@ class Forks:
     async def _continue(
         self, head: port.RunHead, kept: Kept, command: OperatorCommand, caller: Caller | None, node: str
     ) -> str:
-        """Start the run that goes on where a failed one has failed, once for each command, and return its id."""
+        """Start the run that continues a failed one from its failure, once for each command, and return its id."""
         run_id = head.run_id
         first = kept.events[0].data
         assert isinstance(first, e.RunQueued)
@@ -277,16 +278,16 @@ class Forks:
         return (await self._create_from(new)).run_id
 
     def _named_retry(self, run_id: str, command: OperatorCommand) -> tuple[str, str]:
-        """Return the id of the run that a retry makes, and the number that is the same for the same command.
+        """Return the id of the run that a retry creates, and a number that is the same for the same command.
 
-        A command without an id is no repetition of another one.
+        A command without an id never repeats another one.
         """
         number = codec.digest(f"{run_id}|{command.signal_id or self._ids.new_id()}".encode())
         return _fitting(f"{run_id}/retry-{number[:12]}", f"retry-{number}"), number
 
 
 def _refuse_lock(head: port.RunHead, command: OperatorCommand) -> None:
-    """Raise `Conflict` for a run that holds a lock: its retry or fork would have no run to hold it for."""
+    """Raise `Conflict` for a run that holds a lock: its retry or fork would have no run to hold the lock for."""
     if is_lock(head.plan_id):
         raise conflict(head.run_id, command, "a lock is held for the run that asked for it: retry or fork that run")
 
@@ -297,13 +298,13 @@ def _retry_of(run_id: str, queued: e.RunQueued, command: OperatorCommand) -> e.R
 
 
 def _owners_of_artifacts(events: Sequence[Event]) -> set[str]:
-    """Return the runs that have made the artifacts of these events."""
+    """Return the runs that created the artifacts of these events."""
     bodies = [event.data for event in events if isinstance(event.data, e.StepCompleted)]
     return runs_of_artifacts(artifact.uri for body in bodies for artifact in body.artifacts)
 
 
 def _owners_named_in(value: Raw) -> set[str]:
-    """Return the runs that have made the artifacts to which a value refers."""
+    """Return the runs that created the artifacts to which a value refers."""
     return runs_of_artifacts(found[1].decode() for found in _REFERENCE.finditer(bytes(value)))
 
 
@@ -317,7 +318,7 @@ def _new_run(
     tags: tuple[str, ...],
     audit: AuditEntry | None,
 ) -> port.NewRun:
-    """Return the run to create, with what it begins with; it is of the same tenant, project and environment."""
+    """Return the run to create, with its initial events, in the same tenant, project and environment."""
     before = RunState(run_id=forked.state.run_id)
     changes = index_changes(before, forked.state, forked.events)
     return port.NewRun(

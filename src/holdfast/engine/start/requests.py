@@ -1,6 +1,6 @@
 """Start requests: what a caller asks for, and the run that is created for it.
 
-`StartOptions` is what a start may ask for beside the workflow and its input. `StartRequests` checks it, asks the
+`StartOptions` are the options of a start besides the workflow and its input. `StartRequests` checks them, asks the
 authoriser, makes the run (`NewRun`) and has it created: by the node's `Starter`, or for any node if the run starts
 later, or within a transaction of the caller. How runs are created and begin is in `starter.py`; how they are admitted
 is in `admission.py`.
@@ -60,15 +60,15 @@ from holdfast.store.validation import id_of_request, require_for_signals
 
 
 class StartOptions(Struct, frozen=True, gc=False):
-    """How a run is started, beside its workflow and input.
+    """How a run is started, besides its workflow and input.
 
     A request with the same `request_id` gives the same run, within tenant, project, environment and workflow; with
     `names_version` the version of the workflow is a part of the request too. `with_signal` is in the run's mailbox from
-    its beginning. `priority` is the order in which runs of a workflow with limits are admitted, higher first.
-    With `at`, or `after_ms` from now, the run exists at once and starts then. `timeouts` bound how long it may take.
-    `reuse` is what becomes of a `run_id` that is taken (QUE-5); without it, the id stands in for the `request_id`.
-    With `debounce` a start of a key whose run has not begun is a later input of that run.
-    `context` is carried to all that follows from the run, with what is bound around the start (`bind_context`).
+    its beginning. `priority` is the order in which runs of a workflow with limits are admitted, higher first. With
+    `at`, or `after_ms` from now, the run is created immediately and starts then. `timeouts` limit how long it may take.
+    `reuse` decides what happens if a `run_id` is taken (QUE-5); without it, the id is used as the `request_id`. With
+    `debounce`, a start for a key that has a run which has not begun gives that run a new input. `context` is passed on
+    to everything that the run starts, together with what is bound around the start (`bind_context`).
     """
 
     request_id: str | None = None
@@ -139,7 +139,7 @@ class StartOptions(Struct, frozen=True, gc=False):
                 raise InvalidInput(f"{field} is a whole number from 0 to {most}, not {value!r}", field=field)
 
     def _check_debounce(self, debounce: Debounce) -> None:
-        """Raise `InvalidInput` if a start cannot be debounced so."""
+        """Raise `InvalidInput` if a start with these options cannot be debounced."""
         beside = {
             "run_id": "the key makes the run's id",
             "reuse": "the key makes the run's id",
@@ -159,18 +159,18 @@ PLAIN = StartOptions()
 
 
 class Started(Struct, frozen=True):
-    """A run that exists now, by this request or by an earlier one, and how its first signals were answered."""
+    """A run that exists now, through this request or an earlier one, and the answers to its first signals."""
 
     run_id: str
     workflow_version: str
-    """The version that it was started with, which is that of the earlier request, if there was one."""
+    """The version that it was started with: that of the earlier request, if there was one."""
     signals: tuple[port.Delivered, ...] = ()
     is_reused: bool = False
     """Whether another request for the same id has started it."""
 
 
 class StartRequests:
-    """Starts runs for callers, for workflows, for schedules, and for commands that do a run again."""
+    """Starts runs for callers, for workflows, for schedules, and for commands that retry a run."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class StartRequests:
         self._published = -1
 
     async def publish(self) -> None:
-        """Publish what the workflows declare of their signals. A larger number of workflows means that one is new."""
+        """Publish the signal declarations of the workflows. A change in their number means that one is new."""
         workflows = len(self._registry.workflows)
         await self._signals.declarations.publish(self._registry.workflow_limits)
         self._published = workflows
@@ -209,12 +209,13 @@ class StartRequests:
         uri: str = "",
         connection: Any = None,
     ) -> Coroutine[Any, Any, Started]:
-        """Start a run with this input, which fits the definition. When this returns it is durable.
+        """Start a run with this input, which matches the definition. It is durable when this returns.
 
-        The body of a plan is in the store already; `uri` is where it came from. With a `connection` the run is written
-        in the transaction that the caller has begun there: it is durable, and begins, when that is committed.
+        The body of a plan is in the store already; `uri` is its source. With a `connection` the run is written in the
+        transaction that the caller has begun there: it is durable, and begins, when that is committed.
         """
-        # A nested function here would give each start seven cells, and what waits is walked through by the collector.
+        # A nested function here would give each start seven cells, and the garbage collector traverses everything that
+        # waits.
         start = self._start_through_middleware if self._middleware else self._start
         return start(definition, input, options, caller, uri, connection)
 
@@ -263,7 +264,7 @@ class StartRequests:
         if self._permissions.is_needed:
             await self._permissions.check_start(queued, options.run_id, caller)
         if len(self._registry.workflows) != self._published and joined is None:  # one was registered after the opening
-            await self.publish()  # not beside a transaction of the caller's, which may have locked the store
+            await self.publish()  # not within a transaction of the caller, which may have locked the store
         now = await self._store.now()
         debounce = options.debounce
         run_id = options.run_id or (self._ids.new_id() if debounce is None else debounced_id(debounce.key, queued))
@@ -310,7 +311,7 @@ class StartRequests:
         caller: Caller | None,
         uri: str,
     ) -> e.RunQueued:
-        """Return the first event of a run, with what its start asks for."""
+        """Return the first event of a run, with the options of its start."""
         has_context = options.context or BOUND.get() is not None or CONTEXT.get(None) is not None
         return e.RunQueued(
             workflow_of(definition.name) if isinstance(definition, PlanDefinition) else definition.name,
@@ -335,16 +336,16 @@ class StartRequests:
         caller: Caller | None,
         joined: JoinedStore | None,
     ) -> tuple[port.Delivered, ...]:
-        """Return how the signals of a start were answered, which are sent if the run did not take them."""
-        if not answer.signals:  # the run is of another version, and what that declares decides
+        """Return the answers to the signals of a start. Signals that the run did not take are sent now."""
+        if not answer.signals:  # the run has another version, and the declaration of that version decides
             sent = [replace(signal, run_id=answer.run_id) for signal in new.signals]
             return tuple([port.Accepted(await self._signals.send(signal, None, caller, joined)) for signal in sent])
         return tuple(_with_warning(each, warning) for each in answer.signals) if warning else answer.signals
 
     def _key(self, run_id: str, queued: e.RunQueued, options: StartOptions) -> str | None:
-        """Return what recognises a retry of a start; None if it is what the version and the run's id say.
+        """Return the key that recognises a retry of a start; None if it follows from the version and the run's id.
 
-        Where the id may be taken it does not stand in for the request: each call without a `request_id` is another one.
+        If the id may be reused, it does not replace the request id: each call without a `request_id` is a new request.
         """
         if options.reuse is not None or options.debounce is not None:
             run_id = self._ids.new_id()
@@ -360,7 +361,7 @@ class StartRequests:
         start_at: Instant | None,
         joined: JoinedStore | None,
     ) -> port.Created | port.Existing | port.Refused:
-        """Create a run whose id may be taken. The store decides, and says which id the next run has."""
+        """Create a run with an id that may be taken. The store decides, and returns the id of the next run."""
         reuse = port.Reuse(run_id=new.run_id, policy=policy)
         while True:
             answer = await self._create_for_others(replace(new, reuse=reuse), start_at, joined)
@@ -388,9 +389,9 @@ class StartRequests:
     async def _create_for_others(
         self, new: port.NewRun, start_at: Instant | None, joined: JoinedStore | None
     ) -> port.Created | port.Existing | port.Refused:
-        """Create a run that no node has yet: it starts later, or when the caller commits their transaction.
+        """Create a run that no node owns yet: it starts later, or when the caller commits their transaction.
 
-        Of which workflow it is cannot be looked up before that commit.
+        Its workflow cannot be looked up before that commit.
         """
         new = new if start_at is None else held_until(new, start_at)
         if joined is None:
@@ -402,14 +403,16 @@ class StartRequests:
         return answer
 
     async def _version_of(self, answer: port.Created | port.Existing, version: str) -> str:
-        """Return this version, or that of the run that exists: an earlier release may have started it."""
+        """Return this version, or the version of the existing run: an earlier release may have started it."""
         if isinstance(answer, port.Created):
             return version
         [existing] = await self._store.load([answer.run_id])
         return version if existing is None else existing.head.plan_version
 
     async def _external(self, new: port.NewRun, priority: int) -> port.NewRun:
-        """Return a run of a workflow that only other apps have, as that declares; raise if no node ever had it."""
+        """Return a run of a workflow that only other apps have, as that workflow declares; raise if no node ever had
+        it.
+        """
         [declared] = await self._store.find_definitions([(new.plan_id, new.plan_version)])
         if declared is None:
             problem = f"no node has published version {new.plan_version!r} of workflow {new.plan_id!r}"
@@ -418,7 +421,7 @@ class StartRequests:
         return new
 
     async def start_for_run(self, request: StartRequest) -> str:
-        """Start a run that a workflow asks for: of the same tenant, project and environment, and on its own."""
+        """Start a run on behalf of a workflow, in the same tenant, project and environment, as an independent run."""
         head = await head_of(self._store, activity_context().run_id)
         options = StartOptions(
             request_id=request.request_id,
@@ -450,13 +453,13 @@ class StartRequests:
         return (await self.start(definition, request.input, options)).run_id
 
     def _attributes(self, options: StartOptions) -> Attributes:
-        """Return the search attributes of a run, with the parts of its reference."""
+        """Return the search attributes of a run, including the parts of its reference."""
         if not options.attributes and not options.reference_parts:
             return {}
         return {**to_values(options.attributes, self._registry.attributes), **to_parts(options.reference_parts)}
 
     def prepare_tick(self, queued: e.RunQueued, schedule: Schedule, tick: Instant) -> port.NewRun:
-        """Return the run of a tick of a schedule."""
+        """Return the run for a tick of a schedule."""
         run_id = self._ids.new_id()
         new = prepare_run(
             run_id,
@@ -470,7 +473,7 @@ class StartRequests:
         return self._node.run_queue.with_admission(new, schedule.priority)
 
     async def permit_start(self, queued: e.RunQueued, caller: Caller | None) -> None:
-        """Ask the authoriser whether the caller may have such runs started."""
+        """Ask the authoriser whether the caller may have such runs started later."""
         if self._permissions.is_needed:
             await self._permissions.check_start(queued, None, caller)
 
@@ -484,8 +487,8 @@ class StartRequests:
     ) -> tuple[port.NewRun, str | None]:
         """Return the run with its first signal, and a warning for the sender.
 
-        The signal has an id, so that it can be sent again after an error. If it does not fit what this version
-        declares, no run is created with it; a run that the same request has started in another version may take it.
+        The signal has an id, so that it can be sent again after an error. If it does not match the declarations of this
+        version, no run is created with it; an existing run of the same request with another version may take it.
         """
         assert options.with_signal is not None
         signal = first_signal(new.run_id, options.with_signal, self._registry.values)
@@ -499,7 +502,7 @@ class StartRequests:
             warning = None if declared is None else declared.check(signal.name, signal.payload)
         except CallerError as problem:
             unfit = problem
-        require_for_signals(self._store, [signal])  # before it shares a transaction with starts that need nothing
+        require_for_signals(self._store, [signal])  # before it shares a transaction with starts that need no support
         signal_id = id_of_request(self._store, signal.signal_id, self._ids)
         is_unlimited = declared is not None and declared.is_entity
         signal = audited(replace(signal, signal_id=signal_id, is_unlimited=is_unlimited), caller, self._ids)
@@ -508,7 +511,7 @@ class StartRequests:
         return replace(new, signals=(signal,), unfit=unfit), warning
 
     async def create_again(self, new: port.NewRun, now: Instant) -> port.Created | port.Existing | port.Refused:
-        """Create a run that does another one again: here, or for a node that has its definition."""
+        """Create a run that retries another one: here, or for a node that has its definition."""
         node = self._node
         new = node.run_queue.with_admission(new)
         if not node.definition_filter.has(new.plan_id, new.plan_version):
@@ -520,7 +523,7 @@ class StartRequests:
 
 
 def starting_activity(requests: "ref[StartRequests]") -> ActivityDefinition:
-    """Return the activity that starts runs for workflows. It does not keep the requests alive."""
+    """Return the activity that starts runs on behalf of workflows. It does not keep the requests alive."""
 
     async def start_run(request: StartRequest) -> str:
         found = requests()

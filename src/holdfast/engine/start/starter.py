@@ -4,10 +4,10 @@
 activity. Without it a run of three steps takes 15 % more instructions on SQLite (2.87 million instead of 2.49 million);
 `python -m bench --only paths` measures it again. Nothing outside this module depends on it.
 
-The commit that creates the run also writes its first turn: the run is created with its first attempts under way. If the
-creation fails nothing is lost, because a program has no effect until its turn is durable. Some turns cannot be part of
-a creation: those that dispatch nothing, end the run, or concern other runs and nodes. Then the run is created as it was
-requested, with its program one turn ahead, and its first batch commits that turn.
+The commit that creates the run also writes its first turn: the run is created with its first attempts already started.
+If the creation fails nothing is lost, because a program has no effect until its turn is durable. Some turns cannot be
+part of a creation: those that dispatch nothing, end the run, or concern other runs and nodes. Then the run is created
+as it was requested, with its program one turn ahead, and its first batch commits that turn.
 """
 
 import asyncio
@@ -31,16 +31,18 @@ from holdfast.store.port import Created, Existing, LoadedRun, NewRun, Refused, S
 from holdfast.store.types import created_run, load_each
 
 CREATE_RUNS = 500
-"""How many runs are created by one call at most."""
+"""The maximum number of runs that one call creates."""
 
 LOOKS_S = (0.2, 1.0, 5.0, 30.0)
-"""Pauses before each look for runs whose creation was not answered: what a lost connection began may end later."""
+"""Pauses before each look for runs whose creation was not answered: the store may still finish it after the connection
+is lost.
+"""
 
 Answer = Created | Existing | Refused
 
 
 class Start(NamedTuple):
-    """A run to create. `is_unheard_of`: no other caller can have asked for it, or know its id."""
+    """A run to create. `is_unheard_of`: no other caller can have requested it, or know its id."""
 
     new: NewRun
     now: Instant
@@ -58,7 +60,7 @@ class StartingNode(Protocol):
         ...
 
     def begin(self, new: NewRun, now: Instant) -> None:
-        """Go on with a run that was created."""
+        """Continue a run that was created."""
         ...
 
     def owns(self, run_id: str) -> bool:
@@ -66,12 +68,12 @@ class StartingNode(Protocol):
         ...
 
     def find(self, run_id: str) -> None:
-        """Take a run that belongs to the node, if that is still so between two turns."""
+        """Take a run that the node owns, if it still does between two turns."""
         ...
 
 
 class First(Struct, frozen=True):
-    """A run as it is to be created, its program after the first turn, and that turn if the creation carries it."""
+    """A run to create, its program after the first turn, and that turn if the creation includes it."""
 
     new: NewRun
     loaded: LoadedRun
@@ -89,11 +91,11 @@ class FirstTurns:
         self._limits = limits
 
     def take(self, new: NewRun, now: Instant) -> First | None:
-        """Take the first turn of a run, or return None if the run has to exist before."""
+        """Take the first turn of a run, or return None if the run has to be created first."""
         if new.admission is not None or new.signals or not any(map(starts_run, new.messages)):
             return None  # without that message it waits for approval
         if self._owned_runs.tried_now and self._owned_runs.under_try():
-            return None  # a run that is tried now would be blamed if this turn ended the process
+            return None  # a run that is being tried would be blamed if this turn ended the process
         node = self._owned_runs.name
         loaded, cached = created_run(new, node, now), self._run_cache.beginning(new)
         if cached is None:
@@ -109,7 +111,7 @@ class FirstTurns:
         return First(new, loaded, cached, draft, None)
 
     def begin(self, first: First, now: Instant) -> None:
-        """Go on with a run that was created: perform the effects of its first turn, if that is durable."""
+        """Continue a run that was created: perform the effects of its first turn, if that is durable."""
         if first.turn is None:
             self._owned_runs.begin_with(first.loaded, first.cached)
             return
@@ -119,7 +121,7 @@ class FirstTurns:
 
 
 def _begun(new: NewRun, turn: Turn) -> NewRun | None:
-    """Return the run as it is after the turn, or None if a creation cannot carry all that the turn writes."""
+    """Return the run after the turn, or None if a creation cannot include everything that the turn writes."""
     others = turn.jobs or turn.jobs_closed or turn.starts or turn.sends or turn.dead or turn.received or turn.streams
     if others or turn.snapshot.status is not RUNNING:
         return None
@@ -135,9 +137,9 @@ def _begun(new: NewRun, turn: Turn) -> NewRun | None:
 
 
 class Starter:
-    """Creates runs: for the node, with their first turns where these can be taken before; or for no node, without.
+    """Creates runs: for the node, with their first turns where possible, or for no node, without first turns.
 
-    The first turns run in the context that the node was made in, whichever caller asks.
+    The first turns run in the context in which the node was made, whoever the caller is.
     """
 
     def __init__(self, store: Store, node: StartingNode, lease_ms: int, first_turns: FirstTurns | None) -> None:
@@ -151,23 +153,23 @@ class Starter:
         )
         self._firsts: Sequence[First | None] = ()
         self._to_begin: list[tuple[Start, First | None, bool]] = []
-        """The runs that are created, and whether the node owns them: their callers get their answers first."""
+        """The created runs, and whether the node owns them. They begin after their callers have their answers."""
         self.creating: frozenset[str] = frozenset()
-        """The runs whose creation is not answered yet."""
+        """The runs with a creation that is not answered yet."""
         self._answered = asyncio.Event()
         self._looking: set[asyncio.Task[None]] = set()
 
     def create(self, new: NewRun, now: Instant, *, is_unheard_of: bool = False) -> "asyncio.Future[Answer]":
-        """Create a run, together with others that are being created; return a future of the answer.
+        """Create a run, batched with others that are being created; return a future of the answer.
 
         With `is_unheard_of` its first turn may be taken before it is created.
         """
         return self._batcher.ask(Start(new, now, is_unheard_of))
 
     async def begun(self, claimed: Iterable[LoadedRun]) -> None:
-        """Wait until those of these runs have begun that are still being created here.
+        """Wait until the runs among these that are still being created here have begun.
 
-        Otherwise a run that is created at work would be taken for one that lost its node.
+        Otherwise a run that is created with activities already started would be mistaken for one that lost its node.
         """
         run_ids = {loaded.head.run_id for loaded in claimed}
         while not self.creating.isdisjoint(run_ids):
@@ -175,7 +177,7 @@ class Starter:
             await self._answered.wait()
 
     async def stop(self) -> None:
-        """Cancel the creations that are under way; their outcome is then unknown."""
+        """Cancel the running creations; their outcome is then unknown."""
         for task in self._looking:
             task.cancel()
         await self._batcher.stop()
@@ -210,7 +212,7 @@ class Starter:
         if not is_sure:
             self._look_for([first.new.run_id for first in firsts if first is not None and first.turn is not None])
         if again:
-            self._begin_all()  # before anything is awaited: they are not being created any more
+            self._begin_all()  # before anything is awaited: they are no longer being created
             later = await self._create([batch[place] for place in again], is_again=True)
             for place, answer in zip(again, later, strict=True):
                 answers[place] = answer
@@ -241,9 +243,10 @@ class Starter:
             task.add_done_callback(self._looking.discard)
 
     async def _look(self, run_ids: list[str]) -> None:
-        """Look for runs whose creation was not answered: one that is at work would not become ready by itself.
+        """Look for runs whose creation was not answered: one that has started activities would not become ready by
+        itself.
 
-        A run that is found may have been taken and let go here while the answer was on its way: the node looks again.
+        A run that is found may have been taken and released here while the answer was on its way: the node looks again.
         """
         looks = 0
         while run_ids and looks < len(LOOKS_S):
@@ -259,7 +262,7 @@ class Starter:
                     self._node.find(loaded.head.run_id)
 
     async def _create_runs(self, runs: list[NewRun]) -> tuple[list[Answer | Exception], bool]:
-        """Create runs; return also whether it is certain that those which are not created by this call do not exist."""
+        """Create runs; return also whether it is certain that the runs that this call did not create do not exist."""
         try:
             return [*await self._store.create(runs, claim_for=self._owner)], True
         except LeaseExpired:  # the loop was blocked for longer than the lease; some may have been created before
@@ -269,7 +272,7 @@ class Starter:
 
 
 def _may_be_unfit(answer: Answer | Exception, first: First | None) -> bool:
-    """Return whether a creation may have failed because of some run's first turn, which cannot be stored."""
+    """Return whether a creation may have failed because the first turn of some run cannot be stored."""
     if isinstance(answer, Exception):
         return not isinstance(answer, HoldfastError)
     return isinstance(answer, Refused) and first is not None and first.turn is not None

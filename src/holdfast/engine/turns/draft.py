@@ -1,7 +1,7 @@
-"""What one turn of a run does, and the `Turn` that a store commits.
+"""The decisions of one turn of a run, and the `Turn` that a store commits.
 
 `TurnDraft` collects the decisions of a turn. It keeps the state current, so that each decision sees the effects of the
-ones before it. `prepare_run` and the functions after it make runs that are about to be created.
+previous ones. `prepare_run` and the functions after it make runs that are about to be created.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -54,18 +54,18 @@ from holdfast.store.port import Job, LoadedRun, NewRun, Turn
 LIMITS = Limits()
 
 DEFINITION = "definition"
-"""The id of the message that a run without its definition leaves itself, so that it is looked at again."""
+"""The id of the message that a run without its definition sends to itself, so that it is looked at again."""
 
 
 _GIVING_UP = e.CLOSING_ALL | {e.StepCancelled}
-"""The bodies of events by which a turn gives steps up."""
+"""The bodies of events by which a turn abandons steps."""
 
 _PLAIN = frozenset({e.RunStarted, e.StepStarted, e.StepCompleted, e.RunCompleted})
 """The bodies of the events that most turns consist of: a turn with no others can be plain."""
 
 
 class TurnDraft(Struct, gc=False, eq=False):
-    """What one turn of one run does, while it is being decided."""
+    """One turn of one run, while it is being decided."""
 
     state: RunState
     _loaded: LoadedRun
@@ -75,7 +75,7 @@ class TurnDraft(Struct, gc=False, eq=False):
     _by: EngineRunRef = EngineRunRef("")
     _before: RunState = RunState(run_id="")
     signals: tuple[Signal, ...] = ()
-    events: list[Event] = []  # as they were decided: without their numbers and times in the store
+    events: list[Event] = []  # as decided: without their numbers and times in the store
     dispatch: list[str] = []
     received: tuple[tuple[int, int], ...] = ()
     kinds: set[type[e.Body]] = set()
@@ -97,7 +97,7 @@ class TurnDraft(Struct, gc=False, eq=False):
             self.signals = tuple(with_arrival_times(self._loaded.signals))
 
     def handle(self, message: Input) -> Decision | Refusal:
-        """Decide what a message or an outcome does to the run, and note that it has been handled."""
+        """Decide the effect of a message or an outcome on the run, and note that it has been handled."""
         if type(message) is Message:
             answer = self._decide_message(message)
             if type(answer) is Refusal:
@@ -107,7 +107,7 @@ class TurnDraft(Struct, gc=False, eq=False):
             return self._take(answer)
         answer = decide(self.state, message, self._now, self._by)
         if type(answer) is Decision and answer.events:
-            inbox_seq = getattr(message, "inbox_seq", None)  # of what came through the mailbox
+            inbox_seq = getattr(message, "inbox_seq", None)  # set if it came through the mailbox
             if inbox_seq:
                 self.received += ((inbox_seq, len(self.events)),)
             if type(message) is Signal and message.misfit is not None:
@@ -124,7 +124,7 @@ class TurnDraft(Struct, gc=False, eq=False):
         return decide(self.state, message, self._now, self._by)
 
     def handle_requeued(self, message: Message, signal: Signal) -> Decision | Refusal:
-        """Let a wait take a signal that was a dead letter; if it does not fit this time either, it is one again."""
+        """Let a wait take a signal that was a dead letter. If it still does not match, it becomes one again."""
         self._consumed += (message.signal_id,)
         if signal.misfit is None:
             return self.handle(signal)
@@ -132,19 +132,19 @@ class TurnDraft(Struct, gc=False, eq=False):
         return NOTHING
 
     def _is_held(self, step: OpenStep) -> bool:
-        """Return whether a wait does not time out because of a signal that came in time, and that a pause holds up.
+        """Return whether a wait must not time out, because a signal came in time and a pause delays it.
 
         When the run is resumed the wait takes the signal; if it does not, it times out then.
         """
         if not self.signals:
             return False
-        taken = {inbox_seq for inbox_seq, _ in self.received}  # one that was addressed and does not fit is gone
+        taken = {inbox_seq for inbox_seq, _ in self.received}  # an addressed signal that does not match is used up
         return is_taken(self.state, step, [signal for signal in self.signals if signal.inbox_seq not in taken])
 
     def _may_be_in_time(self, step: OpenStep) -> bool:
-        """Return whether a signal that was not loaded may have come in time for the wait whose time is over.
+        """Return whether a signal that was not loaded may have come in time for a wait that would now time out.
 
-        Only if the turn has taken some of that name: what it was loaded with are the oldest.
+        This is only so if the turn has taken signals of that name: the oldest ones were loaded.
         """
         return any(isinstance(event.data, e.SignalReceived) and event.data.name == step.name for event in self.events)
 
@@ -155,13 +155,13 @@ class TurnDraft(Struct, gc=False, eq=False):
         return step if step is not None and step.kind == "signal" else None
 
     def _read_on(self) -> None:
-        """Leave word to go on with the mailbox, of which the turn has seen a part, if a wait may find more in it."""
+        """Schedule another turn for the rest of the mailbox, if a wait may find more in it."""
         if (e.SignalWaiting in self.kinds and self.state.waits) or (self.received and not self.state.is_finished):
             word = Message(signal_id=MAILBOX, run_id=self.state.run_id, type="InternalContinue", occurred_at=self._now)
             self._messages += (word,)
 
     def defer(self, message: Message, problem: HoldfastError) -> None:
-        """Leave a message for later, or after too many times for an operator: what was accepted is not dropped."""
+        """Defer a message, or after too many times leave it to an operator: accepted messages are not dropped."""
         self._consumed += (message.signal_id,)
         reason: Reason = "definition missing" if isinstance(problem, VersionMismatch) else "retries exhausted"
         left = defer(message, self._limits, reason, _detail(problem), self._by.node, self._now)
@@ -171,13 +171,13 @@ class TurnDraft(Struct, gc=False, eq=False):
             self._messages += (left,)
 
     def enqueue(self, starts: Sequence[Message], request: AdmissionRequest) -> None:
-        """Queue the run for admission instead of starting it: what starts it is held back until it is admitted."""
+        """Queue the run for admission instead of starting it: its start messages are held back until it is admitted."""
         self._consumed += tuple(message.signal_id for message in starts)
         self._messages += (admitted_message(self.state.run_id, self._now),)
         self._admission = request
 
     def look_again(self, problem: VersionMismatch) -> None:
-        """Leave the run a message to itself, so that it goes on, or is a dead letter, though nothing else comes."""
+        """Send the run a message to itself, so that it continues or becomes a dead letter if nothing else arrives."""
         word = Message(
             signal_id=DEFINITION,
             run_id=self.state.run_id,
@@ -189,17 +189,17 @@ class TurnDraft(Struct, gc=False, eq=False):
 
     @property
     def should_pause(self) -> bool:
-        """Return whether the run is to be paused because a message of it is a dead letter now."""
+        """Return whether the run must be paused because a message of it is now a dead letter."""
         return bool(self._dead) and self._limits.dead_letters.pauses_run
 
     def apply_commands(self, commands: Iterable[Command]) -> Decision | Refusal:
-        """Decide what the program asks for."""
+        """Decide the commands of the program."""
         return self._take(apply_commands(self.state, commands, self._now, self._by))
 
     def finish(self, *, release: bool = False) -> Turn:
-        """Return the turn to commit. `release` lets go of the run with the same commit."""
+        """Return the turn to commit. With `release` the same commit releases the run."""
         if self.dispatch:
-            steps = self.state.open_steps  # a later part of the turn may have closed a step, or left it to others
+            steps = self.state.open_steps  # a later part of the turn may have closed a step, or detached it
             self.dispatch = [each for each in self.dispatch if each in steps and not steps[each].is_detached]
         is_plain = self._look_over()
         if not self._loaded.is_whole:
@@ -256,10 +256,10 @@ class TurnDraft(Struct, gc=False, eq=False):
         )
 
     def _look_over(self) -> bool:
-        """Note the kinds of events that the turn has, and the steps that it is about, as they were before it.
+        """Note the kinds of the turn's events, and the steps that it concerns, in their state before the turn.
 
-        All that were open are meant only if it ends. Return whether the turn is plain: its steps are activities
-        without a key or a queue, so it has events, and no rows beside them.
+        All open steps are included only if the run ends. Return whether the turn is plain: its steps are activities
+        without a key or a queue, so it writes events and no other rows.
         """
         before, kinds, touched = self._before.open_steps, self.kinds, self._touched
         for event in self.events:
@@ -272,7 +272,7 @@ class TurnDraft(Struct, gc=False, eq=False):
             return False
         if e.RunCompleted in kinds:
             self._touched = touched = before
-            if e.StepStarted in kinds:  # a step that the turn opens and gives up is not dispatched, and may have a key
+            if e.StepStarted in kinds:  # a step that the turn opens and abandons is not dispatched, and may have a key
                 return False
         for step in touched.values():
             body = step.body
@@ -285,7 +285,7 @@ class TurnDraft(Struct, gc=False, eq=False):
         return (step.step_id for step in self._touched.values() if step.step_id not in self.state.open_steps)
 
     def _concerns_keys(self) -> bool:
-        """Return whether the turn is about steps with idempotency keys, which have records."""
+        """Return whether the turn concerns steps with idempotency keys, which have records."""
         if self._has_keys:
             return True
         for step in self._touched.values():
@@ -293,11 +293,11 @@ class TurnDraft(Struct, gc=False, eq=False):
                 return True
         if e.StepStarted not in self.kinds or _GIVING_UP.isdisjoint(self.kinds):
             return False
-        # Steps that the turn opens and gives up are not dispatched.
+        # Steps that the turn opens and abandons are not dispatched.
         return any(getattr(event.data, "idempotency_key", None) is not None for event in self.events)
 
     def _jobs(self) -> Iterator[Job]:
-        """Return what this turn puts into queues: activities that some node is to carry out, now or when due."""
+        """Return the jobs that this turn adds to queues: activities for some node to execute, now or when due."""
         for step_id in dict.fromkeys(self._queued):
             step = self.state.open_steps.get(step_id)
             if step is not None and isinstance(step.body, e.StepStarted) and not step.is_detached:
@@ -322,7 +322,7 @@ class TurnDraft(Struct, gc=False, eq=False):
                 )
 
     def _jobs_closed(self) -> tuple[str, ...]:
-        """Return the steps of which queues, and keepers of progress, need to know nothing more."""
+        """Return the steps that queues and stored progress need no longer keep."""
         after, closed = self.state.open_steps, list[str]()
         for step in self._touched.values():
             if step.queue and step.step_id not in after:
@@ -331,15 +331,15 @@ class TurnDraft(Struct, gc=False, eq=False):
             closed += [step_id for step_id in self._loaded.details if step_id not in after]
         leaves = e.StepDetached in self.kinds or e.StepUnresolved in self.kinds
         for event in self.events if leaves else ():
-            if type(event.data) in (e.StepDetached, e.StepUnresolved):  # no node is to carry it out any more
+            if type(event.data) in (e.StepDetached, e.StepUnresolved):  # no node should execute it any more
                 left = after.get(event.step_id or "")
                 closed += [left.step_id] if left is not None and left.queue and left.is_detached else []
         return tuple(dict.fromkeys(closed)) if closed else ()
 
     def _children(self) -> Iterator[NewRun]:
-        """Return the runs that this turn starts: of the same tenant, project and environment.
+        """Return the runs that this turn starts, in the same tenant, project and environment.
 
-        Their requests have keys that no caller's request can have: those of the events that ask for them.
+        Their request keys cannot collide with those of callers: they are derived from the events that start the runs.
         """
         head = self._loaded.head
         for event in self.events:
@@ -366,7 +366,7 @@ class TurnDraft(Struct, gc=False, eq=False):
                 yield prepare_run(body.child_run_id, queued, self._now, self._by.node, tags=body.tags, key=key)
 
     def _sends(self) -> Iterator[Message | SignalRequest]:
-        """Return what this turn sends to other runs: its outcome to the parent, cancellations to children."""
+        """Return the messages of this turn to other runs: its outcome to the parent, cancellations to children."""
         state = self.state
         if state.is_finished and not self._before.is_finished and state.parent_run_id is not None:
             yield _to_parent(state, self.events[-1], self._now)
@@ -389,7 +389,7 @@ class TurnDraft(Struct, gc=False, eq=False):
         return False
 
     def _known_children(self) -> Iterator[tuple[str, e.ChildStarted]]:
-        """Return the children that were open before this turn and are touched by it, and those that it starts."""
+        """Return the children that were open before this turn and are affected by it, and those that it starts."""
         for step in self._touched.values():
             if isinstance(step.body, e.ChildStarted):
                 yield step.step_id, step.body
@@ -429,7 +429,7 @@ def aside_turn(
     limits: Limits,
     reason: Reason = "history irreparable",
 ) -> Turn:
-    """Return a turn that changes nothing and leaves everything for later, for a run whose state is not known."""
+    """Return a turn that changes nothing and defers everything, for a run whose state is not known."""
     head = loaded.head
     snapshot = head.snapshot or RuntimeSnapshot(status=head.status, state_version=head.version)
     left = [defer(message, limits, reason, _detail(damage), node, now) for message in loaded.messages]
@@ -464,7 +464,7 @@ def _to_parent(state: RunState, last: Event, now: Instant) -> Message:
 
 
 def _reason_of_end(events: Iterable[Event]) -> str:
-    """Return why a run was ended by an operator or a time-out, if it was and a reason was given."""
+    """Return the reason with which an operator or a time-out ended a run, or ""."""
     for event in events:
         if isinstance(event.data, e.RunCancelled):
             return event.data.reason
@@ -474,7 +474,7 @@ def _reason_of_end(events: Iterable[Event]) -> str:
 
 
 def _is_given_up(child: e.ChildStarted, is_cancelled: bool, has_ended: bool, is_stopped: bool) -> bool:
-    """Return whether a child is to be cancelled because its parent gave up waiting, ended, or was ended."""
+    """Return whether a child must be cancelled because its parent stopped waiting, finished, or was ended."""
     if is_cancelled:
         return child.close_policy != "abandon"
     return (has_ended and child.close_policy == "cancel") or (
@@ -492,7 +492,7 @@ def prepare_run(
     tags: tuple[str, ...] = (),
     key: str | None = None,
 ) -> NewRun:
-    """Return the run to create. `key` recognises a retry of the request; by default it is that of this version."""
+    """Return the run to create. `key` recognises a retry of the request; the default is the key of this version."""
     problem = codec.check(queued.input, "input")
     if problem is None and codec.holds_sealed(queued.input):
         problem = InvalidInput(f"input: the key {codec.SEAL!r} of an object is reserved", field="input")
@@ -532,17 +532,17 @@ def _level(queued: RunQueued) -> int:
 
 
 def held_for_approval(new: NewRun) -> NewRun:
-    """Return a run that is not to start before an operator has approved it."""
+    """Return a run that does not start before an operator has approved it."""
     new = _held(new, requires_approval=True)
     messages = tuple(message for message in new.messages if not starts_run(message))
     return replace(new, messages=messages, snapshot=replace(new.snapshot, waiting_kind=APPROVAL))
 
 
 def held_until(new: NewRun, start_at: Instant) -> NewRun:
-    """Return a run that is not to start before this instant."""
+    """Return a run that does not start before this instant."""
     new = _held(new, start_at=start_at)
     new = replace(new, messages=tuple(put_off(message, start_at) for message in new.messages))
-    if not any(map(starts_run, new.messages)):  # its approval leaves it the message
+    if not any(map(starts_run, new.messages)):  # its approval sends it the message
         return new
     return replace(
         new,
@@ -552,9 +552,9 @@ def held_until(new: NewRun, start_at: Instant) -> NewRun:
 
 
 def debounced(new: NewRun, terms: DebounceTerms, input: Raw, now: Instant) -> NewRun:
-    """Return a run whose input a later start of the same key may replace, and as what its own input replaces another.
+    """Return a run with an input that a later start of the same key may replace, and its offer to replace another's.
 
-    What replaces it is bound to the request where payloads are sealed, so all runs of the key have one.
+    Where payloads are encrypted, the replacing input is bound to the request, so all runs of the key have the same one.
     """
     later = replace(offer(new.run_id, input, f"start {new.request_key}"), audit=new.audit)
     new = held_until(new, now + terms.quiet_ms * 1_000)
@@ -570,7 +570,7 @@ def debounced(new: NewRun, terms: DebounceTerms, input: Raw, now: Instant) -> Ne
 
 
 def _held(new: NewRun, **why: Any) -> NewRun:
-    """Return a run that does not take a place in its admission queue yet; with what priority it will is kept."""
+    """Return a run that is not in its admission queue yet; the priority for later is kept."""
     first, *others = new.events
     assert isinstance(first.data, RunQueued)
     priority = first.data.priority if new.admission is None else new.admission.priority
@@ -581,7 +581,7 @@ def _held(new: NewRun, **why: Any) -> NewRun:
 
 
 def renamed(new: NewRun, run_id: str) -> NewRun:
-    """Return a run that has not been created with another id."""
+    """Return a run that has not been created yet, with another id."""
     [first] = new.events
     key = event_key(run_id, "1", 0, first.event_type, new.plan_version)
     return replace(
@@ -594,6 +594,8 @@ def renamed(new: NewRun, run_id: str) -> NewRun:
 
 
 def start_key(run_id: str, queued: RunQueued, version: str) -> str:
-    """Return what recognises a retry of a start, of this version. Without a request id, the run's own id stands in."""
+    """Return the key that recognises a retry of a start of this version. Without a request id, the run's own id is
+    used.
+    """
     request_id = queued.run_request_id or run_id
     return request_key(queued.tenant, queued.project, queued.environment, queued.plan_id, version, request_id)

@@ -5,7 +5,7 @@ by replaying the history since the last rotation. `RunCache` keeps the runs of a
 to a limit. `take_turn` lets a run handle everything that waits for it.
 
 If a program cannot continue (its code does not match its history, its version is missing, it does not become idle), the
-run does not fail. The turn records what came in and pauses the run for an operator.
+run does not fail. The turn records the incoming messages and pauses the run for an operator.
 """
 
 from collections import OrderedDict
@@ -76,7 +76,7 @@ MOST_CALLBACKS = 1_000_000
 """How many callbacks a program may run in one turn before it counts as a runaway."""
 
 READ_AHEAD_RUNS = 200
-"""How many histories are read by one query at most: what is read is in memory at once."""
+"""The maximum number of histories in one query: all of them are in memory at once."""
 
 
 class CachedRun:
@@ -89,11 +89,11 @@ class CachedRun:
         self.replay = replay
         self.registry = registry
         self.ahead: tuple[TurnDraft, RunError | None] | None = None
-        """The turn that the program has taken and that is not durable yet; with the reason if it cannot go on."""
+        """The turn that the program has taken and that is not durable yet, with the reason if it cannot continue."""
         self.is_closed = False
 
     def settle(self, state: RunState) -> None:
-        """Take note that the turn is durable which has led to this state."""
+        """Note that the turn that has led to this state is durable."""
         self.state = state
         self.ahead = None
 
@@ -113,7 +113,7 @@ def make_program(
     rotation: int,
     plan: PlanDefinition | None = None,
 ) -> Program:
-    """Make the program of a run; raise `VersionMismatch` if the version that it was started with is missing."""
+    """Make the program of a run; raise `VersionMismatch` if the version with which it was started is missing."""
     definition = registry.workflows.get((plan_id, plan_version))
     if definition is None and plan is not None:
         return PlanProgram(plan, run_id, input, rotation, depth, registry.limits, registry)
@@ -128,10 +128,10 @@ def make_program(
     return CoroutineProgram(definition, run_id, input, rotation, depth, *bounds)
 
 
-class _Beginning(Struct, eq=False):  # the collector sees it: through the registry it reaches its own node
+class _Beginning(Struct, eq=False):  # the garbage collector tracks it: through the registry it can reach its own node
     """Makes the programs of a run: one for each rotation that it goes through.
 
-    It does not hold the state: that grows old while the run goes on.
+    It does not hold the state, which becomes outdated as the run continues.
     """
 
     registry: Registry
@@ -148,7 +148,7 @@ class _Beginning(Struct, eq=False):  # the collector sees it: through the regist
     own: RunAbout
 
     def reach(self, run_seq: int | None, program: Program | None) -> None:
-        """Let the program know what the run that has recorded this event knew of itself."""
+        """Give the program what the run knew about itself when it recorded this event."""
         former = next((each for each in self.formers if run_seq is not None and run_seq <= each.last_event), None)
         about = self.own if former is None else _about_former(former, self.own)
         self.about = replace(about, started_at=self.about.started_at)
@@ -168,7 +168,7 @@ class _Beginning(Struct, eq=False):  # the collector sees it: through the regist
             self.about = replace(self.about, started_at=event.emitted_at)
         run = self.run_id, self.plan_id, self.plan_version, self.depth
         program = make_program(self.registry, *run, self.input, self.rotation, self.plan)
-        if self.seed:  # a fork: it draws what the run drew whose results it has
+        if self.seed:  # a fork: it draws the random values of the run whose results it has
             program.seed = f"{self.seed}|{self.rotation}"
         if isinstance(program, CoroutineProgram):
             program.about = self.about
@@ -205,7 +205,7 @@ def rebuild(
 ) -> tuple[CachedRun, RunError | None]:
     """Rebuild a run from its history, whole or since a rotation. Also return why its program cannot continue, or None.
 
-    `before` is what kept it in step before, if the end of a stretch was deferred.
+    `before` is the replay that kept it in step before, if the end of a stretch was deferred.
     """
     state = state_of(run_id, history)
     first = history[0].data
@@ -231,9 +231,9 @@ def rebuild(
 
 
 def problem_of_resuming(cached: CachedRun) -> RunError | None:
-    """Return why a run that is paused for its code would be paused again if it were resumed now; it is used up by this.
+    """Return why a run that is paused for its code would be paused again if it were resumed now. This uses the run up.
 
-    What was recorded during the pause is delivered then, and the code may still raise what it does not handle.
+    Events recorded during the pause are delivered then, and the code may still raise an error that it does not handle.
     """
     if not cached.state.awaits_definition:
         return None
@@ -259,7 +259,7 @@ def problem_of_resuming(cached: CachedRun) -> RunError | None:
     try:
         cached.replay.advance(resumed)
         return None
-    except EndDeferred:  # it goes on, and its end waits for updates
+    except EndDeferred:  # it continues, and its end waits for updates
         return None
     except KeyboardInterrupt:
         raise
@@ -268,7 +268,7 @@ def problem_of_resuming(cached: CachedRun) -> RunError | None:
 
 
 def at_rest(run_id: str, history: Sequence[Event], registry: Registry) -> CachedRun:
-    """Return a run whose program is not begun: to record what is known of a run without running its code."""
+    """Return a run with a program that is not begun, to record facts about a run without running its code."""
     state = state_of(run_id, history)
     cached = CachedRun(state, Replay(_beginning(registry, state, e.NULL, 0)), registry)
     cached.close()
@@ -295,12 +295,12 @@ def take_turn(
 ) -> tuple[TurnDraft, RunError | None]:
     """Let a run handle everything that waits for it; if its program cannot continue, pause the run instead.
 
-    `begun` are steps that a former life of the node has begun before their start was durable: see `fail_open.py`. With
-    `admission` the run is queued for admission, and does not start.
+    `begun` are steps that an earlier process of the node has begun before their start was durable: see `fail_open.py`.
+    With `admission` the run is queued for admission, and does not start.
 
-    Raises `EndDeferred`, and nothing has happened then: the run is to be made again (`rebuild`) for the same turn.
+    Raises `EndDeferred`, and then nothing has happened: the run must be rebuilt (`rebuild`) for the same turn.
     """
-    if cached.ahead is not None:  # by a turn that is to be committed first: what has come in since waits for the next
+    if cached.ahead is not None:  # by a turn to be committed first: messages that came since wait for the next
         return cached.ahead
     draft = TurnDraft(cached.state, loaded, now, node, limits)
     try:
@@ -324,7 +324,7 @@ def take_turn(
         raise
     except KeyboardInterrupt:
         raise
-    except BaseException as problem:  # user code that raised where no task could take it must not end the node
+    except BaseException as problem:  # user code that raises where no task catches it must not end the node
         stuck = _stuck(problem)
         cached.ahead = pause_turn(cached.state, loaded, inputs, stuck, now, node, limits), stuck
         return cached.ahead
@@ -355,30 +355,30 @@ def pause_turn(
     *,
     is_poisoned: bool = False,
 ) -> TurnDraft:
-    """Return a turn that records what came in and leaves the run paused, without advancing its program.
+    """Return a turn that records the inputs and leaves the run paused, without advancing its program.
 
-    If what came in cannot be recorded (`is_poisoned`), messages are deferred instead. So they are if the run's
-    definition is missing: a node that has it handles them, or else they become dead letters.
+    If the inputs cannot be recorded (`is_poisoned`), messages are deferred instead. The same happens if the run's
+    definition is missing: a node that has it handles them, otherwise they become dead letters.
     """
     is_missing = isinstance(problem, VersionMismatch)
     is_poisoned = is_poisoned or is_missing
-    # One that has begun starts no more; one that is to be queued for admission first starts where its limits are known.
+    # A run that has begun does not start again; one that needs admission first starts where its limits are known.
     is_no_start = is_missing and (
         state.status is RUNNING or state.status is PAUSED or state.needs == HELD_LEVEL or state.debounce is not None
     )
     draft = TurnDraft(state, loaded, now, node, limits)
     pause = PauseRun(error=error_info(problem))
     starts = [message for message in loaded.messages if _is_start(message) and not is_no_start]
-    timeouts = [message for message in loaded.messages if is_timeout(message)]  # which end a run without its code too
+    timeouts = [message for message in loaded.messages if is_timeout(message)]  # which end a run even without its code
     others = [message for message in loaded.messages if message not in starts and message not in timeouts]
-    # Before the commands, which may close their steps: their senders know that they count.
+    # Before the commands, which may close their steps: the senders were told that they count.
     reported = [] if is_poisoned and not is_missing else list(outcomes_of(loaded.signals))
     for given in (*starts, None, *reported, *controls_of(loaded.signals), *timeouts):
         if given is not None:
             draft.handle(given)
-        if draft.state.status is RUNNING:  # directly after what made it so: that is how replay knows it came to nothing
+        if draft.state.status is RUNNING:  # right after the cause: so a replay knows that it had no effect
             draft.apply_commands([pause])
-    lost = [given for given in inputs if is_missing and isinstance(given, NodeLost)]  # a node that has it does it again
+    lost = [given for given in inputs if is_missing and isinstance(given, NodeLost)]  # a node that has it repeats it
     inputs = [given for given in inputs if given not in lost]
     for later in (*sorted((*others, *inputs), key=_place), *task_operations(loaded.signals, draft.state, None)):
         if is_poisoned and isinstance(later, Message):
@@ -395,7 +395,7 @@ def _has_paused(draft: TurnDraft) -> bool:
 
 
 class _Turn:
-    """Hands inputs to the core and outcomes to the program, until nothing moves any more."""
+    """Passes inputs to the core and outcomes to the program, until nothing changes any more."""
 
     __slots__ = ("_draft", "_engine_signals", "_live", "_mailbox", "_updates")
 
@@ -412,11 +412,11 @@ class _Turn:
                 self._updates = list(updates_of(draft.signals))
 
     def run(self, inputs: Sequence[Input]) -> None:
-        """Take the inputs. Operators' commands come first, once the run has started: a pause holds what follows."""
+        """Handle the inputs. Once the run has started, operators' commands come first: a pause holds back the rest."""
         signals = self._engine_signals
         commands = self._report(signals) if signals else []
         if self._live.state.awaits_definition:
-            while commands:  # before its code goes on: what operators have decided meanwhile holds
+            while commands:  # before its code continues: operators' decisions made meanwhile apply
                 self._absorb(self._draft.handle(commands.pop(0)))
             if self._draft.state.awaits_definition:
                 self._absorb(self._draft.handle(DefinitionFound()))
@@ -431,7 +431,7 @@ class _Turn:
             inputs = sorted(inputs, key=_place) if len(inputs) > 1 else inputs
         for given in inputs:
             if self._mailbox and type(given) is Message and given.type == "TimerDue":
-                self._offer_signals(until=given.due_at)  # what came in time is not too late because no turn was taken
+                self._offer_signals(until=given.due_at)  # a signal in time is not late because no turn was taken
             if type(given) is Message and given.type == "ExternalSignal":
                 self._offer_requeued(given)
             else:
@@ -453,11 +453,11 @@ class _Turn:
         self._draft.dispatch = list(dict.fromkeys(self._draft.dispatch))
 
     def _report(self, signals: Sequence[Signal]) -> list[Control]:
-        """Record the outcomes that were reported by token, and return the commands that are left to take.
+        """Record the outcomes that were reported by token, and return the commands that are left to handle.
 
-        Their senders know that they count, so they come before everything that may close their steps: all of them
-        are recorded before the program gets the first. Only a pause that was asked for before comes earlier. Failures
-        come last: what has succeeded is known before a failure gives it up, and can be undone.
+        Their senders know that they count, so they come before everything that may close their steps: all of them are
+        recorded before the program gets the first. Only a pause that was requested before comes earlier. Failures come
+        last: a success is known before a failure abandons it, and can be compensated.
         """
         commands = list(controls_of(signals))
         reported = sorted(outcomes_of(signals), key=self._place_of)
@@ -476,13 +476,13 @@ class _Turn:
         return not self._may_pause(reported), reported.outcome.error is not None
 
     def _may_pause(self, reported: ReportedOutcome) -> bool:
-        """Return whether the run is paused if this fails: before the program asks for anything, or else after it."""
+        """Return whether the run is paused if this fails: before the program issues any command, or else after it."""
         step = self._draft.state.open_steps.get(reported.step_id)
         options = step_options(getattr(step.body, "options", e.NULL)) if step is not None else None
         return reported.outcome.error is not None and options is not None and options.on_failure == "pause"
 
     def _offer_updates(self) -> bool:
-        """Let the program answer the updates that wait, in order; return whether it has taken one."""
+        """Let the program answer the waiting updates, in order; return whether it has taken one."""
         left = []
         for update in self._updates:
             program = self._live.replay.program
@@ -500,7 +500,7 @@ class _Turn:
         return has_taken
 
     def _offer_requeued(self, message: Message) -> None:
-        """Offer a signal that was a dead letter to the wait that it is for, or else the oldest of its name."""
+        """Offer a signal that was a dead letter to the wait that it addresses, otherwise to the oldest of its name."""
         state = self._draft.state
         dead = _requeued(message)
         program = self._live.replay.program
@@ -520,7 +520,7 @@ class _Turn:
             suffix=dead.suffix,
             accepted_at=dead.accepted_at,
             payload=dead.payload,
-            step_id=step_id,  # so it moves no cursor: others of its name have gone before
+            step_id=step_id,  # so it moves no cursor: others of its name were taken before it
         )
         heard = self._heard(signal)
         self._absorb(
@@ -528,17 +528,17 @@ class _Turn:
         )
 
     def _heard(self, signal: Signal) -> Signal:
-        """Return a signal with what the wait for it makes of it: that it does not fit, or what a handler returned."""
+        """Return a signal with the result of the wait for it: that it does not match, or what a handler returned."""
         program = self._live.replay.program
         step = wait_for(self._draft.state, signal) if program is not None else None
         return signal if program is None or step is None else _heard_by(program, step, signal)
 
     def _absorb(self, answer: Decision | Refusal) -> None:
-        """Hand events to the program, apply the commands that it issues, and repeat."""
+        """Pass events to the program, apply the commands that it issues, and repeat."""
         if type(answer) is not Decision:
             return
         events, rotations, advance = list(answer.events), 0, self._live.replay.advance
-        for event in events:  # which grow on the way
+        for event in events:  # the list grows during the loop
             kind = type(event.data)
             if kind not in CONCERN_PROGRAM:
                 continue
@@ -560,7 +560,9 @@ class _Turn:
         return applied
 
     def _offer_signals(self, until: Instant | None = None) -> None:
-        """Give each waiting signal, in order, to the wait that it has by now; only those that came `until` then."""
+        """Give each waiting signal, in order, to the wait that it has by now; with `until`, only those that came by
+        then.
+        """
         position, mailbox, draft, replay = 0, self._mailbox, self._draft, self._live.replay
         while position < len(mailbox):
             state, program, signal = draft.state, replay.program, mailbox[position]
@@ -601,7 +603,7 @@ def _is_start(given: Input) -> bool:
 
 
 def _place(given: Input) -> int:
-    """Say in which order inputs are taken. An outcome that is at hand counts before the step's time is over."""
+    """Return the rank of an input. An outcome that is available counts before the step's time is over."""
     if not isinstance(given, Message):
         return 1
     return 0 if _is_start(given) else 2 if is_deadline(given) else 3 if is_timeout(given) else 1
@@ -630,7 +632,7 @@ class RunCache:
         return cached
 
     async def read_ahead(self, heads: Sequence[RunHead]) -> None:
-        """Read the histories of runs that are about to be made, many by one query. A damaged one is read alone."""
+        """Read the histories of runs that are about to be rebuilt, many by one query. A damaged one is read alone."""
         self._read_ahead = {}
         missing = [head for head in heads if self.get(head) is None]
         with suppress(StoreCorrupt):
@@ -650,14 +652,14 @@ class RunCache:
         else:
             refuse_sealed(history)
         await load_plan_of(self._registry, self._store, loaded.head, history)
-        before = before if epoch == loaded.head.lease_epoch else None  # else another node owned it in between
+        before = before if epoch == loaded.head.lease_epoch else None  # otherwise another node owned it in between
         cached, problem = rebuild(loaded.head.run_id, history, self._registry, before)
         if problem is None:
             self.keep(cached)
         return cached, problem
 
     async def fits(self, head: RunHead) -> bool:
-        """Return whether a run waits for code that fits its history, and the code here does. Nothing is written."""
+        """Return whether a run waits for code that matches its history, and the code here does. Nothing is written."""
         if is_suspect(head):  # it could end this process
             return False
         try:
@@ -673,9 +675,9 @@ class RunCache:
         return problem is None
 
     def beginning(self, new: NewRun) -> CachedRun | None:
-        """Return a run that is about to be created, or just was; None if it is of a plan that is not in memory.
+        """Return a run that is about to be created, or just was; None if its plan is not in memory.
 
-        Its history is known without asking.
+        Its history is known without reading the store.
         """
         if new.plan_sha256 is not None and self._registry.plans.get(new.plan_sha256) is None:
             return None
@@ -686,12 +688,12 @@ class RunCache:
         self._runs[cached.state.run_id] = cached
 
     def make_again(self, cached: CachedRun, loaded: LoadedRun) -> None:
-        """Let go of a run whose stretch has ended too early. It is made again, and the end waits for updates then."""
+        """Release a run whose stretch has ended too early. It is rebuilt, and the end then waits for updates."""
         self.forget(cached.state.run_id)
         self._deferred[cached.state.run_id] = loaded.head.lease_epoch, cached.replay
 
     def trim(self) -> None:
-        """Drop the runs that were used least recently."""
+        """Drop the least recently used runs."""
         while len(self._runs) > self._most:
             self._runs.popitem(last=False)[1].close()
 
@@ -709,6 +711,6 @@ class RunCache:
         self._runs.clear()
 
     async def at_rest(self, loaded: LoadedRun) -> CachedRun:
-        """Return a run whose program is not begun."""
+        """Return a run with a program that is not begun."""
         self.forget(loaded.head.run_id)
         return at_rest(loaded.head.run_id, await read_since_rotation(self._store, loaded.head), self._registry)

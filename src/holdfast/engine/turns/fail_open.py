@@ -6,7 +6,7 @@ is taken again from the store, it starts the same steps, so an activity that beg
 A step with an idempotency key never begins early: its record is durable before its first attempt.
 
 An activity begins early only while the lease is certainly held, and after the local journal on disk names it. Its
-outcome is recorded by a later turn, so never before its start. A node that restarts under the same name reads from the
+outcome is recorded by a later turn, so never before its start. A node that restarts under the same name reads in the
 journal what it began before. If the store does not have the start, the turn that records the start also records that
 the attempt was lost.
 
@@ -40,7 +40,7 @@ from holdfast.store.port import CommitConflict, Committed, Store, Turn
 
 RETRY_S = 0.2
 OVER_BUDGET = "WriteLatencyExceeded"
-"""The code of the error with which a step fails whose result could not be recorded within the budget."""
+"""The error code of a step that fails because its result could not be recorded within the budget."""
 
 logger = logging.getLogger("holdfast.node")
 
@@ -49,7 +49,7 @@ Answer = Committed | CommitConflict
 
 
 class Begun(Struct, frozen=True):
-    """Steps that were begun before their start was durable: those of a run's turn at this version."""
+    """Steps that were begun before their start was durable, in the run's turn at this version."""
 
     run_id: str
     version: int
@@ -57,7 +57,7 @@ class Begun(Struct, frozen=True):
 
 
 class Journal:
-    """What one life of a node has begun early, in a file of its own: one line of JSON for each turn."""
+    """The steps that one process of a node has begun early, in a file of its own: one line of JSON for each turn."""
 
     def __init__(self, folder: Path, node: str) -> None:
         self._folder = folder
@@ -65,7 +65,7 @@ class Journal:
         self.path = folder / f"{self._stem}{_file_name(node.rpartition(LIFE)[2])}.journal"
 
     def append(self, entries: Iterable[Begun]) -> None:
-        """Write entries. When this returns they are on the disk."""
+        """Write entries. They are on the disk when this returns."""
         self._folder.mkdir(parents=True, exist_ok=True)
         is_new = not self.path.exists()
         with self.path.open("ab") as file:
@@ -76,11 +76,11 @@ class Journal:
             _sync_folder(self._folder)
 
     def clear(self) -> None:
-        """Remove what this life has written: the store has it."""
+        """Remove what this process has written: the store has it."""
         self.path.unlink(missing_ok=True)
 
     def left_behind(self) -> dict[Path, list[Begun]]:
-        """Return what former lives of the node have left, by file."""
+        """Return what earlier processes of the node have left, by file."""
         if not self._folder.is_dir():
             return {}
         found = [path for path in self._folder.iterdir() if path.name.startswith(self._stem) and path != self.path]
@@ -88,7 +88,7 @@ class Journal:
 
 
 def _entries(path: Path) -> list[Begun]:
-    """Return the entries of a file. A line that is torn was never relied on: nothing was begun after it."""
+    """Return the entries of a file. A torn line was never relied on: nothing was begun after it."""
     found: list[Begun] = []
     for line in path.read_bytes().split(b"\n"):
         try:
@@ -113,7 +113,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 class FailOpen:
-    """Commits the turns of one node within a budget."""
+    """Commits the turns of one node within a latency budget."""
 
     def __init__(
         self, node: str, store: Store, owned_runs: OwnedRuns, lease: LeaseTimer, budget_ms: int, folder: str
@@ -131,7 +131,7 @@ class FailOpen:
     # --- what a former life has begun
 
     async def reconcile(self) -> None:
-        """Compare the journals of former lives with the store; keep what the store does not have."""
+        """Compare the journals of earlier processes with the store; keep what the store does not have."""
         try:
             left = await asyncio.to_thread(self.journal.left_behind)
         except OSError as problem:
@@ -141,7 +141,7 @@ class FailOpen:
         for run_id, entry in entries.items():
             try:
                 [loaded] = await self._store.load([run_id])
-            except StoreCorrupt:  # its claim makes dead letters of what cannot be read
+            except StoreCorrupt:  # claiming it makes dead letters of what cannot be read
                 continue
             if loaded is not None and loaded.head.version == entry.version:
                 self._unordered[run_id] = entry
@@ -150,7 +150,7 @@ class FailOpen:
         self._forget_files()
 
     def begun_before(self, run_id: str) -> tuple[str, ...]:
-        """Return the steps of a run that a former life has begun: the turn that starts them records the loss."""
+        """Return the steps of a run that an earlier process has begun: the turn that starts them records the loss."""
         entry = self._unordered.get(run_id)
         return () if entry is None else entry.step_ids
 
@@ -167,7 +167,7 @@ class FailOpen:
     # --- commits
 
     async def commit(self, drafts: Drafts, turns: Sequence[Turn], now: Instant) -> list[Answer]:
-        """Commit, and retry until there is an answer, as far as the budget allows."""
+        """Commit, and retry until there is an answer, as long as the budget allows."""
         began = asyncio.get_running_loop().time()
         answers: dict[int, Answer] = {}
         pending = list(range(len(turns)))
@@ -207,7 +207,7 @@ class FailOpen:
     async def _begin(
         self, committing: "asyncio.Future[Any]", drafts: Drafts, turns: Sequence[Turn], now: Instant
     ) -> set[int]:
-        """Begin the steps of turns that start steps and nothing else; return which turns those are."""
+        """Begin the steps of turns that only start steps; return the indexes of those turns."""
         chosen = [place for place, turn in enumerate(turns) if drafts[place][2].dispatch and starts_steps_only(turn)]
         if not chosen or not self._may_begin():
             return set()
@@ -233,7 +233,7 @@ class FailOpen:
         return self._lease.is_certain and not self._owned_runs.is_stopping
 
     async def _give_up(self, late: Sequence[int], drafts: Drafts, turns: Sequence[Turn]) -> dict[int, Answer]:
-        """Take results back whose commit has failed beyond the budget; a commit that was done all the same counts."""
+        """Withdraw results whose commit has failed beyond the budget; if the commit succeeded after all, it counts."""
         answers: dict[int, Answer] = {}
         for place in late:
             owned, cached, _ = drafts[place]
@@ -241,7 +241,7 @@ class FailOpen:
             try:
                 [loaded] = await self._store.load([turn.run_id])
             except StoreError:
-                return answers  # which is tried again, like the commit
+                return answers  # which is retried, like the commit
             if loaded is None or loaded.head.lease_epoch != head.lease_epoch:
                 continue
             if loaded.head.version == turn.expected_version:
@@ -251,7 +251,7 @@ class FailOpen:
 
 
 def starts_steps_only(turn: Turn) -> bool:
-    """Return whether a turn starts steps that are carried out by its node and have no key, and does nothing else."""
+    """Return whether a turn only starts steps that its node executes and that have no key."""
     if turn.snapshot.status is not RUNNING or turn.release or turn.losses or turn.received:
         return False
     if turn.waits_opened or turn.waits_closed or turn.tasks or turn.records or turn.dead:
@@ -274,7 +274,7 @@ def _has_result(owned: OwnedRun) -> bool:
 
 
 def _without_result(given: Any, state: RunState) -> Any:
-    """Return what a run is given instead of a result that was not recorded within the budget."""
+    """Return the input that replaces a result that was not recorded within the budget."""
     step = state.open_steps.get(given.step_id) if isinstance(given, ActivitySucceeded) else None
     if step is None:
         return given

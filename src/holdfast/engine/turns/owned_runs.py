@@ -4,10 +4,10 @@ A node owns a run from the claim, or the creation, until a turn releases the run
 here waits. The turn loop asks the store for what is noted here: `should_claim`, `to_load`, `to_release`, `reports`,
 `should_offer`.
 
-**Batches.** The turns of a batch share one commit. A batch is bounded: what its turns touch stays in the processor's
-cache from the first access to the commit, and no run waits for the turns of thousands of others. Runs that have begun
-take precedence over those that have not, so a node finishes what it has started however many runs are started
-meanwhile.
+**Batches.** The turns of a batch share one commit. A batch is bounded: the memory that its turns touch stays in the
+processor's cache from the first access to the commit, and no run waits for the turns of thousands of others. Runs that
+have begun take precedence over those that have not, so a node finishes what it has started however many runs are
+started meanwhile.
 """
 
 import asyncio
@@ -57,35 +57,35 @@ from holdfast.store.port import CommitConflict, Heartbeat, LoadedRun, NewRun, Tu
 from holdfast.store.types import created_run
 
 BATCH = 500
-"""How many turns share a commit at most. Fewer cost more commits, and more cost cache misses; both were measured."""
+"""The maximum number of turns in a commit. Fewer cost more commits, more cost cache misses; both were measured."""
 
 PATIENCE = 20
-"""After so many full batches the node claims more runs, although it has enough to do."""
+"""After this many full batches the node claims more runs, although it is busy."""
 
 logger = logging.getLogger("holdfast.node")
 
 
 class OwnedRun(Struct, gc=False, eq=False):
-    """A run that belongs to this node. It is fresh until it has taken a turn as it was loaded."""
+    """A run that belongs to this node. It is fresh until it has taken a turn in its loaded state."""
 
     loaded: LoadedRun
     inputs: list[Input] = []
     taken: Sequence[Input] = ()  # the inputs of the turn that is being committed
     is_fresh: bool = True
-    deferred_with: object = None  # what the turn was given whose end waits for updates
-    is_tried: bool = False  # whether it is durable that its turn is tried
+    deferred_with: object = None  # the input of the turn whose end waits for updates
+    is_tried: bool = False  # whether it is durable that its turn is being tried
     losses_after: int = 0  # how often it counts as lost after its present turn
-    refused: TurnRefused | None = None  # why its present turn is no more than a pause
-    is_offered: bool = False  # whether its present turn comes after a look for nodes with other code
+    refused: TurnRefused | None = None  # why its present turn only pauses it
+    is_offered: bool = False  # whether its present turn follows a search for nodes with other code
     paused_by: RunError | None = None  # why its last turn could not be taken
-    admission: AdmissionRequest | None = None  # with what its present turn queues it instead of starting it
-    should_offer: bool = False  # whether to look for such nodes after its present turn
+    admission: AdmissionRequest | None = None  # with which its present turn queues it instead of starting it
+    should_offer: bool = False  # whether to search for such nodes after its present turn
 
     def lost_steps(self, state: RunState, now: Instant) -> list[OpenStep]:
-        """Return local activities that no message is about: their node is gone, and took them along.
+        """Return local activities that have no message: their node was lost, and the activities with it.
 
-        Only a run that was just loaded shows it: then a step whose next attempt is due has its message beside it,
-        unless a node took the message and was lost with it.
+        Only a freshly loaded run shows this. Then a step that is due for its next attempt has a message for it, unless
+        a node took the message and was lost with it.
         """
         if not self.is_fresh or not state.local_activities:
             return []
@@ -106,10 +106,10 @@ class OwnedRun(Struct, gc=False, eq=False):
         ]
 
     def load_again(self, loaded: LoadedRun, state: RunState) -> None:
-        """Take the run as it was loaded once more, without ownership being claimed again.
+        """Take the freshly loaded state of the run, without claiming ownership again.
 
         Such a load takes no lock: it may miss a signal that was accepted in time and is about to be durable. So it
-        brings no time-outs of waits; they are handed out again with the next claim.
+        contains no time-outs of waits; they are delivered again with the next claim.
         """
         known = {message.signal_id for message in self.loaded.messages}
         waits = {step_id for waits in state.waits.values() for step_id in waits}
@@ -119,7 +119,7 @@ class OwnedRun(Struct, gc=False, eq=False):
         self.loaded = replace(loaded, messages=tuple(messages))
 
     def advance(self, draft: TurnDraft, losses: int = 0) -> None:
-        """Take note of a turn that was committed."""
+        """Note a turn that was committed."""
         self.taken = ()
         state, signals, details = draft.state, self.loaded.signals, self.loaded.details
         self.is_tried = False
@@ -133,10 +133,10 @@ class OwnedRun(Struct, gc=False, eq=False):
 
 
 def _is_of_present_attempt(message: Message, state: RunState) -> bool:
-    """Return whether the outcome in a message ends the attempt that its step is at.
+    """Return whether the outcome in a message ends the present attempt of its step.
 
-    An earlier failure does not; nor does an earlier success of a keyed step, which may only be kept beside it, and
-    what was begun for a start of the step that was never committed, or in a deleted run that had this id.
+    An earlier failure does not. Nor does an earlier success of a keyed step, which may only be recorded with it, nor an
+    attempt for a start of the step that was never committed, or in a deleted run that had this id.
     """
     step = state.open_steps.get(message.step_id or "")
     if step is not None and message.opened_at not in (0, step.opened_at):
@@ -152,13 +152,13 @@ def _is_of_present_attempt(message: Message, state: RunState) -> bool:
 
 
 def unsuccessful(batch: Sequence[OwnedRun]) -> list[tuple[str, str]]:
-    """Return the steps whose attempts have ended without a result."""
+    """Return the steps with attempts that have ended without a result."""
     ended = [(owned.loaded.head.run_id, given) for owned in batch for given in owned.inputs]
     return [(run_id, o.step_id) for run_id, o in ended if isinstance(o, ActivityErrored | ActivityDetached)]
 
 
 class ReadyQueue:
-    """Which runs are to take a turn."""
+    """The runs that are ready to take a turn."""
 
     __slots__ = ("_begun", "_full_batches", "_has_left", "_new")
 
@@ -172,28 +172,28 @@ class ReadyQueue:
         return len(self._begun) + len(self._new)
 
     def add(self, run_id: str, *, is_new: bool = False) -> None:
-        """Let a run take a turn; if it has not begun, after those that have."""
+        """Let a run take a turn. A run that has not begun comes after those that have."""
         (self._new if is_new else self._begun)[run_id] = None
 
     def add_again(self, run_ids: Iterable[str]) -> None:
-        """Let runs take the turn that came to nothing."""
+        """Let runs repeat the turn that had no effect."""
         self._begun.update(dict.fromkeys(run_ids))
 
     def add_first(self, run_id: str) -> None:
-        """Let a run take its turn with the next batch, however many there are."""
+        """Let a run take its turn with the next batch, however many others there are."""
         self._begun[run_id] = None
         self._begun.move_to_end(run_id, last=False)
 
     @property
     def is_full(self) -> bool:
-        """Whether there is a whole batch."""
+        """Whether there is a full batch."""
         return len(self) >= BATCH
 
     @property
     def wants_more(self) -> bool:
         """Whether to claim more runs: the batch has room, or the node has not claimed for long.
 
-        Not while runs are left that the last batch had no room for: they would be claimed and loaded once more.
+        Not while runs are left that did not fit into the last batch: they would be claimed and loaded once more.
         """
         return not (self.is_full or self._has_left) or self._full_batches >= PATIENCE
 
@@ -212,7 +212,7 @@ class ReadyQueue:
 
 
 class OwnedRuns:
-    """The runs of one node, by their ids, and what the node has to do about them."""
+    """The runs of one node, by id, and what the node has to do about them."""
 
     def __init__(
         self,
@@ -246,42 +246,42 @@ class OwnedRuns:
         self._definition_filter = definition_filter
         self._most_cached = options.cached_runs
         self.reports: dict[tuple[str, str], tuple[Work, Outcome]] = {}
-        """Outcomes that are made durable before a run takes them, because it was lost before."""
+        """Outcomes that are made durable before a run takes them, because the run was lost before."""
         self.to_release: list[str] = []
         self.to_load: list[str] = []
         self.should_claim = True
         self.should_offer = False
         """Whether a run may be handed over, because it waits for an activity that this node does not have."""
         self.has_news = False
-        """Whether the node lacks other activities than it has published."""
+        """Whether this node lacks activities that it has not published as lacking."""
         self.is_stopping = False
         self.changed = asyncio.Event()
         """Set whenever there may be something to do."""
 
     def add(self, loaded: LoadedRun) -> None:
-        """Take a run that was claimed for this node; its turn comes with the next round."""
+        """Take a run that was claimed for this node; its turn comes in the next round."""
         run_id = loaded.head.run_id
         owned = self.by_id.get(run_id)
         if owned is None:
             self.by_id[run_id] = OwnedRun(loaded)
         elif owned.loaded.head.lease_epoch == loaded.head.lease_epoch:
-            if loaded.head.version < owned.loaded.head.version:  # the answer was overtaken by a turn
+            if loaded.head.version < owned.loaded.head.version:  # a turn was committed after this was read
                 return
-            if owned.loaded.details:  # what activities here have said since is newer
+            if owned.loaded.details:  # details that activities here have reported since are newer
                 loaded = replace(loaded, details=loaded.details | owned.loaded.details)
             owned.loaded = loaded
             owned.is_fresh = True
-        else:  # another node owned it in between, which knows nothing of what goes on here
+        else:  # another node owned it in between, and knows nothing about the activities here
             self.executor.cancel(run_id)
             self.by_id[run_id] = OwnedRun(loaded)
         self.ready.add(run_id, is_new=loaded.head.version == 1)
         self.changed.set()
 
     def begin(self, new: NewRun, now: Instant) -> None:
-        """Take a run that was just created, unless it was found in the store before: its history is known."""
+        """Take a run that was just created, unless it was found in the store before. Its history is known."""
         if new.run_id not in self.by_id:
             cached = self._run_cache.beginning(new)
-            if cached is not None:  # else it is made from the store, with its plan
+            if cached is not None:  # otherwise it is rebuilt from the store, with its plan
                 self._run_cache.keep(cached)
             self.add(created_run(new, self.name, now))
 
@@ -301,7 +301,7 @@ class OwnedRuns:
         return owned
 
     def under_try(self) -> list[OwnedRun]:
-        """Return the suspects whose tries are under way: nothing else that could end the process is begun meanwhile."""
+        """Return the suspects that are being tried: meanwhile nothing else begins that could end the process."""
         return [owned for owned in self.tried_now if self.by_id.get(owned.loaded.head.run_id) is owned]
 
     @property
@@ -310,11 +310,11 @@ class OwnedRuns:
         return len(self.by_id) < self._most_cached and not self.is_stopping
 
     def owns(self, run_id: str) -> bool:
-        """Return whether the run belongs to this node."""
+        """Return whether this node owns the run."""
         return run_id in self.by_id
 
     def find(self, run_id: str) -> None:
-        """Take a run that belongs to this node, if that is still so between two turns."""
+        """Take a run that this node owns, if it still does between two turns."""
         if run_id not in self.to_load:
             self.to_load.append(run_id)
         self.changed.set()
@@ -334,24 +334,24 @@ class OwnedRuns:
         self.changed.set()
 
     def return_attempt(self, run_id: str, step: OpenStep) -> None:
-        """Record that an attempt has not begun here, and never will: the node that goes on with the run makes it."""
+        """Record that an attempt has not begun here, and never will: the node that continues the run makes it."""
         owned = self.by_id.get(run_id)
         if owned is not None:
             owned.inputs.append(ActivityReturned(step.step_id, step.logical_attempt_id, step.engine_attempt_id))
             self.ready.add(run_id)
 
     def _on_heartbeat(self, work: Work, details: Details) -> None:
-        """Keep the progress that an activity reports: here for a next attempt, and in the store for another node."""
+        """Keep the progress that an activity reports: here for the next attempt, and in the store for another node."""
         owned, step_id = self.by_id.get(work.run_id), work.step.step_id
         if owned is not None and details is not UNSET:
             owned.loaded.details[step_id] = details
             self._queue_worker.heartbeats.send(Heartbeat(run_id=work.run_id, step_id=step_id, details=details))
 
     def is_busy(self, draft: TurnDraft) -> bool:
-        """Return whether this node carries out, or is about to carry out, anything for the run.
+        """Return whether this node executes, or is about to execute, anything for the run.
 
-        A node that is stopping begins nothing any more. It keeps its runs to the end, and gives them back as ready.
-        So it does with a run that waits for an activity which is not known here, until another node has it.
+        A node that is stopping begins nothing any more. It keeps its runs to the end, and releases them as ready. It
+        does the same with a run that waits for an activity that is not known here, until another node has it.
         """
         if self.is_stopping:
             return True
@@ -359,7 +359,7 @@ class OwnedRuns:
         if self.reports and any(run_id == draft.state.run_id for run_id, _ in self.reports):
             return True
         for step_id in chain(draft.dispatch, self.executor.attempts.get(draft.state.run_id, ())):
-            if step_id in open_steps:  # else the turn itself has closed it
+            if step_id in open_steps:  # otherwise the turn itself has closed it
                 return True
         state = draft.state
         if not self.dispatcher.unknown or not self.dispatcher.waits_for_unknown(state):
@@ -367,7 +367,7 @@ class OwnedRuns:
         return self._definition_filter.has(state.plan_id, state.plan_version)
 
     def lost(self, owned: OwnedRun, state: RunState, now: Instant) -> list[NodeLost]:
-        """Return the activities that no node carries out, as far as they are known here."""
+        """Return the activities that no node executes, as far as they are known here."""
         lost = [step for step in owned.lost_steps(state, now) if self.dispatcher.is_known(state.run_id, step)]
         lost = [step for step in lost if (state.run_id, step.step_id) not in self.reports]
         return [NodeLost(s.step_id) for s in lost if not self.executor.is_working_on(state.run_id, s.step_id)]
@@ -404,7 +404,7 @@ class OwnedRuns:
                 self._run_queue.notice_end(state.plan_id)
         lacking = None
         if is_finished or turn.release:
-            if self.by_id.get(run_id) is owned:  # what came in meanwhile is about steps that this turn has closed
+            if self.by_id.get(run_id) is owned:  # messages that came meanwhile concern steps that it has closed
                 del self.by_id[run_id]
         else:
             owned.advance(draft, turn.losses)
@@ -413,7 +413,7 @@ class OwnedRuns:
             self._note_lack(run_id, lacking, now)
 
     def begin_steps(self, owned: OwnedRun, draft: TurnDraft, now: Instant) -> None:
-        """Begin the steps of a turn that is not durable yet; what else follows from it waits for its commit."""
+        """Begin the steps of a turn that is not durable yet; its other effects wait for its commit."""
         for step_id in draft.dispatch:
             step = draft.state.open_steps[step_id]
             details = owned.loaded.details.get(step_id, e.NULL)
@@ -421,9 +421,9 @@ class OwnedRuns:
         draft.dispatch = []
 
     def lose(self, run_id: str, conflict: CommitConflict, owned: OwnedRun) -> None:
-        """Let go of a run that another node has, or whose turn the store refuses: its next turn pauses it.
+        """Release a run that another node has, or a run with a turn that the store refuses: its next turn pauses it.
 
-        A turn that has not seen an outcome which was accepted meanwhile is taken again, with all that it was given.
+        A turn that missed an outcome accepted meanwhile is taken again, with all its inputs.
         """
         if conflict.reason == "unseen":
             self._run_cache.forget(run_id)
@@ -446,13 +446,13 @@ class OwnedRuns:
         self.let_go(run_id)
 
     def let_go(self, run_id: str) -> None:
-        """Forget a run that is another node's."""
+        """Forget a run that another node owns."""
         self.by_id.pop(run_id, None)
         self._note_lack(run_id)
         self._run_cache.forget(run_id)
 
     def _note_lack(self, run_id: str, state: RunState | None = None, now: Instant = 0) -> None:
-        """Note what a run waits for that is not known here: nothing, if it is not held."""
+        """Note what a run waits for that is not known here; nothing, if the run is not owned."""
         names = NONE if state is None else self.dispatcher.lacking(state, now)
         if names and state is not None:
             self.has_news |= self._definition_filter.note_lack(

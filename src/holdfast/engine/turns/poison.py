@@ -1,10 +1,10 @@
-"""Poison runs: those whose turns crash the node, and those whose turns the store rejects.
+"""Poison runs: runs whose turns crash the node, and runs whose turns the store rejects.
 
 **Lost turns.** Why a node was lost is not known: the machine may have failed, or another run may be at fault. A run
 that was lost twice in a row is a suspect. Its turn is tried separately from the turns of other runs, and the try is
 counted, durably, before it begins. After an outage all runs of a fleet may be suspects, and trying them one by one
 would take long. So suspects are first tried together, a few at once, and alone only if they are lost once more. A
-committed turn clears its run. A node that stops in good order takes back the tries that it has counted but not
+committed turn clears its run. A node that stops in an orderly way takes back the tries that it has counted but not
 finished. A run that was lost `lost_turns` times is paused by a turn that executes none of its code, and so are its next
 turns, until an operator resumes it. That counts as one more try.
 
@@ -29,20 +29,20 @@ from holdfast.limits import SUSPECT_LOSSES, Limits
 from holdfast.store.port import LoadedRun, RunHead, Turn
 
 UNFIT = frozenset({"event exists", "task is open", "cannot be stored"})
-"""Conflicts that are not about which node came first: the same turn would be refused again, for ever."""
+"""Conflicts that do not depend on which node came first: the same turn would be refused again, forever."""
 
 TRY_LATER = "unreadable"
-"""The id of the message for which a run is tried again whose values could not be opened."""
+"""The id of the message that lets a run with undecryptable values be tried again."""
 
 TRIED_TOGETHER = 32
 """How many suspects are tried together."""
 
 PAUSE_LATER = "refused"
-"""The id of the message for which a run is to be paused."""
+"""The id of the message by which a run is paused later."""
 
 
 def is_suspect(head: RunHead) -> bool:
-    """Return whether a run takes its turns apart from others."""
+    """Return whether a run takes its turns separately from others."""
     return head.losses >= SUSPECT_LOSSES
 
 
@@ -53,7 +53,7 @@ def is_first_try(loaded: LoadedRun, limits: Limits) -> bool:
 
 
 def poison_of(loaded: LoadedRun, limits: Limits) -> PoisonTurn | None:
-    """Return why none of the run's code is run, or None if its turn is tried."""
+    """Return why none of the run's code is executed, or None if its turn is tried."""
     losses = loaded.head.losses
     if losses < limits.lost_turns and not is_set_aside(loaded.head):
         return None
@@ -66,7 +66,7 @@ def poison_of(loaded: LoadedRun, limits: Limits) -> PoisonTurn | None:
 
 
 def is_set_aside(head: RunHead) -> bool:
-    """Return whether it was paused for this, maybe by a node with another limit."""
+    """Return whether it was paused as poison, maybe by a node with another limit."""
     code = None if head.snapshot is None else head.snapshot.last_error_code
     return head.status is PAUSED and code == PoisonTurn.code
 
@@ -76,7 +76,7 @@ def _is_resumed(loaded: LoadedRun) -> bool:
 
 
 def counting_turn(head: RunHead, losses: int) -> Turn:
-    """Return a turn that records nothing but how often a run counts as lost. Its snapshot stays that of its events."""
+    """Return a turn that only records how often a run counts as lost. The snapshot still matches the events."""
     return Turn(
         run_id=head.run_id,
         expected_version=head.version,
@@ -95,8 +95,8 @@ def tried(loaded: LoadedRun) -> LoadedRun:
 def losses_after(head: RunHead, problem: RunError | None, limits: Limits, *, has_lost: bool) -> int:
     """Return how often a run counts as lost after a turn.
 
-    One that only has activities carried out again which were lost with their node has shown nothing: it counts as lost
-    once, so that their outcomes are made durable before it takes them.
+    A run that only has activities repeated that were lost with their node has proved nothing: it counts as lost once,
+    so that their outcomes are made durable before it takes them.
     """
     if isinstance(problem, PoisonTurn):
         return limits.lost_turns
@@ -111,7 +111,7 @@ def refuse_suspect(head: RunHead) -> None:
 
 
 class Refusals:
-    """The runs whose last turn was refused: each is to be paused by its next turn, if this node takes that one too."""
+    """The runs whose last turn was refused. The next turn pauses each of them, if this node takes that one too."""
 
     def __init__(self) -> None:
         self.problems: dict[str, tuple[TurnRefused, int]] = {}
@@ -123,7 +123,7 @@ class Refusals:
         self.problems[head.run_id] = problem, head.lease_epoch + 2  # its release, and its claim by this node
 
     def take(self, loaded: LoadedRun) -> TurnRefused | None:
-        """Return why the run's turn is to be a pause. What was noted before other nodes had the run does not count."""
+        """Return why the run's turn must be a pause. What was noted before other nodes owned the run does not count."""
         head = loaded.head
         problem, last_epoch = self.problems.pop(head.run_id, (None, 0))
         if problem is not None and head.lease_epoch <= last_epoch:
@@ -134,7 +134,7 @@ class Refusals:
 
 
 def _with_message(loaded: LoadedRun, signal_id: str, now: Instant) -> LoadedRun:
-    """Return a run with a message to itself, if it has none of this id."""
+    """Return a run with a message to itself, if it has none with this id."""
     if any(message.signal_id == signal_id for message in loaded.messages):
         return loaded
     later = Message(

@@ -1,13 +1,13 @@
 """The loop that takes the turns of a node's runs: claim, turn, commit, effects.
 
-Each round takes what there is (runs that were claimed, outcomes of this node's activities), takes a turn of every run,
+Each round collects the work (runs that were claimed, outcomes of this node's activities), takes a turn of every run,
 commits all turns with one call, and only then performs effects. With nothing to do the loop sleeps until the next due
-instant or until it is notified. Nothing is polled, except for a claim every `safety_poll_s`, in case a notification
-was lost.
+instant or until it is notified. Nothing is polled, except for a claim every `safety_poll_s`, in case a notification was
+lost.
 
-`TurnLoop` decides when there is something to do. `TurnProcessor` processes one batch of runs: it loads them into
-memory, runs their programs, commits the turns and performs the effects. A single turn is in `execute.py`, and what a
-node keeps for each of its runs in `owned_runs.py`.
+`TurnLoop` decides when there is work. `TurnProcessor` processes one batch of runs: it loads them into memory, runs
+their programs, commits the turns and performs the effects. A single turn is in `execute.py`, and what a node keeps for
+each of its runs in `owned_runs.py`.
 """
 
 import asyncio
@@ -66,19 +66,21 @@ from holdfast.store.port import CommitConflict, Committed, LoadedRun, Store, Tur
 from holdfast.store.wakeups import Listener
 
 RETRY_S = 0.2
-"""The pause before a call of the store is made again that has failed."""
+"""The pause before a failed call of the store is retried."""
 
 _MENDED_BY_OTHER_CODE = (NondeterminismError, UnhandledError)
-"""What pauses a run that a node with other code may be able to run."""
+"""The errors for which a node with other code may be able to continue the run."""
 
 OVERLAPPED = 200
-"""From how many turns on a batch is committed in two halves, if the store works aside. Fewer share one commit."""
+"""The size from which a batch is committed in two halves, if the store works concurrently. Smaller ones share one
+commit.
+"""
 
 UNDER_WAY = 12
-"""After so many rounds of the loop a call of the store has been sent. If not, there is less to gain, and no harm."""
+"""After this many loop iterations a call of the store has been sent. If not, the gain is smaller, with no harm."""
 
 Prepared = tuple[OwnedRun, CachedRun, RunError | None]
-"""A run that can take its turn; with the reason if its program cannot go on."""
+"""A run that can take its turn, with the reason if its program cannot continue."""
 
 logger = logging.getLogger("holdfast.node")
 
@@ -121,14 +123,14 @@ class TurnLoop:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the loop waits for something to happen, and nothing has happened yet."""
+        """Whether the loop waits for an event, and none has occurred yet."""
         return self._is_asleep and self._claiming is None and not self._owned_runs.changed.is_set()
 
     async def run(self) -> None:
-        """Take turns until the node stops and nothing is under way here any more."""
+        """Take turns until the node stops and nothing is in progress here any more."""
         try:
             await self._take_turns()
-        except asyncio.CancelledError:  # the node is being stopped: that is no fault of the runs under way
+        except asyncio.CancelledError:  # the node is being stopped, which is not the fault of the runs in progress
             with suppress(StoreError):
                 await self._processor.take_back_tries()
             raise
@@ -156,7 +158,7 @@ class TurnLoop:
                 raise
 
     async def _gather(self) -> list[OwnedRun]:
-        """Return the runs that have something to do."""
+        """Return the runs that have work to do."""
         owned_runs = self._owned_runs
         if owned_runs.reports:
             await self._record_outcomes()
@@ -175,14 +177,14 @@ class TurnLoop:
             await self._claim()
         seen = 0
         while seen < len(ready) and not (seen and ready.is_full):
-            seen = len(ready)  # what is about to come in shares the commit
+            seen = len(ready)  # messages about to arrive share the commit
             await asyncio.sleep(0)
         by_id = owned_runs.by_id
         return [by_id[run_id] for run_id in ready.take() if run_id in by_id]
 
     async def _claim(self) -> None:
         definitions = self._definition_filter
-        self._owned_runs.should_claim = False  # before the call: a notification may come while it is under way
+        self._owned_runs.should_claim = False  # before the call: a notification may arrive during it
         self._knows_due_at = False
         try:
             plans = definitions.claimable
@@ -207,16 +209,16 @@ class TurnLoop:
             self._owned_runs.add(loaded)
 
     def _has_tried_suspects(self) -> bool:
-        """Return whether this node has claimed what former lives have left, and tried all suspects among it.
+        """Return whether this node has claimed the runs of its earlier processes, and tried all suspects among them.
 
-        Before that it takes no jobs: one that ends each process that takes it would end each in the middle of a try,
-        and a run that was tried would be blamed.
+        Before that it takes no jobs: a job that ends every process that takes it would do so in the middle of a try,
+        and the run being tried would be blamed.
         """
         owned = self._owned_runs.by_id.values()
         return self._has_claimed and not any(is_suspect(each.loaded.head) for each in owned)
 
     async def _sleep(self) -> None:
-        """Sleep until the next due instant, or until something happens."""
+        """Sleep until the next due instant, or until an event occurs."""
         changed = self._owned_runs.changed
         if changed.is_set():
             changed.clear()
@@ -235,9 +237,9 @@ class TurnLoop:
         changed.clear()
 
     async def _next_due(self) -> Instant | None:
-        """Return when a claim may find something. It is asked once after each claim.
+        """Return when a claim may find something. The store is asked once after each claim.
 
-        Whatever makes something due earlier notifies the nodes, turns of this node included, and leads to a claim.
+        Everything that becomes due earlier notifies the nodes, including turns of this node, and leads to a claim.
         """
         if not self._knows_due_at:
             self._due_at = await self._store.next_due(self._node, self._definition_filter.registered)
@@ -245,9 +247,9 @@ class TurnLoop:
         return self._due_at
 
     async def _load_again(self) -> None:
-        """Load runs that belong to this node: those whose last turn had not seen an outcome take that turn again.
+        """Load runs of this node again: a run with a last turn that missed an outcome takes that turn again.
 
-        No turn is taken meanwhile, so that none can let go of what was loaded.
+        No turn is taken meanwhile, so that none can release a run that was loaded.
         """
         run_ids = list(self._owned_runs.to_load)
         try:
@@ -265,7 +267,7 @@ class TurnLoop:
                     self._owned_runs.add(loaded)
 
     async def _record_outcomes(self) -> None:
-        """Make outcomes of runs durable that were lost before: should a turn end this node, it was not the activity."""
+        """Make outcomes of runs that were lost before durable: if a turn then ends this node, no activity did."""
         batch = list(self._owned_runs.reports.items())
         await self._queue_worker.heartbeats.flush(
             key for key, (_, outcome) in batch if not isinstance(outcome, ActivitySucceeded)
@@ -278,10 +280,10 @@ class TurnLoop:
         self._owned_runs.should_claim = True
 
     def expect(self) -> None:
-        """Claim at once if there is nothing else to do: a caller in this process is about to make runs ready.
+        """Claim immediately if there is nothing else to do: a caller in this process is about to make runs ready.
 
-        Called right before, so that the store is asked for both together. While turns are taken nothing is claimed
-        beside them: what was loaded before a commit would be out of date after it.
+        It is called right before that, so that both calls reach the store together. No claim is made while turns are
+        being taken: runs loaded before a commit would be outdated after it.
         """
         if self._is_asleep and self._claiming is None and not self._owned_runs.is_stopping:
             self._claiming = asyncio.create_task(self._claim(), name="claim")
@@ -299,7 +301,7 @@ class TurnLoop:
 
 
 class TurnProcessor:
-    """Processes batches of runs that have something to do: one turn of each run, one commit of all of them."""
+    """Processes batches of runs that have work: one turn of each run, and one commit of all of them."""
 
     def __init__(
         self,
@@ -322,12 +324,14 @@ class TurnProcessor:
         self._heartbeats = heartbeats
         self._hand_over = hand_over
         self.declarations: Declarations | None = None
-        """What workflows declare of their signals, to check what the runs of this node send."""
+        """The signal declarations of workflows, to check the signals that runs of this node send."""
         self.fail_open: FailOpen | None = None
-        """What commits the turns, if the node may fail open."""
+        """Commits the turns, if the node may fail open."""
 
     async def process(self, batch: Sequence[OwnedRun]) -> None:
-        """Take a turn of each run, commit them, and perform their effects; of runs that may be poison, apart."""
+        """Take a turn of each run, commit the turns, and perform their effects. Possible poison runs are processed
+        separately.
+        """
         suspects = [owned for owned in batch if owned.loaded.head.losses and is_suspect(owned.loaded.head)]
         if not suspects:
             await self._take_together(batch)
@@ -350,17 +354,17 @@ class TurnProcessor:
             raise
 
     def _next_tries(self, suspects: Sequence[OwnedRun]) -> Sequence[OwnedRun]:
-        """Return the suspects that take their turns next: some for the first time, together, or else one alone.
+        """Return the suspects that take their turns next: several together on their first try, otherwise one alone.
 
-        That is one that was lost least often: what ends each process soon after its start would else end each in the
-        try of the same run.
+        The one alone is the one that was lost least often: otherwise something that ends each process soon after its
+        start would always hit the try of the same run.
         """
         first = [owned for owned in suspects if is_first_try(owned.loaded, self._limits)]
         return first[:TRIED_TOGETHER] or [min(suspects, key=lambda owned: owned.loaded.head.losses)]
 
     async def _try(self, suspects: Sequence[OwnedRun]) -> None:
-        """Let suspects take their turns, once it is durable that they do; or pause one, if that was too often."""
-        if not suspects[0].is_tried:  # else the store failed in the middle of it
+        """Let suspects take their turns, once the try is durable; or pause one that was tried too often."""
+        if not suspects[0].is_tried:  # otherwise the store failed in the middle of it
             poison = poison_of(suspects[0].loaded, self._limits)
             if poison is not None:
                 await self._set_aside(suspects[0], poison)
@@ -378,7 +382,7 @@ class TurnProcessor:
         self.owned_runs.tried_now = [owned for owned in suspects if owned.is_tried]  # the end of a turn was deferred
 
     async def take_back_tries(self) -> None:
-        """Let the tries that are under way not count: their node ends, and none of them has ended it."""
+        """Do not count the running tries: the node is stopping, and none of them has ended it."""
         under_way = [(owned.loaded.head, owned.is_tried) for owned in self.owned_runs.under_try()]
         if under_way:
             await self._store.commit([counting_turn(head, head.losses - is_tried) for head, is_tried in under_way])
@@ -396,7 +400,7 @@ class TurnProcessor:
 
     async def _take_together(self, batch: Sequence[OwnedRun]) -> None:
         try:
-            if self._heartbeats.unsent:  # for a next attempt to find, wherever it is made
+            if self._heartbeats.unsent:  # for the next attempt to find, wherever it is made
                 await self._heartbeats.flush(unsuccessful(batch))
             now = await self._store.now()
             fresh = [owned.loaded.head for owned in batch if owned.is_fresh]
@@ -418,7 +422,7 @@ class TurnProcessor:
     async def _still_open(
         self, prepared: Sequence[tuple[OwnedRun, CachedRun | None, RunError | None]], now: Instant
     ) -> list[Prepared]:
-        """Return the runs that can take their turns, those made again that were let go meanwhile."""
+        """Return the runs that can take their turns; runs released meanwhile are rebuilt."""
         while any(cached is not None and problem is None and cached.is_closed for _, cached, problem in prepared):
             prepared = [await self._prepared_again(*each, now) for each in prepared]
         if self._registry.workflow_limits:
@@ -430,12 +434,12 @@ class TurnProcessor:
     async def _take_in_halves(self, ready: Sequence[Prepared], now: Instant) -> list[tuple[OwnedRun, RunError]]:
         """Take and commit turns in two halves: while the store commits the first, the second is taken here.
 
-        Both are of different runs, and each is one commit: nothing else differs from turns that are taken together.
+        They have different runs, and each half is one commit: otherwise this is the same as taking all turns together.
         """
         half = len(ready) // 2
         first = asyncio.create_task(self._take_and_commit(ready[:half], now), name="first half")
         try:
-            for _ in range(UNDER_WAY):  # until the store has got the first half
+            for _ in range(UNDER_WAY):  # until the store has received the first half
                 await asyncio.sleep(0)
             rest = ready[half:]
             try:
@@ -451,7 +455,7 @@ class TurnProcessor:
         return [*await first, *refused]
 
     async def _take_and_commit(self, prepared: Sequence[Prepared], now: Instant) -> list[tuple[OwnedRun, RunError]]:
-        """Let runs take their turns, commit them, and do what follows; return those of which nothing can be kept."""
+        """Let runs take turns, commit these and perform their effects; return the runs that cannot be recorded."""
         with outside_loop():
             taken = [self._draft(owned, cached, problem, now) for owned, cached, problem in prepared]
         drafts = [each for each in taken if each is not None]
@@ -490,10 +494,10 @@ class TurnProcessor:
         return refused
 
     def _is_let_go(self, owned: OwnedRun, draft: TurnDraft) -> bool:
-        """Return whether a turn lets go of its run: nothing of it is under way here, and it is not to be offered.
+        """Return whether a turn releases its run: nothing of it is running here, and it is not being offered.
 
-        A run whose history does not fit the code here is offered to nodes with other code once its pause is durable,
-        and once nothing is under way: such a node may have started, and looked for runs that wait for it, before.
+        A run whose history does not match the code here is offered to nodes with other code once its pause is durable
+        and nothing of it is running: such a node may have started, and searched for runs that wait for it, before that.
         """
         is_busy = self.owned_runs.is_busy(draft)
         owned.should_offer &= not is_busy and not draft.state.is_finished
@@ -502,9 +506,9 @@ class TurnProcessor:
     def _draft(
         self, owned: OwnedRun, cached: CachedRun, problem: RunError | None, now: Instant
     ) -> tuple[OwnedRun, CachedRun, TurnDraft] | None:
-        """Let a run take its turn, or return None if it is to be made again before.
+        """Let a run take its turn, or return None if it must be rebuilt first.
 
-        Until the commit nothing is awaited: what came in between would be of no turn.
+        Nothing is awaited until the commit: a message that arrived in between would belong to no turn.
         """
         was = owned.inputs, owned.is_fresh
         lost = self.owned_runs.lost(owned, cached.state, now) if owned.is_fresh else []
@@ -519,7 +523,7 @@ class TurnProcessor:
         owned.losses_after = losses_after(head, problem, self._limits, has_lost=bool(lost)) if has_losses else 0
         refusals = self.owned_runs.refusals
         owned.refused = refusals.take(owned.loaded) if refusals.problems or owned.loaded.messages else None
-        if owned.refused is not None:  # what came in leads to what cannot be
+        if owned.refused is not None:  # its inputs lead to a turn that cannot be stored
             problem = owned.refused
             draft = pause_turn(cached.state, owned.loaded, [], problem, now, self._node, self._limits, is_poisoned=True)
         elif problem is None:
@@ -542,18 +546,18 @@ class TurnProcessor:
             has_paused = any(isinstance(event.data, RunPaused) for event in draft.events)
             owned.should_offer = isinstance(problem, _MENDED_BY_OTHER_CODE) and (has_paused or not owned.is_offered)
             owned.paused_by = problem
-            if not was_offered and not has_paused:  # else the log has it as soon as it is durable
+            if not was_offered and not has_paused:  # otherwise it is logged as soon as it is durable
                 logger.error("run %s stays paused: %s", cached.state.run_id, problem)
             self._run_cache.forget(cached.state.run_id)
         return owned, cached, draft
 
     def _is_deferred_otherwise(self, owned: OwnedRun, inputs: Sequence[Input]) -> bool:
-        """Return whether something has come in since the end of this turn was deferred: then it may end elsewhere."""
+        """Return whether a new input has arrived since the end of this turn was deferred: then it may end elsewhere."""
         was, owned.deferred_with = owned.deferred_with, None
         return was is not None and was != (owned.loaded, list(inputs))
 
     async def _refuse_sends(self, turns: list[Turn], of: Sequence[OwnedRun], now: Instant) -> list[Turn]:
-        """Return the turns without the signals that other runs do not take; again and again until that is known."""
+        """Return the turns without signals that other runs do not accept. The lookup is retried until it succeeds."""
         heads = [owned.loaded.head for owned in of]
         while self.declarations is not None:
             try:
@@ -564,7 +568,7 @@ class TurnProcessor:
         return turns
 
     async def _commit(self, turns: Sequence[Turn]) -> list[Committed | CommitConflict]:
-        """Commit, and retry until there is an answer: after an error it is not known whether it was done."""
+        """Commit, and retry until there is an answer: after an error it is unknown whether the commit succeeded."""
         while True:
             try:
                 return await self._store.commit(turns)
@@ -581,9 +585,9 @@ class TurnProcessor:
         return None if cached is None else (cached, None)
 
     async def _prepare(self, owned: OwnedRun, now: Instant) -> tuple[CachedRun | None, RunError | None]:
-        """Return the run as it is in memory, or None if its history cannot be read.
+        """Return the run from memory, or None if its history cannot be read.
 
-        What has come due since it was loaded is looked up, where it matters.
+        What has become due since it was loaded is looked up if it matters.
         """
         try:
             if _has_sealed(owned.loaded):
@@ -596,14 +600,14 @@ class TurnProcessor:
         if isinstance(misfit, _MENDED_BY_OTHER_CODE) and await self._hand_over.for_other_code(owned, misfit):
             return None, None
         lost = self.owned_runs.lost(owned, cached.state, now)
-        is_overtaken = cached.state.version != owned.loaded.head.version  # by a turn that was taken here, and let it go
+        is_overtaken = cached.state.version != owned.loaded.head.version  # by a turn taken here that released it
         if is_overtaken or any(cached.state.open_steps[each.step_id].due_at is not None for each in lost):
             try:
                 [loaded] = await self._store.load([cached.state.run_id])
             except StoreCorrupt as damage:  # the next claim makes a dead letter of what cannot be read
                 await self._defer(owned, damage, now)
                 return None, None
-            if loaded is None or loaded.head.lease_owner != self._node:  # it was let go, and is claimed again when due
+            if loaded is None or loaded.head.lease_owner != self._node:  # it was released, and is claimed again if due
                 self.owned_runs.drop(cached.state.run_id)
                 return None, None
             if loaded.head.lease_epoch == owned.loaded.head.lease_epoch:
@@ -613,13 +617,13 @@ class TurnProcessor:
     async def _prepared_again(
         self, owned: OwnedRun, cached: CachedRun | None, problem: RunError | None, now: Instant
     ) -> tuple[OwnedRun, CachedRun | None, RunError | None]:
-        """Return a prepared run, made again if it was let go while others were prepared: a query had changed it."""
+        """Return a prepared run, rebuilt if it was released while others were prepared because a query changed it."""
         if cached is None or problem is not None or not cached.is_closed:
             return owned, cached, problem
         return owned, *await self._prepare(owned, now)
 
     async def _defer(self, owned: OwnedRun, damage: HoldfastError, now: Instant) -> None:
-        """Defer a run whose history makes no sense: others go on, and its messages are kept."""
+        """Defer a run with an inconsistent history: other runs continue, and its messages are kept."""
         run_id = owned.loaded.head.run_id
         logger.error("run %s is deferred: %s", run_id, damage)
         turn = deferring_turn(owned.loaded, now, self._node, damage, self._limits)
@@ -631,8 +635,8 @@ class TurnProcessor:
 
 
 def _has_sealed(run: LoadedRun) -> bool:
-    """Return whether something that waits for the run could not be opened."""
-    for message in run.messages:  # asked for each turn: generators would take longer than the loops
+    """Return whether something that waits for the run could not be decrypted."""
+    for message in run.messages:  # checked for each turn: generators would be slower than the loops
         if holds_sealed(message.payload):
             return True
     for signal in run.signals:  # noqa: SIM110
