@@ -1,4 +1,4 @@
-"""Holdfast in a Django project: its app and store from the settings, a client for views, API and page beside the site.
+"""Holdfast in a Django project: its app and store from the settings, a client for views, API and page next to the site.
 
 ::
 
@@ -39,14 +39,14 @@ SETTING = "HOLDFAST"
 KNOWN = frozenset({"APP", "STORE", "PREFIX", "NODE", "OPTIONS", "GROUPS"})
 PREFIX = "/holdfast"
 GROUPS: Mapping[str, str] = {f"holdfast-{role}": role for role in ROLES}
-"""Which group of Django has which role, unless the settings say otherwise."""
+"""The role of each Django group, unless the settings say otherwise."""
 
 _lock = threading.Lock()
 _clients: list[SyncClient] = []
 
 
 def configuration() -> dict[str, Any]:
-    """Return the setting `HOLDFAST`; raise `ImproperlyConfigured` if it is missing or names what is not known."""
+    """Return the setting `HOLDFAST`; raise `ImproperlyConfigured` if it is missing or contains unknown keys."""
     given = getattr(settings, SETTING, None)
     if not isinstance(given, dict) or not isinstance(given.get("APP"), str):
         raise ImproperlyConfigured(f'{SETTING} names the app: {SETTING} = {{"APP": "shop.workflows:app"}}')
@@ -75,7 +75,7 @@ def client() -> SyncClient:
 
 
 async def authenticate_staff(headers: Headers) -> Principal:
-    """Return the member of the staff who is signed in to Django; raise if there is none, or no role of theirs is known.
+    """Return the staff member who is signed in to Django; raise if there is none, or if none of their roles is known.
 
     A superuser may do everything. Others have the roles of their groups (`holdfast-viewer`, `holdfast-operator`,
     `holdfast-engineer`, `holdfast-admin`, or as `GROUPS` in the settings says); tasks know them by all their groups.
@@ -118,7 +118,7 @@ def _staff_or_tokens(known: App, options: ServiceOptions) -> Authenticate:
 
 
 class _BesideSite:
-    """API and page below a prefix, and the site everywhere else. A server's lifespan is that of the node."""
+    """API and page below a prefix, and the site everywhere else. The node lives as long as the server's lifespan."""
 
     def __init__(self, site: ASGIApp, service: AsgiService, prefix: str) -> None:
         self._site = site
@@ -139,8 +139,8 @@ class _BesideSite:
 def asgi_application(site: ASGIApp) -> ASGIApp:
     """Return the project's ASGI application with API and page below the prefix of the settings: for `asgi.py`.
 
-    Callers are the staff that is signed in to Django (`authenticate_staff`), or come with tokens. The process starts
-    runs and looks at them; with `NODE` in the settings, a `NodeOptions` or True, it runs workflows too.
+    Callers are signed-in Django staff (`authenticate_staff`), or use tokens. The process starts runs and shows them;
+    with `NODE` in the settings, a `NodeOptions` or True, it runs workflows too.
     """
     given, known = configuration(), app()
     prefix = given.get("PREFIX", PREFIX)

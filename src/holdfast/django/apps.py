@@ -1,4 +1,4 @@
-"""What Django reads of an app in `INSTALLED_APPS`: its name, and a check of the setting when the project starts."""
+"""The configuration of the app in `INSTALLED_APPS`: its name, and a check of the setting when the project starts."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ class HoldfastConfig(AppConfig):  # type: ignore[misc]
     verbose_name = "Holdfast"
 
     def ready(self) -> None:
-        """Have `manage.py check` look at the setting."""
+        """Let `manage.py check` check the setting."""
         register(check_configuration)
 
 
 def check_configuration(app_configs: Any, **options: Any) -> list[Any]:
-    """Return what is wrong with the setting `HOLDFAST`, as Django shows it."""
-    from holdfast.django import configuration  # here: apps are not loaded when Django imports this module
+    """Return the problems of the setting `HOLDFAST`, in Django's format."""
+    from holdfast.django import configuration  # imported here: apps are not loaded when Django imports this module
 
     try:
         configuration()

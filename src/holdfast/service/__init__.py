@@ -1,8 +1,8 @@
 """The service: every operation declared once, and the transports that are derived from them.
 
-`operations/` declares what callers can do, typed and without a transport. `http/rest` and `http/jsonrpc` derive theirs
-from it, `http/openapi` describes it, `http/problems` turns errors into responses, `http/front` is the ASGI application,
-and `http/server` runs it under uvicorn.
+`operations/` declares what callers can do, typed and without a transport. `http/rest` and `http/jsonrpc` derive their
+transports from it, `http/openapi` describes it, `http/problems` turns errors into responses, `http/front` is the ASGI
+application, and `http/server` runs it under uvicorn.
 
 The names below are public. They are imported when they are first used: a command that only calls a service does not
 load a web server.

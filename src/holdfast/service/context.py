@@ -1,7 +1,6 @@
-"""The context of a request: its caller, the app, and the store as the caller's tenant sees it.
+"""The context of a request: its caller, the app, and the store as visible to the caller's tenant.
 
-An operation gets everything through its context, so there is one place where tenants are separated, and no operation
-can forget to.
+An operation gets everything through its context, so tenants are separated in one place, and no operation can forget to.
 """
 
 import asyncio
@@ -39,21 +38,21 @@ T = TypeVar("T")
 DEFAULT_TENANT = "default"
 ANONYMOUS = "anonymous"
 SHARE = 8
-"""The share of what is being received that one caller may have: one of so many."""
+"""The divisor for the share of all bodies being received that one caller may have."""
 
 
 class Principal(Caller, frozen=True, kw_only=True):
     """The caller, and its boundary: a tenant, or only a project or an environment of it.
 
-    With `is_open` the caller is not authenticated: a request may name the actor itself. With `is_session` a cookie of a
-    browser has authenticated it, and the origin of the request is checked.
+    With `is_open` the caller is not authenticated: a request may name the actor itself. With `is_session` it was
+    authenticated by a browser cookie, and the origin of the request is checked.
     """
 
     is_open: bool = False
     is_session: bool = False
 
     def require(self, scope: str | None) -> None:
-        """Raise `NotPermitted` unless this scope is granted. None needs no scope."""
+        """Raise `NotPermitted` unless this scope is granted. None requires no scope."""
         if scope is None:
             return
         if not self.permits(scope):
@@ -63,7 +62,7 @@ class Principal(Caller, frozen=True, kw_only=True):
 
     @property
     def task_roles(self) -> tuple[str, ...]:
-        """The roles of the caller for tasks: those who may control runs are operators too."""
+        """The roles of the caller for tasks: callers who may control runs are operators too."""
         is_operator = self.permits("runs:control") and OPERATOR not in self.roles
         return (*self.roles, OPERATOR) if is_operator else self.roles
 
@@ -76,10 +75,10 @@ UNAUTHENTICATED = Principal(name="", scopes=frozenset())
 """The caller of an operation that needs no scope."""
 
 OPEN = Principal(name=ANONYMOUS, is_admin=True, is_open=True)
-"""Every caller, where access is open."""
+"""Every caller, if access is open."""
 
 Headers = Mapping[bytes, bytes]
-"""The headers of a request: names in lower case."""
+"""The headers of a request, with names in lower case."""
 
 Authenticate = Callable[[Headers], Awaitable[Principal]]
 """Returns the caller, from the headers of a request; raises `NotAuthenticated` if there is none."""
@@ -99,7 +98,7 @@ class SendBudget:
 
     @contextmanager
     def hold(self, size: int) -> Iterator[None]:
-        """Count a response until it is sent; raise `EngineError` if that would be too many bytes."""
+        """Count a response until it is sent; raise `EngineError` if that would exceed the limit."""
         if self.bytes and self.bytes + size > self._most:
             raise EngineError("too many large responses are being sent; retry later", retry_after_ms=1_000)
         self.bytes += size
@@ -118,7 +117,7 @@ class ReceiveBudget:
 
     @property
     def bytes(self) -> int:
-        """How large they are together."""
+        """Their total size."""
         return self._by_caller.total()
 
     @contextmanager
@@ -137,14 +136,14 @@ class ReceiveBudget:
 
 
 class InFlight:
-    """Which operation each task carries out, for the log of a loop that is held up."""
+    """The operation that each task executes, for the log of a blocked loop."""
 
     def __init__(self) -> None:
         self._by_task: dict[asyncio.Task[Any], str] = {}
 
     @contextmanager
     def doing(self, operation: str) -> Iterator[None]:
-        """Note what the current task does, for the log."""
+        """Note what the current task executes, for the log."""
         task = asyncio.current_task()
         if task is None:
             yield
@@ -160,14 +159,14 @@ class InFlight:
                 self._by_task[task] = before
 
     def name_of(self, task: "asyncio.Task[Any] | None") -> str:
-        """Return what a task does."""
+        """Return what a task executes."""
         if task is None:
             return "no task"
         return self._by_task.get(task) or f"task {task.get_name()}"
 
 
 class Service(Struct, frozen=True, kw_only=True):
-    """What requests share: the app, authentication, options, and counters."""
+    """The state that requests share: the app, authentication, options, and counters."""
 
     app: App
     options: ServiceOptions = ServiceOptions()
@@ -188,7 +187,7 @@ class Service(Struct, frozen=True, kw_only=True):
     receiving: ReceiveBudget
 
     def context(self, principal: Principal, correlation_id: str) -> "RequestContext":
-        """Return the context of a request of this caller. A service that is being stopped accepts none."""
+        """Return the context of a request of this caller. A service that is stopping accepts none."""
         if self.stopping.is_set():
             raise stopping(is_begun=False)
         runtime = self.app.runtimes.current()
@@ -233,14 +232,14 @@ def _bound(field: str, bound: str | None, asked: str) -> str:
 
 
 class ResponseBudget:
-    """How many bytes a response may still have."""
+    """How many bytes a response may still use."""
 
     def __init__(self, most: int) -> None:
         self.bytes = most
         self._most = most
 
     def take(self, size: int) -> None:
-        """Use some of it, or raise `AnswerTooLarge`."""
+        """Use a part of it, or raise `AnswerTooLarge`."""
         if size > self.bytes or self.bytes <= 0:
             raise AnswerTooLarge(
                 f"an answer has at most {self._most} bytes: ask for fewer items, or for fewer things at once",
@@ -262,52 +261,54 @@ class RequestContext:
         self.disconnected: Callable[[], Awaitable[None]] | None = None
         """Completes when the caller disconnects, if the transport notices."""
         self.budget = ResponseBudget(service.options.answer_bytes)
-        """How large the answer may be; of a batch, those that are not given yet."""
+        """The remaining size of the response; in a batch, of all calls that are not answered yet."""
         self.list_turn: AbstractAsyncContextManager[Any] = nullcontext()
-        """Lists of one batch are read one after the other: each has the room that those before it have left."""
+        """The lists of one batch are read one by one: each has the space that the previous ones have left."""
 
     @property
     def page_bytes(self) -> int:
-        """How large the rows of a page may be: a response contains more for each row than the store does."""
+        """The maximum size of the rows of a page: for each row, a response contains more than the store does."""
         return max(1, self.budget.bytes // 2)
 
     @property
     def item_bytes(self) -> int:
-        """How large one thing may be to be shown in a list."""
+        """The maximum size of one item in a list."""
         return max(1, self.service.options.answer_bytes // 2)
 
     def check_budget(self) -> None:
-        """Raise `AnswerTooLarge` if the answers before this one have left no room for it."""
+        """Raise `AnswerTooLarge` if the previous answers have left no space."""
         self.budget.take(0)
 
     @property
     def store(self) -> Store:
-        """The store as the caller's tenant sees it."""
+        """The store as visible to the caller's tenant."""
         principal = self.principal
         return seen_by(principal.tenant, self.runtime.store, principal.project, principal.environment)
 
     @property
     def tasks(self) -> Tasks:
-        """The tasks that the caller's tenant has."""
+        """The tasks of the caller's tenant."""
         return self.runtime.tasks(self.principal, self.store)
 
     def audit(self, *, actor: str = "", subject: str = "", detail: str = "") -> AuditEntry | None:
-        """Return what the audit log is to keep of this call."""
+        """Return the audit log's entry for this call."""
         return self.runtime.audit(self.principal, actor=actor, subject=subject, detail=detail)
 
     async def require_run(self, run_id: str) -> None:
-        """Raise `NotFound` if the caller's tenant has no such run. For other callers the verbs themselves answer."""
+        """Raise `NotFound` if the caller's tenant has no such run. For callers without a tenant the verbs themselves
+        answer.
+        """
         if self.principal.tenant is not None:
             await head_of(self.store, run_id)
 
     async def redacted_steps(self, run_id: str, step_ids: Iterable[str | None]) -> frozenset[str]:
-        """Return those of a run's steps that are tasks which do not concern the caller."""
+        """Return which of a run's steps are tasks that do not concern the caller."""
         asked = tuple({step_id for step_id in step_ids if step_id is not None})
         if not asked or self.principal.is_admin:
             return frozenset()
         actor, query, redacted = self.actor(), TaskQuery(run_id=run_id, step_ids=asked, limit=len(asked)), set[str]()
         while page := await self.store.find(query):
-            if page.unreadable:  # whom it concerns is not known
+            if page.unreadable:  # it is not known whom it concerns
                 return frozenset(asked)
             redacted |= {task.step_id for task in page if not is_effective(task.assignee, task.roles, actor)}
             query = replace(query, after=page[-1].task_id)
@@ -330,7 +331,7 @@ class RequestContext:
         return given
 
     def actor(self, given: str = "", roles: tuple[str, ...] = ()) -> Actor:
-        """Return the actor of an operation on a task, with their roles: the caller, or whom the request names."""
+        """Return the actor of an operation on a task, with their roles: the caller, or one that the request names."""
         name = self.name(given)
         if roles:
             self._require_trust()
@@ -352,7 +353,7 @@ class RequestContext:
 
     @contextmanager
     def logging_refusals(self, what: str) -> Iterator[None]:
-        """Log it if the caller is refused what is done within."""
+        """Log a refusal that is raised inside the context."""
         try:
             yield
         except NotPermitted as refusal:
@@ -360,7 +361,7 @@ class RequestContext:
             raise
 
     async def wait_for(self, awaited: Awaitable[T], seconds: float) -> T | None:
-        """Wait for something for so long; None if it does not come, or the service stops, or the caller goes away."""
+        """Wait for something up to a time; None if it does not come, the service stops, or the caller disconnects."""
         most = 0.0 if self.service.stopping.is_set() else min(seconds, self.service.options.wait_s)
         task = asyncio.ensure_future(awaited)
         others: list[asyncio.Future[Any]] = [asyncio.ensure_future(self.service.stopping.wait())]

@@ -10,10 +10,10 @@ from holdfast.limits import check_types
 ASYMMETRIC = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
 DAY_S = 86_400.0
 TOKEN_S = 90 * DAY_S
-"""How long a token is good for that is made without saying."""
+"""The default lifetime of a token."""
 
 LONGEST_TOKEN_S = 366 * DAY_S
-"""How long a token is good for at most, unless the service says otherwise."""
+"""The maximum lifetime of a token, unless the service sets another one."""
 
 
 class OidcOptions(Struct, frozen=True, kw_only=True):

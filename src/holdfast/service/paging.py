@@ -1,4 +1,4 @@
-"""Pages of long lists: in a fixed order, each beginning after an opaque cursor."""
+"""Pages of long lists: in a fixed order, each starting after an opaque cursor."""
 
 import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -23,16 +23,16 @@ Cursor = Annotated[str, Meta(max_length=2_000, description="What the page before
 Found = tuple[port.Found[Row], str | None]
 
 LOOK_ROWS = 2_000
-"""How many rows are looked at in one go for words: others who search have their turn in between."""
+"""How many rows one search for text examines at a time, so that other searches get their turn."""
 
 
 def encode_cursor(kind: str, place: Any) -> str:
-    """Return a place in the list of this kind, for the caller to give back."""
+    """Encode a position in the list of this kind as a cursor for the caller."""
     return urlsafe_b64encode(msgspec.json.encode([kind, place])).decode().rstrip("=")
 
 
 def decode_cursor(kind: str, cursor: str, place_type: Any) -> Any:
-    """Return the place that a cursor stands for; refuse one that was not given out for this kind of list."""
+    """Return the position in a cursor; refuse a cursor that was not issued for this kind of list."""
     try:
         padded = cursor.encode() + b"=" * (-len(cursor) % 4)
         found, place = msgspec.json.decode(urlsafe_b64decode(padded), type=tuple[str, place_type])
@@ -44,7 +44,7 @@ def decode_cursor(kind: str, cursor: str, place_type: Any) -> Any:
 
 
 def time_of(rows: port.Found[Any]) -> str | None:
-    """Return when the rows of a list were so, or None if that is now."""
+    """Return the time of a list's rows, or None if they are current."""
     return None if rows.as_of is None else format_instant(rows.as_of)
 
 
@@ -60,11 +60,11 @@ async def read_page(
     place: str = "after",
     size_of: Callable[[Row], int] = lambda row: 0,
 ) -> Found[Row]:
-    """Return a page of what the query finds, and the cursor of the next one if there is more, or may be.
+    """Return a page of the query's results, and the cursor of the next page if there may be more.
 
-    A page ends early where its rows are large enough together, and a search for words where it has looked at enough:
-    then it has a cursor and may have no rows. A store may answer with less than it was asked for, so only an empty
-    answer without a place says that there is no more. `place` is the field of the query that holds a row's place.
+    A page ends early if its rows are large enough together, and a text search ends early if it has examined enough:
+    then it has a cursor and may have no rows. A store may return fewer rows than requested, so only an empty result
+    without a cursor means that there are no more. `place` is the field of the query that holds a row's position.
     """
     behind = getattr(query, place)
     behind = decode_cursor(kind, cursor, get_type_hints(type(query))[place]) if cursor else behind
@@ -98,7 +98,7 @@ async def read_page(
 async def read_ordered(
     context: RequestContext, query: port.RunQuery, order_by: str, *, cursor: str, limit: int
 ) -> Found[port.RunHead]:
-    """Return a page of runs in an order, and the cursor of the next one: the store's answers have their ends."""
+    """Return a page of runs in an order, and the cursor of the next one, which the store's results contain."""
     kind = f"runs by {order_by}"
     behind = decode_cursor(kind, cursor, tuple[str | float, int, str]) if cursor else None
     search = _Search(context)
@@ -119,7 +119,7 @@ async def read_ordered(
 
 
 class _Search:
-    """How much one request has looked at."""
+    """How much one request has examined."""
 
     def __init__(self, context: RequestContext) -> None:
         self._loop = asyncio.get_running_loop()

@@ -1,8 +1,8 @@
-"""What an operation is: declared once, and everything about it follows.
+"""The declaration of operations: each is declared once, and everything about it is derived.
 
-From the function's name and types, and from one line above it, the transports derive theirs: the method of JSON-RPC,
-verb and path of REST (fields that the path names come from it; of a GET the rest comes from the query string,
-otherwise from the body), the JSON Schemas and the description of the whole.
+The transports are derived from the function's name and types, and from one line above it: the method of JSON-RPC, verb
+and path of REST (fields that the path names come from it; the others come from the query string of a GET, otherwise
+from the body), the JSON Schemas and the description of the whole.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ Errors = tuple[type[HoldfastError], ...]
 AuditedWith = Literal["nothing", "its commit", "a commit after"]
 
 FIELD_CHARS = 100
-"""How much of the name of a field that is not known is quoted."""
+"""How much of the name of an unknown field is quoted."""
 
 _FIELD = re.compile(r"\{(\w+)\}")
 _BODILESS = frozenset({"GET", "DELETE"})
@@ -78,7 +78,7 @@ TO_A_RUN: tuple[type[HoldfastError], ...] = (NotFound, Conflict, RunTerminal, No
 
 
 def given(value: str | UnsetType) -> str | None:
-    """Return a text that may have been left out."""
+    """Return a text that may have been omitted."""
     return None if value is UNSET else str(value)
 
 
@@ -100,10 +100,10 @@ class Operation(Struct, frozen=True, kw_only=True):
     doc: str
     handle: Handler
     media: str = "application/json"
-    """How it answers."""
+    """The media type of its response."""
 
     audit: AuditedWith = "nothing"
-    """Whether what it does is in the audit log: by the commit that does it, or by one after that."""
+    """Whether it is recorded in the audit log: by its own commit, or by one after that."""
 
     reads_much: bool = False
     """Whether it reads much although it has no pages."""
@@ -113,12 +113,12 @@ class Operation(Struct, frozen=True, kw_only=True):
 
     @property
     def resource(self) -> str:
-        """What the operation is about: `runs` for `runs.start`."""
+        """The subject of the operation: `runs` for `runs.start`."""
         return self.name.partition(".")[0]
 
     @property
     def summary(self) -> str:
-        """The first sentence of what it does."""
+        """The first sentence of its description."""
         return self.doc.split("\n\n", 1)[0].split(". ", 1)[0].rstrip(".")
 
     @property
@@ -133,7 +133,7 @@ class Operation(Struct, frozen=True, kw_only=True):
 
     @property
     def all_errors(self) -> Errors:
-        """Every error that it may answer with, whatever the transport: its own, and those of every operation."""
+        """Every error that it may return, whatever the transport: its own, and those of every operation."""
         common: Errors = (InvalidInput, AnswerTooLarge, EngineError, RequestTimedOut, InternalError)
         is_limited = (self.is_counted or self.is_list) and RateLimited not in self.errors
         limited: Errors = (RateLimited,) if is_limited else ()
@@ -146,7 +146,7 @@ class Operation(Struct, frozen=True, kw_only=True):
 
     @property
     def is_list(self) -> bool:
-        """Whether it reads much, or may: it is bounded by how much a caller may read."""
+        """Whether it may read much, and therefore counts towards the caller's limit on reads."""
         return self.scope is not None and ("limit" in self.request_type.__struct_fields__ or self.reads_much)
 
     def cost_of(self, request: Any) -> int:
@@ -182,7 +182,7 @@ class Operation(Struct, frozen=True, kw_only=True):
             raise RequestTimedOut(f"{self.name} took too long; it may still be done{why}") from problem
 
     async def _read(self, context: RequestContext, request: Any) -> Any:
-        """Read a list for a caller who has not read too much already, when it is their turn."""
+        """Read a list in turn, for a caller who has not read too much already."""
         principal, read_limiter = context.principal, context.service.read_limiter
         caller = principal.token_id or principal.name
         read_limiter.charge(caller, principal.tenant, self.cost_of(request))
@@ -206,11 +206,11 @@ def operation(
     reads_much: bool = False,
     is_answered_by_run: bool = False,
 ) -> Callable[[Handler], Operation]:
-    """Declare a function of a context and a request as an operation: `POST /v1/runs` is its address.
+    """Declare a function of a context and a request as an operation. `address` is for example `POST /v1/runs`.
 
-    `scope` is what a caller needs, None if nothing; `errors` are those that it may answer with beside the usual ones.
-    What is no GET is in the audit log, by a commit after it, unless `audit` says otherwise. One that has no pages and
-    reads much all the same (`reads_much`) is bounded like a list.
+    `scope` is the scope that a caller needs, None if there is none; `errors` are those that it may return in addition
+    to the usual ones. Every operation but a GET is in the audit log, by a commit after it, unless `audit` says
+    otherwise. An operation without pages that reads much (`reads_much`) is limited like a list.
     """
     verb, path = address.split(" ")
     audited: AuditedWith = audit or ("nothing" if verb == "GET" else "a commit after")
@@ -244,7 +244,7 @@ def operation(
 
 
 def collect(modules: Iterable[ModuleType]) -> dict[str, Operation]:
-    """Return the operations that modules declare, by their names and in the order of declaration."""
+    """Return the operations that modules declare, by name, in the order of declaration."""
     found: dict[str, Operation] = {}
     addresses: set[tuple[str, str]] = set()
     for module in modules:
@@ -279,7 +279,7 @@ class RequestBinder:
             raise refusal(problem, self._kind) from problem
 
     def from_body(self, values: dict[str, str], body: bytes) -> Any:
-        """Read the fields that the path names from there, and the others from the body."""
+        """Read the fields that the path names from the path, and the others from the body."""
         if not values:
             return self.from_json(body)
         try:
@@ -292,7 +292,7 @@ class RequestBinder:
         return self._convert({**fields, **values})
 
     def from_query(self, values: dict[str, str], query: bytes) -> Any:
-        """Read the fields that the path names from there, and the others from the query string."""
+        """Read the fields that the path names from the path, and the others from the query string."""
         fields: dict[str, Any] = dict(values)
         for field, text in _parameters(query):
             if field in self._many:
@@ -310,7 +310,7 @@ class RequestBinder:
         try:
             return msgspec.convert(text, kind, strict=False)
         except msgspec.ValidationError:
-            return text  # which is no number, as the check of all fields will say
+            return text  # not a number: the check of all fields will report it
 
     def _convert(self, fields: dict[str, Any]) -> Any:
         try:
@@ -320,24 +320,24 @@ class RequestBinder:
 
 
 def path_segment(text: str) -> str:
-    """Return a value as a segment of an address. Of `.` and `..` the dots are encoded: libraries would resolve them."""
+    """Return a value as a segment of an address. The dots of `.` and `..` are encoded: libraries would resolve them."""
     segment = quote(text, safe="")
     return segment.replace(".", "%2E") if segment in (".", "..") else segment
 
 
 @cache
 def binder_of(operation: Operation) -> RequestBinder:
-    """Return what reads requests of an operation: made once, because to look at all types takes milliseconds."""
+    """Return the binder for requests of an operation. It is cached, because inspecting all types takes milliseconds."""
     return RequestBinder(operation)
 
 
 def refusal(problem: Exception, kind: type[Request] | None = None) -> InvalidInput | MalformedRequest:
-    """Return the error for a request, of this kind, that cannot be read."""
+    """Return the error for a request of this kind that cannot be read."""
     if not isinstance(problem, msgspec.ValidationError):
         return MalformedRequest("the body is not JSON, or it is truncated")
     where, reason = explain_unfit(problem)
     if kind is not None and not where and (unknown := _UNKNOWN.fullmatch(str(problem))):
-        name = unknown[1][:FIELD_CHARS]  # of a field, which is no payload
+        name = unknown[1][:FIELD_CHARS]  # the name of a field, which is not payload
         fields = ", ".join(kind.__struct_fields__) or "none"
         return InvalidInput(f"{name}: there is no such field; the fields are: {fields}", field=name)
     field = where.removeprefix(".")
@@ -347,7 +347,7 @@ def refusal(problem: Exception, kind: type[Request] | None = None) -> InvalidInp
 
 
 def _choices(kind: type[Request], field: str) -> list[str]:
-    """Return the values that a field may have, or each item of it, if they are declared as words."""
+    """Return the values that a field, or each of its items, may have, if they are declared as words."""
     name = re.split(r"[.\[]", field, maxsplit=1)[0]
     found = {str(choice) for part in _parts_of(get_type_hints(kind).get(name)) for choice in get_args(part)}
     return sorted(found)
@@ -371,7 +371,7 @@ def _parameters(query: bytes) -> list[tuple[str, str]]:
 
 
 def _number(hint: Any) -> type | None:
-    """Return which kind of number a field takes, or None: what is text, or a name, is left as it is."""
+    """Return which kind of number a field takes, or None: texts and names are left as they are."""
     kinds = [_bare(part) for part in (get_args(_bare(hint)) or (hint,))]
     return next((kind for kind in kinds if kind in _NUMBERS), None)
 

@@ -139,7 +139,7 @@ def _begun(new: NewRun, turn: Turn) -> NewRun | None:
 class Starter:
     """Creates runs: for the node, with their first turns where possible, or for no node, without first turns.
 
-    The first turns run in the context in which the node was made, whoever the caller is.
+    The first turns run in the context in which the node was made, independent of the caller.
     """
 
     def __init__(self, store: Store, node: StartingNode, lease_ms: int, first_turns: FirstTurns | None) -> None:

@@ -371,7 +371,7 @@ def pause_turn(
     starts = [message for message in loaded.messages if _is_start(message) and not is_no_start]
     timeouts = [message for message in loaded.messages if is_timeout(message)]  # which end a run even without its code
     others = [message for message in loaded.messages if message not in starts and message not in timeouts]
-    # Before the commands, which may close their steps: the senders were told that they count.
+    # Before the commands, which may close their steps: the senders know that they count.
     reported = [] if is_poisoned and not is_missing else list(outcomes_of(loaded.signals))
     for given in (*starts, None, *reported, *controls_of(loaded.signals), *timeouts):
         if given is not None:

@@ -1,4 +1,4 @@
-"""Protection from cross-site request forgery, by the headers that browsers send with each request."""
+"""Protection from cross-site request forgery, based on the headers that browsers send with each request."""
 
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -6,11 +6,11 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from holdfast.errors import NotPermitted
 
 OWN_HEADER = b"x-holdfast-request"
-"""A header that a page of another origin cannot send, because nothing here lets browsers do that."""
+"""A header that a page of another origin cannot send, because this service sends no CORS headers that allow it."""
 
 
 def check_origin(headers: Mapping[bytes, bytes]) -> None:
-    """Refuse what a session is to change, unless it comes from a page of this service."""
+    """Refuse a change made with a session, unless it comes from a page of this service."""
     if not _is_own_page(headers):
         raise NotPermitted("a session changes something only from a page of this service", header=OWN_HEADER.decode())
 
@@ -21,9 +21,10 @@ def _is_own_page(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def check_site(headers: Mapping[bytes, bytes]) -> None:
-    """Refuse what a page of another site makes a browser ask, also where it names no origin: a picture, a link.
+    """Refuse requests that a page of another site causes, even those without an origin, such as images and links.
 
-    Browsers say it of every request. Other programs do not, and a page of this service may ask with its own header.
+    Browsers send this header with every request. Other programs do not, and a page of this service may add its own
+    header.
     """
     if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin") and OWN_HEADER not in headers:
         raise NotPermitted("pages of other sites may ask nothing of this service", field="sec-fetch-site")
@@ -32,8 +33,8 @@ def check_site(headers: Mapping[bytes, bytes]) -> None:
 def check_open(headers: Mapping[bytes, bytes], is_local: bool) -> None:
     """Refuse requests from pages of other sites to a service with open access.
 
-    A browser says where a page comes from. Where the service is for this machine only, it is called by a name of this
-    machine: another name is one that points here so that a foreign page seems to be of this service.
+    A browser sends the origin of a page. A service for this machine only is addressed by a name of this machine. Any
+    other name has been pointed at this machine so that a foreign page seems to belong to this service.
     """
     host = headers.get(b"host", b"")
     check_site(headers)
@@ -46,7 +47,7 @@ def check_open(headers: Mapping[bytes, bytes], is_local: bool) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches what listens there."""
+    """Return whether a server that listens on this host can only be reached from this machine."""
     address = _address(host)
     return host == "localhost" if address is None else address.is_loopback
 

@@ -4,8 +4,8 @@ A token is valid if it was signed with a key that the provider publishes, by an 
 `none`, never a shared secret), for this issuer and audience, and within its period of validity. Its claims are mapped
 to roles and to a tenant; a claim that is not mapped grants nothing.
 
-A browser signs in by authorization code with PKCE. What has to be known when it returns (state, nonce, verifier) is in
-a separate cookie; then a session is created, as for a token of Holdfast.
+A browser signs in by authorization code with PKCE. The data needed when it returns (state, nonce, verifier) is in a
+separate cookie; then a session is created, as for a token of Holdfast.
 """
 
 import asyncio
@@ -41,17 +41,18 @@ from holdfast.service.options import OidcOptions
 logger = logging.getLogger("holdfast.access")
 
 LONGEST_TOKEN = 16_384
-"""More bytes are no token, whatever they say."""
+"""A longer text is never accepted as a token."""
 
 FETCH_S = 5.0
 FETCH_BYTES = 1_000_000
 REST_S = 10.0
-"""How long to wait at least before the provider is asked again: for its keys because a token names an unknown one, or
-for its description because it could not be had."""
+"""The minimum pause before the provider is asked again: for its keys because a token names an unknown one, or for its
+description because it could not be fetched.
+"""
 
 KEPT_S = 60.0
 KEPT = 10_000
-"""For how long, and of how many tokens, it is remembered that they count: checking a signature takes a while."""
+"""How many valid tokens are cached, and for how long: checking a signature takes a while."""
 
 LOGIN_S = 600
 LOGIN_COOKIE = "holdfast_login"
@@ -62,7 +63,7 @@ _KINDS = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 
 
 class Login(Struct, frozen=True):
-    """What has to be known when a browser returns from the provider."""
+    """The data that is needed when a browser returns from the provider."""
 
     state: str
     nonce: str
@@ -70,7 +71,7 @@ class Login(Struct, frozen=True):
 
 
 class Provider:
-    """What an OpenID provider publishes of itself: where it is, and its keys."""
+    """The description and keys that an OpenID provider publishes."""
 
     def __init__(self, options: OidcOptions) -> None:
         self.options = options
@@ -88,7 +89,7 @@ class Provider:
 
     async def _describe(self) -> dict[str, Any]:
         now = asyncio.get_running_loop().time()
-        if now - self._described_at < REST_S:  # the caller need not be known
+        if now - self._described_at < REST_S:  # the caller may be unauthenticated
             raise EngineError(f"the OpenID provider {self.options.issuer} cannot be reached", retry_after_ms=1_000)
         self._described_at = now
         place = f"{self.options.issuer.rstrip('/')}/.well-known/openid-configuration"
@@ -99,7 +100,7 @@ class Provider:
         return about
 
     async def key(self, kid: str | None, algorithm: str) -> Any:
-        """Return the provider's key of this id for this algorithm; None if there is none. Keys may have changed."""
+        """Return the provider's key with this id for this algorithm; None if there is none. Keys may have changed."""
         loop = asyncio.get_running_loop()
         for _ in range(2):
             asked_at = self._read_at
@@ -140,7 +141,7 @@ class Provider:
         self._keys = found
 
     async def exchange(self, code: str, verifier: str, redirect_uri: str) -> str:
-        """Return the ID token that the provider gives for a code."""
+        """Exchange a code for the ID token of the provider."""
         options = self.options
         fields = {
             "grant_type": "authorization_code",
@@ -179,7 +180,7 @@ class Provider:
 
 
 def check_provider_address(address: str) -> None:
-    """Refuse to ask a provider where others could answer for it: without TLS, only on this machine."""
+    """Refuse a provider address where others could answer: without TLS, only this machine is allowed."""
     parts = urlsplit(address)
     if parts.scheme == "https" and parts.hostname:
         return
@@ -188,7 +189,7 @@ def check_provider_address(address: str) -> None:
 
 
 class OidcAccess(TokenAccess):
-    """Identifies callers: by tokens of an OpenID provider, and by our own."""
+    """Identifies callers by tokens of an OpenID provider, and by tokens of Holdfast."""
 
     def __init__(self, app: App, most_age_s: float, options: OidcOptions, secrets: Secrets | None = None) -> None:
         super().__init__(app, most_age_s)
@@ -219,7 +220,7 @@ class OidcAccess(TokenAccess):
         return principal
 
     async def claims_of(self, text: str, audience: str, nonce: str | None = None) -> dict[str, Any]:
-        """Return what a token says, if it counts for this audience; raise `NotAuthenticated` if not."""
+        """Return the claims of a token that is valid for this audience; raise `NotAuthenticated` if it is not."""
         import jwt
 
         options = self.options
@@ -278,11 +279,11 @@ class OidcAccess(TokenAccess):
     # --- signing in with a browser
 
     def begin(self) -> Login:
-        """Begin a sign-in, and return what the browser has to bring back."""
+        """Begin a sign-in, and return the data that the browser has to bring back."""
         return Login(*(self._secrets.new_secret() for _ in range(3)))
 
     async def address_of(self, login: Login, redirect_uri: str) -> str:
-        """Return where a browser goes to sign in."""
+        """Return the address at which a browser signs in."""
         challenge = base64.urlsafe_b64encode(sha256(login.verifier.encode()).digest()).rstrip(b"=").decode()
         asked = {
             "response_type": "code",
@@ -312,7 +313,7 @@ class OidcAccess(TokenAccess):
         return self.principal_of(await self.claims_of(token, self.options.client_id, login.nonce))
 
     async def make_session(self, principal: Principal, seconds: float, entry: AuditEntry) -> str:
-        """Return a session of a user whom the provider has signed in."""
+        """Create and return a session of a user who has signed in at the provider."""
         text, _ = await make_token(
             self.store,
             principal.name,
@@ -331,8 +332,8 @@ class OidcAccess(TokenAccess):
 def _check_id_token(claims: Mapping[str, Any], client_id: str, nonce: str) -> None:
     """Refuse an ID token that was made for another sign-in, or for another client (OpenID Connect Core 3.1.3.7).
 
-    One with several audiences says to which of them it was issued (`azp`). An access token says so too, but there any
-    client may be named.
+    A token with several audiences names the one to which it was issued (`azp`). An access token does so too, but there
+    any client may be named.
     """
     if not compare_digest(str(claims.get("nonce", "")), nonce):
         raise NotAuthenticated("this sign-in was not started here; start again")
@@ -343,7 +344,7 @@ def _check_id_token(claims: Mapping[str, Any], client_id: str, nonce: str) -> No
 
 
 def _claim(claims: Mapping[str, Any], path: str) -> Any:
-    """Return a claim by its path: `realm_access.roles` is within another."""
+    """Return a claim by its path: `realm_access.roles` is nested in another claim."""
     if path in claims:
         return claims[path]
     found: Any = claims
@@ -372,7 +373,7 @@ class SignInWays(Struct, frozen=True):
 
 
 class _Browser:
-    """Sends browsers to the provider, and takes them back."""
+    """Redirects browsers to the provider, and handles their return."""
 
     def __init__(self, service: Service, access: OidcAccess | None) -> None:
         self._service = service
@@ -386,11 +387,11 @@ class _Browser:
         return self._access is not None and bool(self._access.options.client_id)
 
     async def ways(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with the ways to sign in. No authentication is needed."""
+        """Respond with the ways to sign in. No authentication is needed."""
         await Exchange(self._service, scope, receive, send).answer(200, SignInWays(self.can_sign_in))
 
     async def begin(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a browser to the provider."""
+        """Redirect a browser to the provider."""
         access, exchange = self._opened(), Exchange(self._service, scope, receive, send)
         login = access.begin()
         place = await access.address_of(login, self._redirect_uri)
@@ -398,7 +399,7 @@ class _Browser:
         await exchange.send_nothing(303, [(b"location", place.encode()), cookie])
 
     async def back(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take a browser back, and give it a session."""
+        """Handle the return of a browser, and give it a session."""
         access, exchange = self._opened(), Exchange(self._service, scope, receive, send)
         login = _unpacked(exchange.headers, self._name(scope))
         if login is None:
@@ -410,7 +411,7 @@ class _Browser:
         )
         client = client_of(scope)
         left_ms = self._attempts.left_ms(client, SIGN_INS_PER_MINUTE)
-        if left_ms:  # each attempt makes the provider work, and who makes it is not known yet
+        if left_ms:  # each attempt causes work at the provider, and the caller is not known yet
             raise RateLimited("too many sign-ins from this address have failed", retry_after_ms=left_ms)
         self._attempts.count(client)
         try:
@@ -438,7 +439,7 @@ class _Browser:
         return f"__Host-{LOGIN_COOKIE}" if self._proxies.is_secure(scope) else LOGIN_COOKIE
 
     def _cookie(self, scope: Scope, value: str, age_s: int) -> tuple[bytes, bytes]:
-        # Lax: the browser brings it when the provider sends it back.
+        # Lax: the browser sends it when the provider redirects back.
         secure = "; Secure" if self._proxies.is_secure(scope) else ""
         text = f"{self._name(scope)}={value}; Path=/; HttpOnly; SameSite=Lax{secure}; Max-Age={age_s}"
         return b"set-cookie", text.encode()
@@ -458,7 +459,7 @@ def _unpacked(headers: Headers, wanted: str) -> Login | None:
 
 
 def oidc_routes(service: Service) -> list[Route]:
-    """Return the addresses at which browsers sign in."""
+    """Return the routes at which browsers sign in."""
     access = service.authenticate if isinstance(service.authenticate, OidcAccess) else None
     browser = _Browser(service, access)
     return [
@@ -469,7 +470,7 @@ def oidc_routes(service: Service) -> list[Route]:
 
 
 class _Asgi:
-    """A method as an application."""
+    """A method as an ASGI application."""
 
     def __init__(self, answer: ASGIApp) -> None:
         self._answer = answer

@@ -23,14 +23,14 @@ from holdfast.service.registry import refusal
 from holdfast.store.queries import TokenQuery
 
 SIGN_IN_BYTES = 1_024
-"""How large a request to sign in may be. It comes from callers who are not authenticated yet, and holds one token."""
+"""The maximum size of a sign-in request. It comes from unauthenticated callers, and contains one token."""
 
 SIGN_INS_PER_MINUTE = 30
-"""How often a token may be signed in with. Each time is a record in the store."""
+"""How often per minute one token may be used to sign in. Each time a record is stored."""
 
 FAILED_SIGN_INS = 10
 ALL_FAILED_SIGN_INS = 300
-"""How many sign-ins that failed the audit log keeps in a minute: of one address, and of all."""
+"""How many failed sign-ins the audit log keeps per minute: for one address, and in total."""
 
 EVERYBODY = ""
 
@@ -44,7 +44,7 @@ class SignIn(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionView(Struct, frozen=True, kw_only=True):
-    """Who is signed in, and what they may do. With `is_open` every caller may do everything."""
+    """The caller who is signed in, and the caller's permissions. With `is_open` every caller may do everything."""
 
     name: str
     scopes: list[str] | None
@@ -65,7 +65,7 @@ class Sessions:
         self._proxies = Proxies(service.options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         exchange = Exchange(self._service, scope, receive, send)
         if exchange.method == "POST":
             await self._sign_in(exchange, scope)
@@ -144,7 +144,7 @@ class Sessions:
 
 
 async def note_failure(access: TokenAccess, who: str, exchange: Exchange, scope: Scope) -> None:
-    """Append a sign-in that failed to the audit log: so many of each address in a minute, and so many of all."""
+    """Append a failed sign-in to the audit log, up to a limit per minute for each address and in total."""
     service, client = exchange.service, client_of(scope)
     failures = service.refusals.failed_sign_ins
     if failures.count(client) > FAILED_SIGN_INS or failures.count(EVERYBODY) > ALL_FAILED_SIGN_INS:
@@ -161,7 +161,7 @@ async def note_failure(access: TokenAccess, who: str, exchange: Exchange, scope:
 
 
 def cookie_of(is_secure: bool, value: str, age: str) -> tuple[bytes, bytes]:
-    """Return the header that sets the cookie of a session."""
+    """Return the header that sets a session cookie."""
     secure = "; Secure" if is_secure else ""
     return b"set-cookie", f"{cookie_name(is_secure)}={value}{_COOKIE}{secure}{age}".encode()
 

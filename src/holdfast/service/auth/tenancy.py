@@ -67,7 +67,7 @@ from holdfast.store.validation import finder_of
 from holdfast.store.wakeups import Wakeups
 
 COUNTED_AT_ONCE = 500
-"""How many runs of one project or environment are read at a time to be counted."""
+"""How many runs of one project or environment are read at a time for a count."""
 
 
 class _OfRun(Protocol):
@@ -89,21 +89,24 @@ class _OfTenant(Protocol):
 
 
 def seen_by(tenant: str | None, store: Store, project: str | None = None, environment: str | None = None) -> Store:
-    """Return the store as a caller of this tenant, or of a part of it, sees it; without a tenant, the whole store."""
+    """Return the store as visible to a caller of this tenant, or of a part of it; without a tenant, the whole store."""
     return store if tenant is None else TenantView(store, tenant, project, environment)
 
 
 def check_chosen_id(tenant: str | None, run_id: str | None) -> None:
-    """Refuse an id that a tenant chooses for a run and that another one might.
+    """Refuse a run id that one tenant chooses and that another tenant might also choose.
 
-    Ids of runs are unique over all tenants: who could choose any would take those of others, or learn that they exist.
+    Run ids are unique across all tenants: a caller who could choose any id would take those of others, or learn that
+    they exist.
     """
     if tenant is not None and run_id is not None and not run_id.startswith(f"{tenant}:"):
         raise InvalidInput(f"run_id: a run's id that tenant {tenant!r} chooses begins with '{tenant}:'", field="run_id")
 
 
 def belongs_to(owner: _OfTenant, thing: _OfTenant) -> bool:
-    """Return whether a caller sees a thing: of their tenant, or of their part of it. One without a tenant sees all."""
+    """Return whether a caller sees a thing: of their tenant, or of their part of it. A caller without a tenant sees
+    all.
+    """
     return (
         owner.tenant in (None, thing.tenant)
         and owner.project in (None, thing.project)
@@ -182,19 +185,19 @@ class TenantView:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the store can promise."""
+        """The capabilities of the store."""
         return self._store.capabilities
 
     @property
     def wakeups(self) -> Wakeups:
-        """The store's wake-ups, which do not reveal which tenant's run may be ready."""
+        """The store's wake-ups. They do not reveal to which tenant a ready run belongs."""
         return self._store.wakeups
 
     async def now(self) -> Instant:
         return await self._store.now()
 
     async def load(self, run_ids: Sequence[str]) -> list[LoadedRun | None]:
-        """Return the tenant's own runs. Those of others are not read: they cost no more time than none."""
+        """Return the tenant's own runs. Those of others are not read, so they take no more time than missing runs."""
         own = await self._own(run_ids)
         runs = iter(await self._store.load([run_id for run_id in run_ids if run_id in own]) if own else ())
         return [next(runs) if run_id in own else None for run_id in run_ids]
@@ -220,7 +223,9 @@ class TenantView:
         return await finder(query)
 
     async def _count_runs(self, query: RunCountQuery) -> Found[RunCount]:
-        """Count the tenant's runs; those of one project or environment one by one, because no store counts these."""
+        """Count the tenant's runs. Runs of one project or environment are counted one by one, because no store can
+        count them.
+        """
         if self.project is None and self.environment is None:
             return await self._store.find(replace(query, runs=replace(query.runs, tenant=self.tenant)))
         counts: Counter[tuple[str, RunStatus]] = Counter()
@@ -292,7 +297,7 @@ class TenantView:
             raise NotPermitted("a tenant keeps plans of its own")
         return tenant
 
-    # Sinks are a tenant's, whole: a part of it would get, by one, what belongs to others.
+    # A sink belongs to a whole tenant: a caller for a part of it would receive the events of other parts.
 
     async def _find_sinks(self, query: SinkQuery) -> Found[SinkStatus]:
         return Found() if self._is_part else await self._store.find(replace(query, tenant=self.tenant))
@@ -308,7 +313,9 @@ class TenantView:
         return bool(await self.find(SinkQuery(name=name)))
 
     async def put_sink(self, sink: Sink, audit: AuditEntry | None = None) -> Sink:
-        """Store a webhook of the tenant. What reaches into the installation's own network is not for tenants."""
+        """Store a webhook of the tenant. Tenants may not configure sinks that reach into the installation's own
+        network.
+        """
         if self._is_part or sink.tenant != self.tenant or not sink.name.startswith(f"{self.tenant}:"):
             raise NotPermitted(f"a tenant keeps sinks of its own, whose names begin with '{self.tenant}:'")
         if sink.kind != "webhook" or sink.allow_private:
@@ -389,7 +396,7 @@ class TenantView:
         return await self._store.find(query) if await self._own([query.run_id]) else Found()
 
     async def _find_places(self, query: PlaceQuery) -> Found[PlaceInLine]:
-        """Return how far the tenant's runs have come. How many places others have is not said."""
+        """Return the queue positions of the tenant's runs. The number of places that others occupy is not revealed."""
         own = await self._own(query.run_ids)
         run_ids = tuple(run_id for run_id in query.run_ids if run_id in own)
         places = await self._store.find(replace(query, run_ids=run_ids)) if run_ids else ()
@@ -412,7 +419,7 @@ class TenantView:
         return [next(answers) if id in own else Refused(no_such_letter(id)) for id in ids]
 
     async def _find_of_runs(self, query: Query[Row], cursor_of: Callable[[Row], Any]) -> Found[Row]:
-        """Return the next rows of the tenant's own runs: none, and no place, only when there are no more."""
+        """Return the next rows of the tenant's own runs. Only at the end are there no rows and no cursor."""
         query = replace(query, tenant=self.tenant)
         while True:
             page = await self._store.find(query)
@@ -427,7 +434,7 @@ class TenantView:
             query = replace(query, after=cursor_of(page[-1]))
 
     def _part(self, page: Found[T], own: list[T]) -> Found[T]:
-        """Return the tenant's own rows of a page; of whose project damaged ones are cannot be known."""
+        """Return the tenant's own rows of a page. The project of damaged rows cannot be known."""
         is_bound = self.project is not None or self.environment is not None
         return Found(own, page.cursor, () if is_bound else page.unreadable, page.as_of)
 
@@ -436,7 +443,7 @@ class TenantView:
 
 
 async def heads_of(store: Index, run_ids: Iterable[str]) -> dict[str, RunHead]:
-    """Return the heads of the runs to which the rows of a page belong, by id. A run that was deleted has none."""
+    """Return the heads of the runs to which the rows of a page belong, by id. A deleted run has none."""
     asked = tuple(dict.fromkeys(run_ids))
     found: dict[str, RunHead] = {}
     query = RunQuery(run_ids=asked, limit=len(asked) or 1)

@@ -1,10 +1,10 @@
-"""Limits on what callers may do in a minute and concurrently, by token and by tenant.
+"""Limits on what callers may do per minute and concurrently, by token and by tenant.
 
 - Refusals are logged and counted. A caller who was refused too often within a minute gets `RateLimited` for commands,
   signals, updates and operations on tasks, before a run records another refusal.
 - Reads are counted: a list costs 1, a text search `SEARCH_COST`, and a batch the sum of its calls. The number of
   concurrent lists of a tenant is limited, so that no tenant occupies all readers of the store.
-- Log lines are limited for each caller; the number of those that were omitted is logged.
+- Log lines are limited for each caller; the number of omitted lines is logged.
 """
 
 import asyncio
@@ -21,30 +21,30 @@ logger = logging.getLogger("holdfast.access")
 
 MINUTE_S = 60.0
 LINES_PER_MINUTE = 60
-"""How many refusals of one caller are logged in a minute."""
+"""How many refusals of one caller are logged per minute."""
 
 ALL_LINES_PER_MINUTE = 6_000
-"""How many refusals of all callers are logged in a minute, so that many addresses cannot fill a disk."""
+"""How many refusals of all callers are logged per minute, so that many addresses cannot fill a disk."""
 
 KEYS = 10_000
-"""For how many callers a count is kept."""
+"""For how many callers counts are kept."""
 
 COUNTED = frozenset({"runs:control", "tasks:write", "signals:write"})
 UPDATE = "runs.update"
-"""Scopes of operations whose refusals the engine records, and the one operation of another scope."""
+"""The scopes of operations whose refusals the engine records, and the one operation with another scope."""
 
 SEARCH_COST = 20
-"""The cost of a search for words: it scans every row, where a list reads only the rows that it returns."""
+"""The cost of a text search: it scans every row, while a list reads only the rows that it returns."""
 
 
 class Meter:
-    """Counts by key, in windows of a minute."""
+    """Counts by key, in windows of one minute."""
 
     def __init__(self) -> None:
         self._counts: dict[str, tuple[float, int]] = {}
 
     def count(self, key: str, by: int = 1) -> int:
-        """Add to the count of a key, and return the count in the present window."""
+        """Add to the count of a key, and return the count in the current window."""
         now = asyncio.get_running_loop().time()
         if len(self._counts) >= KEYS:
             self._counts = {key: count for key, count in self._counts.items() if now - count[0] < MINUTE_S}
@@ -55,7 +55,7 @@ class Meter:
         return so_far + by
 
     def left_ms(self, key: str, most: int) -> int:
-        """Return how long a caller has to wait whose count has reached `most`, or 0."""
+        """Return how long a caller with a count of `most` has to wait, or 0."""
         since, count = self._counts.get(key, (0.0, 0))
         if count < most:
             return 0
@@ -63,7 +63,7 @@ class Meter:
 
 
 class RefusalLog:
-    """The refusals of this process: logged, and counted for each caller."""
+    """The refusals of this process, which are logged and counted for each caller."""
 
     def __init__(self, per_minute: int) -> None:
         self._per_minute = per_minute
@@ -84,13 +84,14 @@ class RefusalLog:
         self._refused.count(key)
 
     def log_error(self, key: str, who: str, what: str, refusal: HoldfastError, correlation_id: str) -> None:
-        """Log that a known caller was refused, and with which error."""
+        """Log that a known caller was refused, with the error."""
         self.log(f"{who} ({key})" if key != who else who, what, refusal.message, correlation_id, key)
 
     def log(self, who: str, what: str, why: str, correlation_id: str, key: str) -> None:
-        """Log a refusal: the caller, the operation and the reason. Only count it if this caller has too many log lines.
+        """Log a refusal: the caller, the operation and the reason. If this caller has too many log lines, only count
+        it.
 
-        `key` identifies the caller: the id of a valid token, or else the address of the client.
+        `key` identifies the caller: the id of a valid token, otherwise the address of the client.
         """
         is_over = self._lines.count(key) > LINES_PER_MINUTE or self._lines.count("") > ALL_LINES_PER_MINUTE
         if is_over:
@@ -104,7 +105,7 @@ class RefusalLog:
 
 
 class ConcurrencyLimit:
-    """Limits how many of something a token and a tenant have open at once."""
+    """Limits how many of something a token and a tenant may have open concurrently."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -131,7 +132,7 @@ class ConcurrencyLimit:
 
 
 class ReadLimiter:
-    """Limits how much callers of this process read within a minute, and how many lists at once."""
+    """Limits how much callers of this process read per minute, and how many lists they read concurrently."""
 
     def __init__(self, per_minute: int, tenant_per_minute: int, at_once: int) -> None:
         self._per_minute = per_minute
@@ -141,7 +142,7 @@ class ReadLimiter:
         self._slots: dict[str, tuple[asyncio.Semaphore, int]] = {}
 
     def charge(self, caller: str, tenant: str | None, cost: int) -> None:
-        """Count what a caller reads, or raise `RateLimited` if the caller or the tenant has read too much."""
+        """Count a read of a caller, or raise `RateLimited` if the caller or the tenant has read too much."""
         bounds = [(f"token {caller}", self._per_minute, "you have")]
         if tenant is not None:
             bounds.append((f"tenant {tenant}", self._tenant_per_minute, f"tenant {tenant!r} has"))

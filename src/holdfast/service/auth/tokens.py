@@ -1,8 +1,8 @@
 """Authentication of callers by tokens that are kept in the store.
 
-A request costs no query, because what is known of a token is cached briefly. Unknown tokens are looked up together,
-with a pause between two queries, so that made-up tokens do not load the store. Tokens that are unknown, revoked or
-expired get the same response.
+A request costs no query, because tokens are cached briefly. Unknown tokens are looked up together, with a pause between
+two queries, so that made-up tokens do not load the store. Tokens that are unknown, revoked or expired get the same
+response.
 """
 
 import asyncio
@@ -31,29 +31,29 @@ logger = logging.getLogger("holdfast.access")
 
 HOW_TO_BEGIN = "`holdfast token create NAME --role admin --store ADDRESS` makes one on the store, without a server"
 LAST_USED_S = 600
-"""How exact `last_used_at` is: one write for each token in so long, in each process."""
+"""The precision of `last_used_at`: each process writes it once per token in this time."""
 
 PAUSE_S = 0.01
-"""Between two queries for tokens. Who comes in between shares the next one."""
+"""The pause between two queries for tokens. Callers that arrive in between share the next one."""
 
 LOOK_UP = 500
 KEPT = 10_000
 
 SESSION_COOKIE = b"holdfast_session"
 SECURE_SESSION_COOKIE = b"__Host-holdfast_session"
-"""What the cookie is called over https: browsers take this name only from this very host, and only by TLS."""
+"""The name of the cookie over https. Browsers accept this name only from this very host, and only over TLS."""
 
 MOST_BYTES = 200
-"""A longer text is no token, whatever it says."""
+"""A longer text is never accepted as a token."""
 
 _BEARER = re.compile(rb"bearer +([^\s,]+)", re.IGNORECASE)
 PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 OIDC = "oidc:"
-"""What the ids of callers begin with whom an OpenID provider knows. There is no token behind such an id."""
+"""The prefix of the ids of callers whom an OpenID provider has authenticated. Such an id has no stored token."""
 
 
 class _Asked(Struct, frozen=True, kw_only=True):
-    """What a token is asked for with, to be checked."""
+    """The requested properties of a token, for validation."""
 
     role: str
     scopes: tuple[str, ...]
@@ -67,7 +67,7 @@ class _Asked(Struct, frozen=True, kw_only=True):
 
 
 def _texts(given: Any) -> Any:
-    """Return what should be texts as a tuple, if it can be one."""
+    """Return a value that should be texts as a tuple, if that is possible."""
     is_many = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
     return tuple(given) if is_many else given
 
@@ -90,11 +90,11 @@ async def make_token(
     audit: AuditEntry | None = None,
     is_granted: bool = False,
 ) -> tuple[str, AccessToken]:
-    """Make a token: return its text, for its bearer only, and the record that the store keeps.
+    """Create a token: return its text, for its bearer only, and the record that the store keeps.
 
-    `role` and `scopes` are its rights, and `roles` are its bearer's roles for tasks. It ends after `expires_in_s`, at
-    most `longest_s`. It needs no server, so you can make the first token with it. `is_granted` means that its rights
-    are already decided, even if it has none.
+    `role` and `scopes` are its rights, and `roles` are its bearer's roles for tasks. It expires after `expires_in_s`,
+    at most `longest_s`. It needs no server, so you can create the first token with it. `is_granted` means that its
+    rights are already decided, even if it has none.
     """
     asked = _Asked(
         role=role,
@@ -166,7 +166,7 @@ def _microseconds(seconds: float, longest_s: float) -> int:
 
 
 def _about(entry: AuditEntry | None, token: AccessToken) -> list[AuditEntry]:
-    """Return the entry of the audit log about a token, if there is one: for the tenant that the token is of."""
+    """Return the audit log's entry about a token, if there is one, under the token's tenant."""
     if entry is None:
         return []
     place = {"tenant": token.tenant, "project": token.project, "environment": token.environment}
@@ -176,14 +176,14 @@ def _about(entry: AuditEntry | None, token: AccessToken) -> list[AuditEntry]:
 
 
 async def revoke_token(store: Store, token: AccessToken, by: str, audit: AuditEntry | None = None) -> AccessToken:
-    """Revoke a token for good. Doing it twice is harmless, and the first time stands."""
+    """Revoke a token permanently. Repeating that is harmless, and the first time of revocation is kept."""
     revoked = replace(token, revoked_at=await store.now(), revoked_by=by)
     [kept] = await store.put_tokens([revoked], _about(audit, token))
     return kept
 
 
 class _Known(Struct, frozen=True):
-    """What was read of a token, when by the loop's clock, what time the store had then, and who has it."""
+    """A token as it was read, when by the loop's clock, the store's time then, and the bearer."""
 
     token: AccessToken
     read_at: float
@@ -194,7 +194,7 @@ class _Known(Struct, frozen=True):
 def given_token(headers: Mapping[bytes, bytes]) -> tuple[str, bool] | None:
     """Return the token of a request, and whether it is the cookie of a session; None without a token.
 
-    The Authorization header counts before the cookie. What can be no token is an empty one.
+    The Authorization header takes precedence over the cookie. A text that cannot be a token counts as an empty token.
     """
     said = headers.get(b"authorization")
     if said is not None:
@@ -260,7 +260,7 @@ class TokenAccess:
         return await self._bearer(*found, is_session=False)
 
     async def has_any(self) -> bool:
-        """Return whether there is any token."""
+        """Note that a token has changed, so that it is looked up again at its next use."""
         return bool(await self.store.find_tokens(TokenQuery(limit=1)))
 
     def forget(self, token_id: str) -> None:
@@ -285,13 +285,13 @@ class TokenAccess:
         return replace(known.principal, is_session=True) if is_session else known.principal
 
     async def _note_use(self, known: _Known) -> None:
-        """Keep when a token was last used, now and then."""
+        """Store when a token was last used, at intervals."""
         token, now = known.token, _present(known)
         if token.last_used_at is not None and now - token.last_used_at < LAST_USED_S * 1_000_000:
             return
         used = replace(token, last_used_at=now)
         if self._known.get(token.token_id) is known:
-            self._known[token.token_id] = replace(known, token=used)  # before others come to the same idea
+            self._known[token.token_id] = replace(known, token=used)  # before the write, so that no other request repeats it
         try:
             await self.store.put_tokens([used])
         except StoreError as problem:
@@ -311,7 +311,7 @@ class TokenAccess:
     async def _read(self) -> dict[str, _Known]:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(max(0.0, self._last_read + PAUSE_S - loop.time()))
-        wanted, self._wanted, self._next = sorted(self._wanted), set(), None  # who comes now waits for the next one
+        wanted, self._wanted, self._next = sorted(self._wanted), set(), None  # later callers wait for the next query
         self._last_read = loop.time()
         try:
             return await self._read_tokens(wanted)
@@ -332,13 +332,13 @@ class TokenAccess:
             self._known.pop(token_id, None)
         if len(self._known) + len(found) > KEPT:
             self._known.clear()
-        if changes == self._changes:  # else what was read may have been overtaken by what is known here already
+        if changes == self._changes:  # otherwise the rows may be older than what is known here
             self._known |= found
         return found
 
 
 def principal_of(token: AccessToken) -> Principal:
-    """Return the bearer of a token, and what they may do."""
+    """Return the bearer of a token, and the bearer's permissions."""
     scopes = scopes_of(token.role, token.scopes)
     return Principal(
         name=token.name,
@@ -353,7 +353,7 @@ def principal_of(token: AccessToken) -> Principal:
 
 
 def _present(known: _Known) -> Instant:
-    """Return the store's time, from what it was when the token was read."""
+    """Return the store's current time, computed from its time when the token was read."""
     return known.now + int((asyncio.get_running_loop().time() - known.read_at) * 1_000_000)
 
 

@@ -1,10 +1,10 @@
-"""The service as an ASGI application of its own: mounted in FastAPI, Starlette or Django, or run by any ASGI server.
+"""The service as an ASGI application: mounted in FastAPI, Starlette or Django, or run by any ASGI server.
 
-Below a prefix everything works as at the root: links, cookies, event streams and the OpenAPI description name the
-prefix. Who owns the node is a question of the lifespan: the host application enters `lifespan`, which opens the store
-and runs the node; a server that runs the application alone does the same by the protocol. Without it the application
-answers for what the app has open already. May not: bind sockets, handle the signals of the process, or read settings of
-a server, which are the host's.
+Below a prefix everything works as at the root: links, cookies, event streams and the OpenAPI description include the
+prefix. The lifespan decides who owns the node: the host application enters `lifespan`, which opens the store and runs
+the node; a server that runs the application alone does the same through the protocol. Without a lifespan the
+application serves what the app has already opened. This module must not bind sockets, handle the signals of the
+process, or read settings of a server: these belong to the host.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -51,7 +51,7 @@ class AsgiService:
     async def lifespan(self, host: Any = None) -> AsyncIterator[None]:
         """Open the store and run the node while the context is open: `FastAPI(lifespan=service.lifespan)`.
 
-        `host` is the application that is served. Frameworks pass it; it is not used.
+        `host` is the served application. Frameworks pass it; it is not used.
         """
         async with self._app.node(self._store, options=self._node):
             service = self.service
@@ -65,7 +65,7 @@ class AsgiService:
                 service.stopping.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or run the lifespan for a server."""
+        """Handle one request, or run the lifespan for a server."""
         if scope["type"] == "lifespan":
             await self._lifespans.lifespan(scope, receive, send)
             return
@@ -73,11 +73,11 @@ class AsgiService:
 
     @property
     def service(self) -> Service:
-        """What requests share now. It belongs to one life of the node, and to its event loop."""
+        """The current state that requests share. It belongs to one process of the node, and to its event loop."""
         return self._current()[0]
 
     def _current(self) -> tuple[Service, Front]:
-        runtime = self._app.runtimes.current()  # without one, requests are answered: there is no store at the moment
+        runtime = self._app.runtimes.current()  # without one, requests get an error: there is no store
         if self._made is None or self._made[0] is not runtime:
             service = make_service(self._app, self._options, self._access)
             self._made = (runtime, service, Front(service, self._routes))

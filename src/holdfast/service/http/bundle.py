@@ -1,9 +1,9 @@
 """Joins the modules of the page into one script, and its style sheets into one: two requests instead of a hundred.
 
-The files stay what a contributor writes: there is no build, the service joins them when it starts. A module becomes a
-function that is called once and returns what it exports; lines stay lines, so that a source map of one entry a line
-leads from the script back to the files, which are served too. May not: read files, or understand more of the language
-than the imports and exports that the page's style allows.
+The files stay as a contributor writes them: there is no build; the service joins them when it starts. A module becomes
+a function that is called once and returns its exports. Lines stay lines, so a source map with one entry per line maps
+the script to the files, which are served too. This module must not read files, or parse more of the language than the
+imports and exports that the page's style allows.
 """
 
 import re
@@ -21,7 +21,7 @@ _DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 
 
 def join_modules(files: Mapping[str, str], entries: Sequence[str]) -> tuple[str, str]:
-    """Return one script that does what these modules do, and its source map."""
+    """Return one script that is equivalent to these modules, and its source map."""
     order: list[str] = []
     for entry in entries:
         _visit(entry, files, order, ())
@@ -32,7 +32,7 @@ def join_modules(files: Mapping[str, str], entries: Sequence[str]) -> tuple[str,
 
 
 def _visit(name: str, files: Mapping[str, str], order: list[str], above: tuple[str, ...]) -> None:
-    """Append a module to the order, behind those that it imports."""
+    """Append a module to the order, after the modules that it imports."""
     if name in order:
         return
     if name in above:
@@ -49,7 +49,7 @@ def _resolved(importer: str, address: str) -> str:
 
 
 def _linked(name: str, text: str, order: list[str]) -> str:
-    """Return a module as a constant that holds what it exports, in as many lines."""
+    """Return a module as a constant that holds its exports, with the same number of lines."""
 
     def taken(found: re.Match[str]) -> str:
         wanted = found[1]
@@ -73,7 +73,7 @@ def _variable(name: str, order: list[str]) -> str:
 
 
 def _mappings(lengths: Sequence[int]) -> str:
-    """Return the mappings of a source map with one place a line, of files that follow each other."""
+    """Return the mappings of a source map with one position per line, for consecutive files."""
     first = ["AAAA", *(f"AC{_vlq(1 - before)}A" for before in lengths)]
     return ";".join(";".join([begin, *["AACA"] * (length - 1)]) for begin, length in zip(first, lengths, strict=False))
 

@@ -1,7 +1,7 @@
-"""Responses with the bytes of artifacts, streamed: however large an artifact is, little of it is in memory.
+"""Responses with the bytes of artifacts, streamed: only a small part of an artifact is in memory.
 
 The last piece is sent once all bytes have been verified. So a response is complete only if it is what was stored;
-otherwise the connection is closed early, which the announced length reveals.
+otherwise the connection is closed early, which the client detects by the announced length.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ logger = logging.getLogger("holdfast.service")
 
 
 class Downloads:
-    """Answers requests with artifacts. A caller may have as many under way as event streams, together with them."""
+    """Answers requests with artifacts. The limit of event streams applies to both together for each caller."""
 
     def __init__(self, service: "Service") -> None:
         self._service = service
 
     async def answer(self, exchange: "Exchange", endpoint: "Endpoint", values: dict[str, str]) -> None:
-        """Answer one request, for as long as its reader reads."""
+        """Handle one request, for as long as the client reads."""
         context = self._service.context(await exchange.principal(), exchange.correlation_id)
         endpoint.operation.check_caller(context)
         request = endpoint.binder.from_query(values, exchange.query)
         with self._service.streams.hold(stream_bounds(context)):
             download: Download = await endpoint.operation.execute(context, request)
             async with aclosing(download.chunks) as chunks:  # type: ignore[type-var]
-                piece = await anext(chunks, b"")  # first: what is missing is answered with a problem
+                piece = await anext(chunks, b"")  # read first, so that a missing artifact is answered with a problem
                 kind, artifact_id = download.artifact.uri.split("/")[-2:]
                 name = f"{kind}-{artifact_id.partition('.')[0]}"
                 headers = [
@@ -50,7 +50,7 @@ class Downloads:
                     await self._send(exchange, piece)
                     await exchange.end_stream()
                 except TimeoutError:
-                    return  # the reader does not read
+                    return  # the client does not read
                 except HoldfastError as problem:
                     logger.error("the download of %s was cut short: %s", download.artifact.uri, problem)  # noqa: TRY400
 

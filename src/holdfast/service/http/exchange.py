@@ -32,19 +32,19 @@ from holdfast.service.http.problems import CONTENT_TYPE, Problem, problem_of, re
 
 JSON = b"application/json"
 BODY_DEPTH = JSON_DEPTH + 10
-"""How deep a body may be nested: what surrounds a value takes some levels, and the value has its own bound."""
+"""The maximum nesting of a body: the levels around a value take some, and the value has its own limit."""
 
 SMALL_BYTES = 64 * 1024
-"""Up to what size bodies are received without counting them: a connection may have as much on its way anyhow."""
+"""The size up to which bodies are not counted while they are received: a connection may buffer as much anyway."""
 
 LARGE = 256 * 1024
-"""From what size on compressing would keep others waiting, and is done beside them."""
+"""The size from which compression runs in a thread, because it would delay other requests."""
 
 PIECE_BYTES = 256 * 1024
-"""How much of an answer is sent at a time: what is written and not taken is in memory twice."""
+"""How much of a response is sent at a time: bytes that are written and not received are in memory twice."""
 
 HEAD_BYTES = 64 * 1024
-"""How large the head of a request may be. Addresses, tokens and cookies are much smaller."""
+"""The maximum size of a request's head. Addresses, tokens and cookies are much smaller."""
 
 HeaderList = Iterable[tuple[bytes, bytes]]
 
@@ -67,7 +67,7 @@ SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
 )
-"""What every answer says to browsers. A page may run scripts that come as files, and no others."""
+"""The headers of every response for browsers. A page may run scripts from files, and no others."""
 
 
 class ClientGone(Exception):
@@ -75,7 +75,7 @@ class ClientGone(Exception):
 
 
 def correlation_of(headers: Headers, ids: Ids) -> str:
-    """Return the id under which a request is found in logs: the caller's, if it can be one, or a fresh one."""
+    """Return the id that identifies a request in logs: the caller's if it is valid, otherwise a new one."""
     given = headers.get(CORRELATION_HEADER, b"")
     return given.decode() if _CORRELATION.fullmatch(given) else ids.new_id()
 
@@ -83,7 +83,7 @@ def correlation_of(headers: Headers, ids: Ids) -> str:
 def check_framing(headers: Sequence[tuple[bytes, bytes]], address_bytes: int) -> None:
     """Refuse a head that is too large, and a body whose length is ambiguous (request smuggling).
 
-    A parser counts only what it has to wait for, so that a head which arrives at once may be as large as it likes.
+    A parser counts only bytes that it has to wait for, so a head that arrives in one piece may have any size.
     """
     names = [name for name, _ in headers]
     if b"transfer-encoding" in names and b"content-length" in names:
@@ -94,7 +94,7 @@ def check_framing(headers: Sequence[tuple[bytes, bytes]], address_bytes: int) ->
 
 
 def check_head(headers: Sequence[tuple[bytes, bytes]], query: bytes) -> None:
-    """Refuse what different readers would read differently, and tokens where logs would keep them."""
+    """Refuse heads that readers could interpret differently, and tokens in places where logs would keep them."""
     said = [name for name, _ in headers if name in _ONCE]
     if len(said) != len(set(said)):
         raise MalformedRequest("a header that identifies the caller, its origin or the host is there more than once")
@@ -105,7 +105,7 @@ def check_head(headers: Sequence[tuple[bytes, bytes]], query: bytes) -> None:
 
 
 class Exchange:
-    """One request and its answer."""
+    """One request and its response."""
 
     __slots__ = (
         "_caller",
@@ -127,9 +127,9 @@ class Exchange:
         self.headers: Headers = scope["holdfast.headers"]
         self.method: str = scope["method"]
         self.mount: str = scope["holdfast.mount"]
-        """The prefix below which the service is mounted, as an address has it; empty at the root."""
+        """The prefix below which the service is mounted, encoded as in an address; empty at the root."""
         self.path: bytes = scope["holdfast.path"]
-        """The path below that prefix, as it came."""
+        """The path below that prefix, as it was received."""
         self.query: bytes = scope["query_string"]
         self.correlation_id: str = scope["holdfast.correlation_id"]
         self._scope = scope
@@ -139,11 +139,11 @@ class Exchange:
         self._send = send
 
     async def principal(self) -> Principal:
-        """Authenticate the caller. Every endpoint calls this, or checks itself what a session may do."""
+        """Authenticate the caller. Every endpoint calls this, or checks by itself what a session may do."""
         try:
             check_head(self._scope["headers"], self.query)
             principal = await self.service.authenticate(self.headers)
-            if not principal.token_id and not principal.is_open:  # else one caller could be several people
+            if not principal.token_id and not principal.is_open:  # otherwise one caller could be several people
                 principal = replace(principal, token_id=principal.name)
             if principal.is_session:
                 check_site(self.headers)
@@ -159,9 +159,9 @@ class Exchange:
             raise
 
     async def body(self, most: int | None = None) -> bytes:
-        """Return the body, which is JSON as far as its caller says, and neither too large nor too slow nor too deep.
+        """Return the body. It must be JSON according to the caller, and neither too large nor too slow nor too deep.
 
-        `most` is how many bytes it may have, where that is less than usual.
+        `most` is the maximum number of bytes, if that is less than usual.
         """
         options = self.service.options
         most = options.body_bytes if most is None else min(most, options.body_bytes)
@@ -186,7 +186,7 @@ class Exchange:
         return body
 
     async def disconnected(self) -> None:
-        """Wait until the caller has gone. For after the body was read."""
+        """Wait until the caller disconnects. Call it after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -220,17 +220,17 @@ class Exchange:
         raise NotAcceptable("answers are application/json")
 
     async def answer(self, status: int, value: Any, headers: HeaderList = ()) -> None:
-        """Answer with a value as JSON."""
+        """Respond with a value as JSON."""
         text = _encoder.encode(value)
         ResponseBudget(self.service.options.answer_bytes).take(len(text))
         await self.send(status, text, JSON, headers)
 
     def unexpected(self, problem: Exception) -> HoldfastError:
-        """Log an error that is not one of ours, and return the error for the caller."""
+        """Log an unexpected error, and return the error for the caller."""
         return unexpected(problem, self.correlation_id, self.service.stopping.is_set())
 
     async def refuse(self, error: HoldfastError) -> None:
-        """Answer with a problem."""
+        """Respond with a problem."""
         problem = problem_of(error, self.correlation_id)
         headers = [(b"allow", error.details["allow"].encode())] if problem.status == 405 else []
         if problem.status == 401:
@@ -241,7 +241,7 @@ class Exchange:
         await self.send(problem.status, encode_problem(problem), CONTENT_TYPE, headers)
 
     async def send(self, status: int, body: bytes, kind: bytes, headers: HeaderList = ()) -> None:
-        """Answer with bytes, compressed if they are many and the caller takes that."""
+        """Respond with bytes, compressed if there are many and the caller accepts that."""
         listed = [(b"content-type", kind), *headers]
         if len(body) >= self.service.options.compress_bytes and b"gzip" in self.headers.get(b"accept-encoding", b""):
             body = await asyncio.to_thread(gzip.compress, body, 1) if len(body) > LARGE else gzip.compress(body, 1)
@@ -259,7 +259,7 @@ class Exchange:
             await self._send_pieces(body)
 
     async def _send_pieces(self, body: bytes) -> None:
-        """Send a large body as its reader takes it; one that takes nothing for a while is dropped."""
+        """Send a large body as fast as the client reads it. A client that does not read for a while is disconnected."""
         for start in range(0, len(body), PIECE_BYTES):
             try:
                 async with asyncio.timeout(self.service.options.stall_s):
@@ -269,21 +269,21 @@ class Exchange:
         await self.end_stream()
 
     async def start_stream(self, kind: bytes, headers: HeaderList = ()) -> None:
-        """Begin a response of which the length is not known."""
+        """Begin a response of unknown length."""
         self.service.requests[self.operation, 200] += 1
         listed = [(b"content-type", kind), *headers]
         await self._send({"type": "http.response.start", "status": 200, "headers": listed})
 
     async def send_piece(self, piece: bytes) -> None:
-        """Send a part of a response that was begun."""
+        """Send a part of the response."""
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def end_stream(self) -> None:
-        """End a response that was begun."""
+        """End the response."""
         await self._send({"type": "http.response.body", "body": b""})
 
     async def send_nothing(self, status: int, headers: HeaderList = ()) -> None:
-        """Answer without a body."""
+        """Respond without a body."""
         self.service.requests[self.operation, status] += 1
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers]})
         await self._send({"type": "http.response.body", "body": b""})

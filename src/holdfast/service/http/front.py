@@ -1,8 +1,8 @@
-"""The ASGI application: every request comes through here, and every response gets the same headers.
+"""The ASGI application: every request passes through it, and every response gets the same headers.
 
 `/v1/` is REST and `/rpc` is JSON-RPC; everything else, such as the description, sessions, metrics, the page and the
-routes that an embedder adds, goes through Starlette's router. An error that a transport raises becomes a problem here.
-All of it may be mounted below a prefix (`root_path`) of another application.
+routes that an embedder adds, goes through Starlette's router. Errors that a transport raises become problems here. All
+of it may be mounted below a prefix (`root_path`) of another application.
 """
 
 import asyncio
@@ -43,11 +43,11 @@ from holdfast.service.http.static import nothing_here, page_routes
 from holdfast.service.operations import DOWNLOADS, OPERATIONS, STREAMS
 
 SHOWN_PATH = 200
-"""How much of an address is shown in the log."""
+"""How much of an address is logged."""
 
 
 class Front:
-    """The whole service as one ASGI application. `routes` are served beside the operations."""
+    """The whole service as one ASGI application. `routes` are served in addition to the operations."""
 
     def __init__(self, service: Service, routes: Sequence[BaseRoute] = ()) -> None:
         self._service = service
@@ -63,7 +63,7 @@ class Front:
         self._others = Router([*own, *routes, *page_routes()], redirect_slashes=False, default=nothing_here)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._others(scope, receive, send)
             return
@@ -116,7 +116,9 @@ class Front:
             await exchange.refuse(_error_of(problem, exchange))
 
     def _check_connection(self, scope: Scope, is_spare: bool) -> None:
-        """Refuse what ends the connection: one too many, and a head that leaves open where the body ends."""
+        """Refuse requests that end the connection: one connection too many, or a head with an ambiguous end of the
+        body.
+        """
         if is_spare and scope["holdfast.route"] != "/v1/health":
             busy = "there are as many connections, from this address or from all, as are served; retry later"
             raise EngineError(busy, retry_after_ms=1_000)
@@ -129,12 +131,12 @@ class Front:
         elif path == "/rpc":
             await self._rpc.answer(exchange)
         else:
-            scope["app"] = self  # so that routes raise what they have no answer to
+            scope["app"] = self  # so that routes raise errors that they do not handle
             await self._others(scope, receive, send)
 
 
 def _caused_by(headers: Headers) -> AbstractContextManager[None]:
-    """Let the runs that a request starts carry the span of its caller, if the request names one."""
+    """Link the runs that a request starts to the span of its caller, if the request names one."""
     if b"traceparent" not in headers:
         return nullcontext()
     given = headers[b"traceparent"].decode("latin-1")
@@ -142,13 +144,13 @@ def _caused_by(headers: Headers) -> AbstractContextManager[None]:
 
 
 def _mount(scope: Scope, root: str) -> None:
-    """Put into a request below which prefix the service is mounted, and the path without it.
+    """Store in a request the prefix below which the service is mounted, and the path without it.
 
-    Servers and frameworks leave the prefix in the path, as the standard has it. What came without it stays as it is.
+    Servers and frameworks leave the prefix in the path, as the standard requires. A path without it stays as it is.
     """
     scope["holdfast.mount"] = quote(root)
     if scope["path"].startswith(f"{root}/"):
-        segments = scope["holdfast.path"].split(b"/")  # as it came, an encoded slash is no separator
+        segments = scope["holdfast.path"].split(b"/")  # undecoded: an encoded slash is not a separator
         scope["holdfast.path"] = b"/" + b"/".join(segments[root.count("/") + 1 :])
         scope["holdfast.route"] = scope["path"][len(root) :]
 
@@ -167,7 +169,7 @@ def _error_of(problem: Exception, exchange: Exchange) -> HoldfastError:
 
 
 class _Description:
-    """Answers with the OpenAPI description, which is made at the first request."""
+    """Responds with the OpenAPI description, which is generated at the first request."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

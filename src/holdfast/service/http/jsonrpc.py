@@ -1,7 +1,7 @@
-"""JSON-RPC 2.0, derived from the operations: the method is the operation's name, and parameters go by name.
+"""JSON-RPC 2.0, derived from the operations: the method is the operation's name, and parameters are passed by name.
 
-An answer carries the id of its own request. Calls of a batch are carried out at the same time, so that they share
-commits; what must come after something else is asked for afterwards.
+A response carries the id of its own request. The calls of a batch are executed concurrently, so that they share
+commits. A call that depends on another one belongs in a later request.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from holdfast.service.registry import Operation, binder_of
 
 NO_ID = Raw(b"null")
 ENVELOPE_BYTES = 1_024
-"""How much of an answer is kept for what surrounds each result, and for refusals."""
+"""How many bytes of a response are reserved for the envelope of each result, and for refusals."""
 
 _ID_STARTS = frozenset(b'"-0123456789n')
 
@@ -41,7 +41,7 @@ class RpcError(Struct, frozen=True):
 
 
 class Response(Struct, frozen=True, kw_only=True):
-    """What is answered to one call: a result, or an error."""
+    """The response to one call: a result, or an error."""
 
     jsonrpc: Literal["2.0"] = "2.0"
     id: Raw = NO_ID
@@ -63,7 +63,7 @@ _id = msgspec.json.Decoder(dict[str, Raw])
 
 
 class _Caller(NamedTuple):
-    """Who calls, the correlation id for logs, what completes when they disconnect, and the bytes left for answers."""
+    """The caller, the correlation id for logs, what completes when they disconnect, and the bytes left to send."""
 
     principal: Principal
     correlation_id: str
@@ -80,7 +80,7 @@ class JsonRpc:
         self._methods = {name: (operation, binder_of(operation)) for name, operation in operations.items()}
 
     async def answer(self, exchange: Exchange) -> None:
-        """Answer one request of HTTP: a call, or a batch of them."""
+        """Handle one HTTP request: a call, or a batch of them."""
         exchange.operation = "rpc"
         if exchange.method == "OPTIONS":
             await exchange.send_nothing(204, [(b"allow", b"OPTIONS, POST")])
@@ -117,7 +117,7 @@ class JsonRpc:
         return [answer for answer in answers if answer is not None] or None
 
     async def _call(self, caller: "_Caller", text: Raw) -> Response | None:
-        """Answer one call; a notification, which has no id, is not answered whatever becomes of it."""
+        """Execute one call. A notification, which has no id, gets no response whatever its result."""
         try:
             request = _request.decode(text)
             if request.id is not UNSET and not _is_id(request.id):
@@ -155,7 +155,7 @@ def _is_id(id: Any) -> bool:
 
 
 def _id_of(text: Raw) -> Raw:
-    """Return the id of something that is no call, if it has one all the same."""
+    """Return the id of an invalid call, if it has one anyway."""
     try:
         id = _id.decode(text).get("id", NO_ID)
     except msgspec.ValidationError:

@@ -16,7 +16,7 @@ from traceback import extract_stack
 from typing import Any
 
 BEATS = 2
-"""How many beats there are in the time after which the loop counts as held up."""
+"""The number of heartbeats in the time after which the loop counts as blocked."""
 
 SHOWN_FRAMES = 3
 """How many of the innermost lines of the loop's thread are logged."""
@@ -25,7 +25,7 @@ logger = logging.getLogger("holdfast.service.loop")
 
 
 class LoopWatchdog:
-    """How often and for how long the loop was held up. `name_of` returns what a task does, for the log."""
+    """How often and for how long the loop was blocked. `name_of` returns what a task executes, for the log."""
 
     def __init__(self, name_of: "Callable[[asyncio.Task[Any] | None], str]") -> None:
         self.stalls = 0
@@ -34,7 +34,7 @@ class LoopWatchdog:
 
     @contextmanager
     def watching(self, most_s: float) -> Iterator[None]:
-        """Watch the running loop, which may be away for so long; 0 watches nothing."""
+        """Watch the running loop, which may be blocked for this long; 0 disables it."""
         if most_s <= 0:
             yield
             return

@@ -1,4 +1,4 @@
-"""The operations as OpenAPI 3.1: the request of each, its response, and every error that it may answer with."""
+"""The operations as OpenAPI 3.1: the request of each, its response, and every error that it may return."""
 
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
@@ -55,7 +55,7 @@ def describe(operations: Mapping[str, Operation], title: str = "Holdfast") -> Js
 
 
 def _is_used(name: str, asks: set[str], paths: Json) -> bool:
-    """Return whether a schema is referenced: requests are spread over parameters and bodies instead."""
+    """Return whether a schema is referenced. Requests are not: they are split into parameters and a body."""
     return name not in asks or msgspec.json.encode(REF.format(name=name)) in msgspec.json.encode(paths)
 
 
@@ -108,7 +108,7 @@ def _parameters(operation: Operation, asked: Json, example: Json) -> list[Json]:
 
 
 def _of_text(schema: Json) -> Json:
-    """Return the schema of a parameter, which is left out where it would be null."""
+    """Return the schema of a parameter. Instead of null, a parameter is omitted."""
     choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
     if len(choices) != 1:
         return schema
@@ -136,7 +136,7 @@ def _responses(operation: Operation, answer: Json) -> Json:
 
 
 def _piece(data: Json) -> Json:
-    """Return the schema of one piece of an event stream, whose data is JSON in a text. Pieces with an event differ."""
+    """Return the schema of one item of an event stream, with its data as JSON text. Items with an event name differ."""
     of_event = {
         "type": "object",
         "title": "OfEvent",
@@ -152,18 +152,18 @@ def _response(description: str, kind: str, schema: Json) -> Json:
 
 
 def _codes() -> str:
-    """Say what each code means."""
+    """Return the meaning of each code, as text."""
     return "\n".join(f"- `{error.code}`: {title_of(error)}." for error in _expanded([HoldfastError]))
 
 
 def _of_rest(operation: Operation) -> list[type[HoldfastError]]:
-    """Return how REST itself may refuse a request before it comes to the operation."""
+    """Return the errors with which REST itself may refuse a request before it reaches the operation."""
     of_body: list[type[HoldfastError]] = [PayloadTooLarge, SlowRequest, UnsupportedMediaType]
     return [MalformedRequest, NotAcceptable, *(of_body if operation.has_body else [])]
 
 
 def _expanded(errors: Iterable[type[HoldfastError]]) -> list[type[HoldfastError]]:
-    """Return errors with all that are kinds of them, each once."""
+    """Return errors with all their subclasses, each once."""
     found: dict[type[HoldfastError], None] = {}
     for error in errors:
         found[error] = None

@@ -1,7 +1,7 @@
 """Refusals as callers see them: problem+json (RFC 9457), and errors of JSON-RPC, from one table.
 
-`code` is the name of the error's class and is what programs should look at. A problem never holds a payload: where a
-value does not fit its type, the words are made from the type alone.
+`code` is the name of the error's class, and programs should use it. A problem never contains a payload: if a value does
+not fit its type, the message is made from the type alone.
 """
 
 import logging
@@ -36,13 +36,13 @@ STATUS: dict[type[HoldfastError], int] = {
     e.InvalidInput: 422,
     e.RateLimited: 429,
     e.Overloaded: 429,
-    # One run is at fault: its state does not allow what is asked, or it has refused it.
+    # One run is at fault: its state does not allow the request, or the run has refused it.
     e.RunError: 409,
     e.ArtifactMissing: 404,
     e.HistoryGap: 503,
     e.CorruptHistory: 500,
     e.HistoryTooNew: 503,
-    # The installation is at fault. Trying again later may help, except where something is damaged or missing.
+    # The installation is at fault. A retry later may help, except where something is damaged or missing.
     e.EngineError: 503,
     e.InternalError: 500,
     e.StoreCorrupt: 500,
@@ -50,7 +50,7 @@ STATUS: dict[type[HoldfastError], int] = {
     e.RequestTimedOut: 504,
     e.StoreFull: 507,
 }
-"""The HTTP status of each error; of one that is not listed, that of its parent."""
+"""The HTTP status of each error. An error that is not listed has the status of its parent."""
 
 PARSE_ERROR = -32_700
 INVALID_REQUEST = -32_600
@@ -80,22 +80,22 @@ def status_of(kind: type[HoldfastError]) -> int:
 
 
 def rpc_code_of(kind: type[HoldfastError]) -> int:
-    """Return the number of an error in JSON-RPC: what the standard has, else -32000 less the status past 400.
+    """Return the JSON-RPC code of an error: the standard's code, otherwise -32000 minus the status above 400.
 
-    So 409, every conflict, is -32009; those of the installation are counted on from -32050.
+    So 409, every conflict, is -32009. Errors of the installation are numbered from -32050.
     """
     status = status_of(kind)
     return _RPC.get(status) or -32_000 - status % 100 - (50 if status >= 500 else 0)
 
 
 def title_of(kind: type[HoldfastError]) -> str:
-    """Return what all errors of this kind have in common, in a sentence."""
+    """Return the common title of all errors of this kind."""
     first = (kind.__doc__ or kind.__name__).strip().split("\n\n", 1)[0]
     return re.sub(r"\s+", " ", first).rstrip(".")
 
 
 def problem_of(error: HoldfastError, correlation_id: str) -> Problem:
-    """Return how a caller sees an error."""
+    """Return an error as callers see it."""
     kind = type(error)
     return Problem(
         type=f"urn:holdfast:error:{kind.code}",
@@ -109,9 +109,9 @@ def problem_of(error: HoldfastError, correlation_id: str) -> Problem:
 
 
 def unexpected(problem: Exception, correlation_id: str, is_stopping: bool = False) -> HoldfastError:
-    """Log an unexpected error, and return what the caller gets: nothing but where to look.
+    """Log an unexpected error, and return the error for the caller, which only says where to look.
 
-    While the service is being stopped, parts of it that a request still needs are gone: that is no fault to look for.
+    While the service is stopping, parts that a request still needs may be closed: that is not logged as a fault.
     """
     if is_stopping:
         logger.warning("request %s was aborted because the service is stopping: %r", correlation_id, problem)
@@ -121,7 +121,7 @@ def unexpected(problem: Exception, correlation_id: str, is_stopping: bool = Fals
 
 
 def stopping(*, is_begun: bool) -> e.ServiceStopping:
-    """Return the error for a caller whom a service that is being stopped does not answer any more."""
+    """Return the error for a caller that a stopping service does not serve any more."""
     if not is_begun:
         return e.ServiceStopping("the service is being stopped; nothing was done: ask again", outcome="not-done")
     return e.ServiceStopping(
@@ -131,7 +131,7 @@ def stopping(*, is_begun: bool) -> e.ServiceStopping:
 
 
 def retry_after(problem: Problem) -> int | None:
-    """Return after how many seconds it is worth trying again, or None if that is not known to help."""
+    """Return the seconds after which a retry is worthwhile, or None if it is not known to help."""
     wait_ms = problem.details.get("retry_after_ms")
     if isinstance(wait_ms, int):
         return max(1, -(-wait_ms // 1_000))
@@ -139,7 +139,7 @@ def retry_after(problem: Problem) -> int | None:
 
 
 def _detail(error: HoldfastError) -> str:
-    """Return the error's sentence, without the values that a decoder has quoted in it."""
+    """Return the error's message, without the values that a decoder has quoted in it."""
     text, cause = error.message, error.__cause__
     while cause is not None:
         if isinstance(cause, msgspec.ValidationError):

@@ -1,6 +1,6 @@
-"""`/metrics`: what a process does and what its store holds, in the text format of Prometheus.
+"""`/metrics`: the activity of a process and the contents of its store, in the text format of Prometheus.
 
-Counters are this process's own and are kept anyway; gauges are of the whole store, and are queried at a scrape, at most
+Counters belong to this process and are kept anyway. Gauges cover the whole store, and are queried at a scrape, at most
 once in a few seconds. `prometheus_client` writes the format. Each scrape has a registry of its own: nothing is added to
 the global one, which belongs to the host process.
 """
@@ -29,16 +29,16 @@ SCOPE = "system:read"
 KEEP_S = 2.0
 """For how long the counts of the store are reused."""
 SAMPLED_US = 600_000_000
-"""How old a sample may be whose counts are shown: what only a sample counts would cost too much at each scrape."""
+"""The maximum age of a sample whose counts are shown: computing them at each scrape would cost too much."""
 SAMPLES = 1_000
-"""How many of them are read: by default one is taken each minute."""
+"""How many samples are read: by default one is taken each minute."""
 
 Samples = tuple[tuple[str, ...], Iterable[tuple[tuple[str, ...], float]]]
-"""The names of labels, and each value with its labels."""
+"""The label names, and each value with its labels."""
 
 
 class Metrics:
-    """An ASGI application that answers with all metrics."""
+    """An ASGI application that responds with all metrics."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -47,7 +47,7 @@ class Metrics:
         self._sinks: list[SinkStatus] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         exchange = Exchange(self._service, scope, receive, send)
         exchange.operation = "metrics"
         context = self._service.context(await exchange.principal(), exchange.correlation_id)
@@ -62,7 +62,7 @@ class Metrics:
         return generate_latest(registry)
 
     async def families(self, context: RequestContext) -> list[Metric]:
-        """Return all metrics: each with its name, what it counts, its labels and its values."""
+        """Return all metrics: each with its name, its description, its labels and its values."""
         store = context.runtime.store
         now = asyncio.get_running_loop().time()
         if self._stats is None or now - self._stats[0] > KEEP_S:
@@ -146,7 +146,7 @@ class Metrics:
 
 
 def _of_sample(samples: Sequence[SampleAt]) -> Iterator[Metric]:
-    """Return what the last sample of the installation says: names without values where none is taken."""
+    """Return the metrics of the last sample of the installation: names without values if there is none."""
     last = [each.sample for each in samples[-1:]]
     retrying: Samples = (), [((), each.retrying) for each in last]
     yield _gauge("runs_retrying", "Runs of which an activity is tried again.", retrying)
@@ -155,7 +155,7 @@ def _of_sample(samples: Sequence[SampleAt]) -> Iterator[Metric]:
 
 
 class _Collected(Collector):
-    """Metrics that were collected before: a registry asks synchronously, and the store answers asynchronously."""
+    """Metrics that were collected before: a registry reads synchronously, while the store is asynchronous."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families

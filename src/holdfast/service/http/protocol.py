@@ -13,22 +13,22 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from holdfast.service.http.exchange import HEAD_BYTES
 
 IS_SPARE = "holdfast.is_spare"
-"""What the state of a connection says that is there for questions about health only."""
+"""The key in a connection's state that marks it as reserved for health checks."""
 
 FEW = 8
-"""How many connections an address may have of those that are kept for addresses with few."""
+"""How many of the connections that are reserved for addresses with few connections one address may have."""
 
 KEPT = 10
-"""The share of the connections that is kept for addresses with few: one of so many."""
+"""The divisor for the share of connections that is reserved for addresses with few connections."""
 
 SPARE = 64
 SPARE_PER_ADDRESS = 2
 SPARE_S = 5.0
-"""How many connections beyond the bound answer questions about health, how many for one address, and for how long."""
+"""How many connections beyond the limit may do health checks, how many per address, and for how long."""
 
 
 class ConnectionLimits:
-    """Who has how many connections. What one address has too many of, others still have."""
+    """Counts connections by address. An address at its limit does not take connections from others."""
 
     def __init__(self, most: int, per_address: int) -> None:
         self._most = most
@@ -38,11 +38,11 @@ class ConnectionLimits:
 
     @property
     def taken(self) -> int:
-        """How many connections there are, without those that are spare."""
+        """How many connections there are, without the spare ones."""
         return self._by_address.total()
 
     def acquire(self, address: str) -> str:
-        """Return what a new connection is for: "requests", "health", or "" if it is closed at once."""
+        """Return the purpose of a new connection: "requests", "health", or "" if it must be closed immediately."""
         is_scarce = self._most - self.taken <= self._most // KEPT
         bound = min(FEW, self._per_address) if is_scarce else self._per_address
         if self.taken < self._most and self._by_address[address] < bound:
@@ -54,7 +54,7 @@ class ConnectionLimits:
         return ""
 
     def release(self, address: str, purpose: str) -> None:
-        """Count a connection no longer."""
+        """Stop counting a connection."""
         counts = self._by_address if purpose == "requests" else self._spare_by_address
         counts[address] -= 1
         if counts[address] <= 0:
@@ -64,7 +64,7 @@ class ConnectionLimits:
 def connection_class(
     head_s: float, parser: type[Any] = AutoHTTPProtocol, limits: ConnectionLimits | None = None
 ) -> type[Any]:
-    """Return a class of connections with this time limit for the head of a request."""
+    """Return a connection class with this time limit for the head of a request."""
     bases = (_Counted, _Patient) if hasattr(parser, "on_headers_complete") else (_Patient,)
     if limits is not None:
         bases = (_Limited, *bases)
@@ -72,7 +72,7 @@ def connection_class(
 
 
 class _Limited:
-    """One of the connections of its address, or one for questions about health only."""
+    """A connection that counts towards the limit of its address, or is reserved for health checks."""
 
     LIMITS: ConnectionLimits
     _purpose = ""
@@ -98,7 +98,7 @@ class _Limited:
 
 
 class _Patient:
-    """Waits for the head of a request, and no longer than it should."""
+    """Waits for the head of a request, up to the time limit."""
 
     HEAD_S: float
     _patience: asyncio.TimerHandle | None
@@ -123,9 +123,9 @@ class _Patient:
 
 
 class _Counted:
-    """Counts what comes since the parser last had a whole head or a part of a body to show for it.
+    """Counts the bytes since the parser last completed a head or a part of a body.
 
-    It reads nothing as long as whole requests wait for an answer to the one before them.
+    It reads nothing while complete requests wait for the response to the previous one.
     """
 
     _unread = 0
@@ -146,9 +146,9 @@ class _Counted:
 
     def on_response_complete(self: Any) -> None:
         super().on_response_complete()  # type: ignore[misc]
-        if self.pipeline:  # read no more before it is answered: each answer would admit hundreds of requests
+        if self.pipeline:  # stop reading until it is answered: otherwise each response would admit hundreds of requests
             self.flow.pause_reading()
 
     def connection_lost(self: Any, exc: Exception | None) -> None:
         super().connection_lost(exc)  # type: ignore[misc]
-        self.pipeline.clear()  # requests behind the present one: their caller is gone
+        self.pipeline.clear()  # requests behind the current one: their caller has disconnected

@@ -1,4 +1,4 @@
-"""Proxies in front of the service: the client that they name, and the address under which it was reached.
+"""Proxies in front of the service: the client that they report, and the address at which the service was reached.
 
 `Forwarded` and `X-Forwarded-*` are trusted only from a proxy that the options name. Of several addresses the last one
 that is not such a proxy counts: those before it may be forged.
@@ -23,19 +23,19 @@ _SCHEMES = ("http", "https")
 
 
 class Proxies:
-    """Reads what the proxies that are trusted say of a request."""
+    """Reads what trusted proxies report about a request."""
 
     def __init__(self, options: ServiceOptions) -> None:
         self._networks = networks_of(options.trusted_proxies)
         self._public = urlsplit(options.public_url) if options.public_url else None
         self.are_trusted = bool(self._networks)
-        """Whether any is. Otherwise only the cookies of a request are of concern."""
+        """Whether any proxy is trusted. Otherwise only the cookies of a request matter."""
 
     def settle(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Set the client, the scheme and the host of a request as trusted proxies report them; drop what may be forged.
 
-        A cookie without the prefix `__Host-` may have been set by a neighbour, or without TLS: where there is TLS, it
-        does not count.
+        A cookie without the prefix `__Host-` may have been set by a sibling domain, or without TLS. With TLS it is
+        ignored.
         """
         client = scope.get("client")
         if client is not None and self._is_trusted(client[0]):
@@ -46,12 +46,12 @@ class Proxies:
             headers[b"cookie"] = _without_plain(headers[b"cookie"])
 
     def is_secure(self, scope: Scope) -> bool:
-        """Return whether the browser came by https."""
+        """Return whether the browser used https."""
         return scope.get("scheme") == "https" or (self._public is not None and self._public.scheme == "https")
 
     def _read(self, scope: Scope) -> None:
-        """Take over what proxies say. A proxy that writes one kind of header may pass on the other as the caller wrote
-        it: where the two name different clients, or different schemes, neither counts.
+        """Apply what proxies report. A proxy that writes one kind of header may forward the other kind as the caller
+        wrote it: if the two name different clients, or different schemes, neither counts.
         """
         kinds = (
             [pair for pair in scope["headers"] if pair[0] == _BY_RFC],
@@ -65,7 +65,9 @@ class Proxies:
             scope["scheme"] = schemes.pop()
 
     def _end_of(self, way: Sequence[tuple[str, str]]) -> tuple[str, str]:
-        """Return the first address that is no proxy's, seen from here, and how it came to the proxies."""
+        """Return the first address, seen from here, that is not a proxy's, and the scheme by which it reached the
+        proxies.
+        """
         client, by = "", ""
         for address, scheme in reversed(way):
             by = scheme if scheme in _SCHEMES else by
@@ -93,7 +95,7 @@ def networks_of(texts: Iterable[str]) -> tuple[Network, ...]:
 
 
 def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Return the addresses that proxies have named, each with the scheme by which it came, in the order of the way."""
+    """Return the addresses that proxies have named, each with its scheme, in the order of the hops."""
     said: dict[bytes, list[str]] = {}
     for name, value in headers:
         said.setdefault(name, []).append(value.decode("latin-1"))
@@ -134,5 +136,5 @@ def _without_plain(cookies: bytes) -> bytes:
 
 
 def cookie_name(is_secure: bool) -> str:
-    """Return what the cookie of a session is called."""
+    """Return the name of the session cookie."""
     return (SECURE_SESSION_COOKIE if is_secure else SESSION_COOKIE).decode()

@@ -1,7 +1,7 @@
-"""REST, derived from the operations: one address for each of them, and what HTTP requires of everything else.
+"""REST, derived from the operations: one address for each of them, and HTTP's rules for everything else.
 
-Addresses are matched against the path as it came, segment by segment: an id may hold an encoded slash, which a
-router that sees the decoded path, as Starlette's does, cannot distinguish from a separator.
+Addresses are matched against the undecoded path, segment by segment: an id may contain an encoded slash. A router that
+sees the decoded path, like Starlette's, cannot distinguish it from a separator.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Endpoint:
 
     @property
     def has_head(self) -> bool:
-        """Whether it answers HEAD: its answer is short, and known before it is sent."""
+        """Whether it supports HEAD: its response is short, and known before it is sent."""
         return not self.is_stream and not self.is_download
 
 
@@ -93,7 +93,7 @@ def _decoded(segment: bytes) -> str:
 
 
 class Rest:
-    """Answers requests at the addresses of the operations."""
+    """Handles requests at the addresses of the operations."""
 
     def __init__(self, service: Service, operations: Mapping[str, Operation]) -> None:
         self._service = service
@@ -102,7 +102,7 @@ class Rest:
         self._downloads = Downloads(service)
 
     async def answer(self, exchange: Exchange) -> None:
-        """Answer one request, or raise the error that it is refused with."""
+        """Handle one request, or raise the error that refuses it."""
         endpoints, values = self._router.match(exchange.path)
         if exchange.method == "OPTIONS":
             await exchange.send_nothing(204, [(b"allow", _allowed(endpoints).encode())])

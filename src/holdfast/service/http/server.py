@@ -29,7 +29,7 @@ logger = logging.getLogger("holdfast.service")
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without its handling of signals, which the process does itself, and with word of when it has begun."""
+    """Uvicorn without its signal handling, which the process does itself, and with a notification at its start."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -45,7 +45,9 @@ class _Server(uvicorn.Server):
 
 
 def check_access(options: ServiceOptions, authenticate: Authenticate | None) -> Authenticate:
-    """Return the authentication of a service. Access is open only if that was chosen, and then it is logged (API-4)."""
+    """Return the authentication of a service. Access is open only if that was configured, and then it is logged
+    (API-4).
+    """
     if authenticate is not None and options.is_open:
         raise InvalidInput("access is either open or authenticated, not both", field="is_open")
     if authenticate is not None:
@@ -63,7 +65,7 @@ def check_access(options: ServiceOptions, authenticate: Authenticate | None) -> 
 
 
 def access_of(app: App, options: ServiceOptions) -> TokenAccess:
-    """Return what authenticates callers: tokens of Holdfast, and an OpenID provider if there is one."""
+    """Return the authentication of callers: tokens of Holdfast, and an OpenID provider if there is one."""
     if options.oidc is None:
         return TokenAccess(app, options.tokens_s)
     check_provider_address(options.oidc.issuer)
@@ -80,9 +82,9 @@ def access_of(app: App, options: ServiceOptions) -> TokenAccess:
 async def listening(
     service: Service, routes: Sequence[BaseRoute] = (), listener: socket.socket | None = None
 ) -> AsyncIterator[int]:
-    """Serve while the context is open; gives the port. At its end requests under way may finish for a while.
+    """Serve while the context is open; yields the port. At the end, running requests may finish for a limited time.
 
-    A `listener` is a socket that was bound before; it is closed here, as one of our own would be.
+    A `listener` is an already bound socket; it is closed here, like one that is created here.
     """
     options = service.options
     config = uvicorn.Config(
@@ -95,7 +97,7 @@ async def listening(
         lifespan="off",
         access_log=False,
         log_config=None,
-        log_level="error",  # what callers do wrong is not worth a line each
+        log_level="error",  # errors of callers are not worth a log line each
         server_header=False,
         ws="none",
         proxy_headers=False,  # `Proxies` decides which proxies are trusted
@@ -120,7 +122,7 @@ async def listening(
 
 
 def _prepare_tls(config: uvicorn.Config, options: ServiceOptions) -> None:
-    """Read certificate and key, before anything is bound, and refuse old versions of TLS."""
+    """Read certificate and key before anything is bound, and refuse old versions of TLS."""
     try:
         config.load()
     except (OSError, ssl.SSLError) as problem:
@@ -132,13 +134,13 @@ def _prepare_tls(config: uvicorn.Config, options: ServiceOptions) -> None:
 
 
 def bind(options: ServiceOptions) -> socket.socket:
-    """Return a socket at the address where a service is to listen."""
+    """Return a socket bound to the address of a service."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's algorithm off only where it is: 40 ms for each answer.
+    # The protocol is explicit because asyncio disables Nagle's algorithm only then: it would cost 40 ms per response.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # else what a reader does not take is kept for as long as it likes
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # otherwise data that a client does not read is kept
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(options.stall_s * 1_000))
         listener.bind((options.host, options.port))
         return listener
@@ -149,7 +151,7 @@ def bind(options: ServiceOptions) -> socket.socket:
 
 
 def how_to_begin(store: str | Store | None) -> str:
-    """Return how the first token of a store is made."""
+    """Return the instruction for creating the first token of a store."""
     return HOW_TO_BEGIN.replace("ADDRESS", without_password(store)) if isinstance(store, str) else HOW_TO_BEGIN
 
 

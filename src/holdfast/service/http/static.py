@@ -1,9 +1,9 @@
-"""The page for people: files of the package, without a build and without anything from elsewhere.
+"""The web page: files of the package, without a build and without external resources.
 
-The document names its scripts and style sheets one by one; it is sent with one of each (`bundle.py`). The
-files stand below an address that names their content, so browsers keep them for good; only the document that names
-this address is requested again each time. The files hold no data and need no authentication: what they show comes from
-the same operations that all other callers use.
+The document names its scripts and style sheets one by one; it is sent with one of each (`bundle.py`). The files have
+addresses that contain a hash of their content, so browsers cache them permanently; only the document that names these
+addresses is requested each time. The files contain no data and need no authentication: what they show comes from the
+same operations that all other callers use.
 """
 
 import gzip
@@ -35,7 +35,7 @@ PLACES = (
     "/health",
     "/audit",
 )
-"""Where the document is: what it shows at which of them it decides itself."""
+"""The addresses of the document. It decides itself what it shows at each of them."""
 
 KINDS = {
     ".css": "text/css; charset=utf-8",
@@ -52,7 +52,7 @@ ASK_FIRST = "no-cache"
 
 
 class Asset:
-    """A file as it is sent. It is compressed when it is first asked for so: most are only in a bundle."""
+    """A file as it is sent. It is compressed at the first request for that: most files are only used in a bundle."""
 
     def __init__(self, name: str, body: bytes) -> None:
         self.body = body
@@ -81,14 +81,14 @@ class Page:
         self.assets[DOCUMENT] = self.document_at("")
 
     def document_at(self, mount: str) -> Asset:
-        """Return the document of a service that is mounted below a prefix; empty if it is at the root."""
+        """Return the document of a service that is mounted below a prefix; the prefix is empty at the root."""
         prefix = html.escape(mount)
         text = self._document.replace("{base}", f"{prefix}{ASSETS}/{self.version}").replace("{mount}", prefix)
         return Asset(DOCUMENT, text.encode())
 
 
 def _bundled(texts: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return the document with one script and one style sheet in place of those that it names, and these."""
+    """Return the document with one script and one style sheet in place of the ones that it names, and these two."""
     document = texts[DOCUMENT]
     scripts, sheets = _SCRIPT.findall(document), _SHEET.findall(document)
     bundles: dict[str, str] = {}
@@ -118,7 +118,7 @@ async def _document(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer at an address where nothing is: a browser with the page, which says so; others with an error."""
+    """Respond at an unknown address: browsers get the page, which reports it; others get an error."""
     is_browser = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
     if not is_browser or b"text/html" not in scope["holdfast.headers"].get(b"accept", b"").lower():
         raise NotFound("there is nothing at this address")
@@ -128,7 +128,7 @@ async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _asset_of(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with a file. One asked for under another content's name comes too, and is not kept."""
+    """Respond with a file. A file requested with an outdated hash is sent too, but not cached."""
     page, parameters = the_page(), scope["path_params"]
     asset = page.assets.get(parameters["name"])
     if asset is None or parameters["name"] == DOCUMENT:
@@ -149,7 +149,7 @@ async def _answer(asset: Asset, keep: str, scope: Scope, receive: Receive, send:
 
 
 class _Served:
-    """An ASGI application, as a route takes it: not a function, which would be given a request instead."""
+    """An ASGI application for a route. It is not a function, which a route would call with a request instead."""
 
     def __init__(self, answer: ASGIApp) -> None:
         self._answer = answer

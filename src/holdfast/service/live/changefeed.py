@@ -1,12 +1,12 @@
 """The change feed: one poll of the store for all subscribers of runs and lists.
 
 While there are subscribers, one task in the process asks the store which histories have grown (`Store.changes`): after
-a commit here, when the store notifies, and now and then. What has grown is read once for all subscribers. Polling takes
-a small part of the time, however much happens: changes that come in between are read together.
+a commit here, when the store notifies, and periodically. The new events are read once for all subscribers. Polling
+takes a small part of the time, whatever the load: changes that arrive in between are read together.
 
-No subscriber has a buffer that could grow. One that follows a run asks for the events after the last that it has, and
-gets them from what was read last, or from the store; one that watches lists reads them again when too much has changed
-at once.
+No subscriber has a buffer that could grow. A subscriber that follows a run asks for the events after the last one that
+it has, and gets them from the last read, or from the store; a subscriber to lists reads them again when too much has
+changed at once.
 """
 
 import asyncio
@@ -35,25 +35,25 @@ PAGE_EVENTS = 100
 """How many events are read at a time, and how many of a run are kept for its followers."""
 
 PAGE_BYTES = 1024 * 1024
-"""How large the events are together, about, that are read at a time."""
+"""The approximate total size of the events that are read at a time."""
 
 TASKS_BYTES = 4 * 1024 * 1024
-"""How large the tasks of a run may be together to be sent one by one to subscribers."""
+"""The maximum total size of a run's tasks that are sent individually to subscribers."""
 
 KEPT_BYTES = 256 * 1024
-"""How much of a run is kept at most, for its followers."""
+"""How much of a run is kept for its followers at most."""
 
 MOST_RUNS = 500
-"""How many runs may have changed at once before subscribers of lists read them again."""
+"""How many runs may have changed at once before subscribers to lists read them again."""
 
 LONGEST_WAIT_US = 5_000_000
-"""How much later than others a letter may be stored and still be found."""
+"""How much later than others a dead letter may be stored and still be found."""
 
 REST = 20
 """The pause before the next poll, as a multiple of the time that the last one took."""
 
 LAST = (RunCompleted, RunFailed, RunCancelled)
-"""What ends a history."""
+"""The events that end a history."""
 
 IsOpen = Callable[[], bool]
 
@@ -61,7 +61,7 @@ logger = logging.getLogger("holdfast.service")
 
 
 class FollowedRun:
-    """A run that is followed, and the last part of its history as it goes over the wire."""
+    """A run that is followed, and the last part of its history in wire format."""
 
     def __init__(self, store: Store, alerts: Alerts, head: RunHead) -> None:
         self.run_id = head.run_id
@@ -76,7 +76,7 @@ class FollowedRun:
         self._reading = asyncio.Lock()
 
     def grow(self, version: int) -> None:
-        """Note the length of the history, and wake its followers."""
+        """Note the length of the history, and wake up its followers."""
         if version > self.version or self.is_stale:
             self.version = max(version, self.version)
             for wake in self.followers:
@@ -96,7 +96,7 @@ class FollowedRun:
                 return ()
             self.is_stale = False
             frames = [event_frame(event, isinstance(event.data, LAST)) for event in usable]
-            if seq == self._read_to:  # otherwise a follower catches up, which is no lag
+            if seq == self._read_to:  # otherwise a follower is catching up, which is not a lag
                 await self._note_lag(usable)
             if frames[-1].seq > self._read_to:
                 self._read_to = frames[-1].seq
@@ -160,7 +160,7 @@ class ChangeFeed:
         await asyncio.shield(self._begun)
 
     def follow(self, head: RunHead, wake: asyncio.Event) -> FollowedRun:
-        """Set an event from now on whenever a run's history has grown."""
+        """From now on, set an event whenever a run's history has grown."""
         followed = self._followed.get(head.run_id)
         if followed is None:
             followed = self._followed[head.run_id] = FollowedRun(self._store, self._alerts, head)
@@ -195,7 +195,7 @@ class ChangeFeed:
         self._task.cancel()
         if not self._begun.done():
             self._begun.set_exception(EngineError("the service stops"))
-            self._begun.exception()  # mark it as retrieved: nothing may be waiting for it
+            self._begun.exception()  # mark the exception as retrieved: there may be no waiter
         self._wake_all()
 
     def _wake_all(self) -> None:
@@ -245,7 +245,7 @@ class ChangeFeed:
         self.close()
 
     async def _poll(self) -> None:
-        """Read what has grown since the last poll, and publish it."""
+        """Read the changes since the last poll, and publish them."""
         self.polls += 1
         if not self._place:
             self._place = (await self._store.changes()).cursor
@@ -272,7 +272,7 @@ class ChangeFeed:
             await self._publish_changes(grown)
 
     async def _resync(self) -> None:
-        """Check every run that is followed: the store cannot name what has grown."""
+        """Check every followed run: the store cannot name the changes."""
         for subscription in self._subscriptions:
             subscription.reset()
         for head in (await self._heads(list(self._followed))).values():
@@ -357,7 +357,7 @@ class ChangeFeeds:
             await self._feed.publish_dead_letter(letter)
 
     def of(self, runtime: Runtime) -> ChangeFeed:
-        """Return the feed of a runtime, a new one if there is none; raise `RateLimited` at the limit of subscribers."""
+        """Return the feed of a runtime, creating it if needed; raise `RateLimited` at the limit of subscribers."""
         if self.subscribers >= self._options.streams:
             raise RateLimited(
                 f"{self._options.streams} event streams are open, and no more are served", retry_after_ms=5_000

@@ -1,9 +1,9 @@
-"""Runs as operators see them, kept up to date on demand, and the alerts that are raised on the way (EVT-6, PRJ-3).
+"""Runs as operators see them, updated on demand, and the alerts that this raises (EVT-6, PRJ-3).
 
-Beside them the graphs of flows and plans, folded once for all their runs.
+Also the graphs of flows and plans, folded once for all their runs.
 
-A projection is a cache: it continues from its watermark, and a lost one is rebuilt from the events. It is brought up to
-date when it is read, so it cannot lag; the change feed, which follows runs over time, reports lag as an alert.
+A projection is a cache: it continues from its watermark, and a lost one is rebuilt from the events. It is updated when
+it is read, so it cannot lag; the change feed, which follows runs over time, reports lag as an alert.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 KEPT = 1_000
-"""How many projections are kept; the one that was read longest ago is dropped first."""
+"""How many projections are kept; the least recently read one is dropped first."""
 
 PAGE_EVENTS = 500
 PAGE_BYTES = 1024 * 1024
-"""How much of a history is read at a time."""
+"""How many bytes of a history are read at a time."""
 
 LARGE_NODES = 500
-"""With how many nodes a graph takes too long for the loop."""
+"""The number of nodes from which a graph takes too long for the event loop."""
 
 MOST_ALERTS = 1_000
 """How many alerts a process keeps. Counters count all of them."""
 
 PUT_BY_NODES = ("WRITE_LATENCY_HIGH", "STALE_RUNS", "STALE_TASKS")
-"""Alerts that the node which raised them has put on the event bus."""
+"""Alerts that the node that raised them has put on the event bus."""
 
 
 class RaisedAlert(Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class Projections:
         self._kept: dict[str, RunSnapshot] = {}
 
     async def of(self, store: Store, run_id: str) -> Projection:
-        """Return the run as it is now. At a gap the projection stops, is marked stale, and an alert is raised."""
+        """Return the current state of a run. At a gap the projection stops, is marked stale, and an alert is raised."""
         head = await head_of(store, run_id)
         snapshot = self._kept.pop(run_id, None)
         if snapshot is None or snapshot.last_event_seq > head.version:
@@ -91,7 +91,7 @@ class Projections:
             page = await store.read_events(run_id, projection.snapshot.last_event_seq, PAGE_EVENTS, PAGE_BYTES)
             if not page:
                 break
-            await asyncio.sleep(0)  # a history may be long, and other requests wait meanwhile
+            await asyncio.sleep(0)  # a history may be long, and other requests must not wait for it
             now = await store.now()
             projection, alerts = catch_up(projection, page, now)
             self._alerts.add([alert for alert in alerts if alert.code != "PROJECTOR_LAG_HIGH"], now)
@@ -111,7 +111,7 @@ class Drawable(Protocol):
 
 
 class GraphFolds:
-    """The folded graphs of definitions, as long as those are there."""
+    """The folded graphs of definitions, for as long as the definitions exist."""
 
     def __init__(self) -> None:
         self._kept: WeakKeyDictionary[Drawable, GraphFold] = WeakKeyDictionary()
@@ -119,7 +119,7 @@ class GraphFolds:
     async def of_run(
         self, definition: Drawable, snapshot: RunSnapshot, expand: Collection[str], collapse: Collection[str]
     ) -> RunGraph | None:
-        """Return how a run stands; None if its definition has no graph. Large graphs are folded beside the loop."""
+        """Return the graph of a run; None if its definition has none. Large graphs are folded in a thread."""
         fold = self._kept.get(definition)
         if fold is None:
             graph = definition.graph()

@@ -26,10 +26,10 @@ if TYPE_CHECKING:  # the context of a request holds the change feed, which write
 MEDIA_TYPE = "text/event-stream"
 HEARTBEAT = b": still here\n\n"
 OPENING = b"retry: 1000\n\n"
-"""Comes first, so that a reader knows at once that the stream is open: reconnect after a second, if it breaks."""
+"""Sent first, so that a client knows immediately that the stream is open; it should reconnect after a second."""
 
 EVENT_BYTES = 4 * 1024 * 1024
-"""How large the data of an event may be to go over a stream; of larger ones only the size is sent."""
+"""The maximum size of an event's data in a stream; for larger data only the size is sent."""
 
 LAST_EVENT_ID = b"last-event-id"
 _ID = re.compile(rb"(\d{1,16})(-end)?")
@@ -40,7 +40,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Frame(Struct, frozen=True, gc=False):
-    """One event of a run as it goes over the wire; `is_last` if it ends the history.
+    """One event of a run in wire format; `is_last` if it ends the history.
 
     The frame of an event with the contents of a task names its step; callers whom the task does not concern get
     `redacted` instead.
@@ -56,12 +56,12 @@ class Frame(Struct, frozen=True, gc=False):
 def frame(data: Any, *, event: str = "", id: str = "") -> bytes:
     """Return one event of a stream, encoded."""
     head = (f"id: {id}\n" if id else "") + (f"event: {event}\n" if event else "")
-    # In JSON a line break stands only between tokens, where a space does as well.
+    # In JSON a line break only occurs between tokens, where a space is equivalent.
     return head.encode() + b"data: " + _encode(data).replace(b"\n", b" ").replace(b"\r", b" ") + b"\n\n"
 
 
 def event_frame(event: Event, is_last: bool = False) -> Frame:
-    """Return the frame of a run's event. Its id is its `run_seq`, which a reader returns as `Last-Event-ID`."""
+    """Return the frame of a run's event. Its id is its `run_seq`, which a client returns as `Last-Event-ID`."""
     id = str(event.run_seq)
     text = frame(event_view(event, (), EVENT_BYTES), id=id)
     if not isinstance(event.data, TASK_CONTENTS) or event.step_id is None:
@@ -75,7 +75,7 @@ def event_frame(event: Event, is_last: bool = False) -> Frame:
 
 
 class Piece(Struct, frozen=True):
-    """One event as a reader gets it; a comment has no data."""
+    """One event as a client reads it; a comment has no data."""
 
     event: str = ""
     data: bytes = b""
@@ -83,13 +83,13 @@ class Piece(Struct, frozen=True):
 
 
 class Parser:
-    """Splits an event stream into events, however its bytes are chunked."""
+    """Splits an event stream into events, regardless of how its bytes are chunked."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> Iterator[Piece]:
-        """Return the events that are complete by now."""
+        """Return the events that are now complete."""
         *whole, self._rest = (self._rest + chunk).split(b"\n\n")
         for text in whole:
             fields = dict(line.partition(b": ")[::2] for line in text.split(b"\n"))
@@ -100,13 +100,13 @@ class Parser:
 
 
 class Stream(Protocol):
-    """What one reader reads. The reader may disconnect at any time."""
+    """The stream for one client. The client may disconnect at any time."""
 
     wake: asyncio.Event
     is_closed: bool
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """Return what to send, until the end of the stream."""
+        """Yield what to send, until the end of the stream."""
         ...
 
 
@@ -117,7 +117,7 @@ class EventStreams:
         self._service = service
 
     async def answer(self, exchange: "Exchange", endpoint: "Endpoint", values: dict[str, str]) -> None:
-        """Answer one request, for as long as its reader reads."""
+        """Handle one request, for as long as the client reads."""
         with ExitStack() as held:
             stream = await self._open(exchange, endpoint, values, held)
             if stream is not None:
@@ -126,7 +126,7 @@ class EventStreams:
     async def _open(
         self, exchange: "Exchange", endpoint: "Endpoint", values: dict[str, str], held: ExitStack
     ) -> Stream | None:
-        """Return the stream that is requested, or None if the response is complete without one."""
+        """Return the requested stream, or None if the response is complete without one."""
         operation = endpoint.operation
         context = self._service.context(await exchange.principal(), exchange.correlation_id)
         with context.logging_refusals(operation.name):
@@ -136,7 +136,7 @@ class EventStreams:
             last_id = exchange.headers.get(LAST_EVENT_ID)
             if last_id and "after" in request.__struct_fields__:
                 number, is_end = parse_last_id(last_id)
-                if is_end:  # with 204 a browser does not reconnect
+                if is_end:  # after a 204 a browser does not reconnect
                     await exchange.send_nothing(204)
                     return None
                 request = replace(request, after=number)
@@ -155,23 +155,23 @@ class EventStreams:
             checked_at = loop.time()
             async for piece in pieces:
                 if piece is HEARTBEAT or loop.time() - checked_at >= options.tokens_s:
-                    await exchange.principal()  # a revoked token gets nothing more
+                    await exchange.principal()  # a revoked token receives nothing more
                     checked_at = loop.time()
                 async with asyncio.timeout(options.stall_s):
                     await exchange.send_piece(piece)
                 await asyncio.sleep(0)  # sending and reading may both have returned without suspending
             await exchange.end_stream()
         except (TimeoutError, HoldfastError):
-            return  # the reader is too slow, or has lost its permission: the connection is closed
+            return  # the client is too slow, or has lost its permission: the connection is closed
         finally:
             closing.cancel()
             await pieces.aclose()  # type: ignore[attr-defined]
 
 
 def stream_bounds(context: "RequestContext") -> dict[str, int]:
-    """Return how many streams the caller may have open, and how many their tenant."""
+    """Return how many streams the caller may have open, and how many the caller's tenant may."""
     principal, options = context.principal, context.service.options
-    most = options.streams if principal.is_open else options.streams_per_token  # open access has one caller for all
+    most = options.streams if principal.is_open else options.streams_per_token  # open access has one caller for everyone
     bounds = {"the service": options.streams, f"token {principal.token_id or principal.name}": most}
     if principal.tenant is not None:
         bounds[f"tenant {principal.tenant}"] = options.streams_per_tenant

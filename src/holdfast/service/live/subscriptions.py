@@ -1,4 +1,4 @@
-"""Subscriptions to lists: the filter of each, and the changes that are pending for it."""
+"""Subscriptions to lists: the filter of each, and its pending changes."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Kind = Literal["runs", "tasks", "letters"]
 
 MOST_PENDING = 500
 PENDING_BYTES = 1024 * 1024
-"""How much may be pending for one subscription; beyond it the subscriber reads its lists again."""
+"""How many bytes may be pending for one subscription. Beyond it the subscriber reads its lists again."""
 
 RESET = frame({}, event="reset")
 
@@ -37,17 +37,17 @@ class ListChange:
 
     @cached_property
     def is_there(self) -> bytes:
-        """The item as it is now."""
+        """The item in its current state."""
         return frame(self._view(self.record), event=self._name)
 
     @cached_property
     def has_left(self) -> bytes:
-        """It is not in the list, or no longer."""
+        """The item is not in the list, or no longer."""
         return frame(self._id, event=f"{self._name}_left")
 
 
 class ListSubscription:
-    """A subscription to lists. `is_seen` decides which runs it may see, `is_listed` which items its lists hold."""
+    """A subscription to lists. `is_seen` decides which runs it may see, `is_listed` which items its lists contain."""
 
     def __init__(
         self, kinds: frozenset[str], is_seen: Callable[[RunHead], bool], is_listed: Callable[[ListChange], bool]
@@ -65,7 +65,7 @@ class ListSubscription:
         return kind in self._kinds
 
     def offer(self, change: ListChange) -> None:
-        """Queue a change, if it is subscribed to. An item that changes again before it is sent is sent once."""
+        """Queue a change, if it is subscribed to. An item that changes again before it is sent is sent only once."""
         if self._is_reset or change.kind not in self._kinds or not self._is_seen(change.head):
             return
         is_listed = self._is_listed(change)
@@ -79,7 +79,7 @@ class ListSubscription:
         self.wake.set()
 
     def reset(self) -> None:
-        """Make the subscriber read its lists again, instead of sending what has changed."""
+        """Make the subscriber read its lists again, instead of sending the changes."""
         self._pending.clear()
         self._size = 0
         self._is_reset = True

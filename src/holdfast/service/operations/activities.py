@@ -16,7 +16,7 @@ from holdfast.service.context import RequestContext
 from holdfast.service.registry import Request, operation
 
 BEARER = "bearer of a completion token"
-"""Who has reported an outcome, as the audit log says it."""
+"""The actor of a reported outcome in the audit log."""
 
 CompletionToken = Annotated[
     str,
@@ -101,7 +101,7 @@ async def _report(
     context: RequestContext, token: str, request: CompleteActivity | FailActivity | HeartbeatActivity
 ) -> OutcomeAccepted:
     runtime = context.runtime
-    of = runtime.activity_token(token)  # before anything is looked up: what is made up costs nothing
+    of = runtime.activity_token(token)  # before any lookup, so that made-up tokens cost nothing
     caller = f"completion:{of.run_id}:{outcome_id(of)}"
     context.service.refusals.check(caller)
     actor = context.principal.name or BEARER

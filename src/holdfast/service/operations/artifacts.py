@@ -33,7 +33,7 @@ class Download(Struct, frozen=True):
     chunks: AsyncIterator[bytes]
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """Return what to send, until the end."""
+        """Yield what to send, until the end."""
         return self.chunks
 
 

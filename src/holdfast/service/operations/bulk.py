@@ -1,7 +1,7 @@
-"""One command to many runs: those that a search finds, a part at a time, with a preview of which it concerns.
+"""One command to many runs: those that a search finds, a part at a time, with a preview of the affected runs.
 
-A part is read by the order of creation, the newest first, and the next one begins behind it: what a command changes of
-a run never moves another one out of sight. A run that the command does not concern is left alone, with its history.
+A part is read by the order of creation, the newest first, and the next one begins behind it: what a command changes in
+a run never moves another run out of sight. A run to which the command does not apply is left alone, with its history.
 """
 
 import asyncio
@@ -42,22 +42,23 @@ BulkCommand = Literal[
     "retry_from_start",
     "fork",
 ]
-"""`raise` resumes with the error of a failed step, `try_now` begins the next attempt of an activity that is retried.
+"""`raise` resumes with the error of a failed step, `try_now` begins the next attempt of an activity that is being
+retried.
 
-`retry` goes on with failed runs from the step that failed, and does others again; `retry_failed` leaves those others
-out. `fork` goes on with what a failed run has recorded until its end, also with what it did because of the failure.
+`retry` continues failed runs from the step that failed, and reruns other runs; `retry_failed` leaves those others out.
+`fork` continues with everything that a failed run has recorded, including what it did because of the failure.
 """
 
 MOST_RUNS = 100
 """How many runs one request commands. A preview counts more at a time."""
 
 AT_ONCE = 25
-"""How many of them at the same time."""
+"""How many runs are commanded concurrently."""
 
 DOES_AGAIN = frozenset({"retry", "retry_failed", "retry_from_start", "fork"})
 
 ONCE = "bulk:once"
-"""The id of each command that does a run again once: two operators at the same moment get the same run."""
+"""The id of each command that reruns a run once: two operators at the same moment get the same run."""
 
 FINISHED_MEANWHILE = "it has finished meanwhile"
 TRIED_MEANWHILE = "it was tried again meanwhile"
@@ -99,7 +100,7 @@ def _failed_steps(head: RunHead) -> tuple[str, ...]:
 
 
 def _not_concerned(head: RunHead, command: BulkCommand) -> str | None:
-    """Return why a command does not apply to a run as it is, or None if it does."""
+    """Return why a command does not apply to a run in its current state, or None if it does."""
     status, is_over = head.status, head.status in TERMINAL
     match command:
         case "cancel" | "terminate":
@@ -135,7 +136,7 @@ async def command_many(context: RequestContext, request: CommandRuns) -> RunsCom
     """
     heads, following = await _heads(context, request)
     items: list[CommandAnswer] = []
-    for start in range(0, len(heads), AT_ONCE):  # side by side, so that the store commits several at a time
+    for start in range(0, len(heads), AT_ONCE):  # concurrently, so that the store commits several at a time
         items += await asyncio.gather(*(_answer(context, request, head) for head in heads[start : start + AT_ONCE]))
     concerned = sum(item.not_concerned in (None, FINISHED_MEANWHILE, TRIED_MEANWHILE) for item in items)
     if request.run_ids and not request.cursor:
@@ -144,7 +145,7 @@ async def command_many(context: RequestContext, request: CommandRuns) -> RunsCom
 
 
 async def _unknown(context: RequestContext, run_ids: Sequence[str]) -> list[CommandAnswer]:
-    """Return the answers for ids that no run has."""
+    """Return the answers for ids that do not exist."""
     known = await heads_of(context.store, run_ids)
     problems = {run_id: problem_of(no_such_run(run_id), context.correlation_id) for run_id in run_ids}
     return [CommandAnswer(run_id=run_id, error=error) for run_id, error in problems.items() if run_id not in known]
@@ -169,12 +170,12 @@ async def _answer(context: RequestContext, request: CommandRuns, head: RunHead) 
 
 
 def _is_once(request: CommandRuns) -> bool:
-    """Return whether the command leaves out runs that were done again already."""
+    """Return whether the command leaves out runs that were already rerun."""
     return request.command in DOES_AGAIN and (request.only_once or not request.run_ids)
 
 
 async def _was_tried(context: RequestContext, head: RunHead) -> bool:
-    """Return whether the attempt that was due later has begun by itself since the run was looked at."""
+    """Return whether the attempt that was due later has begun by itself since the run was read."""
     [now] = await context.store.find(RunQuery(run_ids=(head.run_id,), limit=1)) or [head]
     return (now.snapshot and now.snapshot.retrying) != (head.snapshot and head.snapshot.retrying)
 
@@ -215,7 +216,7 @@ assert _CONTROLS.keys() == set(get_args(BulkCommand))
 
 
 async def _carry_out(context: RequestContext, request: CommandRuns, head: RunHead) -> str | None:
-    """Give the command to one run, and return the run that was made by it, if one was."""
+    """Give the command to one run, and return the run that it created, if it created one."""
     runtime, caller = context.runtime, context.principal
     request_id = ONCE if _is_once(request) else request.request_id
     command = OperatorCommand(
@@ -244,7 +245,7 @@ def _id_for(request_id: str, step_id: str) -> str:
 
 
 def _steps_for(head: RunHead, command: BulkCommand) -> tuple[str | None, ...]:
-    """Return the steps that a command is about; None for the run itself."""
+    """Return the steps that a command addresses; None for the run itself."""
     if command in ("retry_step", "skip_step"):
         return _failed_steps(head)
     if command == "try_now" and head.snapshot is not None and head.snapshot.retrying is not None:

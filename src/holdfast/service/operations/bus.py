@@ -25,7 +25,7 @@ SinkName = Annotated[Name, Meta(description="The sink's name. That of a tenant's
 Names = Annotated[tuple[Name, ...], Meta(max_length=100)]
 
 BATCH = 1_000
-"""How many runs one call of the store puts back."""
+"""How many runs are requeued by one call of the store."""
 
 
 class SinkView(Struct, frozen=True, kw_only=True):
@@ -43,12 +43,12 @@ class SinkView(Struct, frozen=True, kw_only=True):
     created_by: str
     created_at: datetime
     backlog: int
-    """How many entries wait for it: each is some events of one run. Up to 10,000 are counted."""
+    """How many entries wait for it. Each entry is some events of one run. Up to 10,000 are counted."""
     oldest_at: datetime | None
     failures: int
     """How often it has failed in a row."""
     next_at: datetime | None
-    """When it is tried again, if it has failed."""
+    """When it is retried, if it has failed."""
     error: str
     delivered: int
     delivered_at: datetime | None

@@ -1,4 +1,4 @@
-"""Operators' commands. Each is durable when it is answered, and decided by the run's next turn."""
+"""Operators' commands. Each is durable when it is answered, and is decided by the run's next turn."""
 
 from typing import Annotated, Any, TypeVar
 
@@ -32,7 +32,7 @@ from holdfast.service.registry import (
 from holdfast.service.views import RunStarted
 
 FORK_REQUEST = "fork:"
-"""Begins the ids of the requests that forks were made by."""
+"""The prefix of the request ids of forks."""
 
 DIFF_EVENTS = 1_000
 """How many events of each run are compared at a time."""

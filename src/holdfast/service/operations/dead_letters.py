@@ -31,7 +31,7 @@ class LetterPage(Struct, frozen=True):
     items: list[LetterView]
     next: str | None = None
     as_of: str | None = None
-    """When the list was so, by the store's clock, if the store's lists may be old (S3)."""
+    """The time of the list, by the store's clock, if the store's lists may be outdated (S3)."""
 
 
 @operation("letters.list", "GET /v1/dead-letters", scope="letters:read")
@@ -85,7 +85,7 @@ async def get(context: RequestContext, request: OfLetter) -> OpenedLetter:
 
 
 async def _settle(context: RequestContext, request: "SettleLetter", action: Settlement) -> "SettledLetter":
-    """Settle a dead letter, and notify the subscribers of dead letters here: no history grows by that."""
+    """Settle a dead letter, and notify the subscribers of dead letters here, because no history grows by it."""
     await _letter(context, request.letter_id)
     await context.runtime.settle_dead_letter(
         request.letter_id, action, actor=context.name(request.actor), caller=context.principal

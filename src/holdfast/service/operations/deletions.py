@@ -77,7 +77,7 @@ async def delete_run(context: RequestContext, request: DeleteRun) -> DeletedView
     if report.runs == 0:
         problem = f"the parent of run {request.run_id}, or a child of it, has not finished"
         raise Conflict(problem, run_id=request.run_id)
-    if context.runtime.artifacts is not None and not request.dry_run:  # those of a tenant's runs go by the next sweep
+    if context.runtime.artifacts is not None and not request.dry_run:  # artifacts of a tenant's runs are deleted by the next sweep
         await context.runtime.artifacts.delete_run(context.runtime.store, request.run_id)
     return _view(report, is_dry_run=request.dry_run)
 
@@ -103,7 +103,7 @@ async def delete_tenant(context: RequestContext, request: DeleteTenant) -> Delet
         raise InvalidInput("yes: confirm with true, or request a dry_run; the deletion cannot be undone", field="yes")
     await _refuse_unfinished(context, request.tenant)
     schedules = await _delete_schedules(context, request.tenant, is_dry_run=request.dry_run)
-    await _refuse_unfinished(context, request.tenant)  # one may have been started by a schedule until then
+    await _refuse_unfinished(context, request.tenant)  # a schedule may have started one in the meantime
     store, loop = context.runtime.store, asyncio.get_running_loop()
     until = loop.time() + context.service.options.request_s / 2
     whole = PurgePolicy(

@@ -51,7 +51,7 @@ from holdfast.store.port import PlanQuery
 Schema = dict[str, Any]
 
 GRAPH_STEPS = 1_000
-"""Up to how many steps the graph of a plan is in an answer."""
+"""The maximum number of steps for which a response contains the graph of a plan."""
 
 Document = Annotated[
     str, Meta(max_length=PLAN_BYTES, description="The text of the plan, JSON or YAML. Its hash is over these bytes.")
@@ -86,13 +86,13 @@ class PlanView(Struct, frozen=True, kw_only=True):
     input: Schema
     steps: int
     needs: list[str]
-    """The activities that runs of it may ask for."""
+    """The activities that its runs may call."""
 
     problems: list[PlanProblem]
-    """What is wrong with it here and now: activities that no node has, or that take other arguments."""
+    """Its problems here and now: activities that no node has, or that take other arguments."""
 
     graph: Graph | None
-    """Its steps and what each depends on, unless there are too many for one answer."""
+    """Its steps and their dependencies, unless there are too many for one response."""
 
 
 def _version(plan: RegisteredPlan) -> PlanVersion:

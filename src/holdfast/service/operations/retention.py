@@ -21,7 +21,7 @@ from holdfast.store.decisions import is_free, name_of, no_such_run
 from holdfast.store.port import ArchivedRun, ArchivedRunQuery, AuditQuery
 
 HISTORY = 50
-"""How many entries about what went are shown."""
+"""How many entries about deletions are shown."""
 
 OF_THE_ARCHIVE = (NotFound, ArtifactMissing, ArtifactCorrupt)
 

@@ -24,7 +24,7 @@ After = Annotated[int, Meta(ge=0, lt=2**53, description="The number of the chunk
 ChunkCount = Annotated[int, Meta(ge=1, le=5_000, description="The most chunks to answer with.")]
 
 CHUNK_ROOM = 300
-"""How many bytes of an answer a chunk has beside its value, about."""
+"""About how many bytes of a response a chunk takes in addition to its value."""
 
 
 class StreamView(Struct, frozen=True, kw_only=True):
@@ -92,7 +92,7 @@ class ChunkView(Struct, frozen=True, kw_only=True):
 
 
 def chunk_view(chunk: StreamChunk) -> ChunkView:
-    """Return a chunk as callers see it; of a value that is encrypted and cannot be opened here, only that it is."""
+    """Return a chunk as callers see it. Of an encrypted value that cannot be opened here, only that fact is shown."""
     value: Raw = chunk.value
     return ChunkView(
         seq=chunk.seq,
@@ -145,11 +145,11 @@ async def read_stream(context: RequestContext, request: ReadStream) -> ChunkPage
 
 
 async def part_of(context: RequestContext, run_id: str, name: str, after: int) -> StreamPart:
-    """Return what comes after a chunk of a stream, if the caller's tenant has the run."""
+    """Return the part of a stream after a chunk, if the caller's tenant has the run."""
     if "\0" in name:
         raise NotFound(f"run {run_id} has no such stream", run_id=run_id)
     await head_of(context.store, run_id)
     part = await context.runtime.streams.read(run_id, name, after)
-    if after > part.head.last_seq:  # to wait for more would pass over what another stream has in its place
+    if after > part.head.last_seq:  # waiting for more would skip chunks that another stream has at these numbers
         raise InvalidInput(f"after: the stream has {part.head.last_seq} chunks, and none of this number", field="after")
     return part

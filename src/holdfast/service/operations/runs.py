@@ -68,10 +68,10 @@ from holdfast.store.payloads import concealed
 from holdfast.store.port import Delivered, Index, PlaceInLine, PlaceQuery, ReusePolicy, RunCountQuery, RunHead, RunQuery
 
 HEAD_BYTES = 1_000
-"""How large a run is in a list, about, without its error."""
+"""About how large a run is in a list, without its error."""
 
 SHOWN_CHARS = 200
-"""How much of what a query raised is logged."""
+"""How much of an error that a query raised is logged."""
 
 MOST_EXPANDED = 100
 """How many groups of a graph one request may name."""
@@ -148,14 +148,14 @@ def debounce_of(key: str | None, quiet_s: float | None, at_most_s: float | None)
 
 
 def after_ms(after_s: float | None) -> int | None:
-    """Return in how many milliseconds a run starts, if it starts later."""
+    """Return after how many milliseconds a run starts, if it starts later."""
     return None if after_s is None else max(1, round(after_s * 1_000))
 
 
 async def start_run(
     context: RequestContext, request: StartRun, with_signal: FirstSignal | None = None
 ) -> tuple[RunStarted, tuple[Delivered, ...]]:
-    """Start a run, and return how its first signals were answered."""
+    """Start a run, and return the answers to its first signals."""
     if request.run_id is not None:
         check_chosen_id(context.principal.tenant, request.run_id)
     if request.reuse == "terminate-and-restart":
@@ -237,16 +237,16 @@ async def get(context: RequestContext, request: OfRun) -> RunView:
 
 
 async def done_again_by(store: Index, run_id: str) -> str | None:
-    """Return the newest run that does this one again or continues it, if there is one."""
+    """Return the newest run that retries or continues this one, if there is one."""
     queries = [RunQuery(tag=tag, newest=True, limit=1) for tag in (fork_tag(run_id), retry_tag(run_id))]
     found = [head for query in queries for head in await store.find(query)]
     return max(found, key=lambda head: head.created_at).run_id if found else None
 
 
 async def _views(context: RequestContext, heads: Sequence[RunHead], *, is_list: bool = True) -> list[RunView]:
-    """Return runs as callers see them, with how far those have come that wait for a place: one query for all.
+    """Return runs as callers see them, with the queue positions of waiting runs: one query for all.
 
-    In a list only those are asked for that wait for an activity before all else.
+    In a list, positions are only queried for runs that wait for an activity before all else.
     """
     waiting = [head.run_id for head in heads if head.finished_at is None and (not is_list or _may_wait(head))]
     if not waiting:
@@ -322,7 +322,7 @@ class ListRuns(RunFilter, frozen=True, kw_only=True):
 
 
 def run_query(context: RequestContext, request: RunFilter) -> RunQuery:
-    """Return what a filter means to a store."""
+    """Return the store's query for a filter."""
     parsed = parse_query(request.where, context.runtime.registry.attributes)
     query = RunQuery(
         workflow=request.workflow,
@@ -343,7 +343,7 @@ def run_query(context: RequestContext, request: RunFilter) -> RunQuery:
 
 
 def _asked_once(query: RunQuery, field: str, value: Any) -> Any:
-    """Return what the text of a query asks for, unless the filter has it as well and means something else."""
+    """Return the value that the text of a query sets, unless the filter sets the same field to another value."""
     if field == "status":
         if value not in RunStatus.__members__:
             known = ", ".join(status.lower() for status in RunStatus)
@@ -364,7 +364,7 @@ class RunPage(Struct, frozen=True):
     next: str | None = None
     unreadable: tuple[str, ...] = ()
     as_of: str | None = None
-    """When the list was so, by the store's clock, if the store's lists may be old (S3)."""
+    """The time of the list, by the store's clock, if the store's lists may be outdated (S3)."""
 
 
 @operation("runs.list", "GET /v1/runs", scope="runs:read")
@@ -486,14 +486,14 @@ async def snapshot(context: RequestContext, request: OfRun) -> SnapshotView:
 
 
 async def _state_of(context: RequestContext, run_id: str) -> Raw:
-    """Return the state of a flow's run; null if it is no flow, is not known here, or has not begun."""
+    """Return the state of a flow's run; null if it is not a flow, is not known here, or has not begun."""
     head = await head_of(context.store, run_id)
     definition = context.runtime.registry.workflows.get((head.plan_id, head.plan_version))
     if not isinstance(definition, FlowDefinition) or head.status in (RunStatus.PENDING, RunStatus.APPROVED):
         return NULL
     try:
         return await context.runtime.query(run_id, "state", codec.encode({}), context.principal)
-    except (Conflict, NotFound, NotPermitted, RunError):  # the rest of the snapshot is of use all the same
+    except (Conflict, NotFound, NotPermitted, RunError):  # the rest of the snapshot is useful anyway
         return NULL
 
 
@@ -520,7 +520,7 @@ async def graph(context: RequestContext, request: DrawRun) -> GraphView:
 
 
 async def _definition_of(context: RequestContext, head: RunHead) -> Drawable:
-    """Return what a run is a run of: a workflow that is registered here, or a plan that is in the store."""
+    """Return the definition of a run: a workflow that is registered here, or a plan that is in the store."""
     registry = context.runtime.registry
     if not is_plan(head.plan_id):
         return registry.workflow(head.plan_id, head.plan_version)
@@ -545,7 +545,7 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
     result: Raw
     error: Failure | None = None
     is_timed_out: bool = False
-    """It took longer than it may."""
+    """It took longer than allowed."""
     reason: str = ""
     """Why it was cancelled, if it was and a reason was given."""
 

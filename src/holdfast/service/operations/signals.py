@@ -223,7 +223,7 @@ class WaitPage(Struct, frozen=True):
     items: list[WaitView]
     next: str | None = None
     as_of: str | None = None
-    """When the list was so, by the store's clock, if the store's lists may be old (S3)."""
+    """The time of the list, by the store's clock, if the store's lists may be outdated (S3)."""
 
 
 @operation("signals.waiting", "GET /v1/waits", scope="signals:read")
@@ -300,7 +300,7 @@ class MailPage(Struct, frozen=True):
     items: list[MailView]
     next: str | None = None
     as_of: str | None = None
-    """When the list was so, by the store's clock, if the store's lists may be old (S3)."""
+    """The time of the list, by the store's clock, if the store's lists may be outdated (S3)."""
 
 
 @operation("signals.mailbox", "GET /v1/runs/{run_id}/mailbox", scope="signals:read", errors=OF_A_RUN)
@@ -347,11 +347,11 @@ class UnconsumedPage(Struct, frozen=True):
     items: list[UnconsumedView]
     next: str | None = None
     as_of: str | None = None
-    """When the list was so, by the store's clock, if the store's lists may be old (S3)."""
+    """The time of the list, by the store's clock, if the store's lists may be outdated (S3)."""
 
 
 class _Place(Struct, frozen=True):
-    """The query with its place in one field, as pages have it."""
+    """The query with its position in one field, as pages require."""
 
     query: MailboxQuery
     limit: int = 1

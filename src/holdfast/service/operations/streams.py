@@ -34,14 +34,16 @@ from holdfast.service.views import EventView, RunView
 from holdfast.store.port import RunHead, RunQuery
 
 STOPPED = frame({}, event="stopped")
-"""The service stops: go on elsewhere, or here when it is back."""
+"""The service is stopping: continue with another process, or here when it is back."""
 
 CHUNK_BYTES = 64 * 1024
 SHARED_CHUNKS = 5_000
-"""How many chunks are kept encoded for other readers of the same part of a stream. Of more each encodes its own."""
+"""How many chunks are kept encoded for other readers of the same part of a stream. If there are more, each reader
+encodes its own.
+"""
 OF_A_STREAM = (*OF_A_RUN, RateLimited)
 KINDS = {"runs": "runs:read", "tasks": "tasks:read", "letters": "letters:read"}
-"""What can be watched, and what it takes to be allowed to."""
+"""What can be watched, and the scope that it requires."""
 
 
 class FollowRun(Request, frozen=True, kw_only=True):
@@ -103,7 +105,7 @@ class RunStream:
 
 
 async def woken(wake: asyncio.Event, seconds: float) -> bool:
-    """Wait to be woken; False if that takes too long."""
+    """Wait for the event; return False if that takes too long."""
     try:
         async with asyncio.timeout(seconds):
             await wake.wait()
@@ -121,7 +123,7 @@ async def follow_run(context: RequestContext, request: FollowRun) -> EventView:
     the service stops: come back.
     """
     head = await head_of(context.store, request.run_id)
-    if request.after > head.version:  # to wait for more would pass over what another history has in its place
+    if request.after > head.version:  # waiting for more would skip events that another history has at these numbers
         raise InvalidInput(f"after: the run has {head.version} events, and none of this number", field="after")
     return RunStream(context, context.service.change_feeds.of(context.runtime), head, request.after)  # type: ignore[return-value]
 
@@ -175,7 +177,7 @@ class ChunkStream:
 
 
 def blocks_of(part: StreamPart) -> Iterable[bytes]:
-    """Return the chunks as they go over the wire, many together. They are encoded once, for all readers of a part."""
+    """Return the chunks in wire format, many together. They are encoded once, for all readers of a part."""
     if part.derived is not None:
         shared: list[bytes] = part.derived
         return shared
@@ -238,7 +240,7 @@ class WatchLists(Request, frozen=True, kw_only=True):
     where: Annotated[str, Meta(max_length=WHERE_CHARS, description="Which runs, as in a search.")] = ""
 
     def names(self, head: RunHead) -> bool:
-        """Return whether a run is among those that are watched, whatever its status."""
+        """Return whether a run is among the watched ones, whatever its status."""
         return (
             self.workflow in (None, head.plan_id)
             and self.reference_key in (None, head.reference_key)
@@ -249,7 +251,7 @@ class WatchLists(Request, frozen=True, kw_only=True):
         )
 
     def lists(self, change: ListChange, actor: Actor | None) -> bool:
-        """Return whether an item is in the lists that are watched, as it is now."""
+        """Return whether an item in its current state is in the watched lists."""
         record: Any = change.record
         if change.kind == "runs":
             return self.status in (None, record.status) and not (self.retrying and record.retrying is None)
@@ -264,7 +266,7 @@ class WatchLists(Request, frozen=True, kw_only=True):
 
 
 class ListStream:
-    """What changes in lists."""
+    """The changes of lists."""
 
     def __init__(self, context: RequestContext, watcher: ChangeFeed, listing: ListSubscription) -> None:
         self.is_closed = False
@@ -292,7 +294,7 @@ class ListStream:
 
 
 def _is_found(head: RunHead, query: RunQuery) -> bool:
-    """Return whether a run is what the text of a query asks for: its conditions, and fields such as `created_from`."""
+    """Return whether a run matches the text of a query: its conditions, and fields such as `created_from`."""
     attributes = {} if head.snapshot is None else head.snapshot.attributes
     ended = head.finished_at
     return (

@@ -23,7 +23,7 @@ from holdfast.store.health import Bounds
 
 VERSION = version("holdfast")
 BOUNDS_HERE = Bounds(sample_runs=0)
-"""What is examined for a page that asks again and again: suspects, and no sample beside them."""
+"""The bounds of an examination for a page that polls: suspects, without a sample of other runs."""
 
 
 class Nothing(Request, frozen=True, kw_only=True):
@@ -147,13 +147,13 @@ class NodeView(Struct, frozen=True):
     lease_until: datetime
     is_here: bool
     version: str = ""
-    """Of Holdfast; empty if the node is older than this field, or has not published it yet."""
+    """The version of Holdfast; empty if the node is older than this field, or has not published it yet."""
     workflows: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
     runs: int | None = None
     """How many it owns; None if the node is older than this field."""
     activities: int | None = None
-    """How many are under way on it."""
+    """How many activities are running on it."""
 
 
 class NodeList(Struct, frozen=True):
@@ -310,7 +310,7 @@ def _instant(since: datetime | None) -> int:
 
 
 async def raise_node_alerts(context: RequestContext) -> None:
-    """Raise the alerts that the node of this process has noted: about writes over the budget, and what is stale."""
+    """Raise the alerts that the node of this process has noted, about writes over the budget and stale items."""
     stale = context.runtime.retention.alerts
     while stale:
         raised_at, found = stale.popleft()

@@ -1,4 +1,4 @@
-"""Tasks: what runs ask people, and the operations on it."""
+"""Tasks: requests of runs to people, and the operations on them."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypedDict
@@ -61,7 +61,7 @@ class TaskPage(Struct, frozen=True):
     next: str | None = None
     unreadable: tuple[str, ...] = ()
     as_of: str | None = None
-    """When the list was so, by the store's clock, if the store's lists may be old (S3)."""
+    """The time of the list, by the store's clock, if the store's lists may be outdated (S3)."""
 
 
 @operation("tasks.list", "GET /v1/tasks", scope="tasks:read")
@@ -152,13 +152,13 @@ class _By(TypedDict):
 
 
 def _by(context: RequestContext, request: DoTask) -> _By:
-    """Return who does something to a task, and the id by which a retry is recognised."""
+    """Return the actor of an operation on a task, and the id by which a retry is recognised."""
     actor = context.actor(request.actor, request.actor_roles)
     return _By(actor=actor, operation_id=given(request.operation_id))
 
 
 def _task_operation(name: str, address: str) -> Callable[[Handler], Operation]:
-    """Declare an operation that does something to a task."""
+    """Declare an operation on a task."""
     return operation(name, address, scope="tasks:write", errors=OF_A_TASK, audit="its commit", is_answered_by_run=True)
 
 

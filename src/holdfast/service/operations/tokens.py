@@ -101,10 +101,10 @@ async def create(context: RequestContext, request: CreateToken) -> MadeToken:
 
 
 async def _refuse_revoked_maker(context: RequestContext, made: AccessToken) -> None:
-    """Take a token back whose maker was revoked in another process, which this one may not know for a while.
+    """Revoke a new token if the token of its maker was revoked in another process, which this one may not know yet.
 
-    Who revokes with descendants first revokes the maker, and then looks for what it made: either they find this token,
-    or it is found here that the maker is revoked.
+    A caller who revokes with descendants first revokes the maker, and then looks for the tokens that it made. Either
+    that search finds this token, or this function finds that the maker is revoked.
     """
     makers = await context.runtime.store.find_tokens(TokenQuery(token_ids=(made.created_by,)))
     if any(maker.revoked_at is not None for maker in makers):

@@ -42,7 +42,7 @@ class WorkflowView(Struct, frozen=True, kw_only=True):
     updates: dict[str, Handled]
     limit: RunLimit | None = None
     graph: Graph | None = None
-    """Of a flow, its steps; only where one workflow is asked for."""
+    """For a flow, its steps; only if a single workflow is requested."""
 
 
 def _handled(known: dict[str, Signature]) -> dict[str, Handled]:

@@ -1,1 +1,1 @@
-"""Commands of `manage.py`, one a module: Django finds them by its name."""
+"""Commands of `manage.py`, one per module, whose name Django uses."""
